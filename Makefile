@@ -1,0 +1,47 @@
+# Two commands on a fresh machine: `make run` and `make test`. Each makes .venv first.
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+# Real data for tests and benchmarks, where there is some; they skip with a reason, or use embedded data, where not.
+PACELINE_DATA ?= $(abspath $(wildcard ../shared/data))
+export PACELINE_DATA
+
+.PHONY: help run test soak lint bench clean
+
+help:
+	@echo "make run    install into .venv, train digits with six algorithms, compare them, write a report"
+	@echo "make test   every test, in a few minutes"
+	@echo "make soak   marathons: workers killed again and again"
+	@echo "make lint   ruff, pyright, import-linter"
+	@echo "make bench  speed against plain PyTorch loops, as ratios"
+	@echo "make clean  remove .venv, runs and caches"
+
+run: $(VENV)/installed
+	@rm -rf runs/first
+	$(BIN)/paceline compare --task digits-mlp --workers 2 --out runs/first \
+	  --algorithm "sequential,lockstep,locked(kind=mutex),locked(kind=rwlock),hogwild,leashed"
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest -m "not soak"
+
+soak: $(VENV)/installed
+	$(BIN)/python -m pytest -m soak --timeout 3600 -v
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports --no-logo
+
+bench: $(VENV)/installed
+	$(BIN)/python benchmarks/shared_memory.py
+
+# bin/pip is what a half-made environment lacks (Debian without python3-venv).
+$(VENV)/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV) || python3 -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,106 @@
+"""Paceline: parallel, asynchronous and distributed SGD for PyTorch.
+
+Everything public is named here and imported when first used, so that the command line's help does not wait for PyTorch.
+
+>>> import paceline as pl
+>>> pl.parse("leashed(persistence=1)")
+Leashed(persistence=1, backoff=NoBackoff(), step_size=FullStep())
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.algorithms import (
+        Algorithm,
+        Backoff,
+        Constant,
+        Exponential,
+        ExponentialStep,
+        FullStep,
+        Hogwild,
+        InverseStep,
+        Leashed,
+        Linear,
+        Locked,
+        Lockstep,
+        NoBackoff,
+        Sequential,
+        StepSize,
+        TailStep,
+        parse,
+        spec,
+    )
+    from paceline.attachment import Worker, attach
+    from paceline.config import TrainConfig
+    from paceline.errors import PacelineError, UsageError, WorkerLostError
+    from paceline.launcher import launch
+    from paceline.observe.run import RunData
+    from paceline.simulation import simulate_task
+    from paceline.simulator.cluster import Cluster
+    from paceline.tasks.base import Task
+    from paceline.training import train
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Algorithm",
+    "Backoff",
+    "Cluster",
+    "Constant",
+    "Exponential",
+    "ExponentialStep",
+    "FullStep",
+    "Hogwild",
+    "InverseStep",
+    "Leashed",
+    "Linear",
+    "Locked",
+    "Lockstep",
+    "NoBackoff",
+    "PacelineError",
+    "RunData",
+    "Sequential",
+    "StepSize",
+    "TailStep",
+    "Task",
+    "TrainConfig",
+    "UsageError",
+    "Worker",
+    "WorkerLostError",
+    "attach",
+    "launch",
+    "parse",
+    "simulate_task",
+    "spec",
+    "train",
+]
+
+_ELSEWHERE = {
+    "Cluster": "simulator.cluster",
+    "PacelineError": "errors",
+    "RunData": "observe.run",
+    "Task": "tasks.base",
+    "TrainConfig": "config",
+    "UsageError": "errors",
+    "Worker": "attachment",
+    "WorkerLostError": "errors",
+    "attach": "attachment",
+    "launch": "launcher",
+    "simulate_task": "simulation",
+    "train": "training",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"paceline.{_ELSEWHERE.get(name, 'algorithms')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,70 @@
+"""Every algorithm, and the specs by which they are named."""
+
+from __future__ import annotations
+
+from paceline.algorithms.backoff import Backoff, Constant, Exponential, Linear, NoBackoff
+from paceline.algorithms.base import Algorithm
+from paceline.algorithms.hogwild import Hogwild
+from paceline.algorithms.leashed import Leashed
+from paceline.algorithms.locked import Locked
+from paceline.algorithms.lockstep import Lockstep
+from paceline.algorithms.sequential import Sequential
+from paceline.algorithms.step_size import ExponentialStep, FullStep, InverseStep, StepSize, TailStep
+from paceline.specs import Registry
+
+__all__ = [
+    "Algorithm",
+    "Backoff",
+    "Constant",
+    "Exponential",
+    "ExponentialStep",
+    "FullStep",
+    "Hogwild",
+    "InverseStep",
+    "Leashed",
+    "Linear",
+    "Locked",
+    "Lockstep",
+    "NoBackoff",
+    "Sequential",
+    "StepSize",
+    "TailStep",
+    "backoff_registry",
+    "parse",
+    "registry",
+    "spec",
+    "step_size_registry",
+]
+
+backoff_registry = Registry("back-off")
+backoff_registry.register("none", NoBackoff)
+backoff_registry.register("constant", Constant)
+backoff_registry.register("linear", Linear)
+backoff_registry.register("exponential", Exponential)
+
+step_size_registry = Registry("step size")
+step_size_registry.register("full", FullStep)
+step_size_registry.register("inverse", InverseStep)
+step_size_registry.register("exponential", ExponentialStep)
+step_size_registry.register("tail", TailStep)
+
+registry = Registry("algorithm", nested={Backoff: backoff_registry, StepSize: step_size_registry})
+registry.register("sequential", Sequential)
+registry.register("lockstep", Lockstep)
+registry.register("locked", Locked)
+registry.register("hogwild", Hogwild)
+registry.register("leashed", Leashed)
+
+
+def parse(text: str) -> Algorithm:
+    """The algorithm that a spec describes.
+
+    Raises:
+        UsageError: no such algorithm or argument, or a value out of range.
+    """
+    return registry.build(text)
+
+
+def spec(algorithm: Algorithm) -> str:
+    """The canonical spec of an algorithm; defaults are left out, and `parse(spec(a)) == a`."""
+    return registry.spec(algorithm)

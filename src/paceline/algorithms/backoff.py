@@ -1,0 +1,98 @@
+"""How long to wait after losing a race for the parameters, before trying again.
+
+Waiting trades retry traffic against staleness: while a worker waits, others publish. The unit is the measured time of one
+update (the thesis's T_u), so that a setting means the same on a small and on a large model.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from random import Random
+
+__all__ = ["Backoff", "Constant", "Exponential", "Linear", "NoBackoff"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backoff:
+    """Waiting time as a function of the number of failed attempts."""
+
+    def units(self, attempt: int, random: Random) -> float:
+        """Time to wait after the `attempt`-th failure (from 1), in update times."""
+        raise TypeError(f"{type(self).__name__} must define units")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoBackoff(Backoff):
+    """Try again at once."""
+
+    def units(self, attempt: int, random: Random) -> float:
+        """Always 0."""
+        return 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(Backoff):
+    """The same time after every failure.
+
+    Args:
+        base: the time, in update times.
+        jitter: share of it that is drawn uniformly at random (0: exactly `base`, 1: between 0 and `base`).
+    """
+
+    base: float = 1.0
+    jitter: float = 0.5
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def units(self, attempt: int, random: Random) -> float:
+        """`base`, with jitter."""
+        return _jittered(self.base, self.jitter, random)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(Backoff):
+    """A time that grows with every failure: base, 2 base, 3 base, ... up to cap (all in update times)."""
+
+    base: float = 1.0
+    cap: float = 64.0
+    jitter: float = 0.5
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def units(self, attempt: int, random: Random) -> float:
+        """min(base * attempt, cap), with jitter."""
+        return _jittered(min(self.base * attempt, self.cap), self.jitter, random)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exponential(Backoff):
+    """A time that doubles with every failure: base, 2 base, 4 base, ... up to cap (all in update times)."""
+
+    base: float = 1.0
+    cap: float = 64.0
+    jitter: float = 0.5
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def units(self, attempt: int, random: Random) -> float:
+        """min(base * 2^(attempt - 1), cap), with jitter."""
+        exponent = min(attempt - 1, 63)  # 2^63 update times is beyond every cap; larger exponents only overflow
+        return _jittered(min(self.base * 2.0**exponent, self.cap), self.jitter, random)
+
+
+def _check(backoff: Constant | Linear | Exponential) -> None:
+    for name in ("base", "cap"):
+        value = getattr(backoff, name, 0.0)
+        if not (value >= 0 and math.isfinite(value)):
+            raise ValueError(f"{name} must be a number of update times, 0 or more, not {value}")
+    if not 0 <= backoff.jitter <= 1:
+        raise ValueError(f"jitter is a share from 0 to 1, not {backoff.jitter}")
+
+
+def _jittered(units: float, jitter: float, random: Random) -> float:
+    """Draws from [(1 - jitter) * units, units], so that two losers of one race do not collide again."""
+    return units * (1.0 - jitter * random.random()) if jitter else units

@@ -1,0 +1,31 @@
+"""What every algorithm is: a frozen dataclass with one worker program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from paceline.transport.base import MemoryRequest, Ports, Replica
+
+__all__ = ["Algorithm"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """How workers agree on parameters. Subclasses are immutable data plus `work`, written in the order of the paper."""
+
+    #: What may happen to a worker without ending the training of the others: "kill", "straggler".
+    tolerates: ClassVar[tuple[str, ...]] = ()
+    #: Whether all workers make one update together, each from its share of the round's batches.
+    lockstep: ClassVar[bool] = False
+    #: The most workers it can use; None: any number.
+    max_workers: ClassVar[int | None] = None
+
+    @property
+    def memory(self) -> MemoryRequest:
+        """The kind of shared parameters that `work` expects as `ports.shared`."""
+        raise TypeError(f"{type(self).__name__} must say which memory it needs")
+
+    def work(self, replica: Replica, ports: Ports) -> None:
+        """One worker's program, from its first step to its last; blocking, and the same on every backend."""
+        raise TypeError(f"{type(self).__name__} has no worker program")

@@ -1,0 +1,54 @@
+"""Hogwild!: everyone reads and writes the shared parameters at the same time, without any lock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from paceline.algorithms.base import Algorithm
+from paceline.algorithms.step_size import FullStep, StepSize
+from paceline.transport.base import MemoryRequest, Ports, Replica
+
+__all__ = ["Hogwild"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hogwild(Algorithm):
+    """Hogwild!: racing component-wise updates of one shared vector.
+
+    Costs per step: nothing beyond the user's own step, except that the caches of all workers hold the same vector. An update
+    is a vectorised read-modify-write: when two workers write one component at the same instant, one of the two additions can
+    be lost (the paper assumes atomic additions). Views may be torn: partly older, partly newer than their version says.
+    Use when: gradients are sparse, or steps are long compared to updates.
+    Not: `leashed`, whose workers never see a torn vector and never lose a component.
+
+    Args:
+        reads: compute the gradient on the `live` vector (it may change under the forward pass) or on a private `copy`.
+        step_size: factor on the learning rate by staleness.
+
+    Reference: Niu et al., "Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent", 2011,
+        arXiv:1106.5730, Algorithm 1. `reads=copy` is HOG of Bäckström et al., 2021, arXiv:2102.09032.
+    """
+
+    reads: Literal["live", "copy"] = "live"
+    step_size: StepSize = field(default_factory=FullStep)
+
+    tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
+
+    @property
+    def memory(self) -> MemoryRequest:
+        """One racing vector."""
+        return MemoryRequest("racing", staleness_counts=self.step_size.needs_counts)
+
+    def work(self, replica: Replica, ports: Ports) -> None:
+        """x: shared parameters (P,); tau: staleness as it stands when the update begins."""
+        shared = ports.shared
+        for _ in replica.steps():
+            read_version = shared.version
+            x = replica.copy(shared.x) if self.reads == "copy" else shared.x
+            replica.gradient(at=x, version=read_version)
+            ready_version = shared.version
+            tau = ready_version - read_version
+            with shared.writing():
+                replica.apply(to=shared.x, scale=self.step_size.scale(tau, ports))
+                replica.applied(shared.advance(), gradient_version=ready_version)

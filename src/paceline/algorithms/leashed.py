@@ -1,0 +1,96 @@
+"""Leashed-SGD: consistent, lock-free updates by publishing whole vectors with one compare-and-swap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+
+from paceline.algorithms.backoff import Backoff, NoBackoff
+from paceline.algorithms.base import Algorithm
+from paceline.algorithms.step_size import FullStep, StepSize
+from paceline.transport.base import MemoryRequest, Ports, Replica, SlotParameters
+
+__all__ = ["Leashed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leashed(Algorithm):
+    """Leashed-SGD: compute in place on an immutable vector, publish a new one, try again if somebody was faster.
+
+    A published vector is never written again, so every gradient is computed at one consistent version, without a copy. Updates
+    are totally ordered by the compare-and-swap that publishes them; one fails only because another succeeded.
+
+    Costs per step: one copy-and-update of the parameters, and one more for every lost race; at most 3 m vectors for m workers,
+    gradients included, allocated when first needed.
+    Use when: many workers, dense gradients, and steps longer than updates.
+    Not: `hogwild`, whose views may be torn and whose racing writes may cancel.
+
+    Args:
+        persistence: T_p, how many lost races a worker makes up for before it drops its gradient. None: it never gives up;
+            0: one attempt only, so that nothing is added to the staleness after the gradient is ready.
+        backoff: wait between attempts, in update times.
+        step_size: factor on the learning rate by staleness.
+
+    Differs from the paper: vectors are recycled in a fixed pool (version-tagged head, one hazard word per worker) instead of
+    freed; a retry re-publishes the newest vector plus the update that the optimizer made on the first attempt, so that an
+    optimizer with state steps once. For plain SGD that is the paper's update, up to rounding.
+
+    Reference: Bäckström, Walulya, Papatriantafilou, Tsigas, "Consistent Lock-free Parallel Stochastic Gradient Descent for
+        Fast and Stable Convergence", IPDPS 2021, arXiv:2102.09032, Algorithm 3.
+    """
+
+    persistence: int | None = None
+    backoff: Backoff = field(default_factory=NoBackoff)
+    step_size: StepSize = field(default_factory=FullStep)
+
+    tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
+
+    def __post_init__(self) -> None:
+        if self.persistence is not None and self.persistence < 0:
+            raise ValueError(f"persistence must be none or at least 0, not {self.persistence}")
+
+    @property
+    def memory(self) -> MemoryRequest:
+        """A pool of slots."""
+        return MemoryRequest("slots", staleness_counts=self.step_size.needs_counts)
+
+    def work(self, replica: Replica, ports: Ports) -> None:
+        """x: a published vector (P,)."""
+        pool: SlotParameters = ports.shared
+        for _ in replica.steps():
+            view = pool.latest()
+            try:
+                replica.gradient(at=view.x, version=view.version)
+            finally:  # a loop may end here, between a forward pass and the step that never comes
+                pool.leave()
+            self._publish(replica, ports, read_version=view.version)
+
+    def _publish(self, replica: Replica, ports: Ports, read_version: int) -> None:
+        """The LAU-SPC loop: load the newest, add the update, single-pointer compare-and-swap."""
+        pool: SlotParameters = ports.shared
+        new = pool.claim()
+        latest = pool.latest()
+        ready_version = latest.version
+        first_scale = scale = self.step_size.scale(latest.version - read_version, ports)
+        replica.apply(to=new.x, of=latest.x, scale=scale)
+        failed_publishes, update = 0, new.x
+        while not pool.publish(new, after=latest):
+            failed_publishes += 1
+            if self.persistence is not None and failed_publishes > self.persistence:
+                pool.discard(new)
+                pool.leave()
+                replica.dropped(gradient_version=ready_version, failed_publishes=failed_publishes)
+                return
+            if failed_publishes == 1:
+                update = replica.update_since(before=latest.x, after=new.x)  # `latest` is still protected
+            pool.leave()
+            wait_units = self.backoff.units(failed_publishes, ports.random)
+            if wait_units:
+                ports.clock.sleep_s(wait_units * replica.update_time_s)
+            latest = pool.latest()
+            scale = self.step_size.scale(latest.version - read_version, ports)
+            torch.add(latest.x, update, alpha=scale / first_scale if first_scale else 0.0, out=new.x)
+        pool.leave()
+        replica.applied(latest.version + 1, gradient_version=ready_version, failed_publishes=failed_publishes)

@@ -1,0 +1,60 @@
+"""Lock-based asynchronous SGD: one writer at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from paceline.algorithms.backoff import Backoff, NoBackoff
+from paceline.algorithms.base import Algorithm
+from paceline.algorithms.step_size import FullStep, StepSize
+from paceline.transport.base import MemoryRequest, Ports, Replica
+
+__all__ = ["Locked"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Locked(Algorithm):
+    """Lock-based asynchronous SGD: copy the parameters under a lock, compute, update them under the lock.
+
+    Views are consistent and updates are totally ordered; workers wait for each other when they read and when they write.
+
+    Costs per step: one copy of the parameters, two acquisitions of the lock; one extra vector per worker.
+    Use when: the update is short compared to the gradient, and a simple, exact order of updates matters.
+    Not: `lockstep`, which waits for all workers after every step.
+
+    Args:
+        kind: `mutex`, or `rwlock`: a read-write lock with writer preference, under which copies do not exclude each other.
+        backoff: with a back-off, workers do not queue: they try the lock and wait that long after each failure.
+        step_size: factor on the learning rate by staleness.
+
+    Reference: AsyncSGD of Bäckström et al., 2021, arXiv:2102.09032; the read-write lock after Ek, "Asynchronous Parallel
+        Stochastic Gradient Descent", Chalmers 2021.
+    """
+
+    kind: Literal["mutex", "rwlock"] = "mutex"
+    backoff: Backoff = field(default_factory=NoBackoff)
+    step_size: StepSize = field(default_factory=FullStep)
+
+    tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
+
+    @property
+    def memory(self) -> MemoryRequest:
+        """One vector behind a lock."""
+        return MemoryRequest("locked", lock=self.kind, staleness_counts=self.step_size.needs_counts)
+
+    def work(self, replica: Replica, ports: Ports) -> None:
+        """x: this worker's copy of the parameters (P,); tau: staleness."""
+        shared = ports.shared
+        if self.backoff != NoBackoff():
+            shared.backoff = lambda failures: self.backoff.units(failures + 1, ports.random) * replica.update_time_s
+        for _ in replica.steps():
+            with shared.reading():
+                read_version = shared.version
+                x = replica.copy(shared.x)
+            replica.gradient(at=x, version=read_version)
+            ready_version = shared.version
+            with shared.writing():
+                tau = shared.version - read_version
+                replica.apply(to=shared.x, scale=self.step_size.scale(tau, ports))
+                replica.applied(shared.advance(), gradient_version=ready_version)

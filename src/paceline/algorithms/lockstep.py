@@ -1,0 +1,48 @@
+"""Synchronous SGD on one machine: a barrier after every step, and the average of all gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from paceline.algorithms.base import Algorithm
+from paceline.transport.base import MemoryRequest, Ports, Replica
+
+__all__ = ["Lockstep"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lockstep(Algorithm):
+    """Synchronous SGD: every worker computes a gradient, all wait, all apply the average.
+
+    A round of m workers is one update with a batch of m times the batch size, and never stale. Every worker keeps its own
+    replica and optimizer; equal gradients keep them equal, bit for bit. Averages weigh by samples, so a round in which some
+    workers have no batch left equals one big batch as well.
+
+    Costs per step: one gradient written and one average read through shared memory (2 P elements), two barriers; one extra
+    vector per worker. Every round lasts as long as its slowest worker.
+    Use when: workers are equally fast and results must not depend on timing.
+    Not: `locked`, where each worker applies its own gradient and nobody waits for a round to fill.
+
+    Reference: SyncSGD of Bäckström et al., "Consistent Lock-free Parallel Stochastic Gradient Descent for Fast and Stable
+        Convergence", IPDPS 2021, arXiv:2102.09032. There a master applies the average and the others copy the result.
+    """
+
+    lockstep: ClassVar[bool] = True
+
+    @property
+    def memory(self) -> MemoryRequest:
+        """A replica per worker."""
+        return MemoryRequest("replicated", collectives=True)
+
+    def work(self, replica: Replica, ports: Ports) -> None:
+        """x: this worker's parameters (P,), g: its gradient, then the average of all (P,)."""
+        assert ports.collectives is not None
+        shared = ports.shared
+        for _ in replica.steps():
+            version = shared.version
+            replica.gradient(at=shared.x, version=version)
+            ports.collectives.all_reduce_mean(replica.g, weight=replica.samples)
+            with shared.writing():
+                replica.apply(to=shared.x)
+                replica.applied(shared.advance(), gradient_version=version)

@@ -1,0 +1,94 @@
+"""Step sizes that depend on how stale a gradient is: the factor on the learning rate for staleness tau.
+
+Papers write alpha(tau); here it is a factor, so that any optimizer and any schedule keep their own learning rate.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from paceline.transport.base import Ports
+
+__all__ = ["ExponentialStep", "FullStep", "InverseStep", "StepSize", "TailStep"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSize:
+    """A factor on the learning rate as a function of staleness."""
+
+    #: Whether `scale` asks `ports.staleness`, which is then kept up to date at every update.
+    needs_counts: ClassVar[bool] = False
+
+    def scale(self, staleness: int, ports: Ports) -> float:
+        """The factor for an update of this staleness."""
+        raise TypeError(f"{type(self).__name__} must define scale")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullStep(StepSize):
+    """The same step whatever the staleness."""
+
+    def scale(self, staleness: int, ports: Ports) -> float:
+        """Always 1."""
+        return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class InverseStep(StepSize):
+    """1 / (staleness + 1).
+
+    Reference: after Zhang et al., "Staleness-aware Async-SGD for Distributed Deep Learning", 2015, arXiv:1511.05950,
+        which divides by the staleness and so leaves 0 undefined; one is added here.
+    """
+
+    def scale(self, staleness: int, ports: Ports) -> float:
+        """1 / (staleness + 1)."""
+        return 1.0 / (staleness + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExponentialStep(StepSize):
+    """exp(-beta staleness) with beta = (2 / t) ln(1 + t / 2): it meets 1 / (1 + t / 2) at half the threshold t.
+
+    Args:
+        threshold: staleness t that counts as very stale; None: number of workers + 1.
+
+    Reference: AdaSGD of Damaskinos et al., "FLeet: Online Federated Learning via Staleness Awareness and Performance
+        Prediction", Middleware 2020.
+    """
+
+    threshold: int | None = None
+
+    def scale(self, staleness: int, ports: Ports) -> float:
+        """exp(-beta staleness)."""
+        threshold = self.threshold if self.threshold is not None else ports.num_workers + 1
+        beta = 2.0 / threshold * math.log(1.0 + threshold / 2.0)
+        return math.exp(-beta * staleness)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TailStep(StepSize):
+    """1 + A (1 - 2 F(staleness)): fresh gradients are amplified, stale ones dampened; between 1 - A and 1 + A.
+
+    F(tau) is the share of updates so far with a smaller staleness, counted over all workers. Differs from the authors'
+    program, which samples F once, between updates 10 m and 15 m of m workers: here it is kept up to date from the same
+    start on, and the factor is 1 before.
+
+    Args:
+        amplitude: A, 0 to 1.
+
+    Reference: TAIL-tau of Bäckström et al., "ASAP.SGD: Instance-based Adaptiveness to Staleness in Asynchronous SGD",
+        ICML 2022.
+    """
+
+    amplitude: float = 1.0
+
+    needs_counts: ClassVar[bool] = True
+
+    def scale(self, staleness: int, ports: Ports) -> float:
+        """1 + A (1 - 2 F(staleness)), or 1 during the first 10 m updates."""
+        if ports.staleness.total() < 10 * ports.num_workers:
+            return 1.0
+        return 1.0 + self.amplitude * (1.0 - 2.0 * ports.staleness.share_below(staleness))

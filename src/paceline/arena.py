@@ -1,0 +1,175 @@
+"""The shared memory of one run: parameters, records, counters and control words, laid out once and mapped by everyone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import torch
+
+from paceline.memory import atomics
+from paceline.memory.locked import LockedVector
+from paceline.memory.lockstep import SharedMemoryCollectives
+from paceline.memory.racing import RacingVector
+from paceline.memory.replicated import ReplicatedVector
+from paceline.memory.ring import RecordRing
+from paceline.memory.segment import Layout, Segment
+from paceline.memory.slots import SlotPool
+from paceline.memory.staleness import SharedStalenessCounts
+from paceline.replica import RealClock
+from paceline.transport.base import MemoryRequest, Ports
+
+__all__ = ["Arena", "ArenaPlan", "plan_arena"]
+
+# A worker at full speed on a tiny model makes about 5,000 steps a second; the supervisor empties the rings every 50 ms.
+_RING_RECORDS = 16_384
+
+_CONTROL_WORDS = ("abort", "go", "next_batch", "checkpoint_epoch", "epoch", "initial_version")
+_CONTROL_STRIDE_BYTES = 64
+
+
+@dataclass(frozen=True)
+class ArenaPlan:
+    """What lies where; pickled to every worker."""
+
+    size_bytes: int
+    num_workers: int
+    num_elements: int
+    dtype: torch.dtype
+    request: MemoryRequest
+    control: int
+    shared: Any
+    collectives: Any
+    staleness: Any
+    rings: tuple[Any, ...]
+    extra: Mapping[str, tuple[int, tuple[int, ...], torch.dtype]]  # named tensors: buffers, shared optimizer state
+
+
+def plan_arena(
+    request: MemoryRequest,
+    *,
+    num_workers: int,
+    num_elements: int,
+    dtype: torch.dtype,
+    extra: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+) -> ArenaPlan:
+    """Lays out the memory for `num_workers` workers and one evaluator.
+
+    Args:
+        request: the kind of shared parameters.
+        num_workers: number of workers.
+        num_elements: length P of the flat vector, padding included.
+        dtype: its type.
+        extra: further tensors that all workers share, by name: shape and type.
+    """
+    layout = Layout()
+    control = layout.reserve("control", _CONTROL_STRIDE_BYTES * len(_CONTROL_WORDS), alignment_bytes=64)
+    num_participants = num_workers + 1
+    kind = _KINDS[request.kind]
+    shared = kind.reserve(layout, num_elements, num_participants, num_evaluators=1, dtype=dtype)
+    collectives = (
+        SharedMemoryCollectives.reserve(layout, num_elements, num_workers, dtype=dtype) if request.collectives else None
+    )
+    staleness = SharedStalenessCounts.reserve(layout)
+    rings = tuple(
+        RecordRing.reserve(layout, capacity=_RING_RECORDS, name=f"ring {worker}") for worker in range(num_workers)
+    )
+    places = {
+        name: (layout.reserve(name, max(8, _num_bytes(shape, kind_)), alignment_bytes=64), shape, kind_)
+        for name, (shape, kind_) in extra.items()
+    }
+    return ArenaPlan(
+        size_bytes=layout.size_bytes,
+        num_workers=num_workers,
+        num_elements=num_elements,
+        dtype=dtype,
+        request=request,
+        control=control,
+        shared=shared,
+        collectives=collectives,
+        staleness=staleness,
+        rings=rings,
+        extra=places,
+    )
+
+
+class Arena:
+    """One participant's view of the run's memory.
+
+    Args:
+        segment: mapped memory of at least `plan.size_bytes`.
+        plan: from `plan_arena`.
+        participant_id: a worker's id, or `plan.num_workers` for the evaluator.
+        incarnation: of that worker.
+    """
+
+    def __init__(self, segment: Segment, plan: ArenaPlan, participant_id: int, incarnation: int = 0) -> None:
+        self.segment = segment
+        self.plan = plan
+        self.participant_id = participant_id
+        self._addresses = {
+            name: segment.address + plan.control + _CONTROL_STRIDE_BYTES * index
+            for index, name in enumerate(_CONTROL_WORDS)
+        }
+        abort = self._addresses["abort"]
+        options = {"kind": plan.request.lock} if plan.request.kind == "locked" else {}
+        self.shared: Any = _KINDS[plan.request.kind](
+            segment, plan.shared, participant_id, incarnation, abort_address=abort, **options
+        )
+        self.collectives = (
+            SharedMemoryCollectives(segment, plan.collectives, participant_id, abort_address=abort)
+            if plan.collectives is not None
+            else None
+        )
+        self.staleness = SharedStalenessCounts(segment, plan.staleness)
+
+    def address(self, word: str) -> int:
+        """Where a control word lies; "epoch" is the newest that a loop under `attach` entered."""
+        return self._addresses[word]
+
+    def load(self, word: str) -> int:
+        """Value of a control word."""
+        return atomics.load(self._addresses[word])
+
+    def store(self, word: str, value: int) -> None:
+        """Sets a control word."""
+        atomics.store(self._addresses[word], value)
+
+    def ring(self, worker_id: int) -> RecordRing:
+        """The ring that a worker's records go through."""
+        return RecordRing(self.segment, self.plan.rings[worker_id])
+
+    def extra(self, name: str) -> torch.Tensor:
+        """A named shared tensor; a new tensor object at every call."""
+        offset, shape, dtype = self.plan.extra[name]
+        return self.segment.tensor(offset, shape, dtype)
+
+    def ports(self, clock: RealClock, seed: int) -> Ports:
+        """What this worker's program is given."""
+        return Ports(
+            worker_id=self.participant_id,
+            num_workers=self.plan.num_workers,
+            clock=clock,
+            random=Random(f"{seed}/{self.participant_id}"),
+            shared=self.shared,
+            staleness=self.staleness,
+            collectives=self.collectives,
+        )
+
+    def waits(self, clock: RealClock) -> list[Any]:
+        """Everything whose `waited_s` is this worker's waiting time."""
+        return [clock, *(port for port in (self.shared, self.collectives) if hasattr(port, "waited_s"))]
+
+
+_KINDS: dict[str, Any] = {
+    "racing": RacingVector,
+    "locked": LockedVector,
+    "slots": SlotPool,
+    "replicated": ReplicatedVector,
+}
+
+
+def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return torch.Size(shape).numel() * dtype.itemsize

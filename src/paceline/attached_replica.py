@@ -1,0 +1,221 @@
+"""The replica behind `attach`: a worker program that runs as a greenlet inside the user's loop.
+
+The worker program of an algorithm is blocking code that asks for gradients; the user's loop is blocking code that makes them.
+The program therefore runs as a greenlet: it is resumed where the loop fetches a batch and in the optimizer's hooks before
+and after its step, and hands back wherever it needs the loop to do its part. Everything happens in one thread, so nothing is
+shared that would need a lock, and the optimizer's own step runs exactly once where the program applies a gradient.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from greenlet import GreenletExit, getcurrent, greenlet
+
+from paceline.errors import UsageError
+from paceline.replica import BaseReplica, DivergedError, raw_step, scaled_step
+
+__all__ = ["AttachedReplica"]
+
+_CHECK_EVERY_STEPS = 64  # how often parameters are checked for infinities, as the loop need not report its loss
+
+
+class AttachedReplica(BaseReplica):
+    """A replica whose gradients come from the user's loop.
+
+    Args:
+        optimizer: the user's.
+        alone: this is the run's only worker.
+        base: as for `BaseReplica`.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *, alone: bool = False, **base: Any) -> None:
+        super().__init__(**base)
+        self._alone = alone
+        self._write, self._append = self._append, self._write_or_hold
+        self._held: tuple[float, ...] | None = None  # the last step's record, until its loss is known
+        self.num_begun = 0
+        self._optimizer = optimizer
+        self._raw_step = raw_step(optimizer)
+        self._g: torch.Tensor | None = None
+        self._g_is_mine = False  # the program has asked for g: it may have changed it
+        self._absent = False
+        self._inside = False  # the replica itself is stepping: its hooks keep still
+        self._ended = False
+        self._state = "idle"  # idle -> gradient -> apply -> idle: what the program waits for
+        self._rates: list[float] = []
+        self._kept: list[torch.Tensor | None] | None = None
+        # To switch to the program and back; not under no_grad, which would cost as much as all else that a hook does: the
+        # program touches no tensor that autograd follows.
+        self._program = greenlet(lambda: None)
+        self._resume: Callable[[], Any] = self._program.switch
+        self._return: Callable[[], Any] = self._program.switch
+
+    # The loop's side
+
+    @property
+    def idle(self) -> bool:
+        """Whether the last step has ended and the next has not begun."""
+        return self._state == "idle"
+
+    def start(self, program: Callable[[], None]) -> None:
+        """Runs the program up to where it waits for its first step."""
+        loop = getcurrent()
+        self._program = greenlet(program, parent=loop)
+        self._resume, self._return = self._program.switch, loop.switch
+        self._resume()
+
+    def end(self) -> None:
+        """Ends the program where it waits; it releases what it holds."""
+        self._ended = True
+        self._write_held()
+        if not self._program.dead:
+            self._program.throw(GreenletExit)
+
+    def begin(self, started_s: float, batch_number: int, batch: Any, *, absent: bool = False) -> None:
+        """Begins a step: the program reads the parameters that the gradient will be computed at."""
+        if self._state == "gradient":  # the loop skipped the step of its last batch: that gradient never came
+            return
+        self._write_held()
+        self.num_begun += 1
+        self._batch = batch_number
+        self.samples = 0 if absent else _num_samples(batch)
+        self._absent = absent
+        self._begin_step(started_s)
+        self._resume()
+
+    def report(self, loss: float) -> None:
+        """The loss of the step under way, or of the one just made: loops report before `step()` or after it."""
+        self.loss = loss
+        self._write_held()
+
+    def begin_if_idle(self) -> None:
+        """Begins a step where the loop fetches its batches by itself."""
+        if self._state == "idle" and not self._ended:
+            self.begin(time.monotonic(), -1, None)
+
+    def before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The optimizer is about to step: the gradient is ready, and the program says on what it is applied."""
+        if self._inside:
+            return
+        if (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None:  # args[0] is the optimizer
+            raise UsageError(
+                "Optimizers with closures evaluate several gradients per step; attach needs one: use step()."
+            )
+        if self._state == "idle":
+            self.begin_if_idle()
+        self._gradient_ended_s = time.monotonic()
+        self._resume()
+        if self._state != "apply":  # the program applied nothing: the step must find no gradients
+            self._kept = [p.grad for p in self.binding.parameters]
+            for parameter in self.binding.parameters:
+                parameter.grad = None
+
+    def after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The optimizer has stepped."""
+        if self._inside:
+            return
+        if self._kept is not None:
+            for parameter, gradient in zip(self.binding.parameters, self._kept, strict=True):
+                parameter.grad = gradient
+            self._kept = None
+            return
+        self._resume()
+
+    # The program's side
+
+    def _hand_over(self, waiting_for: str) -> None:
+        self._state = waiting_for
+        self._return()
+
+    def steps(self) -> Iterator[int]:
+        """This worker's steps, from 1; the loop decides how many."""
+        while True:
+            self._state = "idle"
+            self._return()
+            yield self.step
+
+    @property
+    def g(self) -> torch.Tensor:
+        """The gradient as one vector (P,), gathered when first asked for in a step."""
+        if self._g is None:
+            self._g = torch.zeros(self.binding.num_elements, dtype=self.binding.dtype)
+        if not self._g_is_mine:
+            self._g_is_mine = True
+            if self._absent:
+                self._g.zero_()
+            else:
+                self.binding.gather_gradients(self._g)
+        return self._g
+
+    def gradient(self, at: torch.Tensor, version: int) -> None:
+        """Lets the loop run its forward and backward pass on `at` (P,)."""
+        self._read_version = version
+        self.binding.bind(at)
+        self._g_is_mine = False
+        self._gradient_started_s = time.monotonic()
+        if self._absent:
+            self._gradient_ended_s = self._gradient_started_s
+        else:
+            self._state = "gradient"
+            self._return()
+
+    def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:
+        """Lets the optimizer take its one step on `to` (P,), a copy of `of` if given: the loop's own call of `step`."""
+        begun_s = time.monotonic()
+        if of is not None:
+            to.copy_(of)
+        self.binding.bind(to)
+        if self._g_is_mine:
+            # Others may have a gradient where this worker has none, and all must make the same update.
+            self.binding.scatter_gradients(self.g, fill=not self._alone)
+        if self._absent:
+            self._inside = True
+            try:
+                with torch.no_grad():
+                    scaled_step(self._raw_step, self._optimizer, scale)
+            finally:
+                self._inside = False
+        elif scale == 1.0:
+            self._state = "apply"
+            self._return()
+        else:
+            scaled_step(lambda: self._hand_over("apply"), self._optimizer, scale)
+        self._state = "idle"
+        self._count_apply(begun_s)
+        if self.step % _CHECK_EVERY_STEPS == 0 and not math.isfinite(float(to.sum())):
+            raise DivergedError(f"The parameters are no longer finite at step {self.step}.")
+
+    def _write_or_hold(self, *fields: float) -> None:
+        if self._absent or not math.isnan(self.loss):
+            self._write(*fields)
+        else:
+            self._held = fields
+
+    def _write_held(self) -> None:
+        if self._held is not None:
+            self._write(*self._held[:-1], self.loss)
+            self._held = None
+
+    def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        """`after - before` (P,), in memory of its own: the gradients belong to the loop."""
+        if self._g is None:
+            self._g = torch.zeros(self.binding.num_elements, dtype=self.binding.dtype)
+        return torch.sub(after, before, out=self._g)
+
+
+def _num_samples(batch: Any) -> int:
+    """Length of the first tensor in a batch, however nested; 0 if there is none."""
+    if type(batch) is tuple and type(batch[0]) is torch.Tensor and batch[0].dim():
+        return batch[0].shape[0]
+    if isinstance(batch, torch.Tensor):
+        return len(batch) if batch.dim() else 1
+    if isinstance(batch, dict):
+        return _num_samples(next(iter(batch.values()), None))
+    if isinstance(batch, list | tuple) and batch:
+        return _num_samples(batch[0])
+    return 0

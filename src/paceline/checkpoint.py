@@ -1,0 +1,182 @@
+"""Checkpoints of a run: `checkpoint/<n>/` with the parameters, one file per worker, and `complete.json` once all are there.
+
+Every file is written under another name and renamed, so that a kill at any instant leaves the last complete checkpoint as it
+was. Numbers n grow; a new complete checkpoint replaces the older ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.errors import UsageError
+
+__all__ = [
+    "Parameters",
+    "clear",
+    "complete",
+    "describe",
+    "end",
+    "load_optimizer_state",
+    "load_parameters",
+    "load_worker",
+    "newest",
+    "same_round",
+    "save_parameters",
+    "save_worker",
+]
+
+_PARAMETERS = "parameters.pt"
+_COMPLETE = "complete.json"
+_ENDING = "ending"
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The shared part of a checkpoint: the flat vector (P,), its version, the next batch to hand out, the buffers."""
+
+    x: torch.Tensor
+    version: int
+    next_batch: int
+    buffers: dict[str, torch.Tensor]
+
+
+def save_parameters(folder: Path, number: int, parameters: Parameters) -> None:
+    """Writes the shared part."""
+    _save(_inside(folder, number) / _PARAMETERS, vars(parameters))
+
+
+def save_worker(folder: Path, number: int | None, worker_id: int, optimizer: torch.optim.Optimizer, taken: int) -> None:
+    """Writes one worker's part: its optimizer's state, the batches it has taken, its random state.
+
+    `number` None is the end of the run: `end` gives it a number.
+    """
+    state = {"optimizer": optimizer.state_dict(), "taken": taken, "random": torch.get_rng_state()}
+    _save(_inside(folder, number) / f"worker-{worker_id}.pt", state)
+
+
+def complete(folder: Path, number: int, workers: list[int], about: dict[str, Any], *, keep: Path | None = None) -> bool:
+    """Marks a checkpoint as complete if every part is there, and removes older ones; returns whether it is.
+
+    Args:
+        folder: the run's `checkpoint` folder.
+        number: which checkpoint.
+        workers: ids of the workers whose parts it needs.
+        about: what a resumed run must know besides, as JSON: samples trained on, time trained, ...
+        keep: an older one that stays.
+    """
+    inside = folder / str(number)
+    needed = [inside / _PARAMETERS, *(inside / f"worker-{worker}.pt" for worker in workers)]
+    if not all(path.exists() for path in needed):
+        return False
+    content = json.dumps({"number": number, "workers": workers, **about})
+    temporary = inside / f".{_COMPLETE}"
+    temporary.write_text(content)
+    temporary.rename(inside / _COMPLETE)
+    for older in folder.iterdir():
+        if older.name.isdigit() and int(older.name) < number and older != keep:
+            shutil.rmtree(older)
+    return True
+
+
+def newest(folder: Path) -> Path:
+    """The newest complete checkpoint in a run's `checkpoint` folder.
+
+    Raises:
+        UsageError: there is none.
+    """
+    found = [path.parent for path in folder.glob(f"*/{_COMPLETE}")]
+    if not found:
+        raise UsageError(f"There is no complete checkpoint in {folder}; start the run again without --resume.")
+    return max(found, key=lambda path: int(path.name))
+
+
+def describe(checkpoint: Path) -> dict[str, Any]:
+    """What `complete` wrote about a checkpoint."""
+    return json.loads((checkpoint / _COMPLETE).read_text())
+
+
+def load_parameters(checkpoint: Path) -> Parameters:
+    """Reads the shared part."""
+    return Parameters(**_load(checkpoint / _PARAMETERS))
+
+
+def load_worker(checkpoint: Path, worker_id: int, optimizer: torch.optim.Optimizer) -> int:
+    """Restores one worker's optimizer and random state; returns the batches it had taken (0 for a worker new to the run).
+
+    Learning rate and all other settings stay those of `optimizer`: a resumed run may change them, and a loop with a scheduler
+    comes to the right one by itself, since it goes through its schedule again.
+    """
+    path = checkpoint / f"worker-{worker_id}.pt"
+    if not path.exists():
+        return 0
+    state = _load(path)
+    settings = optimizer.state_dict()["param_groups"]
+    saved = state["optimizer"]["param_groups"]
+    if [len(one["params"]) for one in saved] != [len(one["params"]) for one in settings]:
+        raise UsageError(
+            f"The optimizer saved in {checkpoint} has other groups of parameters than this one; resume with the model and"
+            " optimizer that the run was started with."
+        )
+    optimizer.load_state_dict({**state["optimizer"], "param_groups": settings})
+    torch.set_rng_state(state["random"])
+    return state["taken"]
+
+
+def load_optimizer_state(checkpoint: Path) -> dict[int, dict[str, torch.Tensor]]:
+    """The state that all workers shared, as the first of them saved it: by parameter's index, then by name."""
+    path = checkpoint / f"worker-{min(describe(checkpoint)['workers'])}.pt"
+    return _load(path)["optimizer"]["state"]
+
+
+def same_round(checkpoint: Path, workers: list[int]) -> bool:
+    """Whether these workers' parts are all there and have taken equally many batches."""
+    paths = [checkpoint / f"worker-{worker}.pt" for worker in workers]
+    return all(path.exists() for path in paths) and len({_load(path)["taken"] for path in paths}) == 1
+
+
+def end(folder: Path, parameters: Parameters) -> int:
+    """Turns what the workers saved at the end of the run into a checkpoint with the given parameters; returns its number."""
+    numbers = [int(path.name) for path in folder.glob("*") if path.name.isdigit()]
+    number = max([parameters.next_batch, *(taken + 1 for taken in numbers)])
+    ending = _inside(folder, None)
+    _save(ending / _PARAMETERS, vars(parameters))
+    ending.rename(folder / str(number))
+    return number
+
+
+def clear(folder: Path, keep: Path | None) -> None:
+    """Removes what a killed run left unfinished, and every checkpoint but the one that this run starts from.
+
+    A newer one that was all but complete would be taken for this run's.
+    """
+    for path in folder.glob("*"):
+        if (path.name.isdigit() and path != keep) or path.name == _ENDING:
+            shutil.rmtree(path)
+
+
+def _inside(folder: Path, number: int | None) -> Path:
+    inside = folder / (_ENDING if number is None else str(number))
+    inside.mkdir(parents=True, exist_ok=True)
+    return inside
+
+
+def _save(path: Path, content: dict[str, Any]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    torch.save(content, temporary)
+    temporary.rename(path)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        return torch.load(path, weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is damaged"
+        raise UsageError(f"The checkpoint file {path} cannot be read: {why}; resume from another run.") from error

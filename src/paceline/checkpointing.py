@@ -1,0 +1,62 @@
+"""When a run is checkpointed: asks the workers at an epoch's beginning, and marks complete what they have written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paceline import checkpoint
+from paceline.supervisor import Supervisor
+
+__all__ = ["Checkpointer"]
+
+
+class Checkpointer:
+    """Keeps the newest complete checkpoint of a run.
+
+    Args:
+        folder: the run's `checkpoint` folder.
+        every_s: at most one in this time; 0: at every epoch.
+        resumed: the checkpoint that the run starts from. It stays to the end: workers that are late, or that take a dead one's
+            place, still read it.
+    """
+
+    def __init__(self, folder: Path, every_s: float, resumed: Path | None = None) -> None:
+        self._folder = folder.resolve()
+        self._every_s = every_s
+        self._last_s = 0.0
+        self._resumed = resumed.resolve() if resumed is not None else None
+        checkpoint.clear(self._folder, keep=self._resumed)
+
+    def tick(
+        self, supervisor: Supervisor, elapsed_s: float, epochs_done: float, about: Callable[[int], dict[str, Any]]
+    ) -> None:
+        """Call regularly while the run goes on; `about` gives, by number, what a resumed run must know, as JSON."""
+        assert supervisor.arena is not None
+        for path in self._folder.glob("*"):
+            if path.name.isdigit() and not (path / "complete.json").exists():
+                running = [worker.worker_id for worker in supervisor.workers if worker.running]
+                checkpoint.complete(self._folder, int(path.name), running, about(int(path.name)), keep=self._resumed)
+        if self._every_s == 0:
+            supervisor.arena.store("checkpoint_epoch", -1)
+        elif elapsed_s - self._last_s >= self._every_s:
+            self._last_s = elapsed_s
+            epoch_s = elapsed_s / epochs_done if epochs_done else math.inf
+            # No worker may have entered the epoch that is asked for; where epochs are short, leave one in between.
+            supervisor.arena.store("checkpoint_epoch", int(epochs_done) + (1 if epoch_s > 1.0 else 2))
+
+    def end(
+        self, supervisor: Supervisor, parameters: checkpoint.Parameters, about: Callable[[int], dict[str, Any]]
+    ) -> None:
+        """Writes the last checkpoint from what the workers saved when they ended.
+
+        In lockstep it stays incomplete where the run was stopped between two workers' updates of one round.
+        """
+        assert supervisor.algorithm is not None
+        number = checkpoint.end(self._folder, parameters)
+        ended = [worker.worker_id for worker in supervisor.workers if worker.ended]
+        if supervisor.algorithm.lockstep and not checkpoint.same_round(self._folder / str(number), ended):
+            return
+        checkpoint.complete(self._folder, number, ended, about(number))

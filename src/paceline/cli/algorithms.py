@@ -1,0 +1,59 @@
+"""`paceline algorithms`: what there is to choose from."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli.console import out
+from paceline.errors import UsageError
+
+__all__ = ["algorithms"]
+
+
+def algorithms(
+    tolerates: Annotated[str | None, typer.Option(help="Only those that go on after this, as kill.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="A list of JSON objects.")] = False,
+) -> None:
+    """List every algorithm: its spec with all defaults, what it does, and which faults it tolerates.
+
+    Example: paceline algorithms --tolerates kill
+    """
+    rows = _rows()
+    if tolerates is not None:
+        known = sorted({fault for row in rows for fault in row["tolerates"]})
+        if tolerates not in known:
+            raise UsageError(f"No algorithm tolerates '{tolerates}'; choose {' or '.join(known)}.")
+        rows = [row for row in rows if tolerates in row["tolerates"]]
+    if as_json:
+        print(json.dumps(rows))
+    else:
+        out().print(_table(rows))
+
+
+def _rows() -> list[dict[str, Any]]:
+    from paceline.algorithms import registry
+
+    return [
+        {
+            "name": name,
+            "spec": registry.template(name),
+            "summary": (inspect.getdoc(cls) or "").partition("\n")[0],
+            "tolerates": list(getattr(cls, "tolerates", ())),
+        }
+        for name, cls in registry.items()
+    ]
+
+
+def _table(rows: list[dict[str, Any]]) -> Any:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("Spec, with every default", "What it does", "Tolerates", box=box.SIMPLE_HEAD, show_lines=False)
+    for row in rows:
+        table.add_row(Text(row["spec"], "bold"), Text(row["summary"]), Text(", ".join(row["tolerates"]) or "nothing"))
+    return table

@@ -1,0 +1,85 @@
+"""The command `paceline`: its verbs, and what errors look like.
+
+Importing this module must stay fast: nothing here imports torch, and the verbs import what they need when they run.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+import typer.core
+
+import paceline
+from paceline.cli.algorithms import algorithms
+from paceline.cli.compare import compare
+from paceline.cli.console import complain
+from paceline.cli.doctor import doctor
+from paceline.cli.simulate import simulate
+from paceline.cli.train import train
+from paceline.errors import PacelineError, UsageError
+
+__all__ = ["app", "main"]
+
+
+# Typer 0.16 and later carry a Click of their own, earlier ones use the package; this is the base of its errors in both.
+_WrongWords: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+class _Verbs(typer.core.TyperGroup):
+    """Turns the errors that users can act on into one sentence and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PacelineError as error:
+            complain(str(error))
+            raise typer.Exit(2 if isinstance(error, UsageError) else 1) from error
+        except KeyboardInterrupt as error:
+            complain("Stopped.")
+            raise typer.Exit(130) from error
+
+
+app = typer.Typer(
+    cls=_Verbs,
+    name="paceline",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(train)
+app.command()(compare)
+app.command()(simulate)
+app.command()(algorithms)
+app.command()(doctor)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"paceline {paceline.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _about(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Version.")] = False,
+) -> None:
+    """Parallel and asynchronous SGD for PyTorch: choose how the workers agree, from figures.
+
+    Start with: paceline train
+    """
+
+
+def main() -> None:
+    """What the installed command runs: wrong options, too, are one sentence and exit code 2."""
+    try:
+        code = app(standalone_mode=False)
+    except _WrongWords as error:
+        complain(error.format_message())
+        code = error.exit_code
+    except typer.Abort:
+        complain("Stopped.")
+        code = 130
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,140 @@
+"""`paceline compare`: the same task with several algorithms or numbers of workers, one table and one report."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli import options
+from paceline.cli.console import err, out, say
+from paceline.cli.train import execute, outcome_line, read_result, settings
+from paceline.errors import PacelineError, UsageError
+from paceline.fork_server import fork_server_context
+
+if TYPE_CHECKING:
+    from paceline.observe.run import RunData
+    from paceline.training import TrainConfig
+
+__all__ = ["compare"]
+
+
+def compare(
+    task: options.Task = None,
+    algorithm: Annotated[list[str] | None, typer.Option(help="Comma-separated; default hogwild,leashed,locked")] = None,
+    workers: Annotated[list[str] | None, typer.Option(help="Comma-separated or repeated; default 2")] = None,
+    repeats: Annotated[int, typer.Option(help="Runs of each, with seeds S, S+1, ...")] = 1,
+    epochs: options.Epochs = None,
+    steps: options.Steps = None,
+    target_loss: options.TargetLoss = None,
+    target_accuracy: options.TargetAccuracy = None,
+    batch_size: options.BatchSize = None,
+    learning_rate: options.LearningRate = None,
+    momentum: options.Momentum = None,
+    optimizer: options.Optimizer = None,
+    optimizer_state: options.OptimizerState = None,
+    partition: options.Partition = None,
+    placement: options.Placement = None,
+    backend: options.Backend = None,
+    restarts: options.Restarts = None,
+    seed: options.Seed = None,
+    data: options.Data = None,
+    out: options.Out = None,
+    as_json: options.Json = False,
+) -> None:
+    """Train one task with several algorithms and compare them in one report.
+
+    Example: paceline compare --algorithm "hogwild,leashed(persistence=2)" --workers 1,2,4 --target-loss 0.2
+    """
+    given = settings(locals())  # before anything else becomes a local name
+
+    from paceline.specs import split_specs
+
+    specs = [spec for text in given.pop("algorithm", ["hogwild,leashed,locked"]) for spec in split_specs(text)]
+    counts = [_count(word) for text in given.pop("workers", ["2"]) for word in text.split(",")]
+    options.check_numbers(given)
+    for count in counts:
+        options.check_numbers({"workers": count})
+    if repeats < 1:
+        raise UsageError(f"--repeats must be 1 or more, not {repeats}.")
+    if out is not None:
+        options.check_out(out)
+
+    fork_server_context()  # it loads PyTorch while this process does
+    configs = _configurations(given, specs, counts, repeats)
+    folder = out or options.default_out(options.task_word(configs[0].task), "compare")
+    runs = {name: _one(config, folder / name) for name, config in _named(configs)}
+    _show(runs, folder, as_json=as_json)
+    if any(run.result["outcome"] == "crashed" for run in runs.values()):
+        raise typer.Exit(1)
+
+
+def _count(word: str) -> int:
+    try:
+        return int(word)
+    except ValueError as error:
+        raise UsageError(f"--workers takes whole numbers such as 1,2,4; '{word}' is none.") from error
+
+
+def _configurations(given: dict[str, Any], specs: list[str], counts: list[int], repeats: int) -> list[TrainConfig]:
+    """Every distinct run, all checked before the first starts; an algorithm for fewer workers runs with what it can."""
+    from paceline.algorithms import registry
+    from paceline.training import TrainConfig
+
+    configs = {}
+    for spec in specs:
+        algorithm = registry.build(spec)
+        limit = getattr(algorithm, "max_workers", None)
+        if limit is not None and max(counts) > limit:
+            say(f"{spec} runs with {limit} worker at most; it is compared with that.")
+        for count in counts:
+            used = count if limit is None else min(count, limit)
+            for repeat in range(repeats):
+                seed = given.get("seed", 0) + repeat
+                config = TrainConfig(**{**given, "algorithm": registry.spec(algorithm), "workers": used, "seed": seed})
+                configs[config.algorithm, used, seed] = config
+    for config in configs.values():
+        options.check_specs(config)
+    return list(configs.values())
+
+
+def _named(configs: list[TrainConfig]) -> list[tuple[str, TrainConfig]]:
+    """Each run with its folder's name, such as `1-hogwild-2-workers`."""
+    return [
+        (f"{number}-{config.algorithm.partition('(')[0]}-{config.workers}-workers", config)
+        for number, config in enumerate(configs, start=1)
+    ]
+
+
+def _one(config: TrainConfig, folder: Path) -> RunData:
+    """One run of the comparison; an error of its own ends this run and not the others."""
+    from paceline.observe.run import RunData
+
+    try:
+        run = execute(config, folder)
+    except (PacelineError, RuntimeError, OSError, MemoryError) as error:
+        record = dataclasses.asdict(config) | {"data": None if config.data is None else str(config.data)}
+        reason = f"{type(error).__name__}: {error}" if not isinstance(error, PacelineError) else str(error)
+        run = RunData(config=record, result={**record, "outcome": "crashed", "outcome_reason": reason})
+    err().print(outcome_line(run.result), soft_wrap=True)
+    return run
+
+
+def _show(runs: dict[str, RunData], folder: Path, *, as_json: bool) -> None:
+    from paceline.observe.report import write_report
+    from paceline.observe.tables import comparison_table
+
+    folder.mkdir(parents=True, exist_ok=True)
+    report = folder / "report.html"
+    listed = list(runs.values())
+    title = f"{listed[0].config['task']}: {len(listed)} runs compared"
+    write_report(listed, report, title=title, command=options.write_command(sys.argv[1:]))
+    console = err() if as_json else out()
+    console.print(comparison_table([run.result for run in listed]))
+    console.print(f"Report: {report}", markup=False, soft_wrap=True)
+    if as_json:
+        print(json.dumps([read_result(run, folder / name) for name, run in runs.items()]), flush=True)

@@ -1,0 +1,148 @@
+"""The options that `train` and `compare` share, and their check before any work begins."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.training import TrainConfig
+
+__all__ = ["check_numbers", "check_out", "check_specs", "default_out", "write_command"]
+
+
+class _Backend(StrEnum):
+    processes = "processes"
+    threads = "threads"
+
+
+class _OptimizerState(StrEnum):
+    per_worker = "per-worker"
+    shared = "shared"
+
+
+_LENGTH, _SGD, _RUN = "How long", "How to step", "The run"
+
+Task = Annotated[str | None, typer.Option(help="Built-in task, or path/to/file.py:function; default digits-mlp")]
+Epochs = Annotated[
+    float | None, typer.Option(help="Passes over the data, all workers together.", rich_help_panel=_LENGTH)
+]
+Steps = Annotated[int | None, typer.Option(help="Instead: gradients per worker.", rich_help_panel=_LENGTH)]
+TargetLoss = Annotated[float | None, typer.Option(help="Stop at this training loss.", rich_help_panel=_LENGTH)]
+TargetAccuracy = Annotated[float | None, typer.Option(help="Or at this test accuracy.", rich_help_panel=_LENGTH)]
+BatchSize = Annotated[int | None, typer.Option(help="Samples per gradient; default: the task's", rich_help_panel=_SGD)]
+LearningRate = Annotated[float | None, typer.Option(help="Step size; default: the task's", rich_help_panel=_SGD)]
+Momentum = Annotated[float | None, typer.Option(help="For optimizers with one.", rich_help_panel=_SGD)]
+Optimizer = Annotated[
+    str | None, typer.Option(help="Spec, as adamw(weight_decay=0.1); default sgd", rich_help_panel=_SGD)
+]
+OptimizerState = Annotated[
+    _OptimizerState | None, typer.Option(help="One state per worker, or one for all.", rich_help_panel=_SGD)
+]
+Partition = Annotated[
+    str | None, typer.Option(help="dynamic, fixed, skewed(alpha=0.5); default the first", rich_help_panel=_RUN)
+]
+Placement = Annotated[
+    str | None,
+    typer.Option(help="first-touch, interleave, bind(node=0); default the first", rich_help_panel=_RUN),
+]
+Backend = Annotated[_Backend | None, typer.Option(help="Where workers run; default processes", rich_help_panel=_RUN)]
+Restarts = Annotated[int | None, typer.Option(help="Dead workers to replace; default 0", rich_help_panel=_RUN)]
+Seed = Annotated[int | None, typer.Option(help="Of parameters, order, algorithm; default 0", rich_help_panel=_RUN)]
+Data = Annotated[Path | None, typer.Option(help="Folder of data sets; default $PACELINE_DATA", rich_help_panel=_RUN)]
+Out = Annotated[Path | None, typer.Option(help="Folder for results; default runs/<task>-...", rich_help_panel=_RUN)]
+Json = Annotated[bool, typer.Option("--json", help="Result as JSON, in stdout's last line.", rich_help_panel=_RUN)]
+
+
+def check_numbers(given: Mapping[str, Any]) -> None:
+    """Refuse numbers that no run can have; `given` are TrainConfig's fields as far as the user gave them.
+
+    Raises:
+        UsageError: names the option.
+    """
+    for name in ("workers", "steps", "batch_size"):
+        if given.get(name) is not None and given[name] < 1:
+            raise UsageError(f"{_option(name)} must be 1 or more, not {given[name]}.")
+    for name in ("epochs", "learning_rate"):
+        value = given.get(name)
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise UsageError(f"{_option(name)} must be a number above 0, not {value}.")
+    for name in ("restarts", "seed"):
+        if given.get(name) is not None and given[name] < 0:
+            raise UsageError(f"{_option(name)} must be 0 or more, not {given[name]}.")
+    momentum, accuracy, loss = (given.get(name) for name in ("momentum", "target_accuracy", "target_loss"))
+    if momentum is not None and not 0 <= momentum < 1:
+        raise UsageError(f"--momentum must be from 0 to below 1, not {momentum}.")
+    if accuracy is not None and not 0 < accuracy <= 1:
+        raise UsageError(f"--target-accuracy is a fraction above 0 and up to 1, not {accuracy}; write 0.95 for 95 %.")
+    if loss is not None and not math.isfinite(loss):
+        raise UsageError(f"--target-loss must be a number, not {loss}.")
+    for one, other in (("epochs", "steps"), ("target_loss", "target_accuracy")):
+        if given.get(one) is not None and given.get(other) is not None:
+            raise UsageError(f"{_option(one)} and {_option(other)} exclude each other; leave one out.")
+    data = given.get("data")
+    if data is not None and not Path(data).is_dir():
+        raise UsageError(f"--data {data} is not a folder; check the path.")
+
+
+def check_specs(config: TrainConfig) -> None:
+    """Build everything that a configuration names, so that a misspelt name costs no work.
+
+    Raises:
+        UsageError: an unknown task, algorithm, optimizer, partition or placement, or a bad argument of one.
+    """
+    import torch
+
+    from paceline.algorithms import registry
+    from paceline.batches import partition_registry
+    from paceline.placement import placement_registry
+    from paceline.specs import build_optimizer
+    from paceline.tasks import load_task
+
+    registry.build(config.algorithm)
+    partition_registry.build(config.partition)
+    placement_registry.build(config.placement)
+    build_optimizer(config.optimizer, [torch.nn.Parameter(torch.zeros(2, 2))], config.learning_rate, config.momentum)
+    load_task(config.task)
+
+
+def check_out(out: Path) -> None:
+    """Refuse to write into a folder that holds something."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out} is a file; name a folder.")
+    if out.is_dir() and any(out.iterdir()):
+        go_on = f", or go on with that run: --resume {out}" if (out / "config.json").is_file() else ""
+        raise UsageError(f"--out {out} is not empty; choose another folder{go_on}.")
+
+
+def default_out(*words: str) -> Path:
+    """`runs/<words>-<time>`, a folder that does not exist yet."""
+    name = "-".join(re.sub(r"[^A-Za-z0-9_.]+", "-", word).strip("-.") for word in words)
+    stem = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    candidates = [stem, *(stem.with_name(f"{stem.name}-{number}") for number in range(2, 100))]
+    return next(path for path in candidates if not path.exists())
+
+
+def task_word(reference: str) -> str:
+    """A task's name in a folder's name: `digits-mlp`, or the function of `path/to/file.py:function`."""
+    return reference.rpartition(":")[2]
+
+
+def write_command(arguments: Sequence[str]) -> str:
+    """The command line as one can paste it."""
+    import shlex
+
+    return shlex.join(["paceline", *arguments])
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")

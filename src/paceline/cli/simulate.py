@@ -1,0 +1,103 @@
+"""`paceline simulate`: one task, one algorithm, simulated workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli import options
+from paceline.cli.console import say
+from paceline.cli.train import settings, show
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.simulator import Cluster
+
+__all__ = ["simulate"]
+
+_CLUSTER = "The cluster"
+
+
+def simulate(
+    task: options.Task = None,
+    algorithm: Annotated[str | None, typer.Option(help="Spec, as leashed(persistence=1); default hogwild")] = None,
+    workers: Annotated[int | None, typer.Option(help="How many; default: the cluster's, or 2")] = None,
+    cluster: Annotated[
+        Path | None, typer.Option(help="TOML or JSON file: speeds, workers.", rich_help_panel=_CLUSTER)
+    ] = None,
+    slow: Annotated[
+        list[str] | None,
+        typer.Option(help="WORKER:FACTOR on its compute time; again for more.", rich_help_panel=_CLUSTER),
+    ] = None,
+    timing_only: Annotated[
+        bool, typer.Option("--timing-only", help="No gradients, only times.", rich_help_panel=_CLUSTER)
+    ] = False,
+    parameters: Annotated[
+        int | None, typer.Option(help="For timing only: so many, not the task's.", rich_help_panel=_CLUSTER)
+    ] = None,
+    epochs: options.Epochs = None,
+    steps: options.Steps = None,
+    target_loss: options.TargetLoss = None,
+    target_accuracy: options.TargetAccuracy = None,
+    batch_size: options.BatchSize = None,
+    learning_rate: options.LearningRate = None,
+    momentum: options.Momentum = None,
+    optimizer: options.Optimizer = None,
+    partition: options.Partition = None,
+    seed: options.Seed = None,
+    data: options.Data = None,
+    out: options.Out = None,
+    as_json: options.Json = False,
+) -> None:
+    """Train on simulated workers: real gradients, virtual time, the same result each time.
+
+    Example: paceline simulate --task digits-mlp --algorithm leashed --workers 16 --slow 0:100 --seed 1
+    """
+    given = settings(locals())  # before anything else becomes a local name
+    options.check_numbers(given)
+    if parameters is not None and parameters < 1:
+        raise UsageError(f"--parameters must be 1 or more, not {parameters}.")
+    if out is not None:
+        options.check_out(out)
+
+    from paceline.config import TrainConfig
+
+    simulated = _cluster(cluster, workers, slow or [])
+    known = {one.name for one in dataclasses.fields(TrainConfig)}
+    config = TrainConfig(**{key: value for key, value in given.items() if key in known})
+    config = dataclasses.replace(config, workers=simulated.workers)
+    options.check_specs(config)
+    word = config.algorithm.partition("(")[0]
+    folder = out or options.default_out("simulated", options.task_word(config.task), word)
+
+    from paceline.simulation import simulate_task
+
+    say(f"{config.task}: {config.algorithm}, {config.workers} simulated workers, into {folder}")
+    command = options.write_command(sys.argv[1:])
+    run = simulate_task(
+        config, cluster=simulated, timing_only=timing_only, num_parameters=parameters, out=folder, command=command
+    )
+    show(run, folder, as_json=as_json)
+    if run.result["outcome"] == "crashed":
+        raise typer.Exit(1)
+
+
+def _cluster(path: Path | None, workers: int | None, slow: list[str]) -> Cluster:
+    """The cluster of the file, or the default, with what the command line says about workers."""
+    from paceline.simulator import Cluster
+
+    cluster = Cluster.load(path) if path is not None else Cluster()
+    if workers is not None:
+        cluster = dataclasses.replace(cluster, workers=workers)
+    for text in slow:
+        worker, _, factor = text.partition(":")
+        try:
+            cluster = cluster.slow(worker=int(worker), factor=float(factor))
+        except ValueError as error:
+            why = f" {error}" if isinstance(error, UsageError) else " Write WORKER:FACTOR, as 0:100."
+            raise UsageError(f"--slow {text} says nothing about a worker.{why}") from error
+    return cluster

@@ -1,0 +1,101 @@
+"""What `paceline train` trains, and how: the one configuration that the CLI, Python and the workers share."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.algorithms import registry
+from paceline.batches import partition_registry
+from paceline.errors import UsageError
+from paceline.placement import placement_registry
+from paceline.tasks.base import Task
+
+__all__ = ["TrainConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """What to train and how; every field is an option of `paceline train`.
+
+    Args:
+        task: built-in name, or `path/to/file.py:function`.
+        algorithm: spec.
+        workers: number of workers.
+        backend: "processes" or "threads".
+        epochs: passes over the training data, all workers together; fractions allowed.
+        steps: instead of epochs: gradients per worker.
+        batch_size: samples per gradient; None: the task's.
+        learning_rate: None: the task's.
+        momentum: for optimizers that have one.
+        optimizer: spec of a torch.optim class.
+        optimizer_state: "per-worker", or "shared" by all (one momentum, one Adam step).
+        target_loss: stop once the training loss averaged over the last 100 applied batches is at most this.
+        target_accuracy: stop once the test accuracy is at least this.
+        partition: spec: who trains on which samples.
+        placement: spec: where the parameters lie, and pinning.
+        seed: of parameters, order of samples, and everything random in an algorithm.
+        data: folder with data sets; None: what PACELINE_DATA names.
+        restarts: how many dead workers are replaced.
+        intra_op_threads: threads per worker inside one PyTorch operation.
+        checkpoint_every_s: at most one checkpoint in this time, at the next epoch's beginning (0: at every epoch); one is
+            always written at the end.
+    """
+
+    task: str = "digits-mlp"
+    algorithm: str = "hogwild"
+    workers: int = 2
+    backend: str = "processes"
+    epochs: float | None = None
+    steps: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    momentum: float | None = None
+    optimizer: str = "sgd"
+    optimizer_state: str = "per-worker"
+    target_loss: float | None = None
+    target_accuracy: float | None = None
+    partition: str = "dynamic"
+    placement: str = "first-touch"
+    seed: int = 0
+    data: Path | None = None
+    restarts: int = 0
+    intra_op_threads: int = 1
+    checkpoint_every_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise UsageError(f"A run needs at least 1 worker, not {self.workers}.")
+        if self.epochs is not None and self.steps is not None:
+            raise UsageError("Give either epochs or steps, not both.")
+        if self.epochs is not None and not 0 < self.epochs < math.inf:
+            raise UsageError(f"epochs must be more than 0, not {self.epochs}.")
+        if self.steps is not None and self.steps < 1:
+            raise UsageError(f"steps must be at least 1, not {self.steps}.")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise UsageError(f"batch_size must be at least 1, not {self.batch_size}.")
+        if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
+            raise UsageError(f"The learning rate must be more than 0, not {self.learning_rate}.")
+        if self.target_loss is not None and self.target_accuracy is not None:
+            raise UsageError("Give either a target loss or a target accuracy, not both.")
+        if self.optimizer_state not in ("per-worker", "shared"):
+            raise UsageError(f"Unknown optimizer_state {self.optimizer_state!r}: choose per-worker or shared.")
+        if self.restarts < 0:
+            raise UsageError(f"restarts must be 0 or more, not {self.restarts}.")
+        if self.seed < 0:
+            raise UsageError(f"seed must be 0 or more, not {self.seed}.")
+
+    def resolved(self, task: Task) -> TrainConfig:
+        """With the task's defaults filled in, and specs in canonical form."""
+        epochs = self.epochs if self.epochs is not None or self.steps is not None else task.epochs
+        return dataclasses.replace(
+            self,
+            algorithm=registry.spec(registry.build(self.algorithm)),
+            partition=partition_registry.spec(partition_registry.build(self.partition)),
+            placement=placement_registry.spec(placement_registry.build(self.placement)),
+            epochs=epochs,
+            batch_size=self.batch_size or task.batch_size,
+            learning_rate=self.learning_rate if self.learning_rate is not None else task.learning_rate,
+        )

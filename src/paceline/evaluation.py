@@ -1,0 +1,103 @@
+"""Evaluates a run on a copy of its parameters, in the supervisor, while the workers go on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import Dataset, Subset
+
+from paceline.flat import FlatBinding
+from paceline.memory.waiting import RunStopped
+from paceline.tasks.base import Task
+
+__all__ = ["Evaluated", "Evaluator"]
+
+_NICENESS = 10  # the workers come first
+
+
+class Evaluated(Protocol):
+    """Where an evaluation finds the run's parameters and buffers: an `Arena`, or a simulated machine."""
+
+    @property
+    def shared(self) -> Any:
+        """The shared parameters; `shared.snapshot(out)` copies them and returns their version."""
+        ...
+
+    def extra(self, name: str) -> torch.Tensor:
+        """A buffer of the model, by `buffer <name>`."""
+        ...
+
+
+class Evaluator:
+    """A model of its own, on a copy of the shared vector.
+
+    Args:
+        task: what is trained.
+        test_set: what it is tested on.
+        seed: of the model's initial parameters: the same as the workers'.
+    """
+
+    def __init__(self, task: Task, test_set: Dataset[Any], seed: int) -> None:
+        self.finite = True  # whether the parameters last evaluated were
+        self._task = task
+        self._test_set = test_set
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.model = task.model()
+        self._binding = FlatBinding(self.model.parameters())
+        self.num_parameters = self._binding.num_parameters
+        self._x = torch.empty(self._binding.num_elements, dtype=self._binding.dtype)
+        self._thread: threading.Thread | None = None
+        self._finished: dict[str, Any] | None = None
+
+    def initial_loss(self, dataset: Dataset[Any], samples: list[int]) -> float | None:
+        """Mean loss over some samples, before anything was loaded."""
+        return self._task.evaluate(self.model, Subset(dataset, samples))["loss"]
+
+    @property
+    def busy(self) -> bool:
+        """Whether an evaluation is going on or waits to be collected."""
+        return self._thread is not None
+
+    def start(self, arena: Evaluated, about: dict[str, Any]) -> None:
+        """Begins an evaluation in a thread; `about` is handed back with its figures."""
+        self._thread = threading.Thread(target=self._run, args=(arena, about), name="paceline-evaluator", daemon=True)
+        self._thread.start()
+
+    def collect(self) -> dict[str, Any] | None:
+        """The evaluation that has finished since the last call, if any."""
+        if self._thread is None or self._thread.is_alive():
+            return None
+        self._thread = None
+        return self._finished
+
+    def finish(self) -> None:
+        """Waits for a running evaluation and forgets it."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def now(self, arena: Evaluated, about: dict[str, Any]) -> dict[str, Any]:
+        """Evaluates here and now."""
+        version = self._load(arena)
+        figures = self._task.evaluate(self.model, self._test_set)
+        return {**about, "version": version, "test_loss": figures["loss"], "test_accuracy": figures["accuracy"]}
+
+    def _run(self, arena: Evaluated, about: dict[str, Any]) -> None:
+        if hasattr(os, "setpriority"):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        self._finished = None
+        with contextlib.suppress(RunStopped):  # while this waited for the lock; the last evaluation is made afterwards
+            self._finished = self.now(arena, about)
+
+    def _load(self, arena: Evaluated) -> int:
+        version = arena.shared.snapshot(self._x)
+        self.finite = bool(torch.isfinite(self._x).all())
+        self._binding.bind(self._x)
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_(arena.extra(f"buffer {name}"))
+        return version

@@ -1,0 +1,149 @@
+"""A model's parameters as views of one flat vector, so that whatever workers exchange is a single tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import nn
+
+from paceline.errors import UsageError
+
+__all__ = ["FlatBinding"]
+
+# One call for all parameters; PyTorch's own optimizers are built on it, but its type stubs do not name it.
+_foreach_copy: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._foreach_copy_  # pyright: ignore
+
+_ALIGNMENT_BYTES = 64  # as PyTorch aligns its own tensors: matrix products may round differently on other alignments
+
+
+class FlatBinding:
+    """Lets parameters be views of a flat vector `x` (P,), and moves them from one vector to another.
+
+    P counts padding: every parameter begins at a multiple of 64 bytes, as tensors of PyTorch's own do. Padding is zero and
+    stays zero under every elementwise optimizer.
+
+    Args:
+        parameters: those to be trained; all of one floating-point type, on the CPU.
+
+    Raises:
+        UsageError: no parameters, or they differ in type or device.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.parameters: list[nn.Parameter] = [p for p in parameters if p.requires_grad]
+        if not self.parameters:
+            raise UsageError("The model has no parameters that require a gradient; there is nothing to train.")
+        types = {(p.dtype, p.device.type) for p in self.parameters}
+        if len(types) > 1 or not self.parameters[0].dtype.is_floating_point:
+            found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in types))
+            raise UsageError(
+                f"Shared parameters must have one floating-point type on one device, but the model has {found};"
+                " convert it with model.to(...)."
+            )
+        if self.parameters[0].device.type != "cpu":
+            raise UsageError("Shared-memory methods train on the CPU; move the model there with model.cpu().")
+        self.dtype = self.parameters[0].dtype
+        self._numels = [p.numel() for p in self.parameters]
+        self._strides = [p.stride() if _is_dense(p) else None for p in self.parameters]
+        alignment = _ALIGNMENT_BYTES // self.dtype.itemsize
+        self._offsets: list[int] = []
+        offset = 0
+        for numel in self._numels:
+            self._offsets.append(offset)
+            offset += math.ceil(numel / alignment) * alignment
+        self.num_elements = offset
+        self.num_parameters = sum(self._numels)
+        self._views: dict[int, list[torch.Tensor]] = {}
+        self._bound: int | None = None
+
+    def views(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """`x` (P,) cut into the parameters' shapes; made once per vector."""
+        key = x.data_ptr()
+        views = self._views.get(key)
+        if views is None:
+            views = self._views[key] = [
+                x.as_strided(p.shape, stride, offset)
+                if stride is not None
+                else x[offset : offset + numel].view(p.shape)
+                for p, numel, offset, stride in zip(
+                    self.parameters, self._numels, self._offsets, self._strides, strict=True
+                )
+            ]
+        return views
+
+    def bind(self, x: torch.Tensor) -> None:
+        """Makes the parameters views of `x` (P,); cheap when they already are."""
+        key = x.data_ptr()
+        if key == self._bound:
+            return
+        for parameter, view in zip(self.parameters, self.views(x), strict=True):
+            parameter.data = view
+        self._bound = key
+
+    def read(self, x: torch.Tensor) -> None:
+        """Copies the parameters' present values into `x` (P,)."""
+        x.zero_()
+        _foreach_copy(self.views(x), [p.detach() for p in self.parameters])
+
+    def gather_gradients(self, g: torch.Tensor) -> None:
+        """Copies the gradients into `g` (P,); a parameter without one counts as zero.
+
+        Raises:
+            UsageError: a gradient is sparse.
+        """
+        views = self.views(g)
+        gradients = [p.grad for p in self.parameters]
+        if any(gradient is None for gradient in gradients):
+            g.zero_()
+        targets = [view for view, gradient in zip(views, gradients, strict=True) if gradient is not None]
+        try:
+            _foreach_copy(targets, [gradient for gradient in gradients if gradient is not None])
+        except RuntimeError as error:
+            if not any(gradient is not None and gradient.layout != torch.strided for gradient in gradients):
+                raise
+            raise UsageError(
+                "This algorithm averages dense gradients, but the model has sparse ones: use sparse=False in its embeddings,"
+                " or an algorithm whose workers apply their own gradients, such as hogwild."
+            ) from error
+
+    def scatter_gradients(self, g: torch.Tensor, *, fill: bool = True) -> None:
+        """Copies `g` (P,) into the parameters' gradients, which keep their own memory.
+
+        Args:
+            g: the gradients as one vector.
+            fill: give a gradient to parameters that have none; otherwise the optimizer goes on leaving them out.
+        """
+        views = self.views(g)
+        for parameter, view in zip(self.parameters, views, strict=True):
+            if parameter.grad is None and fill:
+                parameter.grad = view.clone()
+        pairs = [(p.grad, view) for p, view in zip(self.parameters, views, strict=True) if p.grad is not None]
+        _foreach_copy([gradient for gradient, _ in pairs], [view for _, view in pairs])
+
+    def bind_gradients(self, g: torch.Tensor) -> None:
+        """Makes the parameters' gradients views of `g` (P,), so that backward adds straight into it."""
+        for parameter, view in zip(self.parameters, self.views(g), strict=True):
+            parameter.grad = view
+
+    def release(self) -> None:
+        """Gives the parameters memory of their own again, with their present values."""
+        for parameter in self.parameters:
+            parameter.data = parameter.data.clone()
+        self._bound = None
+        self._views.clear()
+
+    def describe(self) -> Sequence[tuple[int, ...]]:
+        """The shapes, in order: what all workers of a run must agree on."""
+        return [tuple(p.shape) for p in self.parameters]
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a strided tensor fills its memory without gaps, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True

@@ -1,0 +1,35 @@
+"""Shared parameter vectors: atomics, locks, slot pool, placement. Knows no algorithm.
+
+Four kinds of parameter vectors that all workers of a machine see, each in the module that explains it: `racing`
+(everyone writes at once), `locked` (one writer at a time), `slots` (immutable versions behind one head word),
+`replicated` (one per worker); beside them `lockstep` (all-reduce), `staleness` and `ring` (what is counted and
+recorded). All lie in one `segment.Segment` according to a `segment.Layout`. Importing the package alone is cheap; its
+modules load torch and compiled kernels.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+__all__ = ["warm_up"]
+
+
+def warm_up() -> None:
+    """Loads everything in this package, so that a process forked afterwards compiles and imports nothing.
+
+    Takes about a second, and some ten once after an installation, when the kernels are compiled.
+    """
+    for module in (
+        "atomics",
+        "waiting",
+        "locks",
+        "racing",
+        "locked",
+        "slots",
+        "replicated",
+        "lockstep",
+        "staleness",
+        "ring",
+        "placement",
+    ):
+        importlib.import_module(f"paceline.memory.{module}")

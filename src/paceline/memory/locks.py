@@ -1,0 +1,271 @@
+"""A mutex and a read-write lock on words of shared memory that survive the death of whoever holds them.
+
+A lock word is 0 or the token of its owner. The compare-and-swap that takes a lock is also what records the owner: no
+instant exists at which the lock is taken and nobody knows by whom, so a supervisor that has declared an incarnation
+dead can always give back exactly what that one held (`recover`).
+
+Neither is re-entrant or fair: whoever comes when the lock is free takes it. A waiter spins for some microseconds and
+then sleeps; it raises `RunStopped` when the abort word is set.
+"""
+
+from __future__ import annotations
+
+from paceline.memory.atomics import compare_and_swap, kernel, load, store
+from paceline.memory.failpoints import fail_point
+from paceline.memory.ownership import CONTENDED, owner_token, participant_of
+from paceline.memory.segment import LINE_BYTES, Segment
+from paceline.memory.waiting import raise_if_stopped, wait_briefly, wake, wake_all
+
+__all__ = ["Mutex", "ReadWriteLock"]
+
+_FAILED, _TAKEN, _FAILED_AND_WAKE = 0, 1, 2
+
+
+@kernel("int64(int64)")
+def _mark_contended(word: int) -> int:
+    """Sets the flag on a lock that is held; returns the value to sleep on, or 0 if the lock is free."""
+    while True:
+        held = load(word)
+        if held == 0 or held & CONTENDED or compare_and_swap(word, held, held | CONTENDED):
+            return held | CONTENDED if held else 0
+
+
+@kernel("int64(int64, int64)")
+def _let_go(word: int, token: int) -> int:
+    """Frees a lock of this owner; returns whether somebody sleeps on it, or -1 if it is not this owner's."""
+    while True:
+        held = load(word)
+        if held & ~CONTENDED != token:
+            return -1
+        if compare_and_swap(word, held, 0):
+            return 1 if held & CONTENDED else 0
+
+
+@kernel("int64(int64, int64, int64, int64)")
+def _try_write(word: int, readers: int, num_participants: int, token: int) -> int:
+    if not compare_and_swap(word, 0, token):
+        return _FAILED
+    for reader in range(num_participants):
+        if load(readers + reader * LINE_BYTES):
+            return _FAILED_AND_WAKE if _let_go(word, token) == 1 else _FAILED
+    return _TAKEN
+
+
+@kernel("boolean(int64, int64, int64)")
+def _try_read(word: int, reader: int, token: int) -> bool:
+    # First say that we read, then look for a writer. A writer first takes the word, then looks for readers. All four
+    # are sequentially consistent, so of a reader and a writer who come together at least one sees the other.
+    store(reader, token)
+    if load(word) == 0:
+        return True
+    store(reader, 0)
+    return False
+
+
+@kernel("int64(int64, int64, int64)")
+def _stop_reading(word: int, reader: int, token: int) -> int:
+    """Returns whether a writer may be waiting, or -1 if this owner does not read."""
+    if load(reader) != token:
+        return -1
+    store(reader, 0)
+    return 1 if load(word) else 0
+
+
+class Mutex:
+    """One owner at a time.
+
+    Taking and releasing a free one costs 0.3 us together.
+
+    Args:
+        segment: where the word lies.
+        offset: of the word in bytes, zero at first.
+        participant_id: who uses this object.
+        incarnation: which of its lives.
+        abort_address: word that is nonzero when the run is being stopped; 0: there is none.
+    """
+
+    def __init__(
+        self, segment: Segment, offset: int, participant_id: int, incarnation: int = 0, abort_address: int = 0
+    ) -> None:
+        self._mapping = segment.mapping
+        self._word = segment.address + offset
+        self._token = owner_token(participant_id, incarnation)
+        self._abort = abort_address
+
+    def try_acquire(self) -> bool:
+        """Takes the mutex if it is free."""
+        if compare_and_swap(self._word, 0, self._token):
+            fail_point("lock.taken")
+            return True
+        return False
+
+    def acquire(self) -> None:
+        """Takes the mutex, after waiting as long as it takes.
+
+        Raises:
+            RunStopped: the run ended meanwhile; the mutex is not taken.
+            RuntimeError: this participant holds it already.
+        """
+        if not compare_and_swap(self._word, 0, self._token):
+            # Whoever has slept takes it as contended: others may still sleep, and a release wakes only one.
+            _take_contended(self._word, self._token, self._abort)
+        fail_point("lock.taken")
+
+    def release(self) -> None:
+        """Gives the mutex back.
+
+        Raises:
+            RuntimeError: this participant does not hold it.
+        """
+        contended = _let_go(self._word, self._token)
+        if contended:
+            if contended < 0:
+                raise RuntimeError("released a mutex that this worker does not hold")
+            wake(self._word, 1)
+
+    def recover(self, token: int) -> bool:
+        """Gives back what a dead owner held; returns whether it held the mutex (what it guards may be half-written).
+
+        Called by the supervisor after it declared that incarnation dead and made sure that it no longer runs.
+        """
+        held = _let_go(self._word, token) >= 0
+        wake_all(self._word)
+        return held
+
+
+class ReadWriteLock:
+    """Many readers or one writer; a writer that waits keeps new readers out.
+
+    The writer word is a mutex among writers. Each participant has a reader word of its own: a count of readers could
+    not be repaired when one of them dies, since nobody would know whether it had been counted. A writer takes the
+    writer word, which stops new readers at once, and then waits for those inside; readers can never delay it by
+    arriving.
+    Readers starve if writers follow each other without a gap.
+
+    Taking and releasing a free one costs about 0.4 us.
+
+    Args:
+        segment: where the words lie.
+        offset: of `1 + num_participants` words, `LINE_BYTES` apart, zero at first.
+        num_participants: how many may use the lock.
+        participant_id: who uses this object.
+        incarnation: which of its lives.
+        abort_address: word that is nonzero when the run is being stopped; 0: there is none.
+    """
+
+    def __init__(
+        self,
+        segment: Segment,
+        offset: int,
+        num_participants: int,
+        participant_id: int,
+        incarnation: int = 0,
+        abort_address: int = 0,
+    ) -> None:
+        self._mapping = segment.mapping
+        self._num_participants = num_participants
+        self._word = segment.address + offset
+        self._readers = self._word + LINE_BYTES
+        self._reader = self._readers + participant_id * LINE_BYTES
+        self._token = owner_token(participant_id, incarnation)
+        self._abort = abort_address
+
+    def try_acquire_read(self) -> bool:
+        """Starts to read if no writer holds the lock or waits for it."""
+        if _try_read(self._word, self._reader, self._token):
+            fail_point("lock.taken")
+            return True
+        wake_all(self._reader)  # a writer may have seen our word and sleep until it changes
+        return False
+
+    def acquire_read(self) -> None:
+        """Starts to read, after waiting as long as it takes.
+
+        Raises:
+            RunStopped: the run ended meanwhile; nothing is taken.
+            RuntimeError: this participant holds the write side.
+        """
+        while not self.try_acquire_read():
+            if held := _mark_contended(self._word):
+                _raise_if_own(held, self._token)
+                wait_briefly(self._word, held)
+            raise_if_stopped(self._abort)
+
+    def release_read(self) -> None:
+        """Stops reading.
+
+        Raises:
+            RuntimeError: this participant does not read.
+        """
+        writer_waits = _stop_reading(self._word, self._reader, self._token)
+        if writer_waits:
+            if writer_waits < 0:
+                raise RuntimeError("released the read side of a lock that this worker does not hold")
+            wake_all(self._reader)
+
+    def try_acquire_write(self) -> bool:
+        """Takes the lock for writing if nobody reads or writes."""
+        outcome = _try_write(self._word, self._readers, self._num_participants, self._token)
+        if outcome == _TAKEN:
+            fail_point("lock.taken")
+            return True
+        if outcome == _FAILED_AND_WAKE:
+            wake_all(self._word)
+        return False
+
+    def acquire_write(self) -> None:
+        """Takes the lock for writing, after waiting as long as it takes.
+
+        Raises:
+            RunStopped: the run ended meanwhile; nothing is taken.
+            RuntimeError: this participant holds the lock already.
+        """
+        if self.try_acquire_write():
+            return
+        if load(self._reader) == self._token:
+            raise RuntimeError("this worker reads under the lock that it wants for writing; it would wait for itself")
+        _take_contended(self._word, self._token, self._abort)
+        fail_point("lock.taken")
+        try:
+            for reader in range(self._num_participants):
+                word = self._readers + reader * LINE_BYTES
+                while seen := load(word):
+                    wait_briefly(word, seen)
+                    raise_if_stopped(self._abort)
+        except BaseException:  # KeyboardInterrupt as well: the readers must not wait for a writer that gave up
+            self.release_write()
+            raise
+
+    def release_write(self) -> None:
+        """Ends writing.
+
+        Raises:
+            RuntimeError: this participant does not hold the write side.
+        """
+        contended = _let_go(self._word, self._token)
+        if contended:
+            if contended < 0:
+                raise RuntimeError("released the write side of a lock that this worker does not hold")
+            wake_all(self._word)  # readers and writers sleep on the same word: all may be able to go on
+
+    def recover(self, token: int) -> bool:
+        """Gives back what a dead owner held; returns whether it held the write side (see `Mutex.recover`)."""
+        reader = self._readers + participant_of(token) * LINE_BYTES
+        compare_and_swap(reader, token, 0)
+        wake_all(reader)
+        held = _let_go(self._word, token) >= 0
+        wake_all(self._word)
+        return held
+
+
+def _take_contended(word: int, token: int, abort_address: int) -> None:
+    while not compare_and_swap(word, 0, token | CONTENDED):
+        if held := _mark_contended(word):
+            _raise_if_own(held, token)
+            wait_briefly(word, held)
+        raise_if_stopped(abort_address)
+
+
+def _raise_if_own(held: int, token: int) -> None:
+    if held & ~CONTENDED == token:
+        raise RuntimeError("this worker already holds the lock that it wants; it would wait for itself")

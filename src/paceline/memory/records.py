@@ -1,0 +1,34 @@
+"""The record that a worker writes once per step: of fixed size, so it survives a kill and costs under a microsecond."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+
+__all__ = ["RECORD_DTYPE", "RECORD_STRUCT"]
+
+# One row per computed gradient. Times are seconds on the run's shared monotonic clock.
+_INTEGERS = (
+    "step",  # this worker's step number, from 1, counted within its incarnation
+    "batch",  # global number of the batch in the run: epoch * batches_per_epoch + index; -1 unknown
+    "incarnation",  # 0 for a worker's first process, 1 after one restart, ...
+    "samples",
+    "read_version",  # version the gradient was computed at
+    "gradient_version",  # newest version when the gradient was ready (first publish attempt for slot methods)
+    "applied_version",  # version that this update made (>= 1), or -1: the gradient was dropped
+    "failed_publishes",
+)
+_FLOATS = (
+    "started_s",  # the step began (input wait is before gradient_started_s and inside the step)
+    "input_s",  # of it: waiting for and preparing input
+    "gradient_started_s",
+    "gradient_ended_s",
+    "wait_s",  # of the step: waiting for locks, barriers, back-off
+    "apply_s",  # of the step: copying and updating parameters
+    "ended_s",
+    "loss",  # mean loss of the batch at the parameters read; NaN if the loop did not report it
+)
+RECORD_DTYPE = np.dtype([(name, "<i8") for name in _INTEGERS] + [(name, "<f8") for name in _FLOATS])
+RECORD_STRUCT = struct.Struct(f"<{len(_INTEGERS)}q{len(_FLOATS)}d")
+assert RECORD_STRUCT.size == RECORD_DTYPE.itemsize == 128

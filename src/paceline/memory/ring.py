@@ -1,0 +1,113 @@
+"""A ring of fixed-size records from one worker to the supervisor, which outlives the worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.memory.atomics import fence, kernel, load, store
+from paceline.memory.records import RECORD_DTYPE, RECORD_STRUCT
+from paceline.memory.segment import Layout, Segment
+
+__all__ = ["RecordRing", "RingPlan"]
+
+_RECORD_BYTES = RECORD_STRUCT.size
+_pack_into = RECORD_STRUCT.pack_into
+
+
+@dataclass(frozen=True, kw_only=True)
+class RingPlan:
+    """Where a ring lies in its segment (offsets in bytes)."""
+
+    capacity: int
+    written: int
+    records: int
+
+
+@kernel("void(int64, int64)")
+def _announce(written: int, count: int) -> None:
+    store(written, count)
+    # The next record may be written over one that the reader is just copying. It must not become visible before this
+    # count does, or the reader would not know.
+    fence()
+
+
+@kernel("int64(int64)")
+def _count_after_copying(written: int) -> int:
+    fence()
+    return load(written)
+
+
+class RecordRing:
+    """Records (`records.py`) from one writer to one reader; the writer never waits.
+
+    A record counts once the writer has announced it by its number, so a record that a kill cut short is never read. A
+    reader that falls `capacity` records behind loses the oldest and knows how many.
+    Costs: `append` under 1 us, with no allocation and no system call.
+
+    Args:
+        segment: the shared memory.
+        plan: from `reserve`.
+
+    Attributes:
+        lost: number of records that were overwritten before `drain` came to them.
+    """
+
+    def __init__(self, segment: Segment, plan: RingPlan) -> None:
+        self._records = segment.array(plan.records, plan.capacity, RECORD_DTYPE)
+        self._buffer = memoryview(cast(bytearray, segment.mapping))[
+            plan.records : plan.records + plan.capacity * _RECORD_BYTES
+        ]
+        self._capacity = plan.capacity
+        self._written = segment.address + plan.written
+        self._num_appended = load(self._written)  # a worker that came back goes on behind its predecessor's records
+        self._num_read = 0
+        self.lost = 0
+
+    @staticmethod
+    def reserve(layout: Layout, *, capacity: int = 4096, name: str = "ring") -> RingPlan:
+        """Reserves a ring of `capacity` records (128 bytes each; at 1000 steps per second, 4096 last four seconds).
+
+        Raises:
+            ValueError: the capacity is below 2: one record is always the one being written.
+        """
+        if capacity < 2:
+            raise ValueError(f"a ring needs room for at least 2 records, not {capacity}")
+        return RingPlan(
+            capacity=capacity,
+            written=layout.words(f"{name}.written", 1),
+            records=layout.reserve(f"{name}.records", capacity * _RECORD_BYTES),
+        )
+
+    def append(self, *fields: float) -> None:
+        """Writes one record, its fields in the order of `RECORD_DTYPE` (the writer's side).
+
+        Raises:
+            struct.error: the number or a type of the fields is wrong; nothing is announced.
+        """
+        number = self._num_appended
+        _pack_into(self._buffer, number % self._capacity * _RECORD_BYTES, *fields)
+        self._num_appended = number + 1
+        _announce(self._written, number + 1)
+
+    @property
+    def num_written(self) -> int:
+        """Records written so far, over all lives of the writer."""
+        return load(self._written)
+
+    def drain(self) -> npt.NDArray[np.void]:
+        """The records since the last call, oldest first, as a private array of `RECORD_DTYPE` (the reader's side)."""
+        written = load(self._written)
+        start = max(self._num_read, written - self._capacity)
+        # take() with wrapping copies the ring's one or two pieces in one go.
+        copied = self._records.take(np.arange(start, written), mode="wrap")
+        # While we copied, the writer may have gone on, and it is writing record `now` at this moment: what lies a whole
+        # ring before that, or earlier, may be a mixture of two records.
+        now = _count_after_copying(self._written)
+        sound = min(max(start, now - self._capacity + 1), written)
+        self.lost += sound - self._num_read
+        self._num_read = written
+        return copied[sound - start :]

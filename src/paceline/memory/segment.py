@@ -1,0 +1,142 @@
+"""One piece of anonymous memory that all processes of a run share, and the plan of what lies where in it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import weakref
+from multiprocessing import reduction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+__all__ = ["LINE_BYTES", "PAGE_BYTES", "WORD_BYTES", "Layout", "Segment"]
+
+WORD_BYTES = 8
+LINE_BYTES = 64  # words of different workers lie this far apart, or each write of one would slow the others' reads
+PAGE_BYTES = 4096  # vectors start on a page: they can be placed on a NUMA node, and untouched ones cost nothing
+
+
+class Layout:
+    """Reserves named areas, one behind the other; the segment is created with its `size_bytes` afterwards.
+
+    Plain data: it can be pickled, and so can the plans that the kinds of shared memory make of it.
+
+    >>> layout = Layout()
+    >>> layout.words("head", 1), layout.vector("x", 10, torch.float32), layout.size_bytes
+    (0, 4096, 4136)
+    """
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self.offsets: dict[str, int] = {}
+
+    def reserve(self, name: str, size_bytes: int, alignment_bytes: int = LINE_BYTES) -> int:
+        """Reserves an area and returns its offset in bytes from the start of the segment.
+
+        Raises:
+            ValueError: the name is taken, or the size is not positive.
+        """
+        if name in self.offsets:
+            raise ValueError(f"the layout already has an area {name!r}; give the second one a name of its own")
+        if size_bytes < 1:
+            raise ValueError(f"area {name!r} has {size_bytes} bytes; an area has at least one")
+        offset = -(-self.size_bytes // alignment_bytes) * alignment_bytes
+        self.size_bytes = offset + size_bytes
+        self.offsets[name] = offset
+        return offset
+
+    def words(self, name: str, count: int) -> int:
+        """Reserves `count` int64 words, one cache line apart: word i is at `offset + i * LINE_BYTES`."""
+        return self.reserve(name, count * LINE_BYTES)
+
+    def vector(self, name: str, num_elements: int, dtype: torch.dtype) -> int:
+        """Reserves a vector that starts on a page of its own."""
+        return self.reserve(name, num_elements * dtype.itemsize, PAGE_BYTES)
+
+
+class Segment:
+    """Shared memory without a name: it reaches another process as a file descriptor and dies with its last user.
+
+    Nothing can be left behind in `/dev/shm`, whatever is killed. All bytes are zero at first; a page takes physical
+    memory when it is first written. Can be an argument of a `multiprocessing.Process` (any start method).
+
+    Tensors, arrays and addresses stay valid after `close` as long as something refers to them or to `mapping`.
+    """
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        self.fd = fd
+        self.size_bytes = size_bytes
+        # The array, not the mmap, is what tensors refer to: torch.frombuffer keeps a reference to the object that it
+        # was given but no buffer export, so on a bare mmap `close` would unmap memory under living tensors. An array
+        # holds its export of the mmap for as long as anything refers to the array.
+        self.mapping: npt.NDArray[np.uint8] = np.frombuffer(mmap.mmap(fd, size_bytes), dtype=np.uint8)
+        self.address: int = self.mapping.ctypes.data
+        self._close_fd = weakref.finalize(self, os.close, fd)
+
+    @classmethod
+    def create(cls, size_bytes: int) -> Segment:
+        """Makes a new segment of zeros.
+
+        Not limited by the size of `/dev/shm` (containers often give it 64 MB): a memfd counts as this process's memory.
+
+        Raises:
+            OSError: the system refused.
+        """
+        if hasattr(os, "memfd_create"):
+            fd = os.memfd_create("paceline", os.MFD_CLOEXEC)
+        else:
+            with tempfile.TemporaryFile() as unlinked:
+                fd = os.dup(unlinked.fileno())
+        try:
+            os.ftruncate(fd, size_bytes)
+            return cls(fd, size_bytes)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def from_fd(cls, fd: int, size_bytes: int) -> Segment:
+        """Maps a segment that another process created; the descriptor belongs to the new object.
+
+        Raises:
+            ValueError: the file is smaller than `size_bytes` (touching the rest would end the process).
+        """
+        if os.fstat(fd).st_size < size_bytes:
+            raise ValueError(f"the segment has {os.fstat(fd).st_size} bytes, not the expected {size_bytes}")
+        return cls(fd, size_bytes)
+
+    def tensor(self, offset: int, shape: tuple[int, ...] | int, dtype: torch.dtype) -> torch.Tensor:
+        """A new tensor object over the memory, not a copy.
+
+        A new object each time because two views of one tensor share autograd's version counter: a write through one
+        in one thread would invalidate what another thread saved for its backward pass.
+        """
+        size = torch.Size((shape,) if isinstance(shape, int) else shape)
+        flat = torch.frombuffer(self._bytes(), dtype=dtype, count=size.numel(), offset=offset)
+        return flat.view(size)
+
+    def array(self, offset: int, shape: tuple[int, ...] | int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """A NumPy array over the memory, not a copy."""
+        return np.ndarray(shape, dtype=dtype, buffer=self._bytes(), offset=offset)
+
+    def close(self) -> None:
+        """Closes the descriptor and lets go of the mapping, which ends with the last tensor over it."""
+        self._close_fd()
+        if hasattr(self, "mapping"):
+            del self.mapping
+
+    def _bytes(self) -> Any:
+        if not hasattr(self, "mapping"):
+            raise ValueError("the segment is closed")
+        return self.mapping
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _from_duplicate, (reduction.DupFd(self.fd), self.size_bytes)
+
+
+def _from_duplicate(duplicate: Any, size_bytes: int) -> Segment:
+    return Segment.from_fd(duplicate.detach(), size_bytes)

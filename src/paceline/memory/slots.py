@@ -1,0 +1,301 @@
+"""A pool of parameter vectors behind one head word: the ParameterVectors of Leashed-SGD, recycled instead of allocated.
+
+Words, all sequentially consistent: the *head* holds `version << 16 | slot` of the newest version; each participant has
+one *hazard* word that names (slot + 1) what it reads; each slot has an *owner* word, the token of whoever writes it.
+
+A slot may be written by a worker only if it is not the head, nobody reads it, and no other worker writes it. The order
+in which that is established is the whole algorithm:
+
+1. Take the owner word by compare-and-swap. Checking first and taking afterwards breaks with two workers: B finds slot s
+   free; A takes s, publishes it and gives it back; B then takes s, the head, and writes over it.
+2. Check that the head is another slot. From here on s cannot become the head: only its owner publishes it.
+3. Check that no hazard names s. Checking this before the head breaks: nobody reads s, the head; C starts to read it;
+   D publishes another one; now s is not the head either, and C reads what we write.
+
+A reader sets its hazard and then reads the head again. If the head is still the same *word*, the hazard was set while s
+was the head, so step 2 or step 3 of every later claim sees one of them. Because the version is part of the word, a slot
+that went through a whole life in between does not pass for the one that was read, neither here nor in `publish`.
+
+`tests/memory/test_slot_protocol.py` runs through all interleavings of the protocol and of its wrong variants.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from paceline.memory.atomics import compare_and_swap, kernel, load, pause, store
+from paceline.memory.failpoints import fail_point
+from paceline.memory.ownership import owner_token
+from paceline.memory.segment import LINE_BYTES, PAGE_BYTES, Layout, Segment
+from paceline.memory.waiting import raise_if_stopped
+from paceline.transport.base import View
+
+__all__ = ["SlotPlan", "SlotPool"]
+
+_SLOT_BITS = 16
+_SLOT_MASK = (1 << _SLOT_BITS) - 1
+_ROUNDS = 64  # scans for a free slot before the core is offered to somebody else
+_UNWRITTEN = -1  # version of a slot that is claimed and not yet published
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotPlan:
+    """Where a pool lies in its segment (offsets in bytes)."""
+
+    num_parameters: int
+    num_participants: int
+    num_evaluators: int
+    dtype: torch.dtype
+    num_slots: int
+    vectors: int
+    vector_bytes: int  # from one slot to the next: whole pages
+    head: int
+    touched: int
+    hazards: int  # one word per participant
+    owners: int  # one word per slot
+
+
+@kernel("int64(int64, int64)")
+def _protect_newest(head: int, hazard: int) -> int:
+    while True:
+        newest = load(head)
+        store(hazard, (newest & _SLOT_MASK) + 1)
+        if load(head) == newest:
+            return newest
+        pause()
+
+
+@kernel("int64(int64, int64, int64, int64, int64, int64, int64)")
+def _claim(
+    head: int, hazards: int, num_participants: int, owners: int, num_slots: int, touched: int, token: int
+) -> int:
+    for _ in range(_ROUNDS):
+        for slot in range(num_slots):
+            owner = owners + slot * LINE_BYTES
+            if load(owner) != 0 or not compare_and_swap(owner, 0, token):
+                continue
+            free = (load(head) & _SLOT_MASK) != slot
+            if free:
+                for participant in range(num_participants):
+                    if load(hazards + participant * LINE_BYTES) == slot + 1:
+                        free = False
+                        break
+            if free:
+                while True:
+                    before = load(touched)
+                    if slot < before or compare_and_swap(touched, before, slot + 1):
+                        return slot
+            store(owner, 0)
+        pause()
+    return -1
+
+
+@kernel("int64(int64, int64)")
+def _give_back(owner: int, token: int) -> int:
+    if load(owner) != token:
+        return -1
+    store(owner, 0)
+    return 0
+
+
+@kernel("int64(int64, int64, int64, int64, int64)")
+def _publish(head: int, after: int, new: int, owner: int, token: int) -> int:
+    if load(owner) != token:
+        return -1
+    return 1 if compare_and_swap(head, after, new) else 0
+
+
+class SlotPool:
+    """Immutable versions, published by one compare-and-swap; implements `SlotParameters`.
+
+    Readers and writers never wait for each other, every gradient is computed from one consistent version, and a kill at
+    any instant tears nothing. Use when consistency matters and updates are dense; a publish can fail and be retried.
+    Costs: `latest`, `leave`, `claim` and `publish` together under 3 us, plus one copy of the parameters per update.
+
+    Memory: m workers use at most 2m slots at any instant, e evaluators at most e more, provided that each worker
+    holds one claim at a time and leaves what it reads before it publishes. Proof: let r be the worker that published
+    the head. It had left before, so its hazard, if it has one now, was set after that and names the head. The slots in
+    use are therefore the head, at most m - 1 others that hazards name, and at most m claims. Together with m gradients
+    that is the paper's 3m. `claim` takes the lowest free slot and 2m slots always suffice for it, so the higher ones
+    never get physical memory. The pool has one more, 2m + 1 + e, for programs that publish while they read.
+
+    Differences from the paper: a slot is found again instead of allocated and freed; a hazard word per worker replaces
+    the count of readers in each vector, because a count cannot be repaired when a reader dies.
+
+    Args:
+        segment: the shared memory.
+        plan: from `reserve`.
+        participant_id: who uses this object: workers first, then evaluators.
+        incarnation: which of its lives.
+        abort_address: word that is nonzero when the run is being stopped; 0: there is none.
+
+    Reference: Bäckström, Walulya, Papatriantafilou and Tsigas, "Consistent Lock-free Parallel Stochastic Gradient
+        Descent for Fast and Stable Convergence", IPDPS 2021, arXiv:2102.09032.
+    """
+
+    def __init__(
+        self, segment: Segment, plan: SlotPlan, participant_id: int, incarnation: int = 0, abort_address: int = 0
+    ) -> None:
+        self._mapping = segment.mapping
+        self._plan = plan
+        self._abort = abort_address
+        self._token = owner_token(participant_id, incarnation)
+        self._head = segment.address + plan.head
+        self._touched = segment.address + plan.touched
+        self._hazards = segment.address + plan.hazards
+        self._hazard = self._hazards + participant_id * LINE_BYTES
+        self._owners = segment.address + plan.owners
+        self._vectors = [
+            segment.tensor(plan.vectors + slot * plan.vector_bytes, plan.num_parameters, plan.dtype)
+            for slot in range(plan.num_slots)
+        ]
+        self._unwritten = [View(slot, _UNWRITTEN, x) for slot, x in enumerate(self._vectors)]
+
+    @staticmethod
+    def reserve(
+        layout: Layout,
+        num_parameters: int,
+        num_participants: int,
+        *,
+        num_evaluators: int = 0,
+        dtype: torch.dtype = torch.float32,
+        name: str = "slots",
+    ) -> SlotPlan:
+        """Reserves the pool.
+
+        Args:
+            layout: where.
+            num_parameters: P, the length of a vector.
+            num_participants: workers and evaluators together.
+            num_evaluators: how many of them only read.
+            dtype: of the vectors.
+            name: of the areas in the layout.
+        """
+        num_slots = 2 * (num_participants - num_evaluators) + 1 + num_evaluators
+        vector_bytes = -(-num_parameters * dtype.itemsize // PAGE_BYTES) * PAGE_BYTES
+        return SlotPlan(
+            num_parameters=num_parameters,
+            num_participants=num_participants,
+            num_evaluators=num_evaluators,
+            dtype=dtype,
+            num_slots=num_slots,
+            vectors=layout.reserve(f"{name}.vectors", num_slots * vector_bytes, PAGE_BYTES),
+            vector_bytes=vector_bytes,
+            head=layout.words(f"{name}.head", 1),
+            touched=layout.words(f"{name}.touched", 1),
+            hazards=layout.words(f"{name}.hazards", num_participants),
+            owners=layout.words(f"{name}.owners", num_slots),
+        )
+
+    def initialise(self, x: torch.Tensor, version: int = 0) -> None:
+        """Publishes a first vector (P,) as this version (a resumed run goes on counting), before anyone starts."""
+        self._vectors[0].copy_(x)
+        store(self._head, version << _SLOT_BITS)
+        store(self._touched, 1)
+
+    @property
+    def version(self) -> int:
+        """Number of updates published so far."""
+        return load(self._head) >> _SLOT_BITS
+
+    def latest(self) -> View:
+        """The newest version, protected from reuse until this participant calls `leave` or `latest` again."""
+        newest = _protect_newest(self._head, self._hazard)
+        fail_point("slots.hazard_set")
+        slot = newest & _SLOT_MASK
+        return View(slot, newest >> _SLOT_BITS, self._vectors[slot])
+
+    def leave(self) -> None:
+        """Ends the protection of what `latest` returned."""
+        store(self._hazard, 0)
+
+    def claim(self) -> View:
+        """A slot that nobody reads and that is not published, for this worker to write; its version is -1.
+
+        Raises:
+            RunStopped: the run ended while all slots were in use (a dead worker's are, until `recover`).
+        """
+        plan = self._plan
+        while True:
+            # All but the last slot always suffice (see the class); the last is for who publishes while it reads.
+            for num_slots in (plan.num_slots - 1, plan.num_slots):
+                slot = _claim(
+                    self._head,
+                    self._hazards,
+                    plan.num_participants,
+                    self._owners,
+                    num_slots,
+                    self._touched,
+                    self._token,
+                )
+                if slot >= 0:
+                    fail_point("slots.claimed")
+                    return self._unwritten[slot]
+            raise_if_stopped(self._abort)
+            os.sched_yield()
+
+    def publish(self, new: View, after: View) -> bool:
+        """Makes `new` the newest version if `after` still is; one compare-and-swap.
+
+        On success the slot of `new` belongs to the pool again; on failure it still belongs to this worker.
+
+        Raises:
+            RuntimeError: the slot of `new` is not this worker's.
+        """
+        # Two calls, so that a kill between them can be tested: then the head carries a dead worker's claim.
+        outcome = _publish(
+            self._head,
+            after.version << _SLOT_BITS | after.slot,
+            (after.version + 1) << _SLOT_BITS | new.slot,
+            self._owners + new.slot * LINE_BYTES,
+            self._token,
+        )
+        if outcome > 0:
+            fail_point("slots.published")
+            store(self._owners + new.slot * LINE_BYTES, 0)
+        elif outcome < 0:
+            raise RuntimeError(f"slot {new.slot} is not this worker's to publish: claim() one for every version")
+        return outcome > 0
+
+    def discard(self, new: View) -> None:
+        """Gives a claimed slot back unpublished.
+
+        Raises:
+            RuntimeError: the slot is not this worker's.
+        """
+        if _give_back(self._owners + new.slot * LINE_BYTES, self._token) < 0:
+            raise RuntimeError(f"slot {new.slot} is not this worker's to give back")
+
+    def snapshot(self, out: torch.Tensor) -> int:
+        """Copies the newest version without stopping anyone; returns its version.
+
+        Raises:
+            RuntimeError: this participant is reading a version, which would lose its protection.
+        """
+        if load(self._hazard):
+            raise RuntimeError("snapshot() needs this participant's hazard word: call leave() first")
+        view = self.latest()
+        out.copy_(view.x)
+        self.leave()
+        return view.version
+
+    def touched_slots(self) -> int:
+        """Number of slots ever written, the first one included: what the pool takes of physical memory, in vectors."""
+        return load(self._touched)
+
+    def recover(self, participant_id: int, incarnation: int) -> bool:
+        """Frees the hazard and the claims of a dead participant, before it starts again; nothing is ever torn: False.
+
+        A participant that died between publishing and giving its claim back left a claim on a published slot, perhaps
+        the head. Freeing that is right too: the slot is protected by being the head or by its readers' hazards.
+        """
+        # Hazard words carry no incarnation. That is sound because only one incarnation of a participant lives at a
+        # time, and the next one starts after this.
+        store(self._hazards + participant_id * LINE_BYTES, 0)
+        token = owner_token(participant_id, incarnation)
+        for slot in range(self._plan.num_slots):
+            compare_and_swap(self._owners + slot * LINE_BYTES, token, 0)
+        return False

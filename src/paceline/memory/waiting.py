@@ -1,0 +1,140 @@
+"""Waiting until a word of shared memory changes: a short spin, a few yields, then the kernel's futex.
+
+A futex sleeps at most `SLICE_S`, so a lost wake-up, a waker that was killed before it could wake, or an abort word set
+by a supervisor delays a waiter by that much and never hangs it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+import time
+
+from paceline.errors import PacelineError
+from paceline.memory.atomics import kernel, load, pause
+
+__all__ = [
+    "SLICE_S",
+    "RunStopped",
+    "have_core_each",
+    "raise_if_stopped",
+    "sleep_precisely",
+    "wait_briefly",
+    "wake",
+    "wake_all",
+]
+
+SLICE_S = 0.05
+
+# About 2-5 us: as long as a futex sleep and wake would take. Longer would steal the time slice from the worker that is
+# waited for as soon as there are more workers than cores.
+_SPIN_ROUNDS = 100
+# About 100-200 us, for workers with a core each: a whole update of a small model. Being woken takes tens of microseconds
+# (more on a virtual machine, whose idle core must be woken first), and nobody else wants the core.
+_PATIENT_SPIN_ROUNDS = 4000
+_YIELDS = 4
+
+_FUTEX_WAIT, _FUTEX_WAKE = 0, 1  # without FUTEX_PRIVATE_FLAG: the waiters are other processes
+_SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(platform.machine())
+_HAS_FUTEX = sys.platform == "linux" and sys.byteorder == "little" and _SYS_FUTEX is not None
+_EVERYONE = 2**31 - 1
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+_SLICE = _Timespec(0, int(SLICE_S * 1e9))
+_syscall = ctypes.CDLL(None).syscall
+_spin_rounds = _SPIN_ROUNDS
+
+
+class RunStopped(PacelineError):  # noqa: N818  (not an error of anybody: the run is over)
+    """The supervisor stopped the run while this worker waited; whatever it was about to do was not done."""
+
+
+@kernel("int64(int64, int64, int64)", releases_gil=True)
+def _spin(address: int, value: int, rounds: int) -> int:
+    for _ in range(rounds):
+        now = load(address)
+        if now != value:
+            return now
+        pause()
+    return load(address)
+
+
+def have_core_each(num_workers: int) -> None:
+    """Tells this process how many workers share the machine: waits spin longer while each has a core to itself."""
+    global _spin_rounds
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    _spin_rounds = _PATIENT_SPIN_ROUNDS if num_workers <= cores else _SPIN_ROUNDS
+
+
+def wait_briefly(address: int, value: int) -> int:
+    """Waits while the word is `value`, at most about `SLICE_S`; returns what it is now.
+
+    The caller loops and looks, between two calls, at whatever else may have ended its wait.
+    """
+    now = _spin(address, value, _spin_rounds)
+    for _ in range(_YIELDS):
+        if now != value:
+            return now
+        os.sched_yield()
+        now = load(address)
+    if now == value:
+        if _HAS_FUTEX:
+            # A futex compares 32 bits: the word's low half (little-endian). The kernel compares and goes to sleep in
+            # one step, so a change between our load and its sleep is not missed.
+            _syscall(
+                ctypes.c_long(_SYS_FUTEX or 0),
+                ctypes.c_void_p(address),
+                ctypes.c_int(_FUTEX_WAIT),
+                ctypes.c_uint32(value & 0xFFFFFFFF),
+                ctypes.byref(_SLICE),
+                None,
+                ctypes.c_int(0),
+            )
+        else:
+            time.sleep(0.0002)
+        now = load(address)
+    return now
+
+
+def wake(address: int, count: int) -> None:
+    """Wakes up to `count` of those who wait for this word to change; change it first."""
+    if _HAS_FUTEX:
+        _syscall(
+            ctypes.c_long(_SYS_FUTEX or 0),
+            ctypes.c_void_p(address),
+            ctypes.c_int(_FUTEX_WAKE),
+            ctypes.c_int(count),
+            None,
+            None,
+            ctypes.c_int(0),
+        )
+
+
+def wake_all(address: int) -> None:
+    """Wakes all who wait for this word to change; change it first."""
+    wake(address, _EVERYONE)
+
+
+def raise_if_stopped(abort_address: int) -> None:
+    """Raises `RunStopped` if the supervisor has set the abort word (address 0: there is none)."""
+    if abort_address and load(abort_address):
+        raise RunStopped("the run was stopped while this worker waited for another one")
+
+
+def sleep_precisely(duration_s: float) -> None:
+    """Sleeps to within a few microseconds; other processes get the core meanwhile.
+
+    The kernel wakes a sleeper some 60 us late (timer slack 50 us), more than a whole update of a small model takes; so
+    the last part is passed by yielding.
+    """
+    until_s = time.perf_counter() + duration_s
+    if duration_s > 0.0001:
+        time.sleep(duration_s - 0.0001)
+    while time.perf_counter() < until_s:
+        os.sched_yield()

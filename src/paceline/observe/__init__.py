@@ -1,0 +1,12 @@
+"""What is measured, and how it is shown.
+
+`summarize` turns step records into figures, `RunData` keeps a run in a folder. Traces, reports, live progress, tables
+and pictures of lanes are imported from their own modules, since they need Plotly or Rich.
+"""
+
+from __future__ import annotations
+
+from paceline.observe.run import RunData, read_events, write_events
+from paceline.observe.summary import summarize
+
+__all__ = ["RunData", "read_events", "summarize", "write_events"]

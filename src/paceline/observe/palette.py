@@ -1,0 +1,40 @@
+"""Colours: one per method and one per activity, told apart by colour-blind readers, for light and dark pages.
+
+Methods use the colours of Okabe and Ito, "Color Universal Design", 2008; the dark variants are lightened until they
+reach a contrast of 4.5 against the dark page. Activities also differ in lightness, so that they survive grey printing.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+__all__ = ["ACTIVITIES", "ACTIVITY_NAMES", "METHODS", "SURFACES", "Theme", "tokens"]
+
+Theme = Literal["light", "dark"]
+
+METHODS: dict[Theme, tuple[str, ...]] = {
+    "light": ("#0072b2", "#d55e00", "#009e73", "#b0508a", "#b8860b", "#3a9bd0", "#5f5f5f", "#7a3e12"),
+    "dark": ("#5aaee8", "#f58a46", "#34c39a", "#e08cc0", "#e3b341", "#8fd0f5", "#b3b3b3", "#c9966b"),
+}
+ACTIVITIES: dict[Theme, dict[str, str]] = {
+    "light": {"input": "#b3bcc7", "gradient": "#35789e", "wait": "#f2b632", "apply": "#8a3f73", "other": "#e6e8eb"},
+    "dark": {"input": "#7d8894", "gradient": "#4d9cc9", "wait": "#f5c451", "apply": "#d07fb5", "other": "#33383f"},
+}
+ACTIVITY_NAMES = {
+    "gradient": "computing the gradient",
+    "wait": "waiting",
+    "apply": "applying the update",
+    "input": "waiting for input",
+    "other": "other",
+}
+SURFACES: dict[Theme, dict[str, str]] = {
+    "light": {"page": "#ffffff", "text": "#1d1f21", "soft": "#5c6268", "line": "#d5d9dd", "grid": "#e9ebee"},
+    "dark": {"page": "#15171a", "text": "#e6e5e1", "soft": "#a3a9b0", "line": "#3d4249", "grid": "#2a2e33"},
+}
+
+
+def tokens(theme: Theme) -> dict[str, str]:
+    """Every colour by the name that figures use for it: `@method-0`, `@wait`, `@text` and so on."""
+    named = {f"@method-{index}": colour for index, colour in enumerate(METHODS[theme])}
+    named |= {f"@{name}": colour for name, colour in ACTIVITIES[theme].items()}
+    return named | {f"@{name}": colour for name, colour in SURFACES[theme].items()}

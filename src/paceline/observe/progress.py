@@ -1,0 +1,212 @@
+"""Progress of a training while it runs: a live table on a terminal, plain lines elsewhere. Writes to stderr.
+
+Standard output stays free for `--json`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from paceline.observe.compare import number_text, percent_text, seconds_text
+
+__all__ = ["LiveTable", "Progress", "WorkerProgress"]
+
+_SECONDS_BETWEEN_LINES = 2.0
+_MAX_ROWS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProgress:
+    """What one worker did lately.
+
+    Args:
+        worker_id: the worker.
+        alive: False once it was declared dead.
+        steps: gradients computed so far.
+        steps_per_s: lately.
+        mean_staleness: of its applied updates, lately; None before the first.
+        waiting_share: of its time, lately, from 0 to 1; None before the first step.
+    """
+
+    worker_id: int
+    alive: bool = True
+    steps: int = 0
+    steps_per_s: float = 0.0
+    mean_staleness: float | None = None
+    waiting_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a run has come to.
+
+    Args:
+        elapsed_s: since the start of training.
+        share_done: from 0 to 1, of whatever limit comes first.
+        remaining_s: estimate; None if unknown.
+        version: updates applied.
+        samples: samples of the applied gradients.
+        samples_per_s: lately.
+        loss: running training loss.
+        accuracy: of the last evaluation, from 0 to 1.
+        epoch: passes over the data begun, None if the task has none.
+        workers: one entry per worker.
+        message: something to be told once: a worker lost, a restart, a checkpoint.
+    """
+
+    elapsed_s: float
+    share_done: float = 0.0
+    remaining_s: float | None = None
+    version: int = 0
+    samples: int = 0
+    samples_per_s: float = 0.0
+    loss: float | None = None
+    accuracy: float | None = None
+    epoch: int | None = None
+    workers: tuple[WorkerProgress, ...] = ()
+    message: str | None = None
+
+
+class LiveTable:
+    """Shows the progress it is given, in a `with` block.
+
+    On a terminal the table is redrawn in place, at most four times a second, and messages scroll by above it. Elsewhere
+    (a log file, CI) it prints a line about every two seconds, and at once for a message or a new epoch.
+
+    Args:
+        title: heads the table and the first line.
+        console: for tests; stderr by default.
+        now_s: for tests; a monotonic clock.
+    """
+
+    def __init__(
+        self, title: str = "", *, console: Console | None = None, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._title = title
+        self._console = console if console is not None else Console(stderr=True, highlight=False)
+        self._now_s = now_s
+        self._live: Live | None = None
+        self._last_line_s: float | None = None
+        self._last: Progress | None = None
+        self._last_was_shown = True
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            heading = Text(self._title or "starting", style="bold")
+            self._live = Live(heading, console=self._console, refresh_per_second=4, transient=False)
+            self._live.start()
+        elif self._title:
+            self._line(self._title)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        elif self._last is not None and not self._last_was_shown:
+            self._line(plain_line(self._last))
+
+    def update(self, progress: Progress) -> None:
+        """Show `progress`. Costs a few hundred microseconds; call it a few times a second."""
+        previous, self._last = self._last, progress
+        if self._live is not None:
+            if progress.message:
+                self._console.print(Text(f"{seconds_text(progress.elapsed_s)}  {progress.message}"))
+            self._live.update(render(progress, self._title))
+            return
+        now_s = self._now_s()
+        is_due = self._last_line_s is None or now_s - self._last_line_s >= _SECONDS_BETWEEN_LINES
+        is_new_epoch = previous is not None and previous.epoch != progress.epoch
+        self._last_was_shown = is_due or is_new_epoch or bool(progress.message)
+        if self._last_was_shown:
+            self._line(plain_line(progress))
+            self._last_line_s = now_s
+
+    def _line(self, text: str) -> None:
+        self._console.print(Text(text), soft_wrap=True)
+
+
+def plain_line(progress: Progress) -> str:
+    """One line that says the same without a terminal."""
+    parts = [f"{progress.elapsed_s:7.1f} s", f"{progress.share_done:4.0%}".replace("%", " %")]
+    if progress.epoch is not None:
+        parts.append(f"epoch {progress.epoch}")
+    parts.append(f"{progress.version:,} updates")
+    parts.append(f"{number_text(progress.samples_per_s)} samples/s")
+    if progress.loss is not None:
+        parts.append(f"loss {number_text(progress.loss)}")
+    if progress.accuracy is not None:
+        parts.append(f"accuracy {percent_text(progress.accuracy)}")
+    known = [worker.mean_staleness for worker in progress.workers if worker.mean_staleness is not None]
+    if known:
+        parts.append(f"staleness {sum(known) / len(known):.1f}")
+    dead = [worker.worker_id for worker in progress.workers if not worker.alive]
+    if dead:
+        parts.append(f"lost: worker {', '.join(map(str, dead))}")
+    if progress.remaining_s is not None:
+        parts.append(f"{seconds_text(progress.remaining_s)} left")
+    if progress.message:
+        parts.append(progress.message)
+    return "  ".join(parts)
+
+
+def render(progress: Progress, title: str = "") -> Group:
+    """The live table as a Rich renderable."""
+    head = Text(no_wrap=True, overflow="ellipsis")
+    if title:
+        head.append(title, style="bold")
+    overall = Table.grid(padding=(0, 3))
+    names, values = [], []
+    for name, value in _overall(progress):
+        overall.add_column(justify="right", no_wrap=True)
+        names.append(Text(name, style="dim"))
+        values.append(Text(value, style="bold"))
+    overall.add_row(*names)
+    overall.add_row(*values)
+    bar = Table.grid(padding=(0, 1))
+    bar.add_row(
+        ProgressBar(total=1.0, completed=min(max(progress.share_done, 0.0), 1.0), width=40),
+        Text(f"{progress.share_done:.0%}".replace("%", " %")),
+    )
+    workers = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("worker", "state", "steps", "steps/s", "staleness (updates)", "waiting (% of time)"):
+        workers.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
+    for worker in progress.workers[:_MAX_ROWS]:
+        workers.add_row(
+            str(worker.worker_id),
+            Text("running", style="green") if worker.alive else Text("lost", style="bold red"),
+            f"{worker.steps:,}",
+            number_text(worker.steps_per_s) if worker.alive else "-",
+            "-" if worker.mean_staleness is None else f"{worker.mean_staleness:.1f}",
+            "-" if worker.waiting_share is None else f"{100 * worker.waiting_share:.0f}",
+        )
+    parts: list[Text | Table] = [head, bar, overall, workers]
+    if len(progress.workers) > _MAX_ROWS:
+        parts.append(Text(f"and {len(progress.workers) - _MAX_ROWS} more workers", style="dim"))
+    return Group(*(parts if title else parts[1:]))
+
+
+def _overall(progress: Progress) -> list[tuple[str, str]]:
+    shown = [("time", seconds_text(progress.elapsed_s))]
+    if progress.remaining_s is not None:
+        shown.append(("left", seconds_text(progress.remaining_s)))
+    if progress.epoch is not None:
+        shown.append(("epoch", str(progress.epoch)))
+    shown += [("updates", f"{progress.version:,}"), ("samples/s", number_text(progress.samples_per_s))]
+    if progress.loss is not None:
+        shown.append(("loss", number_text(progress.loss)))
+    if progress.accuracy is not None:
+        shown.append(("accuracy", percent_text(progress.accuracy)))
+    return shown

@@ -1,0 +1,199 @@
+"""One run as data: its configuration, result, step records and evaluations; written to a folder and read back.
+
+A run's folder holds `config.json`, `result.json`, `evaluations.json` and one `events-<worker>.jsonl` per worker. Every
+file is written under another name first and then renamed, so that a reader never sees half of one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import UsageError
+from paceline.memory.records import RECORD_DTYPE
+
+__all__ = ["RunData", "read_events", "write_events", "write_json", "write_text"]
+
+_LINES_PER_CHUNK = 50_000
+_NAMES: tuple[str, ...] = RECORD_DTYPE.names or ()
+_LINE = "{" + ", ".join(f'"{name}": %s' for name in _NAMES) + "}\n"
+_EVENTS_FILE = re.compile(r"events-(\d+)\.jsonl")
+
+
+@dataclass(slots=True)
+class RunData:
+    """Everything that was recorded of one run.
+
+    Args:
+        config: what was asked for: task, algorithm, workers, seed, learning rate and so on.
+        result: what came out: `summarize`'s figures plus outcome, versions, machine and command.
+        records: worker_id -> that worker's steps (`RECORD_DTYPE`), times in seconds from the run's start.
+        evaluations: dicts with `elapsed_s`, `version`, `samples`, `train_loss`, `test_loss`, `test_accuracy`; a value
+            that was not measured is None.
+    """
+
+    config: dict[str, Any] = field(default_factory=dict)
+    result: dict[str, Any] = field(default_factory=dict)
+    records: dict[int, np.ndarray] = field(default_factory=dict)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the run's files into `folder`, made if missing; events of workers that it no longer has are removed.
+
+        Costs about 6 us per record, most of it to write its numbers so that they round-trip.
+
+        Returns:
+            The folder.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.glob("events-*.jsonl"):
+            match = _EVENTS_FILE.fullmatch(path.name)
+            if match and int(match[1]) not in self.records:
+                path.unlink()
+        write_json(folder / "config.json", self.config)
+        for worker_id, records in sorted(self.records.items()):
+            write_events(folder / f"events-{worker_id}.jsonl", records)
+        write_json(folder / "evaluations.json", self.evaluations)
+        write_json(folder / "result.json", self.result)  # last: a folder with a result is complete
+        return folder
+
+    @classmethod
+    def load(cls, folder: str | Path) -> RunData:
+        """Read what `save` wrote. A run that was killed before its result was written loads with an empty result.
+
+        Raises:
+            UsageError: the folder does not exist, holds no run, or a file in it is damaged.
+        """
+        folder = Path(folder)
+        if not (folder / "config.json").is_file():
+            raise UsageError(f"{folder} is not the folder of a run: it has no config.json.")
+        records = {
+            int(match[1]): read_events(path)
+            for path in folder.iterdir()
+            if (match := _EVENTS_FILE.fullmatch(path.name)) is not None
+        }
+        return cls(
+            config=_read_json(folder / "config.json", {}),
+            result=_read_json(folder / "result.json", {}),
+            records=dict(sorted(records.items())),
+            evaluations=_read_json(folder / "evaluations.json", []),
+        )
+
+
+def write_events(path: str | Path, records: np.ndarray) -> None:
+    """Write records as JSON Lines, one object per record with the dtype's names as keys; values round-trip exactly.
+
+    NaN becomes null; JSON has no infinity, so it becomes 1e999, a valid number that every parser reads as infinity.
+    """
+    if records.dtype != RECORD_DTYPE:
+        raise UsageError(f"Expected records of RECORD_DTYPE, got an array of {records.dtype}.")
+    chunks = (records[at : at + _LINES_PER_CHUNK] for at in range(0, len(records), _LINES_PER_CHUNK))
+    _write_atomically(Path(path), map(_lines, chunks))
+
+
+def _lines(records: np.ndarray) -> str:
+    columns = []
+    for name in _NAMES:
+        values = records[name]
+        texts = list(map(repr, values.tolist()))
+        if values.dtype.kind == "f":
+            for row in np.flatnonzero(~np.isfinite(values)).tolist():
+                texts[row] = {"nan": "null", "inf": "1e999", "-inf": "-1e999"}[texts[row]]
+        columns.append(texts)
+    return "".join(map(_LINE.__mod__, zip(*columns, strict=True)))
+
+
+def read_events(path: str | Path) -> np.ndarray:
+    """Read a file of `write_events`; keys that a record does not have are ignored.
+
+    A last line without its line end is what a killed writer leaves: it counts if it is complete and is skipped if not.
+
+    Raises:
+        UsageError: another line is not an event; the message names file and line.
+    """
+    path = Path(path)
+    lines = path.read_text(encoding="utf-8").split("\n")
+    unfinished = lines.pop()
+    with suppress(ValueError):
+        if unfinished and isinstance(json.loads(unfinished), dict):
+            lines.append(unfinished)
+    records = np.empty(len(lines), RECORD_DTYPE)
+    for at in range(0, len(lines), _LINES_PER_CHUNK):
+        chunk = lines[at : at + _LINES_PER_CHUNK]
+        try:
+            rows = [_row(event) for event in json.loads("[" + ",".join(chunk) + "]")]
+            if len(rows) != len(chunk):
+                raise ValueError("a line holds more or less than one event")
+        except (ValueError, KeyError, TypeError):
+            raise _damaged(path, chunk, at) from None
+        records[at : at + len(chunk)] = rows
+    return records
+
+
+def _row(event: dict[str, Any]) -> tuple[float, ...]:
+    return tuple(math.nan if (value := event[name]) is None else value for name in _NAMES)
+
+
+def _damaged(path: Path, lines: list[str], lines_before: int) -> UsageError:
+    for number, line in enumerate(lines, start=lines_before + 1):
+        try:
+            np.array(_row(json.loads(line)), RECORD_DTYPE)
+        except KeyError as missing:
+            return UsageError(f"{path}, line {number}: the event has no {missing}.")
+        except (ValueError, TypeError):
+            return UsageError(f"{path}, line {number} is not an event: {line[:80]!r}.")
+    return UsageError(f"{path}: lines {lines_before + 1} to {lines_before + len(lines)} are not events.")
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write `value` as indented JSON, atomically; NaN and infinities become null, NumPy values become Python's."""
+    write_text(path, json.dumps(_plain(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file atomically: a reader sees the old file or the new one, never a part."""
+    _write_atomically(Path(path), [text])
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case dict():
+            return {str(key): _plain(item) for key, item in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [_plain(item) for item in value]
+        case np.ndarray() | np.generic():
+            return _plain(value.tolist())
+        case float():
+            return value if math.isfinite(value) else None
+        case None | bool() | int() | str():
+            return value
+    return str(value)
+
+
+def _read_json(path: Path, default: Any) -> Any:
+    if not path.is_file():
+        return default
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{path} is damaged: {error}.") from None
+
+
+def _write_atomically(path: Path, chunks: Iterable[str]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(chunks)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

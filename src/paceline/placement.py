@@ -1,0 +1,71 @@
+"""Where the shared parameters lie in a machine with several memory nodes, and where workers run: as specs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.errors import UsageError
+from paceline.memory import placement as numa
+from paceline.memory.segment import Segment
+from paceline.specs import Registry
+
+__all__ = ["Bind", "FirstTouch", "Interleave", "Placement", "placement_registry"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """A policy for the run's memory, and whether each worker is pinned to a core.
+
+    Args:
+        pin: give every worker a core of its own, round robin over the cores that this process may use.
+    """
+
+    pin: bool = False
+
+    def check(self) -> None:
+        """Refuses what this machine does not have, with a `UsageError`; nothing by default."""
+
+    def place(self, segment: Segment) -> str:
+        """Applies the policy to untouched memory; returns a sentence on what it could not do, or an empty one."""
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstTouch(Placement):
+    """The kernel's default: a page lies on the node of the worker that first writes it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interleave(Placement):
+    """Pages alternate over all nodes: every worker is equally far from the parameters on average."""
+
+    def place(self, segment: Segment) -> str:
+        """Interleaves the segment's pages."""
+        return numa.interleave(segment.address, segment.size_bytes) or numa.describe()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bind(Placement):
+    """All pages on one node.
+
+    Args:
+        node: its number.
+    """
+
+    node: int = 0
+
+    def check(self) -> None:
+        """Refuses a node that this machine does not have."""
+        known = [node.id for node in numa.numa_nodes()]
+        if self.node not in known:
+            raise UsageError(f"This machine has no memory node {self.node}; it has {', '.join(map(str, known))}.")
+
+    def place(self, segment: Segment) -> str:
+        """Binds the segment's pages to the node."""
+        return numa.bind(segment.address, segment.size_bytes, [self.node]) or numa.describe()
+
+
+placement_registry = Registry("placement")
+placement_registry.register("first-touch", FirstTouch)
+placement_registry.register("interleave", Interleave)
+placement_registry.register("bind", Bind)

@@ -1,0 +1,219 @@
+"""What a supervisor learns from the workers' records while a run goes on, and what is kept of it at the end."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline import checkpoint
+from paceline.memory.records import RECORD_DTYPE
+from paceline.observe.progress import Progress, WorkerProgress
+from paceline.observe.run import RunData, write_events
+from paceline.observe.summary import WINDOW, summarize
+from paceline.spool import read_spool
+from paceline.supervisor import Supervisor
+from paceline.system import machine, versions
+
+__all__ = ["Recording", "earlier_part", "keep_earlier_part"]
+
+_TIMES = ("started_s", "gradient_started_s", "gradient_ended_s", "ended_s")
+
+
+class Recording:
+    """Running totals of a run, and its records on the run's own time.
+
+    Args:
+        previous: what an earlier part of the run recorded; a resumed run goes on counting from it.
+        num_workers: workers of the run.
+        lockstep: all workers make one update together.
+    """
+
+    def __init__(self, previous: RunData, num_workers: int, *, lockstep: bool) -> None:
+        self.previous = previous
+        self.evaluations: list[dict[str, Any]] = list(previous.evaluations)
+        self.samples: int = previous.result.get("samples", 0)
+        self.elapsed_before_s: float = previous.result.get("wall_s", 0.0)
+        self.loss: float | None = None  # mean of the last WINDOW losses, in the order of their updates
+        self.window_full = False
+        self.lockstep = lockstep
+        self._recent: deque[float] = deque(maxlen=WINDOW)
+        self._num_notes = 0
+        self._share_before: float | None = None if previous.result else 0.0
+        self._last_rows: list[np.ndarray] = [np.empty(0, RECORD_DTYPE)] * num_workers
+
+    def elapsed_s(self, supervisor: Supervisor) -> float:
+        """Time trained so far, earlier parts of the run included."""
+        assert supervisor.started_s is not None
+        return self.elapsed_before_s + time.monotonic() - supervisor.started_s
+
+    def take(self, supervisor: Supervisor) -> None:
+        """Counts what the supervisor's last drain brought."""
+        fresh = np.concatenate(supervisor.spool.fresh)
+        applied = fresh[fresh["applied_version"] >= 1]
+        self.samples += int(applied["samples"].sum())
+        losses = applied["loss"][np.argsort(applied["applied_version"], kind="stable")]
+        self._recent.extend(losses[~np.isnan(losses)].tolist())
+        self.window_full = len(self._recent) == WINDOW
+        self.loss = float(np.mean(self._recent)) if self._recent else None
+        for worker, rows in enumerate(supervisor.spool.fresh):
+            if len(rows):
+                self._last_rows[worker] = rows
+
+    def progress(self, supervisor: Supervisor, *, share_done: float, epoch: int | None) -> Progress:
+        """What to show now."""
+        assert supervisor.arena is not None
+        elapsed_s = self.elapsed_s(supervisor)
+        running_s = max(elapsed_s - self.elapsed_before_s, 1e-9)
+        if self._share_before is None:
+            self._share_before = share_done  # a resumed run has done this much before
+        newly_done = share_done - self._share_before
+        workers = []
+        for state, rows in zip(supervisor.workers, self._last_rows, strict=True):
+            steps_s = float((rows["ended_s"] - rows["started_s"]).sum())
+            applied = rows[rows["applied_version"] >= 1]
+            stale = (applied["applied_version"] - 1 - applied["read_version"]) if not self.lockstep else np.zeros(0)
+            total = supervisor.spool.totals[state.worker_id]
+            workers.append(
+                WorkerProgress(
+                    worker_id=state.worker_id,
+                    alive=state.running,
+                    steps=total,
+                    steps_per_s=total / running_s,
+                    mean_staleness=float(stale.mean()) if len(stale) else 0.0,
+                    waiting_share=float(rows["wait_s"].sum()) / steps_s if steps_s else 0.0,
+                )
+            )
+        return Progress(
+            elapsed_s=elapsed_s,
+            share_done=share_done,
+            remaining_s=running_s * (1 - share_done) / newly_done if newly_done > 0 else None,
+            version=supervisor.arena.shared.version,
+            samples=self.samples,
+            samples_per_s=(self.samples - self.previous.result.get("samples", 0)) / running_s,
+            loss=self.loss,
+            accuracy=self.evaluations[-1]["test_accuracy"] if self.evaluations else None,
+            epoch=epoch,
+            workers=tuple(workers),
+            message=self._new_note(supervisor.outcome.notes),
+        )
+
+    def _new_note(self, notes: list[str]) -> str | None:
+        """What happened since the last progress, once."""
+        new, self._num_notes = notes[self._num_notes :], len(notes)
+        return " ".join(new) or None
+
+    def records(self, supervisor: Supervisor) -> dict[int, np.ndarray]:
+        """All records of the run, times in seconds from its start."""
+        records = dict(self.previous.records)  # a resumed run may have fewer workers than before
+        for worker, rows in supervisor.spool.records().items():
+            _shift(rows, self.elapsed_before_s - (supervisor.started_s or 0.0))
+            before = self.previous.records.get(worker)
+            records[worker] = np.concatenate([before, rows]) if before is not None else rows
+        return records
+
+    def result(
+        self,
+        supervisor: Supervisor,
+        records: Mapping[int, np.ndarray],
+        *,
+        about: Mapping[str, Any],
+        initial_loss: float | None = None,
+        target_loss: float | None = None,
+        target_accuracy: float | None = None,
+    ) -> dict[str, Any]:
+        """The content of `result.json`; a run that ended by itself and reached its target is `converged`.
+
+        Args:
+            supervisor: after its run.
+            records: from `records`.
+            about: what identifies the run: task, algorithm, workers, ...
+            initial_loss: loss before the first update.
+            target_loss: the run's target, if it had one.
+            target_accuracy: likewise.
+        """
+        figures = summarize(
+            records,
+            num_workers=len(supervisor.workers),
+            wall_s=last_s(records),
+            initial_loss=initial_loss,
+            target_loss=target_loss,
+            target_accuracy=target_accuracy,
+            evaluations=self.evaluations,
+            lockstep=self.lockstep,
+        )
+        outcome, arena = supervisor.outcome, supervisor.arena
+        if outcome.name == "stopped" and figures["time_to_target_s"] is not None:
+            outcome.name = "converged"
+        touched = getattr(arena.shared, "touched_slots", None) if arena is not None else None
+        return {
+            **about,
+            "outcome": outcome.name,
+            "outcome_reason": outcome.reason,
+            "outcome_trace": outcome.trace,
+            **figures,
+            "initial_loss": initial_loss,
+            "version": arena.shared.version if arena is not None else 0,
+            "target_loss": target_loss,
+            "target_accuracy": target_accuracy,
+            "workers_lost": outcome.workers_lost,
+            "torn_updates": outcome.torn_updates,
+            "restarts": outcome.restarts,
+            "events_lost": supervisor.spool.lost,
+            "vectors_touched": touched() if touched is not None else None,
+            "ready_after_s": supervisor.ready_after_s,
+            "notes": outcome.notes,
+            "machine": machine(),
+            "versions": versions(),
+        }
+
+
+def last_s(records: Mapping[int, np.ndarray]) -> float:
+    """When the last step ended: the run's duration."""
+    return max((float(rows["ended_s"].max()) for rows in records.values() if len(rows)), default=0.0)
+
+
+def earlier_part(folder: Path) -> tuple[RunData, Path]:
+    """What an interrupted or finished run recorded up to its newest complete checkpoint, and that checkpoint.
+
+    Updates after the checkpoint are left out: the resumed run makes them again.
+
+    Raises:
+        UsageError: the folder holds no run, or no complete checkpoint.
+    """
+    run = RunData.load(folder)
+    newest = checkpoint.newest(folder / "checkpoint")
+    about = checkpoint.describe(newest)
+    version = checkpoint.load_parameters(newest).version
+    records = {}
+    for worker in sorted({*run.records, *(int(path.stem.partition("-")[2]) for path in folder.glob("events-*.bin"))}):
+        parts: Sequence[np.ndarray] = [run.records[worker]] if worker in run.records else []
+        spool = folder / f"events-{worker}.bin"
+        if spool.exists():  # the run was killed before it could write its events in their final form
+            unfinished = read_spool(spool)
+            _shift(unfinished, -about["started_s"])
+            parts = [*parts, unfinished]
+        if parts:
+            rows = np.concatenate(parts)
+            made = np.where(rows["applied_version"] > 0, rows["applied_version"], rows["gradient_version"])
+            records[worker] = rows[made <= version]
+    result = {"samples": about["samples"], "wall_s": about["elapsed_s"], "initial_loss": about["initial_loss"]}
+    evaluations = [one for one in run.evaluations if one["elapsed_s"] <= about["elapsed_s"]]
+    return RunData(run.config, result, records, evaluations), newest
+
+
+def keep_earlier_part(folder: Path, previous: RunData) -> None:
+    """Writes what `earlier_part` found in its final form, before the spool files are used anew."""
+    for worker, records in previous.records.items():
+        write_events(folder / f"events-{worker}.jsonl", records)
+    for path in folder.glob("events-*.bin"):
+        path.unlink()
+
+
+def _shift(records: np.ndarray, by_s: float) -> None:
+    for column in _TIMES:
+        records[column] += by_s

@@ -1,0 +1,297 @@
+"""The worker's side of a step: its model and optimizer on flat vectors, its clock, and the record it leaves.
+
+Two replicas share the bookkeeping. `TaskReplica` owns its loop, for `paceline train`. `AttachedReplica`, in
+`attached_replica.py`, lets the user's loop run where the program asks for a gradient.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from paceline.errors import PacelineError
+from paceline.flat import FlatBinding
+
+__all__ = ["BaseReplica", "BatchSource", "DivergedError", "RealClock", "Recorder", "TaskReplica", "raw_step"]
+
+_UPDATE_TIME_SMOOTHING = 0.1
+_NAN = math.nan
+
+# With these, every element of a parameter is updated from its own gradient and state alone, so one step over the whole flat
+# vector gives the same bits as one step per parameter, without a Python loop over parameters.
+_ELEMENTWISE = {
+    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax,
+    torch.optim.ASGD, torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Rprop,
+}  # fmt: skip
+
+
+class DivergedError(PacelineError):
+    """The loss or the parameters are no longer finite: the run ends as `diverged`."""
+
+
+class RealClock:
+    """The machine's monotonic clock, which all processes of a machine share; counts what was slept."""
+
+    def __init__(self) -> None:
+        self.waited_s = 0.0
+
+    now_s = staticmethod(time.monotonic)
+
+    def sleep_s(self, duration_s: float) -> None:
+        """Waits at least `duration_s`: yields the core for short waits, as the system's timer is good for about 60 us only."""
+        begun_s = time.monotonic()
+        end_s = begun_s + duration_s
+        if duration_s > 200e-6:
+            time.sleep(duration_s - 100e-6)
+        while (now_s := time.monotonic()) < end_s:
+            os.sched_yield()
+        self.waited_s += now_s - begun_s
+
+
+class Recorder(Protocol):
+    """Where the record of a step goes (see `memory/records.py` for the fields)."""
+
+    def append(self, *fields: float) -> None:
+        """Writes one record."""
+        ...
+
+
+class BatchSource(Protocol):
+    """Hands a worker its batches."""
+
+    def next(self) -> Any | None:
+        """The next batch, or None at the end."""
+        ...
+
+
+class BaseReplica:
+    """What every replica keeps: flat vectors, times, and the record of the step.
+
+    Args:
+        binding: the model's parameters.
+        recorder: takes one record per step.
+        waits: objects whose `waited_s` counts time that the worker waited (clock, lock, barrier).
+        staleness: counts of all workers, fed at every update; None: nobody asks for them.
+        stopped: whether the run is being stopped.
+        incarnation: 0 for the worker's first process.
+        now_s: the clock of the records; virtual in a simulation.
+    """
+
+    def __init__(
+        self,
+        *,
+        binding: FlatBinding,
+        recorder: Recorder,
+        waits: list[Any],
+        staleness: Any,
+        stopped: Callable[[], bool],
+        incarnation: int = 0,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.binding = binding
+        self._now_s = now_s
+        self.samples = 0
+        self.update_time_s = 0.0
+        self.step = 0
+        self.loss = math.nan
+        self._append = recorder.append
+        self._waits = waits
+        self._staleness = staleness
+        self._stopped = stopped
+        self._incarnation = incarnation
+        self._private: torch.Tensor | None = None
+        self._batch = -1
+        self._read_version = 0
+        self._started_s = self._input_s = self._gradient_started_s = self._gradient_ended_s = self._apply_s = 0.0
+
+    def copy(self, x: torch.Tensor) -> torch.Tensor:
+        """Copies `x` (P,) into this worker's private vector and returns that."""
+        begun_s = self._now_s()
+        if self._private is None:
+            self._private = torch.empty_like(x)
+        self._private.copy_(x)
+        self._apply_s += self._now_s() - begun_s
+        return self._private
+
+    def applied(self, version: int, gradient_version: int, failed_publishes: int = 0) -> None:
+        """Records the step: its update became `version`."""
+        if self._staleness is not None:
+            self._staleness.add(version - 1 - self._read_version)
+        self._record(version, gradient_version, failed_publishes)
+
+    def dropped(self, gradient_version: int, failed_publishes: int = 0) -> None:
+        """Records the step: its gradient was given up."""
+        self._record(-1, gradient_version, failed_publishes)
+
+    # Between two gradients the caches are full of parameters: a Python call then costs close to a microsecond instead of a
+    # tenth. The functions below are therefore few, and whatever runs in every step calls little.
+
+    def _begin_step(self, started_s: float) -> None:
+        self.step += 1
+        self._started_s = started_s
+        self._apply_s = 0.0
+        self.loss = _NAN
+        for wait in self._waits:
+            wait.waited_s = 0.0
+        self._input_s = self._now_s() - started_s
+
+    def _count_apply(self, begun_s: float) -> None:
+        took_s = self._now_s() - begun_s
+        self._apply_s += took_s
+        self.update_time_s += _UPDATE_TIME_SMOOTHING * (took_s - self.update_time_s) if self.update_time_s else took_s
+
+    def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
+        waited_s = 0.0
+        for wait in self._waits:
+            waited_s += wait.waited_s
+        self._append(
+            self.step,
+            self._batch,
+            self._incarnation,
+            self.samples,
+            self._read_version,
+            gradient_version,
+            applied_version,
+            failed_publishes,
+            self._started_s,
+            self._input_s,
+            self._gradient_started_s,
+            self._gradient_ended_s,
+            waited_s,
+            self._apply_s,
+            self._now_s(),
+            self.loss,
+        )
+
+
+class TaskReplica(BaseReplica):
+    """A replica that owns its loop: batches from a source, gradient by one forward and one backward, then the optimizer.
+
+    Gradients are views of one flat vector into which backward adds; elementwise optimizers hold that vector and the parameters
+    as one tensor. Neither changes a bit of the result; both save the time of Python loops over parameters.
+
+    Args:
+        model: called on the inputs of a batch.
+        loss: maps the model's output and the targets to a scalar mean loss.
+        make_optimizer: builds the optimizer for the parameters it is given.
+        batches: yields `(batch_number, inputs, targets)`.
+        base: as for `BaseReplica`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[Any, Any], torch.Tensor],
+        make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        batches: BatchSource,
+        **base: Any,
+    ) -> None:
+        super().__init__(**base)
+        self.model = model
+        self._loss_function = loss
+        self._batches = batches
+        self.g = torch.zeros(self.binding.num_elements, dtype=self.binding.dtype)
+        self.binding.bind_gradients(self.g)
+        probe = make_optimizer(self.binding.parameters)
+        self._flat: nn.Parameter | None = None
+        if type(probe) in _ELEMENTWISE:
+            self._flat = nn.Parameter(torch.empty_like(self.g))
+            self._flat.grad = self.g
+            self.optimizer = make_optimizer([self._flat])
+        else:
+            self.optimizer = probe
+        self._step = raw_step(self.optimizer)
+        self._is_plain_sgd = self._flat is not None and is_plain_sgd(self.optimizer)
+
+    def steps(self) -> Iterator[int]:
+        """This worker's steps, from 1, until the source ends or the run is stopped."""
+        while not self._stopped():
+            started_s = self._now_s()
+            batch = self._batches.next()
+            if batch is None:
+                return
+            self._batch, self._inputs, self._targets = batch
+            self.samples = 0 if self._targets is None else self._targets.shape[0]
+            self._begin_step(started_s)
+            yield self.step
+
+    def gradient(self, at: torch.Tensor, version: int) -> None:
+        """Computes the mean gradient over the batch at `at` (P,) into `g`.
+
+        Raises:
+            DivergedError: the loss is not finite.
+        """
+        self._read_version = version
+        self.binding.bind(at)
+        self._gradient_started_s = self._now_s()
+        self.g.zero_()
+        if self.samples:
+            with torch.enable_grad():
+                loss = self._loss_function(self.model(self._inputs), self._targets)
+            loss.backward()
+            self.loss = loss.item()
+            if not math.isfinite(self.loss):
+                raise DivergedError(
+                    f"The loss became {self.loss} at step {self.step} (version {version}); lower the learning rate."
+                )
+        self._gradient_ended_s = self._now_s()
+
+    def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:
+        """Lets the optimizer take its one step on `to` (P,), a copy of `of` if given."""
+        begun_s = self._now_s()
+        if self._is_plain_sgd:
+            # What SGD's step comes to, without its Python; and one pass over memory instead of two where `of` is given.
+            rate = self.optimizer.param_groups[0]["lr"] * scale
+            torch.add(to if of is None else of, self.g, alpha=-rate, out=to)
+        else:
+            if of is not None:
+                to.copy_(of)
+            if self._flat is not None:
+                self._flat.data = to
+            else:
+                self.binding.bind(to)
+            scaled_step(self._step, self.optimizer, scale)
+        self._count_apply(begun_s)
+
+    def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        """`after - before` (P,), in the gradient's memory."""
+        return torch.sub(after, before, out=self.g)
+
+
+def scaled_step(step: Callable[[], Any], optimizer: torch.optim.Optimizer, scale: float) -> None:
+    """One step with every learning rate multiplied by `scale` for its duration."""
+    if scale == 1.0:
+        step()
+        return
+    rates = [group["lr"] for group in optimizer.param_groups]
+    try:
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * scale
+        step()
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
+def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step is `x -= lr * g` and nothing else."""
+    extras = ("momentum", "weight_decay", "nesterov", "maximize", "differentiable", "fused")
+    return type(optimizer) is torch.optim.SGD and not any(optimizer.defaults[extra] for extra in extras)
+
+
+def raw_step(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
+    """The optimizer's own step without PyTorch's wrappers (profiler range, hooks, gradient mode): the caller is under no_grad.
+
+    The wrappers cost about a tenth of a small model's step. A class of the user's own keeps them: it may rely on them.
+    """
+    wrapped = type(optimizer).step
+    if type(optimizer).__module__.startswith("torch.optim."):
+        return inspect.unwrap(wrapped).__get__(optimizer)
+    return optimizer.step

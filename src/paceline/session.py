@@ -1,0 +1,211 @@
+"""One worker's membership in a run: its model on shared memory, its ports, its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline import checkpoint
+from paceline.algorithms import Algorithm, registry
+from paceline.arena import Arena, plan_arena
+from paceline.environment import WorkerEnvironment
+from paceline.errors import UsageError
+from paceline.flat import FlatBinding
+from paceline.memory.segment import Segment
+from paceline.replica import RealClock
+from paceline.worker_process import Hello, join_run
+
+__all__ = ["Session", "shared_state_of"]
+
+# Optimizers whose state is all zeros before the first step, so that workers can share it from the start.
+_ZERO_STATE = {
+    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.RMSprop, torch.optim.RAdam,
+    torch.optim.Adadelta,
+}  # fmt: skip
+
+
+class Session:
+    """What one worker holds between joining a run and leaving it.
+
+    Args:
+        model: its trainable parameters become views of the shared vector; its buffers are shared (see below).
+        algorithm: how the workers agree.
+        environment: who this worker is; None: alone, in memory of its own.
+        shared_state: shapes of optimizer state that all workers share, by name; empty: each keeps its own.
+
+    Buffers (running statistics) are one shared copy that all workers write, the last writer winning; in lockstep every
+    worker keeps its own and worker 0's are the run's.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        algorithm: Algorithm,
+        environment: WorkerEnvironment | None,
+        shared_state: dict[str, tuple[tuple[int, ...], torch.dtype]] | None = None,
+    ) -> None:
+        self.model = model
+        self.algorithm = algorithm
+        self.environment = environment
+        self.binding = FlatBinding(model.parameters())
+        self.worker_id = environment.worker_id if environment is not None else 0
+        self._resume = environment.resume if environment is not None else None
+        self._shared_state = shared_state or {}
+        self._buffers = {f"buffer {name}": buffer for name, buffer in model.named_buffers()}
+        self.clock = RealClock()
+        extra = {name: (tuple(b.shape), b.dtype) for name, b in self._buffers.items()} | self._shared_state
+        hello = Hello(
+            algorithm=registry.spec(algorithm),
+            num_elements=self.binding.num_elements,
+            num_parameters=self.binding.num_parameters,
+            dtype=self.binding.dtype,
+            shapes=tuple(self.binding.describe()),
+            extra=extra,
+        )
+        if environment is None:
+            self.arena = self._arena_of_its_own(hello)
+        else:
+            self.arena = join_run(environment, hello, self._write_initial)
+        self._bind_buffers()
+        self.ports = self.arena.ports(self.clock, environment.seed if environment is not None else 0)
+        self.ring = self.arena.ring(self.worker_id)
+
+    def _arena_of_its_own(self, hello: Hello) -> Arena:
+        plan = plan_arena(
+            self.algorithm.memory, num_workers=1, num_elements=hello.num_elements, dtype=hello.dtype, extra=hello.extra
+        )
+        arena = Arena(Segment.create(plan.size_bytes), plan, participant_id=0)
+        x = torch.empty(hello.num_elements, dtype=hello.dtype)
+        self.binding.read(x)
+        arena.shared.initialise(x)
+        for name, buffer in self._buffers.items():
+            arena.extra(name).copy_(buffer)
+        return arena
+
+    def _write_initial(self, arena: Arena, x: torch.Tensor) -> None:
+        """The parameters that the run starts from, into `x` (P,): the model's own, or the checkpoint's."""
+        if self._resume is not None:
+            saved = checkpoint.load_parameters(self._resume)
+            if saved.x.shape != x.shape or saved.x.dtype != x.dtype:
+                raise UsageError(
+                    f"The checkpoint in {self._resume} holds {saved.x.numel()} elements of {saved.x.dtype}, this model has"
+                    f" {x.numel()} of {x.dtype}; resume with the task that the run was started with."
+                )
+            num_before = len(checkpoint.describe(self._resume)["workers"])
+            if self.algorithm.lockstep and num_before != arena.plan.num_workers:
+                raise UsageError(
+                    f"Lockstep rounds depend on the number of workers: resume this run with {num_before}, not"
+                    f" {arena.plan.num_workers}."
+                )
+            x.copy_(saved.x)
+            buffers = saved.buffers
+            if self._shared_state:
+                self._write_shared_state(arena, checkpoint.load_optimizer_state(self._resume))
+        else:
+            self.binding.read(x)
+            buffers = self._buffers
+        for name, buffer in buffers.items():
+            arena.extra(name).copy_(buffer)
+
+    def _write_shared_state(self, arena: Arena, saved: dict[int, dict[str, torch.Tensor]]) -> None:
+        for name in self._shared_state:
+            _, index, key = name.split(" ")
+            value = saved.get(int(index), {}).get(key)
+            if value is not None:
+                arena.extra(name).copy_(value)
+
+    def _bind_buffers(self) -> None:
+        if self.algorithm.lockstep and self.worker_id != 0:
+            return
+        for name, buffer in self._buffers.items():
+            buffer.data = self.arena.extra(name)
+
+    def stopped(self) -> bool:
+        """Whether the run is being stopped."""
+        return self.arena.load("abort") != 0
+
+    def base_arguments(self) -> dict[str, Any]:
+        """What `BaseReplica` needs."""
+        return {
+            "binding": self.binding,
+            "recorder": self.ring,
+            "waits": self.arena.waits(self.clock),
+            "staleness": self.arena.staleness if self.algorithm.memory.staleness_counts else None,
+            "stopped": self.stopped,
+            "incarnation": self.environment.incarnation if self.environment is not None else 0,
+        }
+
+    def share_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """Puts the optimizer's state into shared memory: one momentum, one Adam step for all workers."""
+        for name in self._shared_state:
+            _, index, key = name.split(" ")
+            parameter = optimizer.param_groups[0]["params"][int(index)]
+            optimizer.state[parameter][key] = self.arena.extra(name)
+
+    def save(self, number: int | None, optimizer: torch.optim.Optimizer, taken: int, *, parameters: bool) -> None:
+        """Saves this worker's part of a checkpoint.
+
+        Args:
+            number: the first batch of the epoch that begins; None: the run's end, whose parameters the supervisor saves.
+            optimizer: whose state is saved.
+            taken: batches that this worker has taken.
+            parameters: whether this worker saves the parameters, too.
+        """
+        assert self.environment is not None
+        folder = self.environment.checkpoint
+        assert folder is not None
+        checkpoint.save_worker(folder, number, self.worker_id, optimizer, taken)
+        if parameters:
+            assert number is not None
+            checkpoint.save_parameters(folder, number, self.parameters(next_batch=number))
+
+    def parameters(self, next_batch: int) -> checkpoint.Parameters:
+        """A copy of the parameters and buffers as they are now."""
+        x = torch.empty(self.binding.num_elements, dtype=self.binding.dtype)
+        version = self.arena.shared.snapshot(x)
+        buffers = {name: self.arena.extra(name).clone() for name in self._buffers}
+        return checkpoint.Parameters(x, version, next_batch, buffers)
+
+    def restore(self, optimizer: torch.optim.Optimizer) -> int:
+        """Loads this worker's optimizer state from the checkpoint to resume; returns the batches it has taken so far."""
+        before = self.environment.taken if self.environment is not None else 0
+        if self._resume is None:
+            return before
+        return before + checkpoint.load_worker(self._resume, self.worker_id, optimizer)
+
+    def close(self) -> None:
+        """Gives the model memory of its own again; the shared memory goes when its last user does."""
+        self.binding.release()
+        for buffer in self._buffers.values():
+            buffer.data = buffer.data.clone()
+
+
+def shared_state_of(
+    make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer], model: nn.Module
+) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Names, shapes and types of an optimizer's state, found by one step of a throw-away copy on a zero gradient.
+
+    Every optimizer whose state can be shared works element by element, so `TaskReplica` gives it one flat parameter (P,).
+
+    Raises:
+        UsageError: the optimizer's state does not start at zero, so that workers cannot share it from the start.
+    """
+    binding = FlatBinding(model.parameters())
+    flat = nn.Parameter(torch.zeros(binding.num_elements, dtype=binding.dtype))
+    flat.grad = torch.zeros_like(flat)
+    optimizer = make_optimizer([flat])
+    if type(optimizer) not in _ZERO_STATE:
+        known = ", ".join(sorted(kind.__name__ for kind in _ZERO_STATE))
+        raise UsageError(
+            f"{type(optimizer).__name__} cannot share its state among workers, which needs state that starts at zero:"
+            f" choose one of {known}, or keep the state per worker."
+        )
+    optimizer.step()
+    return {
+        f"state 0 {key}": (tuple(value.shape), value.dtype)
+        for key, value in optimizer.state[flat].items()
+        if isinstance(value, torch.Tensor)
+    }

@@ -1,0 +1,59 @@
+"""The training set, once in memory for all workers of a machine."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from paceline.memory.segment import Layout, Segment
+
+__all__ = ["DatasetHandle", "open_dataset", "share_dataset"]
+
+
+@dataclass(frozen=True)
+class DatasetHandle:
+    """How a worker reaches the training set: tensors in a shared segment, or the data set itself, sent along.
+
+    Args:
+        tensors: offset, shape and type of each tensor of a `TensorDataset` in the segment.
+        size_bytes: of the segment.
+        dataset: any other data set; on its way to a process, its bytes: its class may be in a user's file, which the worker
+            loads first.
+    """
+
+    tensors: tuple[tuple[int, tuple[int, ...], torch.dtype], ...] = ()
+    size_bytes: int = 0
+    dataset: Dataset[Any] | bytes | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        dataset = self.dataset if self.dataset is None else pickle.dumps(self.dataset)
+        return DatasetHandle, (self.tensors, self.size_bytes, dataset)
+
+
+def share_dataset(dataset: Dataset[Any]) -> tuple[DatasetHandle, Segment | None]:
+    """Copies a `TensorDataset` into shared memory; other data sets are pickled to every worker."""
+    if type(dataset) is not TensorDataset:
+        return DatasetHandle(dataset=dataset), None
+    layout = Layout()
+    places = tuple(
+        (layout.reserve(str(index), max(1, tensor.nbytes)), tuple(tensor.shape), tensor.dtype)
+        for index, tensor in enumerate(dataset.tensors)
+    )
+    segment = Segment.create(layout.size_bytes)
+    for (offset, shape, dtype), tensor in zip(places, dataset.tensors, strict=True):
+        segment.tensor(offset, shape, dtype).copy_(tensor)
+    return DatasetHandle(places, layout.size_bytes), segment
+
+
+def open_dataset(handle: DatasetHandle, descriptors: tuple[int, ...]) -> Dataset[Any]:
+    """The data set in a worker that has loaded the task; `descriptors` are those it was sent."""
+    if isinstance(handle.dataset, bytes):
+        return pickle.loads(handle.dataset)
+    if handle.dataset is not None:
+        return handle.dataset
+    segment = Segment.from_fd(descriptors[0], handle.size_bytes)
+    return TensorDataset(*(segment.tensor(*place) for place in handle.tensors))

@@ -1,0 +1,254 @@
+"""`paceline simulate` as a function: one task, one algorithm, simulated workers, and the same files as a real run."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from paceline.algorithms import Algorithm, registry
+from paceline.batches import BatchPlan, Partition, Skewed, partition_registry
+from paceline.config import TrainConfig
+from paceline.errors import UsageError
+from paceline.evaluation import Evaluator
+from paceline.flat import FlatBinding
+from paceline.observe.run import RunData
+from paceline.replica import BaseReplica, DivergedError
+from paceline.simulated_sources import BatchSizes, DeclaredBatches, OwnRandomness
+from paceline.simulation_record import SimulationRecord, write_simulation
+from paceline.simulator.cluster import Cluster
+from paceline.simulator.cluster_file import as_table
+from paceline.simulator.machine import SimulatedMachine
+from paceline.simulator.replica import RandomStates, SimulatedReplica, TimedReplica
+from paceline.simulator.scheduler import ProgramError
+from paceline.sources import BatchClaims, DatasetBatches
+from paceline.specs import build_optimizer
+from paceline.task_worker import seeded_model
+from paceline.tasks.base import targets_of
+from paceline.tasks.load import load_task
+
+__all__ = ["simulate_task"]
+
+_INITIAL_SAMPLES = 10_000  # as in a real run
+_DECLARED_ELEMENT_BYTES = 4  # of parameters that are only declared: float32
+
+
+def simulate_task(
+    config: TrainConfig,
+    *,
+    cluster: Cluster | None = None,
+    timing_only: bool = False,
+    num_parameters: int | None = None,
+    out: Path | None = None,
+    command: str = "",
+) -> RunData:
+    """Trains a task with simulated workers: every gradient is computed, only time is virtual.
+
+    Equal arguments give equal results, bit for bit (same machine and versions). Buffers such as running statistics are one
+    copy that all workers write, also in lockstep.
+    Costs: the gradients, one after the other; timing only, 25 to 50 us per step with 1,000 to 10,000 workers, and
+    some more for each lost race of `leashed`, which with unbounded persistence and hundreds of workers can outnumber the
+    steps by far.
+    Not: `train`, whose workers are real and whose times are measured.
+
+    Args:
+        config: what and how; `backend`, `placement` and checkpoints play no part.
+        cluster: workers and speeds; it, not `config`, says how many workers. None: the default with `config.workers`.
+        timing_only: compute no gradient: the worker programs run on empty vectors, and no loss is known.
+        num_parameters: for timing only: length of the vectors, float32, instead of the task's; with `steps` set, no data
+            are loaded either.
+        out: the run's folder; None: nothing is written. Host times, dates and paths are only in its `host.json`.
+        command: the command line, for the report and `host.json`.
+
+    Returns:
+        The run, on virtual time; `result["outcome"]` is converged, stopped, diverged or crashed.
+
+    Raises:
+        UsageError: the configuration cannot be run; nothing was written.
+    """
+    simulation = _Simulation(config, cluster or Cluster(workers=config.workers), timing_only, num_parameters)
+    began, began_s = time.time(), time.perf_counter()
+    run = simulation.run()
+    if out is not None:
+        host = {"began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)), "command": command, "out": str(out)}
+        host |= {"simulated_in_s": time.perf_counter() - began_s, "events": simulation.machine.scheduler.num_events}
+        host |= {"data": str(config.data) if config.data is not None else None}
+        write_simulation(run, out, host=host, command=command)
+    return run
+
+
+class _Simulation:
+    """One call of `simulate_task`, from its validation to its result."""
+
+    def __init__(self, config: TrainConfig, cluster: Cluster, timing_only: bool, num_parameters: int | None) -> None:
+        self.cluster = cluster
+        self.timing_only = timing_only
+        self.task = load_task(config.task)
+        self.config = dataclasses.replace(config, backend="simulator", workers=cluster.workers).resolved(self.task)
+        self.algorithm: Algorithm = registry.build(self.config.algorithm)
+        self.declared = num_parameters is not None and self.config.steps is not None
+        self._check(num_parameters)
+        self.plan: BatchPlan | None = None
+        self.evaluator: Evaluator | None = None
+        self.model: nn.Module | None = None
+        initial_loss = None
+        if not self.declared:
+            self.train_set, test_set = self.task.load(config.data)
+            self.plan = self._plan()
+            if not timing_only:
+                self.evaluator = Evaluator(self.task, test_set, config.seed)
+                some = range(0, self.plan.num_samples, -(-self.plan.num_samples // _INITIAL_SAMPLES))
+                initial_loss = self.evaluator.initial_loss(self.train_set, list(some))
+        if timing_only and num_parameters is not None:
+            self.num_parameters = num_parameters
+            x, vector_bytes = torch.empty(0), num_parameters * _DECLARED_ELEMENT_BYTES
+        else:
+            with torch.random.fork_rng(devices=[]):
+                self.model = seeded_model(self.task.model, config.seed)
+                self._random_after_model = torch.get_rng_state()
+            self.binding = FlatBinding(self.model.parameters())
+            self._optimizer(self.binding.parameters)  # refuses bad arguments before anything runs
+            self.num_parameters = self.binding.num_parameters
+            x = torch.empty(self.binding.num_elements, dtype=self.binding.dtype)
+            vector_bytes = x.numel() * x.element_size()
+            self.binding.read(x)
+            x = x[:0] if timing_only else x
+        self.machine = SimulatedMachine(
+            cluster,
+            self.algorithm.memory,
+            x=x,
+            vector_bytes=vector_bytes,
+            batch_size=self._batch_size,
+            seed=config.seed,
+        )
+        self.record = SimulationRecord(
+            self.config, self.machine, self.evaluator, self.model, initial_loss, self._num_samples
+        )
+        self._next_batch = np.zeros(1, np.int64)  # the counter that all workers claim batches from
+
+    def _check(self, num_parameters: int | None) -> None:
+        config, limit = self.config, self.algorithm.max_workers
+        if limit is not None and config.workers > limit:
+            raise UsageError(
+                f"{config.algorithm} runs with {limit} worker, not {config.workers}: use --workers {limit}."
+            )
+        if config.optimizer_state == "shared":
+            raise UsageError("Optimizer state that workers share is not simulated; leave it per worker.")
+        if config.restarts:
+            raise UsageError("Simulated workers do not die, so there is nothing to restart; leave out restarts.")
+        if num_parameters is not None and not self.timing_only:
+            raise UsageError("A number of parameters can be declared for timing only; add timing_only (--timing-only).")
+        if num_parameters is not None and num_parameters < 1:
+            raise UsageError(f"The number of parameters must be 1 or more, not {num_parameters}.")
+        if self.timing_only and (config.target_loss is not None or config.target_accuracy is not None):
+            raise UsageError("Timing only computes no loss and no accuracy; leave out the target.")
+
+    @property
+    def _batch_size(self) -> int:
+        assert self.config.batch_size is not None
+        return self.config.batch_size
+
+    @property
+    def _num_samples(self) -> int:
+        return self.plan.num_samples if self.plan is not None else 0
+
+    def _plan(self) -> BatchPlan:
+        partition: Partition = partition_registry.build(self.config.partition)
+        return BatchPlan(
+            num_samples=len(self.train_set),  # type: ignore[arg-type]
+            batch_size=self._batch_size,
+            seed=self.config.seed,
+            partition=partition,
+            num_workers=self.config.workers,
+            labels=targets_of(self.train_set) if isinstance(partition, Skewed) else None,
+        )
+
+    def _optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        assert self.config.learning_rate is not None
+        return build_optimizer(self.config.optimizer, parameters, self.config.learning_rate, self.config.momentum)
+
+    # The workers
+
+    def _claims(self, worker_id: int) -> BatchClaims:
+        assert self.plan is not None
+        return BatchClaims(
+            self.plan,
+            worker_id=worker_id,
+            num_workers=self.config.workers,
+            lockstep=self.algorithm.lockstep,
+            counter=self._next_batch.ctypes.data,
+            max_epochs=self.config.epochs,
+            max_steps=self.config.steps,
+        )
+
+    def _make_replicas(self) -> Callable[[int], BaseReplica]:
+        """How a worker's replica is made; also starts its program."""
+        machine, numbers = self.machine, itertools.count()
+        seeds = [None, *(hash((self.config.seed, worker, 0)) & (2**63 - 1) for worker in range(1, self.config.workers))]
+        if not self.timing_only:
+            torch.set_rng_state(self._random_after_model)
+        random_states = RandomStates(seeds)
+
+        def make(worker_id: int) -> BaseReplica:
+            core = machine.core(worker_id)
+            ports = machine.ports(core)
+            base = {**machine.base_arguments(ports), "recorder": self.record.recorder(worker_id)}
+            timing = {"core": core, "num_blocks": machine.num_blocks}
+            if self.timing_only:
+                if self.declared:
+                    batches: Any = DeclaredBatches(numbers, cast(int, self.config.steps), self._batch_size)
+                else:
+                    batches = BatchSizes(self._claims(worker_id))
+                replica: BaseReplica = TimedReplica(batches=batches, **timing, **base)
+            else:
+                data = DatasetBatches(self.train_set, self._claims(worker_id))
+                source = OwnRandomness(data, random_states, worker_id)
+                base |= {"binding": self.binding, "random_states": random_states}
+                task = (self.model, self.task.loss, self._optimizer, source)
+                replica = SimulatedReplica(*task, **timing, **base)
+            machine.scheduler.start(worker_id, lambda: self.algorithm.work(cast(Any, replica), ports))
+            return replica
+
+        return make
+
+    def run(self) -> RunData:
+        """Runs all programs; one intra-op thread count for all, the caller's random state untouched."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self.config.intra_op_threads)
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                if self.model is not None:
+                    self.model.train()
+                make = self._make_replicas()
+                replicas = [make(worker_id) for worker_id in range(self.config.workers)]
+                self._run_programs()
+                del replicas
+        finally:
+            torch.set_num_threads(threads)
+        return self.record.finish(self._config_record(), num_parameters=self.num_parameters)
+
+    def _run_programs(self) -> None:
+        try:
+            self.machine.scheduler.run()
+        except ProgramError as error:
+            if isinstance(error.cause, UsageError):
+                raise error.cause from None
+            if isinstance(error.cause, DivergedError):
+                self.record.end("diverged", f"Worker {error.worker_id}: {error.cause}")
+            else:
+                trace = "".join(traceback.format_exception(error.cause))
+                self.record.end("crashed", str(error), trace)
+
+    def _config_record(self) -> dict[str, Any]:
+        record = dataclasses.asdict(self.config)
+        for name in ("data", "placement", "checkpoint_every_s", "restarts"):  # paths, and what plays no part here
+            del record[name]
+        return {**record, "timing_only": self.timing_only, "cluster": as_table(self.cluster)}

@@ -1,0 +1,176 @@
+"""What is recorded of a simulation: steps and evaluations on virtual time, the result, and the host's part apart."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from paceline.config import TrainConfig
+from paceline.evaluation import Evaluator
+from paceline.memory.records import RECORD_DTYPE, RECORD_STRUCT
+from paceline.observe.report import write_report
+from paceline.observe.run import RunData, write_json
+from paceline.observe.summary import WINDOW, summarize
+from paceline.observe.trace import write_trace
+from paceline.simulator.machine import SimulatedMachine
+from paceline.system import machine, versions
+
+__all__ = ["SimulationRecord", "write_simulation"]
+
+_TRACED_STEPS = 50_000  # of all workers together: some 40 MB of trace
+_NAMES: tuple[str, ...] = RECORD_DTYPE.names or ()
+_SAMPLES, _APPLIED, _LOSS = (_NAMES.index(name) for name in ("samples", "applied_version", "loss"))
+
+
+class SimulationRecord:
+    """Collects the workers' records, evaluates where an epoch ends, and stops the run at its target.
+
+    Evaluations take no virtual time. Stopping ends the run at that instant: steps under way are not recorded.
+
+    Args:
+        config: of the run, with the task's defaults.
+        simulated: what runs.
+        evaluator: None: nothing is evaluated (timing only).
+        model: whose buffers are evaluated.
+        initial_loss: before the first update.
+        num_samples: in an epoch.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        simulated: SimulatedMachine,
+        evaluator: Evaluator | None,
+        model: nn.Module | None,
+        initial_loss: float | None,
+        num_samples: int,
+    ) -> None:
+        self._config = config
+        self._simulated = simulated
+        self._evaluator = evaluator
+        self._snapshot = _Snapshot(simulated, model)
+        self._initial_loss = initial_loss
+        self._recorded = {worker: bytearray() for worker in range(config.workers)}
+        self._losses: deque[float] = deque(maxlen=WINDOW)
+        self._samples = 0
+        self._evaluate_every = max(1, num_samples // (4 if config.target_accuracy is not None else 1))
+        self._next_evaluation = self._evaluate_every
+        self._evaluations: list[dict[str, Any]] = []
+        self._outcome, self._reason, self._trace = "stopped", "", ""
+
+    def recorder(self, worker_id: int) -> _Recorder:
+        """Takes one worker's records."""
+        return _Recorder(self._recorded[worker_id], self._watch if self._evaluator is not None else None)
+
+    def end(self, outcome: str, reason: str, trace: str = "") -> None:
+        """Says how the run ended, if not by itself."""
+        self._outcome, self._reason, self._trace = outcome, reason, trace
+
+    def _watch(self, fields: tuple[float, ...]) -> None:
+        if fields[_APPLIED] < 1:
+            return
+        self._samples += int(fields[_SAMPLES])
+        loss, target = fields[_LOSS], self._config.target_loss
+        if loss == loss:  # not NaN
+            self._losses.append(loss)
+            if target is not None and len(self._losses) == WINDOW and self._mean_loss <= target:
+                self._simulated.scheduler.stop()
+        if self._samples >= self._next_evaluation:
+            self._next_evaluation = (self._samples // self._evaluate_every + 1) * self._evaluate_every
+            evaluation = self._evaluate(self._simulated.scheduler.now_s)
+            accuracy, goal = evaluation["test_accuracy"], self._config.target_accuracy
+            if goal is not None and accuracy is not None and accuracy >= goal:
+                self._simulated.scheduler.stop()
+
+    @property
+    def _mean_loss(self) -> float:
+        return float(np.mean(self._losses))
+
+    def _evaluate(self, elapsed_s: float) -> dict[str, Any]:
+        assert self._evaluator is not None
+        train_loss = self._mean_loss if self._losses else None
+        about = {"elapsed_s": elapsed_s, "samples": self._samples, "train_loss": train_loss}
+        with torch.random.fork_rng(devices=[]):
+            evaluation = self._evaluator.now(self._snapshot, about)
+        self._evaluations.append(evaluation)
+        return evaluation
+
+    def finish(self, config: dict[str, Any], *, num_parameters: int) -> RunData:
+        """The run as data."""
+        records = {worker: np.frombuffer(data, RECORD_DTYPE) for worker, data in self._recorded.items()}
+        wall_s = max((float(rows["ended_s"][-1]) for rows in records.values() if len(rows)), default=0.0)
+        if self._evaluator is not None:
+            version = self._evaluate(wall_s)["version"]
+            if self._outcome == "stopped" and not self._evaluator.finite:
+                self.end("diverged", f"The parameters are not finite at version {version}.")
+        own = self._config
+        figures = summarize(
+            records,
+            num_workers=own.workers,
+            wall_s=wall_s,
+            initial_loss=self._initial_loss,
+            target_loss=own.target_loss,
+            target_accuracy=own.target_accuracy,
+            evaluations=self._evaluations,
+            lockstep=self._simulated.request.collectives,
+        )
+        if self._outcome == "stopped" and figures["time_to_target_s"] is not None:
+            self._outcome = "converged"
+        touched = getattr(self._simulated.shared, "touched_slots", None)
+        result = {
+            **{key: getattr(own, key) for key in ("task", "algorithm", "workers", "backend", "seed", "batch_size")},
+            "num_parameters": num_parameters,
+            "timing_only": self._evaluator is None,
+            "outcome": self._outcome,
+            "outcome_reason": self._reason,
+            "outcome_trace": self._trace,
+            **figures,
+            "initial_loss": self._initial_loss,
+            "version": self._simulated.shared.version,
+            "target_loss": own.target_loss,
+            "target_accuracy": own.target_accuracy,
+            "vectors_touched": touched() if touched is not None else None,
+        }
+        return RunData(config, result, records, self._evaluations)
+
+
+class _Recorder:
+    """Keeps one worker's records, packed: millions of tuples would keep the garbage collector busy."""
+
+    def __init__(self, data: bytearray, watch: Callable[[tuple[float, ...]], None] | None) -> None:
+        self._data = data
+        self._watch = watch
+
+    def append(self, *fields: float) -> None:
+        """Takes one record."""
+        self._data += RECORD_STRUCT.pack(*fields)
+        if self._watch is not None:
+            self._watch(fields)
+
+
+class _Snapshot:
+    """What an `Evaluator` evaluates: the shared parameters, and the model's buffers."""
+
+    def __init__(self, simulated: SimulatedMachine, model: nn.Module | None) -> None:
+        self.shared = simulated.shared
+        self._buffers = dict(model.named_buffers()) if model is not None else {}
+
+    def extra(self, name: str) -> torch.Tensor:
+        """A buffer, by `buffer <name>`."""
+        return self._buffers[name.removeprefix("buffer ")]
+
+
+def write_simulation(run: RunData, out: Path, *, host: dict[str, Any], command: str) -> None:
+    """Writes a run's folder. All of it but `host.json` and the report depends on the simulation only."""
+    run.save(out)
+    write_json(out / "host.json", {**host, "machine": machine(), "versions": versions()})
+    workers = max(1, len(run.records))
+    write_trace(run, out / "trace.json", max_steps_per_worker=max(4, _TRACED_STEPS // workers))
+    title = f"{run.config['task']}: {run.config['algorithm']}, simulated"
+    write_report([run], out / "report.html", title=title, command=command)

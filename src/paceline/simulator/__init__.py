@@ -1,0 +1,8 @@
+"""The same worker programs under a virtual clock: gradients are really computed, only time is simulated."""
+
+from __future__ import annotations
+
+from paceline.simulator.cluster import Cluster
+from paceline.simulator.compute import Constant, ExponentialTail, Normal, Pareto, Recorded
+
+__all__ = ["Cluster", "Constant", "ExponentialTail", "Normal", "Pareto", "Recorded"]

@@ -1,0 +1,99 @@
+"""Cluster files: TOML or JSON whose keys are `Cluster`'s fields, units in their names.
+
+`compute_s` is a number, a spec such as "normal(average_s=0.01, deviation_s=0.001)", or a list: a recorded trace. The
+table `slow` maps workers to factors on their compute time. In TOML: `workers = 16`, then under `[slow]`: `0 = 100`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import UsageError
+from paceline.simulator.cluster import Cluster
+from paceline.simulator.compute import ComputeTime, Recorded, compute_registry
+
+__all__ = ["as_table", "read", "write"]
+
+_KEYS = (*(field.name for field in dataclasses.fields(Cluster) if field.name != "slowness"), "slow")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """`Cluster`'s arguments from a file."""
+    if path.suffix not in (".toml", ".json"):
+        raise UsageError(f"A cluster file is .toml or .json, not {path.name}.")
+    try:
+        text = path.read_text(encoding="utf-8")
+        table = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except OSError as error:
+        raise UsageError(f"The cluster file {path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:  # both decoders' errors, and bytes that are no UTF-8
+        raise UsageError(f"The cluster file {path} is no valid {path.suffix[1:].upper()}: {error}.") from error
+    if not isinstance(table, dict):
+        raise UsageError(f"The cluster file {path} must hold names and values, as workers = 16.")
+    for key in table:
+        if key not in _KEYS:
+            raise UsageError(f"The cluster file {path} has an unknown name '{key}'.{_closest(key)}")
+    arguments = {key: value for key, value in table.items() if key != "slow"}
+    if "compute_s" in arguments:
+        arguments["compute_s"] = _compute_time(arguments["compute_s"])
+    if "slow" in table:
+        arguments["slowness"] = _slowness(path, table["slow"])
+    try:
+        Cluster(**arguments)
+    except UsageError as error:
+        raise UsageError(f"The cluster file {path}: {error}") from error
+    return arguments
+
+
+def write(cluster: Cluster, path: Path) -> Path:
+    """Writes a cluster to a file."""
+    table = as_table(cluster)
+    if path.suffix == ".json":
+        text = json.dumps(table, indent=2) + "\n"
+    elif path.suffix == ".toml":
+        slow = table.pop("slow", {})
+        lines = [f"{key} = {json.dumps(value)}" for key, value in table.items()]  # numbers, strings and lists agree
+        lines += ["", "[slow]", *(f"{worker} = {factor}" for worker, factor in slow.items())] if slow else []
+        text = "\n".join(lines) + "\n"
+    else:
+        raise UsageError(f"A cluster file is .toml or .json, not {path.name}.")
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def as_table(cluster: Cluster) -> dict[str, Any]:
+    """A cluster as plain data, with a file's keys."""
+    table = {key: getattr(cluster, key) for key in _KEYS if key != "slow"}
+    compute = cluster.compute_s
+    if isinstance(compute, Recorded):
+        table["compute_s"] = list(compute.times_s)
+    elif isinstance(compute, ComputeTime):
+        table["compute_s"] = compute_registry.spec(compute)
+    if cluster.slowness:
+        table["slow"] = {str(worker): factor for worker, factor in cluster.slowness}
+    return table
+
+
+def _compute_time(value: Any) -> Any:
+    if isinstance(value, str):
+        return compute_registry.build(value)
+    return Recorded(times_s=tuple(value)) if isinstance(value, list) else value
+
+
+def _slowness(path: Path, table: Any) -> tuple[tuple[int, float], ...]:
+    if not isinstance(table, dict) or not all(worker.isdecimal() for worker in table):
+        raise UsageError(f"The cluster file {path}: 'slow' maps workers to factors, as 0 = 100 under [slow].")
+    return tuple(sorted((int(worker), factor) for worker, factor in table.items()))
+
+
+def _closest(key: str) -> str:
+    """The known name that was probably meant; one with the same words and another unit comes first."""
+    stem = key.rpartition("_")[0] or key
+    same = [name for name in _KEYS if name.startswith(f"{stem}_")]
+    matches = same or difflib.get_close_matches(key.lower(), _KEYS, n=1, cutoff=0.4)
+    return f" Did you mean '{matches[0]}'?" if matches else f" Known: {', '.join(_KEYS)}."

@@ -1,0 +1,157 @@
+"""How long a step's forward and backward take: models of compute time, drawn anew for each step of each worker."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, cycle, repeat
+from random import Random
+
+from paceline.errors import UsageError
+from paceline.specs import Registry
+
+__all__ = ["ComputeTime", "Constant", "ExponentialTail", "Normal", "Pareto", "Recorded", "compute_registry"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeTime:
+    """A distribution of the seconds that one full batch takes."""
+
+    @property
+    def mean_s(self) -> float:
+        """The expected time."""
+        raise TypeError(f"{type(self).__name__} must define mean_s")
+
+    def draws_s(self, random: Random) -> Iterator[float]:
+        """The times of one worker's steps, without end."""
+        raise TypeError(f"{type(self).__name__} must define draws_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(ComputeTime):
+    """Every step takes the same time."""
+
+    time_s: float = 0.01
+
+    def __post_init__(self) -> None:
+        _positive(self, "time_s")
+
+    @property
+    def mean_s(self) -> float:
+        """`time_s`."""
+        return self.time_s
+
+    def draws_s(self, random: Random) -> Iterator[float]:
+        """`time_s`, again and again."""
+        return repeat(self.time_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normal(ComputeTime):
+    """A normal distribution, drawn again where it is not above zero: small, symmetric disturbances."""
+
+    average_s: float = 0.01
+    deviation_s: float = 0.001
+
+    def __post_init__(self) -> None:
+        _positive(self, "average_s", "deviation_s")
+
+    @property
+    def mean_s(self) -> float:
+        """`average_s`; what the truncation adds is left out (a millionth where the average is 5 deviations)."""
+        return self.average_s
+
+    def draws_s(self, random: Random) -> Iterator[float]:
+        """The positive draws."""
+        while True:
+            drawn_s = random.normalvariate(self.average_s, self.deviation_s)
+            if drawn_s > 0:
+                yield drawn_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExponentialTail(ComputeTime):
+    """At least `least_s`, and an exponentially distributed time more: occasional, independent disturbances."""
+
+    least_s: float = 0.009
+    tail_s: float = 0.001
+
+    def __post_init__(self) -> None:
+        _positive(self, "least_s", "tail_s")
+
+    @property
+    def mean_s(self) -> float:
+        """`least_s + tail_s`."""
+        return self.least_s + self.tail_s
+
+    def draws_s(self, random: Random) -> Iterator[float]:
+        """`least_s` plus an exponential draw of mean `tail_s`."""
+        while True:
+            yield self.least_s + random.expovariate(1.0 / self.tail_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pareto(ComputeTime):
+    """At least `least_s`, with a power-law tail: now and then a step takes many times as long.
+
+    Args:
+        least_s: the shortest time.
+        shape: above 1; the smaller, the heavier the tail (below 2 the variance is infinite).
+    """
+
+    least_s: float = 0.006
+    shape: float = 2.5
+
+    def __post_init__(self) -> None:
+        _positive(self, "least_s")
+        if not (self.shape > 1 and math.isfinite(self.shape)):
+            raise UsageError(f"'pareto' needs shape above 1, or its mean is infinite; it is {self.shape}.")
+
+    @property
+    def mean_s(self) -> float:
+        """`least_s * shape / (shape - 1)`."""
+        return self.least_s * self.shape / (self.shape - 1)
+
+    def draws_s(self, random: Random) -> Iterator[float]:
+        """`least_s` times a Pareto draw."""
+        while True:
+            yield self.least_s * random.paretovariate(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded(ComputeTime):
+    """Times recorded elsewhere, in their order, over and over; each worker begins at a place of its own."""
+
+    times_s: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.times_s or not all(_is_positive(time_s) for time_s in self.times_s):
+            raise UsageError("A recorded trace of compute times needs at least one number, all above 0 seconds.")
+
+    @property
+    def mean_s(self) -> float:
+        """Mean of the trace."""
+        return math.fsum(self.times_s) / len(self.times_s)
+
+    def draws_s(self, random: Random) -> Iterator[float]:
+        """The trace from a random place on, again and again."""
+        first = random.randrange(len(self.times_s))
+        return chain(self.times_s[first:], cycle(self.times_s))
+
+
+compute_registry = Registry("compute time")
+compute_registry.register("constant", Constant)
+compute_registry.register("normal", Normal)
+compute_registry.register("exponential-tail", ExponentialTail)
+compute_registry.register("pareto", Pareto)
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _positive(model: ComputeTime, *names: str) -> None:
+    for name in names:
+        if not _is_positive(getattr(model, name)):
+            raise UsageError(f"'{type(model).__name__}' needs {name} above 0 seconds, not {getattr(model, name)}.")

@@ -1,0 +1,99 @@
+"""What one simulated worker's core does in virtual time: compute, move vectors, wait."""
+
+from __future__ import annotations
+
+from random import Random
+
+from paceline.simulator.bus import MemoryBus
+from paceline.simulator.cluster import Cluster
+from paceline.simulator.scheduler import Scheduler
+
+__all__ = ["COPY_VECTORS", "RETRY_VECTORS", "Core", "SimulatedClock"]
+
+COPY_VECTORS = 2.0  # one read, one written
+RETRY_VECTORS = 3.0  # the newest vector and the update read, their sum written
+
+
+class SimulatedClock:
+    """Virtual time for a worker program; counts what was slept.
+
+    Attributes:
+        waited_s: seconds slept; the caller reads it and sets it back to 0.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.waited_s = 0.0
+
+    def now_s(self) -> float:
+        """Virtual seconds since the run began."""
+        return self._scheduler.now_s
+
+    def sleep_s(self, duration_s: float) -> None:
+        """Waits, exactly so long."""
+        self.waited_s += duration_s
+        self._scheduler.sleep(duration_s)
+
+
+class Core:
+    """One worker's share of the cluster.
+
+    Args:
+        scheduler: virtual time.
+        bus: shared by all workers.
+        cluster: speeds.
+        worker_id: this worker.
+        seed: of the run; a worker's compute times depend on it, the worker and nothing else.
+        vector_bytes: size of one parameter vector.
+        batch_size: samples of the batch that `cluster.compute_s` is about.
+
+    Attributes:
+        moved_s: seconds that the memory spent on this worker's vectors outside `Replica.copy` and `apply`; the replica
+            reads it and sets it back to 0.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        bus: MemoryBus,
+        cluster: Cluster,
+        *,
+        worker_id: int,
+        seed: int,
+        vector_bytes: int,
+        batch_size: int,
+    ) -> None:
+        self.scheduler = scheduler
+        self._bus = bus
+        self.cluster = cluster
+        self.worker_id = worker_id
+        self._vector_bytes = vector_bytes
+        self._draws_s = cluster.compute.draws_s(Random(f"compute/{seed}/{worker_id}"))
+        self._batch_size = batch_size
+        self._factor = cluster.factor(worker_id)
+        self.moved_s = 0.0
+
+    def compute(self, samples: int) -> None:
+        """Takes the time of a forward and backward; of a short batch its share."""
+        duration_s = next(self._draws_s) * self._factor
+        if samples != self._batch_size:
+            duration_s *= samples / self._batch_size
+        self.scheduler.sleep(duration_s)
+
+    def move(self, num_vectors: float) -> None:
+        """Takes the time of so many vectors' memory traffic, on behalf of the memory."""
+        begun_s = self.scheduler.now_s
+        self._bus.move(num_vectors * self._vector_bytes)
+        self.moved_s += self.scheduler.now_s - begun_s
+
+    def copy(self, parts: int = 1) -> None:
+        """Takes the time of copying one vector, or one of its `parts`."""
+        self._bus.move(COPY_VECTORS * self._vector_bytes / parts)
+
+    def update(self, parts: int = 1) -> None:
+        """Takes the time of an optimizer's step on one vector, or on one of its `parts`."""
+        self._bus.move(self.cluster.update_vectors * self._vector_bytes / parts)
+
+    def atomic(self) -> None:
+        """Takes the time of one atomic operation."""
+        self.scheduler.sleep(self.cluster.atomic_s)

@@ -1,0 +1,229 @@
+"""Simulated shared parameters: the kinds of `paceline.memory`, with modelled times instead of real races.
+
+Programs run one at a time, so between two waits everything happens at one virtual instant and needs no protection;
+what takes time says so by waiting. Costs that are modelled: an atomic operation (`Cluster.atomic_s`), and the memory
+traffic of vectors that the memory itself must see being written (`SimulatedSlots.publish`). Copies and updates that go
+through the replica are charged there.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from heapq import heappop, heappush
+
+import torch
+
+from paceline.simulator.core import COPY_VECTORS, RETRY_VECTORS, Core
+from paceline.transport.base import View
+
+__all__ = [
+    "RacingState", "SimulatedRacing", "SimulatedReplicated", "SimulatedSlots", "SimulatedStalenessCounts", "SlotState",
+]  # fmt: skip
+
+_EXCLUDES_NOBODY: AbstractContextManager[None] = nullcontext()
+_NUM_BINS = 1024  # as `memory.staleness`
+
+
+class RacingState:
+    """The vector of `SimulatedRacing`, one for all workers."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+        self.version = 0
+
+    def snapshot(self, out: torch.Tensor) -> int:
+        """Copies the vector (P,) as it is at this instant; returns its version."""
+        out.copy_(self.x)
+        return self.version
+
+
+class SimulatedRacing:
+    """One live vector without any exclusion; implements `RacingParameters`.
+
+    Modelled: an update is written in blocks over its time, so others see torn views; the version counts it at the end.
+    Not modelled: two writes of one component at the same instant, of which a real machine can lose one.
+    """
+
+    def __init__(self, state: RacingState, core: Core) -> None:
+        self._state = state
+        self._core = core
+        self.x = state.x
+
+    @property
+    def version(self) -> int:
+        """Number of updates counted so far."""
+        return self._state.version
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Excludes nobody."""
+        return _EXCLUDES_NOBODY
+
+    def advance(self) -> int:
+        """Counts one update, by one atomic addition; returns the version that it made."""
+        self._core.atomic()
+        self._state.version += 1
+        return self._state.version
+
+
+class SlotState:
+    """The pool and its head word, one for all workers.
+
+    A free slot is one that nobody owns, nobody reads and that is not the head; the lowest is claimed first.
+
+    Attributes:
+        head: the newest version.
+        num_slots: slots that were ever used.
+    """
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.head = View(0, 0, x)
+        self.num_slots = 1
+        self._vectors = [x]
+        self._readers = [0]
+        self._free: list[int] = []
+
+    @property
+    def version(self) -> int:
+        """Number of updates published."""
+        return self.head.version
+
+    def read(self) -> View:
+        """The head, counted as being read."""
+        self._readers[self.head.slot] += 1
+        return self.head
+
+    def leave(self, view: View) -> None:
+        """Counts one reader less."""
+        self._readers[view.slot] -= 1
+        if not self._readers[view.slot] and view.slot != self.head.slot:
+            heappush(self._free, view.slot)
+
+    def claim(self) -> View:
+        """The lowest free slot."""
+        if self._free:
+            slot = heappop(self._free)
+        else:
+            slot = self.num_slots
+            self.num_slots += 1
+            self._vectors.append(torch.empty_like(self._vectors[0]))
+            self._readers.append(0)
+        return View(slot, -1, self._vectors[slot])
+
+    def compare_and_swap(self, new: View, after: View) -> bool:
+        """Makes `new` the head if `after` still is."""
+        if self.head.version != after.version:
+            return False
+        old = self.head
+        self.head = View(new.slot, after.version + 1, new.x)
+        if not self._readers[old.slot]:
+            heappush(self._free, old.slot)
+        return True
+
+    def discard(self, new: View) -> None:
+        """Gives a claimed slot back."""
+        heappush(self._free, new.slot)
+
+    def snapshot(self, out: torch.Tensor) -> int:
+        """Copies the newest version (P,) into `out`; returns its number."""
+        out.copy_(self.head.x)
+        return self.head.version
+
+    def touched_slots(self) -> int:
+        """Vectors that were ever written."""
+        return self.num_slots
+
+
+class SimulatedSlots:
+    """Immutable versions, published by one compare-and-swap; implements `SlotParameters`.
+
+    Modelled: an atomic operation for each of `latest`, `claim` and `publish`; the compare-and-swap is exact at its
+    instant. The program fills a claimed slot by plain tensor operations that take no virtual time; `publish` charges
+    them before it swaps: a copy of the newest vector at the first attempt (the update itself is charged by
+    `Replica.apply`), a sum of it and the update at every further one.
+    """
+
+    def __init__(self, state: SlotState, core: Core) -> None:
+        self._state = state
+        self._core = core
+        self._protected: View | None = None
+        self._vectors_to_move = COPY_VECTORS
+        self.touched_slots = state.touched_slots
+
+    @property
+    def version(self) -> int:
+        """Number of updates published so far."""
+        return self._state.version
+
+    def latest(self) -> View:
+        """The newest version, protected until `leave` or the next `latest`."""
+        self._core.atomic()
+        self.leave()
+        self._protected = self._state.read()
+        return self._protected
+
+    def leave(self) -> None:
+        """Ends the protection."""
+        if self._protected is not None:
+            self._state.leave(self._protected)
+            self._protected = None
+
+    def claim(self) -> View:
+        """A slot to write."""
+        self._core.atomic()
+        self._vectors_to_move = COPY_VECTORS
+        return self._state.claim()
+
+    def publish(self, new: View, after: View) -> bool:
+        """Makes `new` the newest version if `after` still is, after the time that filling `new` takes."""
+        self._core.move(self._vectors_to_move)
+        self._core.atomic()
+        published = self._state.compare_and_swap(new, after)
+        self._vectors_to_move = RETRY_VECTORS
+        return published
+
+    def discard(self, new: View) -> None:
+        """Gives a claimed slot back unpublished."""
+        self._state.discard(new)
+
+
+class SimulatedReplicated:
+    """A worker's own vector; implements `ReplicatedParameters`. Nobody else touches it, so nothing is charged."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+        self.version = 0
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Excludes nobody."""
+        return _EXCLUDES_NOBODY
+
+    def advance(self) -> int:
+        """Counts one update."""
+        self.version += 1
+        return self.version
+
+    def snapshot(self, out: torch.Tensor) -> int:
+        """Copies the vector (P,); returns its version."""
+        out.copy_(self.x)
+        return self.version
+
+
+class SimulatedStalenessCounts:
+    """Counts of updates by staleness, over all workers; implements `StalenessCounts`."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * _NUM_BINS
+        self._total = 0
+
+    def add(self, staleness: int) -> None:
+        """Counts one update of this staleness; the last bin takes all above it."""
+        self._counts[min(max(staleness, 0), _NUM_BINS - 1)] += 1
+        self._total += 1
+
+    def share_below(self, staleness: int) -> float:
+        """Share of the updates so far whose staleness was smaller; 0 before the first one."""
+        return sum(self._counts[: max(staleness, 0)]) / self._total if self._total else 0.0
+
+    def total(self) -> int:
+        """Number of updates counted so far."""
+        return self._total

@@ -1,0 +1,186 @@
+"""Simulated workers' replicas: the real forward, backward and optimizer step, with virtual durations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.replica import BaseReplica, BatchSource, TaskReplica, raw_step, scaled_step
+from paceline.simulator.core import Core
+
+__all__ = ["RandomStates", "SimulatedReplica", "TimedReplica"]
+
+
+class RandomStates:
+    """One state of PyTorch's CPU generator per worker, swapped in when that worker loads data or computes.
+
+    Nothing else in a simulation draws from it, so two copies of 5 KB per change of worker keep the workers apart.
+
+    Args:
+        seeds: first seed of each worker; None: it goes on with the state as it is now.
+    """
+
+    def __init__(self, seeds: list[int | None]) -> None:
+        self._seeds = seeds
+        self._first = torch.get_rng_state()
+        self._states: dict[int, torch.Tensor] = {}
+        self._current = -1
+
+    def enter(self, worker_id: int) -> None:
+        """Makes this worker's state the generator's."""
+        if worker_id == self._current:
+            return
+        if self._current >= 0:
+            self._states[self._current] = torch.get_rng_state()
+        self._current = worker_id
+        state, seed = self._states.get(worker_id), self._seeds[worker_id]
+        if state is None and seed is not None:
+            torch.default_generator.manual_seed(seed)
+        else:
+            torch.set_rng_state(state if state is not None else self._first)
+
+
+class _Timed(BaseReplica):
+    """What the two replicas have in common: the record counts what the memory moved for this worker."""
+
+    _core: Core
+
+    def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
+        self._apply_s += self._core.moved_s
+        self._core.moved_s = 0.0
+        super()._record(applied_version, gradient_version, failed_publishes)
+
+
+class SimulatedReplica(_Timed, TaskReplica):
+    """A `TaskReplica` whose steps take virtual time; one model serves all workers, each with its own optimizer.
+
+    The gradient is that of the vector at the instant at which its computation begins, and is ready at its end. On a racing
+    vector, updates and copies go block by block: what is written or read of a block is its state at the instant at which
+    its share of the time has passed. Other updates are written as a whole, at the end of their time.
+
+    Args:
+        core: times.
+        random_states: of all workers.
+        num_blocks: pieces of an update or a copy; 1 where the vector cannot change meanwhile.
+        task: as for `TaskReplica`.
+    """
+
+    def __init__(self, *task: Any, core: Core, random_states: RandomStates, num_blocks: int, **base: Any) -> None:
+        super().__init__(*task, **base)
+        self._core = core
+        self._random_states = random_states
+        self._num_blocks = num_blocks
+        self._blocks: list[tuple[slice, nn.Parameter]] = []
+        if self._flat is not None and num_blocks > 1:
+            self._cut(task[2])
+
+    def _cut(self, make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> None:
+        """One parameter per block: the optimizer, which works element by element, then steps on one block at a time."""
+        size = self.g.numel()
+        for block in range(self._num_blocks):
+            part = slice(size * block // self._num_blocks, size * (block + 1) // self._num_blocks)
+            self._blocks.append((part, nn.Parameter(torch.empty_like(self.g[part]))))
+        self.optimizer = make_optimizer([parameter for _, parameter in self._blocks])
+        self._step = raw_step(self.optimizer)
+
+    def copy(self, x: torch.Tensor) -> torch.Tensor:
+        """Copies `x` (P,) block by block into this worker's private vector."""
+        begun_s = self._now_s()
+        if self._private is None:
+            self._private = torch.empty_like(x)
+        size = x.numel()
+        for block in range(self._num_blocks):
+            self._core.copy(self._num_blocks)
+            part = slice(size * block // self._num_blocks, size * (block + 1) // self._num_blocks)
+            self._private[part] = x[part]
+        self._apply_s += self._now_s() - begun_s
+        return self._private
+
+    def gradient(self, at: torch.Tensor, version: int) -> None:
+        """Computes the gradient of `at` (P,) as it is now; it is ready after the time that computing takes."""
+        self._random_states.enter(self._core.worker_id)
+        self.binding.bind_gradients(self.g)
+        super().gradient(at, version)
+        if self.samples:
+            self._core.compute(self.samples)
+        self._gradient_ended_s = self._now_s()
+
+    def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:
+        """Lets the optimizer take its one step on `to` (P,), block by block; copying `of` is the memory's to charge."""
+        begun_s = self._now_s()
+        if of is not None:
+            to.copy_(of)
+        if self._blocks:
+            for part, parameter in self._blocks:
+                self._core.update(self._num_blocks)
+                parameter.data, parameter.grad = to[part], self.g[part]
+                scaled_step(self._step, self.optimizer, scale)
+                parameter.grad = None  # the optimizer leaves out what has no gradient
+        else:
+            for _ in range(self._num_blocks):
+                self._core.update(self._num_blocks)
+            if self._flat is not None:
+                self._flat.data = to
+            else:
+                self.binding.bind_gradients(self.g)
+                self.binding.bind(to)
+            scaled_step(self._step, self.optimizer, scale)
+        self._count_apply(begun_s)
+
+
+class TimedReplica(_Timed):
+    """A replica without model and data, for timing only: the same waits as `SimulatedReplica`, on empty tensors.
+
+    Args:
+        core: times.
+        batches: yields `(batch_number, samples)`.
+        num_blocks: as for `SimulatedReplica`.
+        base: as for `BaseReplica`; `binding` may be anything.
+    """
+
+    def __init__(self, *, core: Core, batches: BatchSource, num_blocks: int, **base: Any) -> None:
+        super().__init__(binding=None, **base)  # type: ignore[arg-type]
+        self._core = core
+        self._batches = batches
+        self._num_blocks = num_blocks
+        self.g = torch.empty(0)
+
+    def steps(self) -> Iterator[int]:
+        """This worker's steps, from 1, until the source ends or the run is stopped."""
+        while not self._stopped():
+            batch = self._batches.next()
+            if batch is None:
+                return
+            self._batch, self.samples = batch
+            self._begin_step(self._now_s())
+            yield self.step
+
+    def copy(self, x: torch.Tensor) -> torch.Tensor:
+        """Takes a copy's time."""
+        begun_s = self._now_s()
+        for _ in range(self._num_blocks):
+            self._core.copy(self._num_blocks)
+        self._apply_s += self._now_s() - begun_s
+        return x
+
+    def gradient(self, at: torch.Tensor, version: int) -> None:
+        """Takes a gradient's time."""
+        self._read_version = version
+        self._gradient_started_s = self._now_s()
+        if self.samples:
+            self._core.compute(self.samples)
+        self._gradient_ended_s = self._now_s()
+
+    def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:
+        """Takes an update's time."""
+        begun_s = self._now_s()
+        for _ in range(self._num_blocks):
+            self._core.update(self._num_blocks)
+        self._count_apply(begun_s)
+
+    def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        """An empty tensor."""
+        return self.g

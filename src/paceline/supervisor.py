@@ -1,0 +1,388 @@
+"""Starts workers on this machine, watches them, and turns what they leave behind into a run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing import connection as mp_connection
+from multiprocessing import reduction
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.algorithms import Algorithm, registry
+from paceline.arena import Arena, plan_arena
+from paceline.checkpoint import Parameters
+from paceline.environment import WorkerEnvironment
+from paceline.errors import PacelineError
+from paceline.fork_server import fork_server_context
+from paceline.memory import failpoints
+from paceline.memory.segment import Segment
+from paceline.memory.waiting import wake_all
+from paceline.placement import placement_registry
+from paceline.spool import Spool
+from paceline.supervised import Outcome, WorkerState, check_launch, pickled
+from paceline.worker_process import Done, Failure, Hello, Ready, Welcome, process_main, run_worker
+
+__all__ = ["Supervisor"]
+
+_POLL_S = 0.05
+_START_DEADLINE_S = 300.0  # importing the user's modules and loading data; a hang beyond it is an error
+
+
+class Supervisor:
+    """Runs `target` in every worker and sees it through to the end.
+
+    It notices a death at once (a process's sentinel), repairs what the dead worker held, and goes on with the others where
+    the algorithm can; it may restart the dead one. It never computes gradients.
+
+    Args:
+        target: what every worker runs: a module-level function, or a picklable callable.
+        num_workers: how many.
+        algorithm: how they agree; None where the user's code names it.
+        environment: the parts of each worker's environment that are equal.
+        backend: "processes" or "threads".
+        restarts: how many deaths in all are answered by a new process.
+        folder: the run's folder, for the spool of records and checkpoints; None keeps records in memory only.
+        on_tick: called about every 50 ms with the supervisor; may call `stop`.
+        handles: file descriptors that every worker receives as `environment.options["handles"]`.
+    """
+
+    def __init__(
+        self,
+        target: Callable[[], Any],
+        *,
+        num_workers: int,
+        algorithm: Algorithm | None,
+        environment: WorkerEnvironment,
+        backend: str = "processes",
+        restarts: int = 0,
+        folder: Path | None = None,
+        on_tick: Callable[[Supervisor], None] | None = None,
+        handles: tuple[int, ...] = (),
+        first_batch: int = 0,
+        first_version: int = 0,
+    ) -> None:
+        check_launch(num_workers=num_workers, backend=backend, placement=environment.placement)
+        self.num_workers = num_workers
+        self.algorithm = algorithm
+        self.arena: Arena | None = None
+        self.outcome = Outcome()
+        self.spool = Spool(folder, num_workers)
+        self.started_s: float | None = None  # when all workers were ready and were told to go
+        self.ready_after_s: float | None = None  # how long that took
+        self.workers = [WorkerState(worker_id) for worker_id in range(num_workers)]
+        self._target = target
+        self._pickled = pickled(target) if backend == "processes" else b""
+        self._environment = environment
+        self._backend = backend
+        self._restarts_left = restarts
+        self._on_tick = on_tick
+        self._handles = handles
+        self._first_batch = first_batch
+        self._first_version = first_version
+        self._hello: Hello | None = None
+        self._initialising: int | None = None
+        self._waiting: list[WorkerState] = []
+        self._context = fork_server_context()
+
+    # Life of the run
+
+    def run(self) -> None:
+        """Starts the workers and returns when all have ended; `outcome` says how. Ctrl-C stops them and is raised again."""
+        begun_s = time.monotonic()
+        intra_op_threads = torch.get_num_threads()
+        try:
+            if self._backend == "threads":
+                torch.set_num_threads(int(self._environment.options.get("intra_op_threads", 1)))
+            for worker in self.workers:
+                self._start(worker)
+            while any(worker.running for worker in self.workers):
+                self._wait_for_news()
+                if self.started_s is None and time.monotonic() - begun_s > _START_DEADLINE_S:
+                    missing = [worker.worker_id for worker in self.workers if not worker.ready]
+                    raise PacelineError(
+                        f"Workers {missing} were not ready within {_START_DEADLINE_S:.0f} s; see what they import and load."
+                    )
+                if self.ready_after_s is None and self.started_s is not None:
+                    self.ready_after_s = self.started_s - begun_s
+                self._drain()
+                if self._on_tick is not None and self.started_s is not None:
+                    self._on_tick(self)
+        except BaseException:
+            self._interrupt(grace_s=5.0)
+            raise
+        finally:
+            self._drain()
+            self._end_all(grace_s=30.0)
+            self.spool.close()
+            self._on_tick = None  # it holds the run that holds us, and so its shared memory
+            torch.set_num_threads(intra_op_threads)
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether all workers trained, and ended by themselves."""
+        return self.started_s is not None and all(one.ended and one.failure is None for one in self.workers)
+
+    @property
+    def all_returned(self) -> bool:
+        """Whether every worker's function returned, without a failure."""
+        return all(one.ended and one.failure is None for one in self.workers)
+
+    def stop(self) -> None:
+        """Asks every worker to end at its next step or wait."""
+        if self.arena is not None:
+            self.arena.store("abort", 1)
+            wake_all(self.arena.address("go"))
+            wake_all(self.arena.address("abort"))
+
+    def _interrupt(self, grace_s: float) -> None:
+        """Stops a run in the middle; workers that are training end as they would at the end, and say so."""
+        self.stop()
+        self._restarts_left = 0
+        deadline_s = time.monotonic() + grace_s
+        while self.started_s is not None and time.monotonic() < deadline_s and any(one.running for one in self.workers):
+            self._wait_for_news()
+        self._end_all(grace_s=0.0)
+
+    def parameters(self, next_batch: int) -> Parameters:
+        """A copy of the parameters and buffers as they are now, for a checkpoint that goes on at `next_batch`."""
+        assert self.arena is not None
+        x = torch.empty(self.arena.plan.num_elements, dtype=self.arena.plan.dtype)
+        version = self.arena.shared.snapshot(x)
+        buffers = {name: self.arena.extra(name).clone() for name in self.arena.plan.extra if name.startswith("buffer ")}
+        return Parameters(x, version, next_batch, buffers)
+
+    def _start(self, worker: WorkerState) -> None:
+        ours, theirs = self._context.Pipe(duplex=True)
+        worker.connection = ours
+        worker.ready = worker.lost = worker.ended = False
+        environment = replace(
+            self._environment,
+            worker_id=worker.worker_id,
+            num_workers=self.num_workers,
+            incarnation=worker.incarnation,
+            taken=self.spool.num_written(worker.worker_id) if worker.incarnation else 0,
+            algorithm=registry.spec(self.algorithm) if self.algorithm is not None else None,
+            connection=None,
+            options={**self._environment.options, "fail_point": os.environ.get(failpoints.ENVIRONMENT_VARIABLE, "")},
+        )
+        if self._backend == "threads":
+            environment = replace(
+                environment,
+                connection=theirs,
+                options={**environment.options, "handles": tuple(map(os.dup, self._handles))},
+            )
+            worker.handle = threading.Thread(
+                target=run_worker,
+                args=(self._target, environment),
+                kwargs={"own_process": False},
+                name=f"paceline-worker-{worker.worker_id}",
+                daemon=True,
+            )
+            worker.handle.start()
+            return
+        worker.handle = self._context.Process(
+            target=process_main, args=(theirs,), name=f"paceline-worker-{worker.worker_id}", daemon=True
+        )
+        worker.handle.start()
+        theirs.close()
+        with contextlib.suppress(OSError):  # it died at once: its end is the next news
+            ours.send((self._pickled, environment, len(self._handles)))
+            for handle in self._handles:
+                reduction.send_handle(ours, handle, worker.handle.pid)
+
+    def _wait_for_news(self) -> None:
+        sources: dict[Any, WorkerState] = {}
+        for worker in self.workers:
+            if worker.running:
+                sources[worker.connection] = worker
+                if self._backend == "processes":
+                    sources[worker.handle.sentinel] = worker
+        for source in mp_connection.wait(list(sources), timeout=_POLL_S):
+            worker = sources[source]
+            if worker.running:
+                self._hear(worker)
+
+    def _hear(self, worker: WorkerState) -> None:
+        """Takes one message; a closed connection without a goodbye is a death."""
+        try:
+            if not worker.connection.poll():
+                if self._backend == "processes" and not worker.handle.is_alive() and not worker.connection.poll():
+                    self._lose(worker)
+                return
+            message = worker.connection.recv()
+        except (EOFError, ConnectionResetError):
+            self._lose(worker)
+            return
+        match message:
+            case Hello():
+                self._welcome(worker, message)
+            case Ready():
+                self._count_ready(worker)
+            case Done():
+                worker.ended = True
+                if (
+                    self.arena is not None and self.arena.collectives is not None
+                ):  # whoever still waits for it is told so
+                    self.arena.collectives.mark_lost(worker.worker_id)
+            case Failure():
+                worker.ended = True
+                worker.failure = message
+                self._fail(worker, message)
+                self._tell_waiters(worker)
+
+    # Start: the first worker that says hello decides the memory and initialises it
+
+    def _welcome(self, worker: WorkerState, hello: Hello) -> None:
+        if self.outcome.kind:
+            self._refuse(worker, "The run has ended.")
+            return
+        if self._hello is None:
+            self._hello = hello
+            algorithm = registry.build(hello.algorithm)
+            if self.algorithm is not None and algorithm != self.algorithm:
+                self._refuse(
+                    worker,
+                    f"The launcher runs {registry.spec(self.algorithm)} but attach names {hello.algorithm}: name the"
+                    " algorithm in one place only.",
+                )
+                return
+            self.algorithm = algorithm
+            limit = algorithm.max_workers
+            if limit is not None and self.num_workers > limit:
+                self._refuse(worker, f"{hello.algorithm} runs with {limit} worker, not {self.num_workers}.")
+                return
+            self._make_arena(algorithm, hello)
+        elif hello != self._hello:
+            self._refuse(
+                worker,
+                f"Worker {worker.worker_id} wants {hello.algorithm} on {hello.num_parameters:,} parameters, the others"
+                f" {self._hello.algorithm} on {self._hello.num_parameters:,}: all workers must build the same model.",
+            )
+            return
+        if self._initialising is None:
+            self._initialising = worker.worker_id
+            self._send_plan(worker, initialise=True)
+        elif self._initialising == -1:
+            self._send_plan(worker, initialise=False)
+        else:
+            self._waiting.append(worker)
+
+    def _make_arena(self, algorithm: Algorithm, hello: Hello) -> None:
+        plan = plan_arena(
+            algorithm.memory,
+            num_workers=self.num_workers,
+            num_elements=hello.num_elements,
+            dtype=hello.dtype,
+            extra=hello.extra,
+        )
+        segment = Segment.create(plan.size_bytes)
+        note = placement_registry.build(self._environment.placement).place(segment)
+        if note:
+            self.outcome.notes.append(note)
+        self.arena = Arena(segment, plan, participant_id=self.num_workers)
+        self.arena.store("next_batch", self._first_batch)
+        self.arena.store("initial_version", self._first_version)
+        self.spool.open(self.arena)
+
+    def _send_plan(self, worker: WorkerState, *, initialise: bool) -> None:
+        assert self.arena is not None
+        pid = worker.handle.pid if self._backend == "processes" else None
+        with contextlib.suppress(OSError):  # it is gone: its end is the next news
+            worker.connection.send(Welcome(self.arena.plan, initialise))
+            reduction.send_handle(worker.connection, self.arena.segment.fd, pid)
+
+    def _refuse(self, worker: WorkerState, why: str) -> None:
+        with contextlib.suppress(OSError):  # it is gone: its end is the next news
+            worker.connection.send(Welcome(None, refusal=why))
+
+    def _count_ready(self, worker: WorkerState) -> None:
+        worker.ready = True
+        assert self.arena is not None
+        if self._initialising == worker.worker_id:
+            self._initialising = -1  # done: whoever says hello from now on maps initialised memory
+            for other in self._waiting:
+                self._send_plan(other, initialise=False)
+            self._waiting = []
+        if self.started_s is None and all(one.ready or not one.running for one in self.workers):
+            self.started_s = time.monotonic()
+            self.arena.store("go", 1)
+            wake_all(self.arena.address("go"))
+
+    # Ends, good and bad
+
+    def _fail(self, worker: WorkerState, failure: Failure) -> None:
+        """The first failure names the outcome; those that follow from it do not."""
+        if self.outcome.kind == "":
+            self.outcome.name = "diverged" if failure.kind == "diverged" else "crashed"
+            self.outcome.kind = failure.kind
+            where = "" if failure.kind in ("worker-lost", "usage") else f"Worker {worker.worker_id}: "
+            self.outcome.reason = where + failure.message
+            self.outcome.trace = failure.trace
+        if self.arena is None:
+            self._end_all(grace_s=0.0)
+        for other in self._waiting:  # for memory that nobody will initialise any more
+            self._refuse(other, "The run has ended.")
+        self._waiting = []
+        self.stop()
+
+    def _lose(self, worker: WorkerState) -> None:
+        """A worker died: repair what it held; go on, restart it, or let the others end with its name."""
+        worker.lost = True
+        worker.handle.join()
+        code = worker.handle.exitcode if self._backend == "processes" else None
+        self.outcome.workers_lost.append(worker.worker_id)
+        how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+        self.outcome.notes.append(f"Worker {worker.worker_id} {how}.")
+        if self.arena is None or self.started_s is None:
+            hint = (
+                "; what it printed says why. A script that launches must do so under `if __name__ == '__main__':`."
+                if code is not None and code > 0
+                else "."
+            )
+            self._fail(worker, Failure("error", f"{how} before training began{hint}"))
+            return
+        if self.arena.shared.recover(worker.worker_id, worker.incarnation):
+            self.outcome.torn_updates += 1
+        assert self.algorithm is not None
+        if "kill" not in self.algorithm.tolerates:
+            if self.arena.collectives is not None and self.num_workers > 1:
+                self._tell_waiters(worker)
+            else:
+                self._fail(worker, Failure("error", f"{how}; {registry.spec(self.algorithm)} cannot go on without it."))
+        elif self._restarts_left > 0:
+            self._restarts_left -= 1
+            self.outcome.restarts += 1
+            worker.incarnation += 1
+            self._start(worker)
+        elif not any(other.running or other.ended for other in self.workers):
+            self._fail(worker, Failure("error", f"{how}, and no worker is left."))
+
+    def _tell_waiters(self, worker: WorkerState) -> None:
+        """Whoever waits in lockstep for a worker that has left need not go on waiting."""
+        if self.arena is not None and self.arena.collectives is not None:
+            self.arena.collectives.mark_lost(worker.worker_id)
+
+    def _end_all(self, grace_s: float) -> None:
+        """Joins every worker; those that do not end within `grace_s` are killed."""
+        deadline_s = time.monotonic() + grace_s
+        for worker in self.workers:
+            if worker.handle is None:
+                continue
+            worker.handle.join(max(0.0, deadline_s - time.monotonic()))
+            if self._backend == "processes" and worker.handle.is_alive():
+                worker.handle.kill()
+                worker.handle.join()
+            if not worker.ended:
+                worker.lost = True
+            worker.connection.close()
+
+    def _drain(self) -> None:
+        if self.arena is not None:
+            self.spool.drain()

@@ -1,0 +1,105 @@
+"""Readers of data files, which check what they read: a truncated download is an error, not a strange accuracy."""
+
+from __future__ import annotations
+
+import gzip
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from paceline.errors import UsageError
+
+__all__ = ["find_file", "mnist_arrays", "read_idx", "read_npz"]
+
+_MNIST_FILES = {
+    "train_images": "train-images-idx3-ubyte",
+    "train_labels": "train-labels-idx1-ubyte",
+    "test_images": "t10k-images-idx3-ubyte",
+    "test_labels": "t10k-labels-idx1-ubyte",
+}
+
+
+def find_file(data: Path | None, candidates: list[str], *, what: str, remedy: str) -> Path:
+    """The first of the candidate files that exists below the data folder.
+
+    Raises:
+        UsageError: no data folder, or none of the files in it.
+    """
+    if data is None:
+        raise UsageError(f"{what} needs a data folder: give --data DIR or set PACELINE_DATA. {remedy}")
+    for candidate in candidates:
+        if (data / candidate).is_file():
+            return data / candidate
+    raise UsageError(f"{what}: {data} has no {candidates[0]}. {remedy}")
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """Read an IDX file of unsigned bytes, gzip-compressed if its name ends in .gz.
+
+    Raises:
+        UsageError: the file is not IDX, or shorter or longer than its header says.
+    """
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise UsageError(f"{path} cannot be read ({error}); download it again.") from error
+    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
+        raise UsageError(f"{path} is not an IDX file of unsigned bytes; download it again.")
+    num_dimensions = content[3]
+    header_bytes = 4 + 4 * num_dimensions
+    if num_dimensions == 0 or len(content) < header_bytes:
+        raise UsageError(f"{path} ends within its IDX header; download it again.")
+    shape = tuple(int(size) for size in np.frombuffer(content, dtype=">u4", count=num_dimensions, offset=4))
+    expected_bytes = header_bytes + int(np.prod(shape, dtype=object))
+    if len(content) != expected_bytes:
+        raise UsageError(
+            f"{path} holds {len(content)} bytes where its IDX header announces {expected_bytes}; download it again."
+        )
+    return np.frombuffer(content, dtype=np.uint8, offset=header_bytes).reshape(shape)
+
+
+def read_npz(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """Read arrays from an NPZ file; nothing pickled is loaded.
+
+    Args:
+        path: of the file.
+        shapes: key of each array and its expected shape without the first dimension.
+
+    Raises:
+        UsageError: the file is no NPZ file, or an array is missing or of another shape.
+    """
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            missing = [key for key in shapes if key not in archive]
+            if missing:
+                raise UsageError(f"{path} has no array '{missing[0]}'; it needs {', '.join(shapes)}.")
+            arrays = {key: archive[key] for key in shapes}
+    except UsageError:
+        raise
+    except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        raise UsageError(f"{path} is not a readable NPZ file ({error}); get it again.") from error
+    for key, shape in shapes.items():
+        if arrays[key].shape[1:] != shape:
+            raise UsageError(f"{path} array '{key}' has shape {arrays[key].shape}; expected (samples, *{shape}).")
+    return arrays
+
+
+def mnist_arrays(data: Path | None) -> dict[str, np.ndarray]:
+    """MNIST's four arrays: `train_images` (60000, 28, 28) and so on, uint8; from `data/mnist` or `data` itself."""
+    names = ", ".join(f"{name}.gz" for name in _MNIST_FILES.values())
+    remedy = f"Put MNIST's four files there ({names}); yann.lecun.com/exdb/mnist and its mirrors have them."
+    arrays = {}
+    for key, name in _MNIST_FILES.items():
+        candidates = [f"{folder}{name}{suffix}" for folder in ("mnist/", "") for suffix in (".gz", "")]
+        path = find_file(data, candidates, what="MNIST", remedy=remedy)
+        arrays[key] = read_idx(path)
+        shape = (28, 28) if key.endswith("images") else ()
+        if arrays[key].shape[1:] != shape:
+            raise UsageError(f"{path} has shape {arrays[key].shape}; expected (samples, *{shape}).")
+    for part in ("train", "test"):
+        images, labels = len(arrays[f"{part}_images"]), len(arrays[f"{part}_labels"])
+        if images != labels:
+            raise UsageError(f"MNIST's {part} files do not match: {images} images, {labels} labels; get both again.")
+    return arrays

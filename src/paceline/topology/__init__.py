@@ -1,0 +1,75 @@
+"""Who talks to whom (`graph`, `custom`) and with which weights (`mixing`), for algorithms without a central server.
+
+How to choose: up to about 16 workers, `ring`. More, in lockstep: `exponential`, or `one-peer-exponential` for powers of two
+and slow links. More, asynchronous: `bipartite-exponential`, or `complete` where every pair can connect. Known wiring: `torus`
+or `custom`.
+"""
+
+from __future__ import annotations
+
+from paceline.specs import Registry
+from paceline.topology.custom import Custom
+from paceline.topology.graph import (
+    BipartiteExponential,
+    BipartiteRing,
+    Complete,
+    Exponential,
+    OnePeerExponential,
+    Ring,
+    Roles,
+    Star,
+    Topology,
+    Torus,
+)
+from paceline.topology.mixing import (
+    MeasuredContraction,
+    check_doubly_stochastic,
+    expected_contraction,
+    measure_contraction,
+    metropolis_weights,
+    mixing_matrix,
+    pair_matrix,
+    pair_probabilities,
+    period_matrix,
+    run_pairwise_averaging,
+    spectral_gap,
+    uniform_weights,
+)
+
+__all__ = [
+    "BipartiteExponential",
+    "BipartiteRing",
+    "Complete",
+    "Custom",
+    "Exponential",
+    "MeasuredContraction",
+    "OnePeerExponential",
+    "Ring",
+    "Roles",
+    "Star",
+    "Topology",
+    "Torus",
+    "check_doubly_stochastic",
+    "expected_contraction",
+    "measure_contraction",
+    "metropolis_weights",
+    "mixing_matrix",
+    "pair_matrix",
+    "pair_probabilities",
+    "period_matrix",
+    "run_pairwise_averaging",
+    "spectral_gap",
+    "topology_registry",
+    "uniform_weights",
+]
+
+topology_registry = Registry("topology")
+topology_registry.register("ring", Ring)
+topology_registry.register("bipartite-ring", BipartiteRing)
+topology_registry.register("complete", Complete)
+topology_registry.register("star", Star)
+topology_registry.register("torus", Torus)
+topology_registry.register("exponential", Exponential)
+topology_registry.register("one-peer-exponential", OnePeerExponential)
+topology_registry.register("bipartite-exponential", BipartiteExponential)
+topology_registry.register("custom", Custom)

@@ -1,0 +1,288 @@
+"""`paceline train` as a function: one task, one algorithm, real workers, and a folder with everything that was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from paceline import checkpoint
+from paceline.algorithms import Algorithm, registry
+from paceline.batches import BatchPlan, Partition, Skewed, partition_registry
+from paceline.checkpointing import Checkpointer
+from paceline.config import TrainConfig
+from paceline.environment import WorkerEnvironment
+from paceline.errors import UsageError
+from paceline.evaluation import Evaluator
+from paceline.observe.progress import Progress
+from paceline.observe.report import write_report
+from paceline.observe.run import RunData, write_json
+from paceline.observe.trace import write_trace
+from paceline.placement import placement_registry
+from paceline.recording import Recording, earlier_part, keep_earlier_part, last_s
+from paceline.shared_dataset import share_dataset
+from paceline.specs import build_optimizer
+from paceline.supervised import check_launch
+from paceline.supervisor import Supervisor
+from paceline.task_worker import TaskWorker
+from paceline.tasks.base import targets_of
+from paceline.tasks.load import load_task
+
+__all__ = ["TrainConfig", "train"]
+
+_PROGRESS_EVERY_S = 0.2
+_INITIAL_SAMPLES = 10_000  # the initial loss is a mean over at most so many training samples
+
+
+def train(
+    config: TrainConfig,
+    *,
+    out: Path | None = None,
+    resume: Path | None = None,
+    command: str = "",
+    on_progress: Callable[[Progress], None] | None = None,
+) -> RunData:
+    """Trains a task with real workers on this machine.
+
+    Args:
+        config: what and how.
+        out: the run's folder: events, result, trace, report and checkpoints are written there; None: nothing is.
+        resume: a run's folder whose newest checkpoint to go on from; with `out` None it goes on in that folder.
+        command: the command line, for the report.
+        on_progress: called a few times a second.
+
+    Returns:
+        The run; `result["outcome"]` is converged, stopped, diverged or crashed.
+
+    Raises:
+        UsageError: the configuration cannot be run; nothing was written.
+    """
+    return _Training(config, out if out is not None else resume, resume, command, on_progress).run()
+
+
+class _Training:
+    """One call of `train`, between its first validation and its last file."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        out: Path | None,
+        resume: Path | None,
+        command: str,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self.task = load_task(config.task)
+        self.config = config.resolved(self.task)
+        self.algorithm: Algorithm = registry.build(self.config.algorithm)
+        self.out = out
+        self.command = command
+        self.on_progress = on_progress
+        check_launch(num_workers=config.workers, backend=config.backend, placement=config.placement)
+        limit = self.algorithm.max_workers
+        if limit is not None and config.workers > limit:
+            raise UsageError(
+                f"{config.algorithm} runs with {limit} worker, not {config.workers}: use --workers {limit}."
+            )
+        if self.algorithm.lockstep and self.config.optimizer_state == "shared":
+            raise UsageError(
+                f"{config.algorithm} keeps equal optimizer state on every worker; leave out the shared state."
+            )
+        train_set, self.test_set = self.task.load(config.data)
+        self.plan = self._plan(train_set)
+        self.evaluator = Evaluator(self.task, self.test_set, self.config.seed)
+        build_optimizer(self.config.optimizer, list(self.evaluator.model.parameters()), self._rate, config.momentum)
+        self.train_set, self.dataset_segment = share_dataset(train_set)
+        previous, self.checkpoint = earlier_part(resume) if resume is not None else (RunData(), None)
+        earlier_workers = previous.config.get("workers", config.workers)
+        if self.config.partition != "dynamic" and earlier_workers != config.workers:
+            raise UsageError(
+                f"With --partition {self.config.partition} every worker has its own part of the data, so the run can only be"
+                f" resumed with {earlier_workers} workers, not {config.workers}."
+            )
+        self.recording = Recording(previous, config.workers, lockstep=self.algorithm.lockstep)
+        self.checkpointer = (
+            Checkpointer(out / "checkpoint", config.checkpoint_every_s, self.checkpoint) if out is not None else None
+        )
+        self.last_progress_s = -math.inf
+        self.next_evaluation_samples = self.recording.samples + self._evaluate_every
+        self.initial_loss = self._initial_loss(train_set, previous)
+
+    @property
+    def _rate(self) -> float:
+        assert self.config.learning_rate is not None
+        return self.config.learning_rate
+
+    @property
+    def _evaluate_every(self) -> int:
+        """Samples between two evaluations: an epoch, or a quarter of one where the accuracy decides when to stop."""
+        return max(1, self.plan.num_samples // (4 if self.config.target_accuracy is not None else 1))
+
+    def _plan(self, train_set: Dataset[Any]) -> BatchPlan:
+        partition: Partition = partition_registry.build(self.config.partition)
+        assert self.config.batch_size is not None
+        return BatchPlan(
+            num_samples=len(train_set),  # type: ignore[arg-type]
+            batch_size=self.config.batch_size,
+            seed=self.config.seed,
+            partition=partition,
+            num_workers=self.config.workers,
+            labels=targets_of(train_set) if isinstance(partition, Skewed) else None,
+        )
+
+    def _initial_loss(self, train_set: Dataset[Any], previous: RunData) -> float | None:
+        """Training loss before the first update: what `time_to_fraction_s` counts from; kept by a resumed run."""
+        if "initial_loss" in previous.result:
+            return previous.result["initial_loss"]
+        some = range(0, self.plan.num_samples, -(-self.plan.num_samples // _INITIAL_SAMPLES))
+        return self.evaluator.initial_loss(train_set, list(some))
+
+    # The run
+
+    def run(self) -> RunData:
+        if self.out is not None:
+            self.out.mkdir(parents=True, exist_ok=True)
+            write_json(self.out / "config.json", self._config_record())
+            keep_earlier_part(self.out, self.recording.previous)
+        saved = checkpoint.load_parameters(self.checkpoint) if self.checkpoint is not None else None
+        self.supervisor = Supervisor(
+            TaskWorker(self.config, self.plan, self.train_set),
+            num_workers=self.config.workers,
+            algorithm=self.algorithm,
+            environment=WorkerEnvironment(
+                worker_id=0,
+                num_workers=self.config.workers,
+                incarnation=0,
+                algorithm=None,
+                seed=self.config.seed,
+                connection=None,
+                checkpoint=self.out / "checkpoint" if self.out is not None else None,
+                resume=self.checkpoint,
+                placement=self.config.placement,
+                optimizer_state=self.config.optimizer_state,
+                options={
+                    "intra_op_threads": self.config.intra_op_threads,
+                    "pin": placement_registry.build(self.config.placement).pin,
+                },
+            ),
+            backend=self.config.backend,
+            restarts=self.config.restarts,
+            folder=self.out,
+            on_tick=self._tick,
+            handles=(self.dataset_segment.fd,) if self.dataset_segment is not None else (),
+            first_batch=saved.next_batch if saved is not None else 0,
+            first_version=saved.version if saved is not None else 0,
+        )
+        try:
+            self.supervisor.run()
+        except KeyboardInterrupt:
+            if self.checkpointer is not None and self.supervisor.all_ended:
+                self._save_end(self.supervisor)
+            raise
+        finally:
+            self.evaluator.finish()
+        if self.supervisor.outcome.kind == "usage":
+            raise UsageError(self.supervisor.outcome.reason)
+        return self._finish()
+
+    def _tick(self, supervisor: Supervisor) -> None:
+        self.recording.take(supervisor)
+        elapsed_s, loss = self.recording.elapsed_s(supervisor), self.recording.loss
+        target = self.config.target_loss
+        if target is not None and loss is not None and self.recording.window_full and loss <= target:
+            supervisor.stop()
+        self._evaluate(supervisor, elapsed_s, loss)
+        if self.checkpointer is not None:
+            self.checkpointer.tick(supervisor, elapsed_s, self._epochs_done, self._about_checkpoint)
+        if self.on_progress is not None and elapsed_s - self.last_progress_s >= _PROGRESS_EVERY_S:
+            self.last_progress_s = elapsed_s
+            share = self._share_done(supervisor)
+            self.on_progress(self.recording.progress(supervisor, share_done=share, epoch=int(self._epochs_done)))
+
+    def _evaluate(self, supervisor: Supervisor, elapsed_s: float, loss: float | None) -> None:
+        finished = self.evaluator.collect()
+        if finished is not None:
+            self.recording.evaluations.append(finished)
+            accuracy, target = finished["test_accuracy"], self.config.target_accuracy
+            if target is not None and accuracy is not None and accuracy >= target:
+                supervisor.stop()
+        samples = self.recording.samples
+        if samples >= self.next_evaluation_samples and not self.evaluator.busy:
+            self.next_evaluation_samples = (samples // self._evaluate_every + 1) * self._evaluate_every
+            assert supervisor.arena is not None
+            self.evaluator.start(supervisor.arena, {"elapsed_s": elapsed_s, "samples": samples, "train_loss": loss})
+
+    def _about_checkpoint(self, number: int) -> dict[str, Any]:
+        recording, supervisor = self.recording, self.supervisor
+        epochs, batches = divmod(number, self.plan.batches_per_epoch)
+        return {
+            "samples": min(recording.samples, epochs * self.plan.num_samples + batches * self.plan.batch_size),
+            "elapsed_s": recording.elapsed_s(supervisor),
+            "started_s": (supervisor.started_s or 0.0) - recording.elapsed_before_s,
+            "initial_loss": self.initial_loss,
+        }
+
+    @property
+    def _epochs_done(self) -> float:
+        return self.recording.samples / self.plan.num_samples
+
+    def _share_done(self, supervisor: Supervisor) -> float:
+        if self.config.steps is not None:
+            return min(1.0, sum(supervisor.spool.totals) / (self.config.steps * self.config.workers))
+        assert self.config.epochs is not None
+        return min(1.0, self._epochs_done / self.config.epochs)
+
+    # The end
+
+    def _finish(self) -> RunData:
+        supervisor, recording, outcome = self.supervisor, self.recording, self.supervisor.outcome
+        records = recording.records(supervisor)
+        if supervisor.arena is not None and supervisor.started_s is not None:
+            samples = sum(int(rows["samples"][rows["applied_version"] >= 1].sum()) for rows in records.values())
+            about = {"elapsed_s": last_s(records), "samples": samples, "train_loss": recording.loss}
+            final = self.evaluator.now(supervisor.arena, about)
+            recording.evaluations.append(final)
+            if outcome.name == "stopped" and not self.evaluator.finite:
+                outcome.name, outcome.reason = (
+                    "diverged",
+                    f"The parameters are not finite at version {final['version']}.",
+                )
+            if self.checkpointer is not None and outcome.name == "stopped":
+                self._save_end(supervisor)
+        about = {
+            key: getattr(self.config, key) for key in ("task", "algorithm", "workers", "backend", "seed", "batch_size")
+        }
+        about |= {"num_parameters": self.evaluator.num_parameters, "command": self.command}
+        result = recording.result(
+            supervisor,
+            records,
+            about=about,
+            initial_loss=self.initial_loss,
+            target_loss=self.config.target_loss,
+            target_accuracy=self.config.target_accuracy,
+        )
+        run = RunData(self._config_record(), result, records, recording.evaluations)
+        if self.out is not None:
+            run.save(self.out)
+            write_trace(run, self.out / "trace.json")
+            title = f"{self.config.task}: {self.config.algorithm}"
+            write_report([run], self.out / "report.html", title=title, command=self.command)
+            supervisor.spool.remove()
+        return run
+
+    def _save_end(self, supervisor: Supervisor) -> None:
+        assert supervisor.arena is not None
+        assert self.checkpointer is not None
+        next_batch = supervisor.arena.load("next_batch")
+        if self.config.epochs is not None:  # each worker claimed one more than there was, and so learnt of the end
+            next_batch = min(next_batch, self.plan.num_batches_for(self.config.epochs))
+        self.checkpointer.end(supervisor, supervisor.parameters(next_batch), self._about_checkpoint)
+
+    def _config_record(self) -> dict[str, Any]:
+        record = dataclasses.asdict(self.config)
+        record["data"] = os.fspath(self.config.data) if self.config.data is not None else None
+        return record

@@ -1,0 +1,1 @@
+"""What connects workers: the ports that algorithms are written against."""

@@ -1,0 +1,241 @@
+"""The ports: everything a worker program may ask of the world outside its own replica.
+
+A worker program (`Algorithm.work`) is plain blocking code in the order of the paper. It never opens a socket, takes a
+lock of its own, reads a clock or starts a thread; it asks one of these ports. Real backends and the simulator implement
+the same ports, so the same program runs on both.
+
+Shapes: `x` and every vector here is flat, `(P,)`, one element per parameter of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+
+__all__ = [
+    "Clock",
+    "Collectives",
+    "LockedParameters",
+    "MemoryRequest",
+    "Ports",
+    "RacingParameters",
+    "Replica",
+    "ReplicatedParameters",
+    "SharedParameters",
+    "SlotParameters",
+    "StalenessCounts",
+    "View",
+]
+
+
+class Clock(Protocol):
+    """Time as the worker sees it: monotonic in real runs, virtual in simulated ones."""
+
+    def now_s(self) -> float:
+        """Seconds since an arbitrary origin that all workers of the run share."""
+        ...
+
+    def sleep_s(self, duration_s: float) -> None:
+        """Waits; precise for microseconds as well (back-off is counted in update times)."""
+        ...
+
+
+class Collectives(Protocol):
+    """Operations that every worker of the run joins, in the same order."""
+
+    def all_reduce_mean(self, vector: torch.Tensor, weight: float) -> None:
+        """Replaces `vector` (P,) by the mean over all workers, weighted by `weight` (0: takes part, adds nothing).
+
+        Summed in the order of worker ids, so that every worker gets the same bits. A single worker with a weight keeps
+        its vector bit for bit.
+
+        Raises:
+            WorkerLostError: a worker left; the message names who arrived and who is missing.
+        """
+        ...
+
+
+class View(NamedTuple):
+    """One published parameter vector, as a reader holds it."""
+
+    slot: int  # where it lies in the pool
+    version: int  # number of updates that led to it
+    x: torch.Tensor  # (P,); must not be written while it is published
+
+
+class SharedParameters(Protocol):
+    """One parameter vector that all workers see. `memory/` has a class per discipline."""
+
+    @property
+    def version(self) -> int:
+        """Number of updates applied so far."""
+        ...
+
+
+class RacingParameters(SharedParameters, Protocol):
+    """Everyone reads and writes at the same time, component by component (Hogwild!)."""
+
+    x: torch.Tensor  # (P,), live
+
+    def writing(self) -> AbstractContextManager[Any]:
+        """Marks this worker as being in the middle of a write (excludes nobody; a kill in it may tear the update)."""
+        ...
+
+    def advance(self) -> int:
+        """Counts one update atomically; returns the version that it made."""
+        ...
+
+
+class LockedParameters(SharedParameters, Protocol):
+    """One writer at a time; readers exclude writers. Waiting time is added to this worker's account."""
+
+    x: torch.Tensor  # (P,); read under `reading()`, written under `writing()`
+
+    def reading(self) -> AbstractContextManager[Any]:
+        """Holds the lock for reading (the mutex itself, or the shared side of a read-write lock)."""
+        ...
+
+    def writing(self) -> AbstractContextManager[Any]:
+        """Holds the lock for writing."""
+        ...
+
+    def advance(self) -> int:
+        """Counts one update, while writing; returns the version that it made."""
+        ...
+
+
+class SlotParameters(SharedParameters, Protocol):
+    """A pool of immutable versions behind one head word (Leashed-SGD's ParameterVectors, recycled)."""
+
+    def latest(self) -> View:
+        """The newest version, protected from reuse until this worker calls `leave` or `latest` again."""
+        ...
+
+    def leave(self) -> None:
+        """Ends the protection of what `latest` returned."""
+        ...
+
+    def claim(self) -> View:
+        """A slot that nobody reads and that is not published, for this worker to write."""
+        ...
+
+    def publish(self, new: View, after: View) -> bool:
+        """Makes `new` the newest version if `after` (from `latest`) still is; one compare-and-swap.
+
+        On success the slot of `new` belongs to the pool again; on failure it still belongs to this worker.
+        """
+        ...
+
+    def discard(self, new: View) -> None:
+        """Gives a claimed slot back unpublished."""
+        ...
+
+
+class ReplicatedParameters(SharedParameters, Protocol):
+    """One vector per worker, kept equal (or close) by what the algorithm sends; others may look, only its owner writes."""
+
+    x: torch.Tensor  # (P,), this worker's own
+
+    def writing(self) -> AbstractContextManager[Any]:
+        """Marks this worker's vector as being written, so that an onlooker's copy is not torn."""
+        ...
+
+    def advance(self) -> int:
+        """Counts one update of this worker's vector; returns the version that it made."""
+        ...
+
+
+class StalenessCounts(Protocol):
+    """How often each staleness occurred, over all workers; racing counters."""
+
+    def add(self, staleness: int) -> None:
+        """Counts one update of this staleness (the last bin takes all above it)."""
+        ...
+
+    def share_below(self, staleness: int) -> float:
+        """Share of the updates so far whose staleness was smaller, 0 to 1."""
+        ...
+
+    def total(self) -> int:
+        """Number of updates counted so far."""
+        ...
+
+
+class MemoryRequest(NamedTuple):
+    """Which kind of shared parameters an algorithm runs on; the backend provides it as `ports.shared`."""
+
+    kind: Literal["racing", "locked", "slots", "replicated"]
+    lock: Literal["mutex", "rwlock"] = "mutex"  # for "locked"
+    collectives: bool = False  # whether the program uses `ports.collectives`
+    staleness_counts: bool = False  # whether it asks `ports.staleness` how stale updates have been
+
+
+@dataclass(frozen=True)
+class Ports:
+    """What one worker program is given."""
+
+    worker_id: int
+    num_workers: int
+    clock: Clock
+    random: Random  # seeded by the run's seed and the worker's id
+    shared: Any  # the kind of SharedParameters that `Algorithm.memory` asks for
+    staleness: StalenessCounts
+    collectives: Collectives | None = None
+
+
+class Replica(Protocol):
+    """This worker's model, optimizer and data: what a program does its steps with.
+
+    A step is `gradient`, then `apply` at most once, then `applied` or `dropped`.
+    """
+
+    @property
+    def g(self) -> torch.Tensor:
+        """The gradient of the last `gradient`, (P,); what a program writes there is what `apply` uses."""
+        ...
+
+    @property
+    def samples(self) -> int:
+        """Number of samples in this step's batch; 0 when this worker has no batch in a lockstep round."""
+        ...
+
+    @property
+    def update_time_s(self) -> float:
+        """A running mean of how long `apply` takes: the unit of back-off."""
+        ...
+
+    def steps(self) -> Iterator[int]:
+        """This worker's steps, from 1, as long as there is data and nobody stopped the run."""
+        ...
+
+    def copy(self, x: torch.Tensor) -> torch.Tensor:
+        """Copies `x` (P,) into this worker's private vector and returns that."""
+        ...
+
+    def gradient(self, at: torch.Tensor, version: int) -> None:
+        """Computes the mini-batch gradient at `at` (P,), which is `version` of the parameters."""
+        ...
+
+    def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:
+        """Lets the optimizer take its one step on `to` (P,), its learning rate multiplied by `scale`.
+
+        With `of` (P,), `to` becomes `of` after the step; what was in it before does not matter.
+        """
+        ...
+
+    def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        """`after - before` (P,), kept in the gradient's memory, which the optimizer has used by now."""
+        ...
+
+    def applied(self, version: int, gradient_version: int, failed_publishes: int = 0) -> None:
+        """The update became `version`; `gradient_version` was the newest when the gradient was ready."""
+        ...
+
+    def dropped(self, gradient_version: int, failed_publishes: int = 0) -> None:
+        """The gradient was given up."""
+        ...

@@ -1,0 +1,82 @@
+"""`paceline algorithms`, `paceline doctor`, help, and the command as a process."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from paceline.cli import doctor
+
+
+def test_algorithms_table_and_filter(run, training):
+    result = run("algorithms")
+    assert "hogwild(copy=false)" in result.stdout
+    assert "Racing updates." in result.stdout
+    assert "More words" not in result.stdout
+    (row,) = json.loads(run("algorithms", "--tolerates", "kill", "--json").stdout)
+    assert row == {
+        "name": "hogwild",
+        "spec": "hogwild(copy=false)",
+        "summary": "Racing updates.",
+        "tolerates": ["kill", "straggler"],
+    }
+    refused = run("algorithms", "--tolerates", "fire")
+    assert refused.exit_code == 2
+    assert "choose kill or straggler" in refused.stderr
+
+
+def test_doctor_reports_every_check_even_if_one_fails(run, monkeypatch):
+    monkeypatch.setattr(doctor, "_atomics", lambda: 1 / 0)
+    monkeypatch.setattr(doctor, "_fork_server", lambda: doctor.Check("starting workers", True, "Yes."))
+    result = run("doctor", "--json")
+    checks = {check["name"]: check for check in json.loads(result.stdout)}
+    assert result.exit_code == 1
+    assert not checks["atomic operations"]["works"]
+    assert "ZeroDivisionError" in checks["atomic operations"]["finding"]
+    assert checks["torch"]["works"]
+    text = run("doctor")
+    assert "fails  atomic operations: ZeroDivisionError" in text.stdout
+    assert "works  starting workers: Yes." in text.stdout
+
+
+def test_doctor_on_other_machines(monkeypatch, tmp_path):
+    for name in ("node0", "node1"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(doctor, "_NODES", tmp_path)
+    assert doctor._nodes().finding.startswith("2;")
+    monkeypatch.setattr(doctor, "_NODES", tmp_path / "missing")
+    assert "treated as 1" in doctor._nodes().finding
+
+
+@pytest.mark.parametrize("verb", ["train", "compare", "algorithms", "doctor"])
+def test_help_fits_a_screen_and_has_an_example(run, monkeypatch, verb):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("TERMINAL_WIDTH", "100")
+    text = run(verb, "--help").stdout
+    assert f"paceline {verb}" in text.partition("Example:")[2]
+    assert len(text.splitlines()) <= 48
+
+
+def test_the_command_starts_without_torch():
+    code = (
+        "import sys\nfrom paceline.cli.app import main\n"
+        "try: main()\nfinally: print('torch' in sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert "compare" in done.stdout
+    assert done.stderr == "False\n"
+
+
+def test_a_mistake_in_a_real_process_is_one_line():
+    code = "from paceline.cli.app import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "train", "--workers", "0"], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "paceline: --workers must be 1 or more, not 0.\n"
+
+
+def test_version(run):
+    assert run("--version").stdout.startswith("paceline 0.")

@@ -1,0 +1,53 @@
+"""Training functions for worker processes: gradients that are known integers, so that every lost update would show."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+import paceline as pl
+from paceline.batches import BatchPlan
+
+SAMPLES, BATCH_SIZE = 96, 2
+PLANTED = [(3 * sample + 1) % 11 - 4 for sample in range(SAMPLES)]  # what each sample adds to every parameter
+
+
+class Planted(nn.Module):
+    """A 'model' whose gradient is -1 times the batch's mean, in every parameter alike, wherever the parameters are."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size))
+        self.bias = nn.Parameter(torch.zeros(3))
+
+    def forward(self, values):
+        return -(self.weight.sum() + self.bias.sum()) * values.mean()
+
+
+@dataclass(frozen=True)
+class AddUp:
+    """Adds the sum of every batch to every parameter; a batch of two with learning rate 2 gives the sum, not the mean."""
+
+    size: int
+    epochs: int = 1
+    learning_rate: float = 2.0
+
+    def __call__(self):
+        model = Planted(self.size)
+        optimizer = torch.optim.SGD(model.parameters(), lr=self.learning_rate)
+        data = torch.utils.data.TensorDataset(torch.tensor(PLANTED, dtype=torch.float32))
+        loader = torch.utils.data.DataLoader(data, batch_size=BATCH_SIZE, shuffle=True)
+        with pl.attach(model, optimizer) as worker:
+            for _ in range(self.epochs):
+                for (values,) in worker.batches(loader):
+                    optimizer.zero_grad()
+                    model(values).backward()
+                    optimizer.step()
+
+
+def expected_sum(records, seed=0):
+    """What the applied updates in the records must have added."""
+    plan = BatchPlan(num_samples=SAMPLES, batch_size=BATCH_SIZE, seed=seed)
+    values = torch.tensor(PLANTED)
+    rows = [row for own in records.values() for row in own[own["applied_version"] > 0]]
+    return sum(values[plan.indices(int(row["batch"]))].sum().item() for row in rows)

@@ -1,0 +1,75 @@
+"""One row per algorithm and variant. A contract that a row does not meet is named in the row, with the reason."""
+
+from dataclasses import dataclass
+
+import pytest
+
+import paceline as pl
+
+
+@dataclass(frozen=True)
+class Row:
+    """An algorithm, and where it differs from what holds for all; a text is a reason, an empty one means: no exception.
+
+    Args:
+        algorithm: one of them.
+        drops_updates: why a gradient may be given up.
+        loses_updates: why an applied update may not be in the parameters.
+        scales_fresh_updates: why an update with staleness 0 is not the optimizer's own.
+        scales_stale_updates: why a stale update is not the optimizer's own.
+    """
+
+    algorithm: pl.Algorithm
+    drops_updates: str = ""
+    loses_updates: str = ""
+    scales_fresh_updates: str = ""
+    scales_stale_updates: str = ""
+
+    @property
+    def spec(self):
+        return pl.spec(self.algorithm)
+
+    def workers(self, wanted):
+        """As many of the wanted numbers of workers as the algorithm can use."""
+        limit = self.algorithm.max_workers
+        return [number for number in wanted if limit is None or number <= limit]
+
+    def most(self, wanted):
+        return max(self.workers([1, wanted]))
+
+
+_RACES = "component-wise racing writes may overwrite each other"
+_ADAPTS = "the step size depends on staleness"
+
+ROWS = [
+    Row(pl.Sequential()),
+    Row(pl.Lockstep()),
+    Row(pl.Locked()),
+    Row(pl.Locked(backoff=pl.Exponential())),
+    Row(pl.Locked(step_size=pl.InverseStep()), scales_stale_updates=_ADAPTS),
+    Row(pl.Locked(kind="rwlock")),
+    Row(pl.Locked(kind="rwlock", backoff=pl.Constant(base=2.0))),
+    Row(pl.Hogwild(), loses_updates=_RACES),
+    Row(pl.Hogwild(reads="copy"), loses_updates=_RACES),
+    Row(pl.Hogwild(step_size=pl.ExponentialStep(threshold=3)), loses_updates=_RACES, scales_stale_updates=_ADAPTS),
+    Row(pl.Leashed()),
+    Row(pl.Leashed(backoff=pl.Exponential(base=0.5))),
+    Row(pl.Leashed(persistence=0), drops_updates="persistence 0 gives up after one failed publish"),
+    Row(
+        pl.Leashed(persistence=1, backoff=pl.Linear()),
+        drops_updates="persistence 1 gives up after two failed publishes",
+    ),
+    Row(
+        pl.Leashed(step_size=pl.TailStep()),
+        scales_fresh_updates="after ten updates per worker, fresh gradients are amplified by 1 + A",
+        scales_stale_updates=_ADAPTS,
+    ),
+]
+
+assert {type(row.algorithm) for row in ROWS} == set(dict(pl.algorithms.registry.items()).values()), "a row for each"
+
+
+def rows(keep=lambda row: True):
+    """Parametrizes a test over the rows; `keep` says which the contract is about, never which fail it."""
+    kept = [row for row in ROWS if keep(row)]
+    return pytest.mark.parametrize("row", kept, ids=[row.spec for row in kept])

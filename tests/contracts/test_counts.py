@@ -1,0 +1,92 @@
+"""What the records of several workers say agrees with itself, with the version and with the data."""
+
+import numpy as np
+import pytest
+
+from contracts.runs import run_task
+from contracts.table import rows
+
+EPOCHS, BATCHES = 2, 180
+
+
+def all_records(run):
+    return np.concatenate(list(run.records.values()))
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """Three workers of each row, trained once for all tests of this file."""
+    runs = {}
+
+    def run(row):
+        if row.spec not in runs:
+            workers = row.most(3)
+            runs[row.spec] = workers, *run_task(row, backend="processes", workers=workers, epochs=EPOCHS)
+        return runs[row.spec]
+
+    return run
+
+
+@rows()
+def test_every_version_occurs_exactly_once(row, trained):
+    workers, run, parameters = trained(row)
+    versions = all_records(run)["applied_version"]
+    counts = dict(zip(*np.unique(versions[versions > 0], return_counts=True), strict=True))
+    present = workers if row.algorithm.lockstep else 1
+    assert counts == dict.fromkeys(range(1, parameters.version + 1), present)
+    assert run.result["version"] == run.result["steps"] == parameters.version
+
+
+@rows()
+def test_every_gradient_is_applied_or_dropped(row, trained):
+    _, run, _ = trained(row)
+    result = run.result
+    rounds = sum(own["samples"].size for own in run.records.values())
+    assert result["computed_gradients"] == rounds == sum(result["updates_per_worker"]) + result["dropped_updates"]
+    assert row.drops_updates or result["dropped_updates"] == 0
+    assert result["events_lost"] == 0
+    assert result["outcome"] == "stopped"
+    assert result["workers_lost"] == []
+
+
+@rows()
+def test_every_sample_is_trained_on_once_an_epoch(row, trained):
+    _, run, _ = trained(row)
+    records = all_records(run)
+    batches = records["batch"][records["samples"] > 0]
+    assert sorted(batches) == list(range(EPOCHS * BATCHES))
+    assert records["samples"].sum() == EPOCHS * 1437
+
+
+@rows()
+def test_staleness_agrees_with_its_histogram(row, trained):
+    _, run, _ = trained(row)
+    staleness = run.result["staleness"]
+    histogram = {int(value): count for value, count in staleness["histogram"].items()}
+    assert min(histogram) >= 0
+    assert sum(histogram.values()) == sum(run.result["updates_per_worker"])
+    mean = sum(value * count for value, count in histogram.items()) / sum(histogram.values())
+    assert staleness["mean"] == pytest.approx(mean)
+    assert staleness["max"] == max(histogram)
+    assert 0 <= staleness["mean_after_gradient"] <= staleness["mean"]
+    if row.algorithm.max_workers == 1 or row.algorithm.lockstep:
+        assert histogram.keys() == {0}
+
+
+@rows()
+def test_times_of_a_step_are_in_order(row, trained):
+    _, run, _ = trained(row)
+    for own in run.records.values():
+        assert (own["started_s"] <= own["gradient_started_s"]).all()
+        assert (own["gradient_started_s"] <= own["gradient_ended_s"]).all()
+        assert (own["gradient_ended_s"] <= own["ended_s"]).all()
+        assert (own["ended_s"][:-1] <= own["started_s"][1:]).all()
+        assert (own["started_s"] >= 0).all()
+        assert (own["wait_s"] + own["apply_s"] <= own["ended_s"] - own["started_s"] + 1e-6).all()
+
+
+@rows()
+def test_learns(row, trained):
+    _, run, _ = trained(row)
+    assert run.result["test_accuracy"] > 0.6
+    assert run.result["train_loss"] < 0.7 * run.result["initial_loss"]

@@ -1,0 +1,53 @@
+"""One worker is plain PyTorch, bit for bit, whatever the algorithm."""
+
+import functools
+
+import pytest
+import torch
+
+from contracts.runs import plain_run, run_task
+from contracts.table import rows
+
+STEPS = 190  # beyond the first epoch, whose last batch is shorter
+OPTIMIZERS = {
+    "sgd": {},
+    "sgd(weight_decay=0.001)": {"momentum": 0.9, "learning_rate": 0.05},
+    "sgd(nesterov=true)": {"momentum": 0.9, "learning_rate": 0.05},
+    "adam": {"learning_rate": 0.002},
+    "adamw(weight_decay=0.1)": {"learning_rate": 0.002},
+    "rmsprop(centered=true)": {"momentum": 0.5, "learning_rate": 0.001},
+    "adagrad(lr_decay=0.01)": {"learning_rate": 0.02},
+}
+
+
+def check_equal(run, parameters, optimizer):
+    x, losses = plain(optimizer)
+    assert run.result["outcome"] == "stopped", run.result["outcome_reason"]
+    assert run.records[0]["loss"].tolist() == losses
+    assert torch.equal(parameters.x, x)
+
+
+@functools.cache
+def plain(optimizer):
+    return plain_run(optimizer, steps=STEPS, **OPTIMIZERS[optimizer])
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@rows(lambda row: row.algorithm == type(row.algorithm)())
+def test_equals_plain_pytorch(row, optimizer):
+    run, parameters = run_task(row, optimizer=optimizer, steps=STEPS, **OPTIMIZERS[optimizer])
+    check_equal(run, parameters, optimizer)
+
+
+@rows(lambda row: not row.scales_fresh_updates)
+def test_equals_plain_pytorch_in_a_process_of_its_own(row):
+    optimizer = "sgd(weight_decay=0.001)"
+    run, parameters = run_task(row, backend="processes", optimizer=optimizer, steps=STEPS, **OPTIMIZERS[optimizer])
+    check_equal(run, parameters, optimizer)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd(weight_decay=0.001)", "adam"])
+@rows(lambda row: row.algorithm == type(row.algorithm)() and not row.algorithm.lockstep)
+def test_shared_optimizer_state_is_the_same(row, optimizer):
+    run, parameters = run_task(row, optimizer=optimizer, steps=STEPS, optimizer_state="shared", **OPTIMIZERS[optimizer])
+    check_equal(run, parameters, optimizer)

@@ -1,0 +1,69 @@
+"""A run that is resumed goes on where its checkpoint was."""
+
+import numpy as np
+import pytest
+import torch
+
+from contracts.runs import plain_run, run_task
+from contracts.table import ROWS, rows
+
+EXACT = {"sgd(weight_decay=0.001)": {"momentum": 0.9, "learning_rate": 0.05}, "adamw": {"learning_rate": 0.002}}
+
+
+def train_in_two_parts(row, folder, **settings):
+    run_task(row, out=folder, epochs=2, **settings)
+    return run_task(row, resume=folder, out=folder, epochs=4, **settings)
+
+
+@pytest.mark.parametrize("optimizer", EXACT)
+@rows(lambda row: row.algorithm == type(row.algorithm)())
+def test_one_worker_goes_on_bit_for_bit(row, optimizer, tmp_path):
+    settings = {"optimizer": optimizer, **EXACT[optimizer]}
+    _, straight = run_task(row, epochs=4, **settings)
+    resumed, parameters = train_in_two_parts(row, tmp_path, **settings)
+    assert resumed.result["outcome"] == "stopped"
+    assert torch.equal(parameters.x, straight.x)
+    assert parameters.version == straight.version == 4 * 180
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@rows(lambda row: row.algorithm.lockstep)
+def test_lockstep_goes_on_bit_for_bit(row, workers, tmp_path):
+    settings = {"optimizer": "adamw", "learning_rate": 0.002, "workers": workers, "backend": "processes"}
+    _, straight = run_task(row, epochs=4, **settings)
+    _, parameters = train_in_two_parts(row, tmp_path, **settings)
+    assert torch.equal(parameters.x, straight.x)
+    assert parameters.version == straight.version
+
+
+@rows(lambda row: row.algorithm.max_workers != 1)
+def test_counts_go_on(row, tmp_path):
+    run, parameters = train_in_two_parts(row, tmp_path, workers=3, backend="processes")
+    records = np.concatenate(list(run.records.values()))
+    applied = records[records["applied_version"] > 0]
+    assert set(applied["applied_version"].tolist()) == set(range(1, parameters.version + 1))
+    assert records["samples"].sum() == 4 * 1437
+    batches = records["batch"][records["samples"] > 0]
+    assert sorted(batches) == list(range(4 * 180))
+    assert run.result["computed_gradients"] == len(records)
+    # The loss goes on from where it was: a start from new parameters would show as about 2.3.
+    third_epoch = applied[(applied["batch"] >= 2 * 180) & (applied["batch"] < 2 * 180 + 40)]
+    assert third_epoch["loss"].mean() < 0.6 * run.result["initial_loss"]
+    second = np.concatenate([own[own["batch"] >= 2 * 180] for own in run.records.values()])
+    assert second["started_s"].min() >= records[records["batch"] < 2 * 180]["ended_s"].max() - 1e-3
+
+
+def test_shared_optimizer_state_goes_on_and_stays_shared(tmp_path):
+    row = next(row for row in ROWS if row.spec == "locked")
+    settings = {"optimizer": "adam", "learning_rate": 0.002, "optimizer_state": "shared"}
+    _, straight = run_task(row, epochs=4, **settings)
+    _, parameters = train_in_two_parts(row, tmp_path, **settings)
+    assert torch.equal(parameters.x, straight.x)
+
+
+def test_a_new_learning_rate_replaces_the_checkpoints(tmp_path):
+    settings = {"optimizer": "sgd", "momentum": 0.9}
+    run_task(ROWS[0], out=tmp_path, epochs=2, learning_rate=0.05, **settings)
+    _, resumed = run_task(ROWS[0], resume=tmp_path, epochs=3, learning_rate=0.01, **settings)
+    x, _ = plain_run(steps=3 * 180, learning_rate=0.05, momentum=0.9, later=(2 * 180, 0.01))
+    assert torch.equal(resumed.x, x)

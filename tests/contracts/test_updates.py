@@ -1,0 +1,53 @@
+"""No update is lost: gradients are planted integers, so the parameters must be the exact sum of what was applied."""
+
+import pytest
+import torch
+
+from contracts.programs import PLANTED, AddUp, Planted, expected_sum
+from contracts.runs import run_function
+from contracts.table import rows
+from paceline.flat import FlatBinding
+
+SIZE = 3_000
+
+
+def values_of(parameters):
+    """Each parameter's elements, without the padding between them."""
+    views = FlatBinding(Planted(SIZE).parameters()).views(parameters.x)
+    return torch.cat([view.flatten() for view in views])
+
+
+def exact(row):
+    return not row.loses_updates and not row.scales_stale_updates
+
+
+@pytest.mark.parametrize(("workers", "backend"), [(1, "threads"), (2, "processes"), (3, "threads"), (4, "processes")])
+@rows(lambda row: exact(row) and not row.algorithm.lockstep)
+def test_parameters_are_the_sum_of_the_applied_updates(row, workers, backend):
+    if workers not in row.workers([workers]):
+        pytest.skip("one worker at most")
+    run, parameters = run_function(
+        AddUp(SIZE, epochs=2), workers=workers, algorithm=row.algorithm, backend=backend, seed=workers
+    )
+    wanted = expected_sum(run.records, seed=workers)
+    assert values_of(parameters).unique().tolist() == [wanted]
+    assert parameters.version == 96 - run.result["dropped_updates"]
+    assert row.drops_updates or wanted == 2 * sum(PLANTED)
+
+
+@pytest.mark.parametrize(("workers", "backend"), [(2, "processes"), (4, "threads")])
+@rows(lambda row: row.algorithm.lockstep)
+def test_lockstep_applies_each_rounds_mean_once(row, workers, backend):
+    """With the learning rate times the workers, a round adds the sum of its batches (halves and quarters are exact)."""
+    train = AddUp(SIZE, epochs=2, learning_rate=2.0 * workers)
+    _, parameters = run_function(train, workers=workers, algorithm=row.algorithm, backend=backend)
+    assert values_of(parameters).unique().tolist() == [2 * sum(PLANTED)]
+    assert parameters.version == 96 // workers
+
+
+@rows(lambda row: bool(row.loses_updates))
+def test_racing_updates_are_all_counted(row):
+    """The sum may lack components; the version lacks nothing, and no component has more than all updates' sizes."""
+    _, parameters = run_function(AddUp(SIZE, epochs=2), workers=4, algorithm=row.algorithm)
+    assert parameters.version == 96
+    assert values_of(parameters).abs().max() <= 2 * 96 * 6

@@ -1,0 +1,36 @@
+"""Every example runs as its first lines say, and prints what a reader wants to know."""
+
+import re
+
+import pytest
+
+from .conftest import ROOT
+
+ACCURACY = r"test accuracy +0\.[5-9]\d*"
+SAYS = {
+    "sequential": [ACCURACY, "equal bit for bit"],
+    "lockstep": [ACCURACY, r"staleness: 0\.0", r"share of the time spent waiting, workers 0, 1, 2: \d+%, \d+%, \d+%"],
+    "locked": [ACCURACY, r"locked\(kind=rwlock\)", r"locked\(backoff=exponential\(cap=16\)\)", r"samples/s, waiting"],
+    "hogwild": [ACCURACY, r"staleness: [\d.]+ on average", r"0: +\d+ #"],
+    "leashed": [ACCURACY, r"after the gradient 0\.000\nlost races: (\d+), dropped gradients: \1\n"],
+}
+
+
+def test_every_example_is_tested():
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == {*SAYS, "digits", "my_task"}
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_example(name, shell):
+    text = (ROOT / "examples" / f"{name}.py").read_text()
+    assert f"\n    python examples/{name}.py [EPOCHS]\n" in text
+    assert len(text.splitlines()) < 60
+    printed = shell(f"python examples/{name}.py 4")
+    for pattern in SAYS[name]:
+        assert re.search(pattern, printed), f"{pattern}\n{printed}"
+
+
+def test_own_task(shell):
+    command = re.search(r"paceline train .*", (ROOT / "examples" / "my_task.py").read_text())
+    printed = shell(f"{command[0]} --epochs 20 --out runs/spirals")
+    assert float(re.search(r"test accuracy +([\d.]+) %", printed)[1]) > 80, printed

@@ -1,0 +1,120 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from paceline.errors import UsageError
+from paceline.memory.records import RECORD_DTYPE
+from paceline.observe.run import RunData, read_events, write_events, write_json
+
+from .synthetic import empty, make_run
+
+
+def same(left, right):
+    return all(
+        np.array_equal(left[name], right[name], equal_nan=left[name].dtype.kind == "f") for name in RECORD_DTYPE.names
+    )
+
+
+def test_a_run_comes_back_as_it_was_saved(tmp_path):
+    run = make_run(slow=2)
+    run.records[7] = empty()
+    loaded = RunData.load(run.save(tmp_path / "run"))
+    assert loaded.records.keys() == run.records.keys()
+    assert all(same(loaded.records[worker], run.records[worker]) for worker in run.records)
+    assert loaded.result == run.result
+    assert loaded.evaluations == run.evaluations
+    assert loaded.config["slow"] == {"2": 8.0}  # JSON has string keys
+    assert not list((tmp_path / "run").glob("*.tmp"))
+    assert not list((tmp_path / "run").glob(".*"))
+
+
+def test_saving_again_with_fewer_workers_leaves_none_of_the_old_events(tmp_path):
+    make_run(workers=5, steps=5).save(tmp_path)
+    make_run(workers=3, steps=5).save(tmp_path)
+    assert RunData.load(tmp_path).records.keys() == {0, 1, 2}
+
+
+@given(
+    hnp.arrays(np.int64, st.tuples(st.integers(0, 5), st.just(8))),
+    st.data(),
+)
+def test_events_round_trip_exactly(tmp_path_factory, integers, data):
+    floats = data.draw(hnp.arrays(np.float64, (len(integers), 8)))
+    records = np.zeros(len(integers), RECORD_DTYPE)
+    for column, name in enumerate(RECORD_DTYPE.names):
+        records[name] = integers[:, column] if column < 8 else floats[:, column - 8]
+    path = tmp_path_factory.mktemp("events") / "events-0.jsonl"
+    write_events(path, records)
+    assert same(read_events(path), records)
+
+
+def test_every_line_is_standard_json_with_the_names_of_the_record(tmp_path):
+    records = make_run(steps=3).records[0][:3].copy()
+    records["loss"] = [np.nan, np.inf, 0.5]
+    write_events(tmp_path / "events-0.jsonl", records)
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    lines = (tmp_path / "events-0.jsonl").read_text().splitlines()
+    events = [json.loads(line, parse_constant=refuse) for line in lines]
+    assert [list(event) for event in events] == [list(RECORD_DTYPE.names)] * 3
+    assert [event["loss"] for event in events] == [None, float("inf"), 0.5]
+
+
+@pytest.mark.parametrize(("cut", "kept"), [(1, 3), (2, 2), (40, 2)], ids=["no line end", "no brace", "in the middle"])
+def test_a_last_line_cut_short_is_tolerated(tmp_path, cut, kept):
+    path = tmp_path / "events-0.jsonl"
+    records = make_run(steps=3).records[0][:3]
+    write_events(path, records)
+    path.write_text(path.read_text()[:-cut])
+    assert same(read_events(path), records[:kept])
+
+
+@pytest.mark.parametrize("line", ["", "[1]", "{}", '{"step": "x"}', "{} , {}", "nonsense"])
+def test_a_damaged_line_elsewhere_is_named(tmp_path, line):
+    path = tmp_path / "events-0.jsonl"
+    write_events(path, make_run(steps=3).records[0][:3])
+    first, *rest = path.read_text().splitlines(keepends=True)
+    path.write_text(first + line + "\n" + "".join(rest))
+    with pytest.raises(UsageError, match=r"events-0\.jsonl, line 2"):
+        read_events(path)
+
+
+def test_a_run_killed_before_its_result_still_loads(tmp_path):
+    make_run(steps=5).save(tmp_path)
+    (tmp_path / "result.json").unlink()
+    (tmp_path / "evaluations.json").unlink()
+    run = RunData.load(tmp_path)
+    assert run.result == {}
+    assert run.evaluations == []
+    assert len(run.records) == 4
+
+
+def test_what_is_not_a_run_says_so(tmp_path):
+    with pytest.raises(UsageError, match=r"no config\.json"):
+        RunData.load(tmp_path / "nowhere")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UsageError, match="damaged"):
+        RunData.load(tmp_path)
+    with pytest.raises(UsageError, match="RECORD_DTYPE"):
+        write_events(tmp_path / "events-0.jsonl", np.zeros(3))
+
+
+def test_json_is_standard_and_a_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "result.json"
+    write_json(path, {"a": float("nan"), "b": np.float32(1), "c": np.arange(2), 3: (tmp_path,), "d": {np.int64(1)}})
+    text = path.read_text()
+    assert json.loads(text) == {"a": None, "b": 1.0, "c": [0, 1], "3": [str(tmp_path)], "d": [1]}
+
+    class Bad:
+        def __str__(self):
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_json(path, Bad())
+    assert path.read_text() == text

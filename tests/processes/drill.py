@@ -1,0 +1,100 @@
+"""A run of the digits in which workers are killed at chosen or random instants, seen through to its end."""
+
+import math
+import os
+import signal
+from unittest import mock
+
+import torch
+
+from paceline.config import TrainConfig
+from paceline.training import _Training
+
+WORKERS = 3
+METHODS = [
+    "lockstep",
+    "locked",
+    "locked(backoff=exponential)",
+    "locked(kind=rwlock)",
+    "locked(kind=rwlock, backoff=exponential)",
+    "hogwild",
+    "hogwild(reads=copy)",
+    "leashed",
+    "leashed(persistence=0)",
+    "leashed(backoff=exponential)",
+]
+
+
+class Drill:
+    """Trains without an end, kills, and stops the run once it went on for a while.
+
+    Args:
+        algorithm: spec.
+        kill: worker -> number of its records after which it is killed.
+        until: version at which the run is stopped, if nothing else ends it before; or a function of the progress.
+        resume: a run to go on with, in its folder.
+        config: further fields of `TrainConfig`.
+    """
+
+    def __init__(self, algorithm, *, kill=(), until=1200, resume=None, **config):
+        config = {"workers": WORKERS, "epochs": 10_000, **config}
+        self.training = _Training(TrainConfig(algorithm=algorithm, **config), resume, resume, "", self._look)
+        self.to_kill = dict(kill)
+        self.killed_at = {}
+        self.back = set()
+        self.until = until
+
+    def run(self):
+        with mock.patch("paceline.training._PROGRESS_EVERY_S", 0.0):  # look at every look of the supervisor's own
+            run = self.training.run()
+        self.parameters = self.supervisor.parameters(0)
+        return run
+
+    @property
+    def supervisor(self):
+        return self.training.supervisor
+
+    def is_back(self, worker_id):
+        """Whether the supervisor has seen records of the worker's second process."""
+        fresh = self.supervisor.spool.fresh[worker_id]
+        if len(fresh) and fresh["incarnation"].max() > 0:
+            self.back.add(worker_id)
+        return worker_id in self.back
+
+    def _look(self, progress):
+        for worker in progress.workers:
+            if worker.worker_id in self.to_kill and worker.steps > self.to_kill[worker.worker_id]:
+                del self.to_kill[worker.worker_id]
+                self.killed_at[worker.worker_id] = progress.version
+                os.kill(self.supervisor.workers[worker.worker_id].handle.pid, signal.SIGKILL)
+        gone = len(self.supervisor.outcome.workers_lost) >= len(self.killed_at)
+        if not self.to_kill and gone and self._long_enough(progress):
+            self.supervisor.stop()
+
+    def _long_enough(self, progress):
+        if callable(self.until):
+            return self.until(progress)
+        return progress.version >= max([self.until, *(at + 200 for at in self.killed_at.values())])
+
+
+def kill_one(algorithm, random):
+    """One drill with a worker and an instant drawn from `random`; checks how the run ended and returns it."""
+    victim, steps = random.randrange(WORKERS), random.randrange(150)
+    drill = Drill(algorithm, kill={victim: steps})
+    run = drill.run()
+    result = run.result
+    assert victim in drill.killed_at
+    assert result["workers_lost"] == [victim]
+    assert torch.isfinite(drill.parameters.x).all()
+    assert math.isfinite(result["train_loss"])
+    assert len(run.records[victim]) > steps
+    if algorithm == "lockstep":
+        assert result["outcome"] == "crashed"
+        assert f"worker {victim} did not" in result["outcome_reason"]
+    else:
+        assert result["outcome"] == "stopped", result["outcome_reason"]
+        assert result["test_accuracy"] > 0.7
+        survivors = [len(rows) for worker, rows in run.records.items() if worker != victim]
+        assert min(survivors) > 0
+        assert result["torn_updates"] <= 1
+    return run

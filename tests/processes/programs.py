@@ -1,0 +1,147 @@
+"""Training functions that go wrong, for `launch`; they are found by name in worker processes."""
+
+import torch
+from torch import nn
+
+import paceline as pl
+from paceline.environment import current_environment
+
+
+def pieces(inputs=4):
+    torch.manual_seed(0)
+    model = nn.Linear(inputs, 1)
+    data = torch.utils.data.TensorDataset(torch.randn(64, inputs), torch.randn(64, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    return model, optimizer, torch.utils.data.DataLoader(data, batch_size=2, shuffle=True)
+
+
+def worker_id():
+    return current_environment().worker_id
+
+
+def loop(model, optimizer, loader, algorithm=None, epochs=1, report=False):
+    with pl.attach(model, optimizer, algorithm=algorithm) as worker:
+        for _ in range(epochs):
+            for x, y in worker.batches(loader):
+                optimizer.zero_grad()
+                loss = nn.functional.mse_loss(model(x), y)
+                loss.backward()
+                if report:
+                    worker.report(loss)
+                optimizer.step()
+    return model
+
+
+def plain():
+    return loop(*pieces())
+
+
+def names_locked():
+    loop(*pieces(), algorithm="locked")
+
+
+def names_lockstep():
+    loop(*pieces(), algorithm="lockstep", epochs=2)
+
+
+def two_shapes():
+    loop(*pieces(inputs=4 + worker_id()))
+
+
+def fails_before_attach():
+    if worker_id() == 1:
+        raise ValueError("the data are not where I thought")
+    loop(*pieces())
+
+
+def fails_in_the_middle():
+    model, optimizer, loader = pieces()
+    with pl.attach(model, optimizer) as worker:
+        for number, (x, y) in enumerate(worker.batches(loader)):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            if number == 3:
+                raise KeyError("label 17")
+
+
+def fails_in_the_optimizer():
+    model, _, loader = pieces()
+
+    class Broken(torch.optim.SGD):
+        def step(self, closure=None):
+            raise ArithmeticError("no step today")
+
+    loop(model, Broken(model.parameters(), lr=0.1), loader)
+
+
+def diverges():
+    model, _, loader = pieces()
+    loop(model, torch.optim.SGD(model.parameters(), lr=1e9), loader, epochs=100, report=True)
+
+
+def diverges_silently():
+    model, _, loader = pieces()
+    loop(model, torch.optim.SGD(model.parameters(), lr=1e9), loader, epochs=100)
+
+
+def never_attaches():
+    return None
+
+
+def exits():
+    raise SystemExit(3)
+
+
+def returns_its_model():
+    return loop(*pieces())
+
+
+def ends_early():
+    """In lockstep, worker 0 does one epoch and the others two."""
+    loop(*pieces(), epochs=1 if worker_id() == 0 else 2)
+
+
+def reports_after_the_step():
+    model, optimizer, loader = pieces()
+    with pl.attach(model, optimizer) as worker:
+        for x, y in worker.batches(loader):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            worker.report(loss)
+
+
+def skips_the_last_step():
+    model, optimizer, loader = pieces()
+    with pl.attach(model, optimizer) as worker:
+        for number, (x, y) in enumerate(worker.batches(loader)):
+            if number == 31:
+                continue
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+
+
+def breaks_out_of_epochs():
+    model, optimizer, loader = pieces()
+    with pl.attach(model, optimizer) as worker:
+        for _ in range(3):
+            for number, (x, y) in enumerate(worker.batches(loader)):
+                if number == 5:
+                    break
+                optimizer.zero_grad()
+                nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+
+
+def attaches_twice():
+    plain()
+    plain()
+
+
+def has_sparse_gradients():
+    model = nn.Sequential(nn.Embedding(8, 4, sparse=True), nn.Flatten(), nn.Linear(8, 1))
+    loader = [(torch.randint(8, (2, 2)), torch.randn(2, 1))] * 8
+    loop(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)

@@ -1,0 +1,172 @@
+"""How runs end other than by reaching their last batch: errors, divergence, targets."""
+
+import time
+
+import numpy as np
+import pytest
+
+import paceline as pl
+from paceline.config import TrainConfig
+from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
+from processes import programs
+
+BACKENDS = pytest.mark.parametrize("backend", ["processes", "threads"])
+METHODS = ["lockstep", "locked", "locked(kind=rwlock)", "hogwild", "leashed"]
+
+
+@BACKENDS
+@pytest.mark.parametrize("algorithm", ["locked", "hogwild", "leashed"])
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        (programs.fails_before_attach, "ValueError: the data are not where I thought"),
+        (programs.fails_in_the_middle, "KeyError: 'label 17'"),
+        (programs.fails_in_the_optimizer, "ArithmeticError: no step today"),
+    ],
+)
+def test_an_exception_in_the_users_function(train, message, algorithm, backend):
+    with pytest.raises(pl.PacelineError) as raised:
+        pl.launch(train, workers=2, algorithm=algorithm, backend=backend)
+    text = str(raised.value)
+    raised.value.__traceback__ = None  # it would hold the run
+    assert message in text
+    assert f"in {train.__name__}" in text
+    assert "Worker " in text
+    assert not isinstance(raised.value, pl.UsageError)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_task_that_diverges(method):
+    run = pl.train(TrainConfig(algorithm=method, workers=2, learning_rate=1e6, epochs=100))
+    assert run.result["outcome"] == "diverged"
+    assert "at step" in run.result["outcome_reason"] or "at version" in run.result["outcome_reason"]
+
+
+@pytest.mark.parametrize("train", [programs.diverges, programs.diverges_silently])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_loop_that_diverges(method, train):
+    run = pl.launch(train, workers=2, algorithm=method)
+    assert run.result["outcome"] == "diverged"
+    assert "at step" in run.result["outcome_reason"]
+
+
+@pytest.mark.parametrize("method", ["locked", "hogwild", "leashed", "lockstep"])
+def test_a_target_loss_ends_the_run(method):
+    config = TrainConfig(algorithm=method, workers=2, epochs=1000, target_loss=0.5)
+    run = pl.train(config)
+    assert run.result["outcome"] == "converged"
+    assert run.result["steps_to_target"] <= run.result["steps"] < 20_000
+    assert 0 < run.result["time_to_target_s"] <= run.result["wall_s"]
+
+
+@pytest.mark.parametrize("method", ["locked", "lockstep"])
+def test_a_target_accuracy_ends_the_run(method):
+    run = pl.train(TrainConfig(algorithm=method, workers=2, epochs=1000, target_accuracy=0.9))
+    assert run.result["outcome"] == "converged"
+    assert run.result["steps"] < 100_000
+    assert max(one["test_accuracy"] for one in run.evaluations) >= 0.9
+
+
+def test_a_target_that_is_not_reached():
+    run = pl.train(TrainConfig(workers=2, epochs=1, target_accuracy=1.0))
+    assert run.result["outcome"] == "stopped"
+    assert run.result["time_to_target_s"] is None
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    ("train", "algorithm", "workers", "parts"),
+    [
+        (programs.names_locked, "hogwild", 2, ["locked", "hogwild", "one place"]),
+        (programs.two_shapes, "locked", 3, ["the same model"]),
+        (programs.plain, "sequential", 2, ["sequential", "1 worker, not 2"]),
+        (programs.plain, "locked", 0, ["at least 1 worker"]),
+    ],
+)
+def test_what_cannot_be_launched(train, algorithm, workers, parts, backend):
+    begun_s = time.monotonic()
+    with pytest.raises(pl.UsageError) as raised:
+        pl.launch(train, workers=workers, algorithm=algorithm, backend=backend)
+    text = str(raised.value)
+    raised.value.__traceback__ = None
+    assert [part for part in parts if part not in text] == []
+    assert time.monotonic() - begun_s < 20
+
+
+def test_a_lambda_cannot_be_sent():
+    with pytest.raises(pl.UsageError, match="top level of a module") as raised:
+        pl.launch(lambda: None, workers=2, algorithm="hogwild")
+    raised.value.__traceback__ = None
+
+
+def test_unknown_backend_and_bad_fail_point(monkeypatch):
+    with pytest.raises(pl.UsageError, match="processes or threads"):
+        pl.launch(programs.plain, workers=2, backend="mpi")
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "nowhere@1#2")
+    with pytest.raises(pl.UsageError, match="name@worker_id#hit") as raised:
+        pl.launch(programs.plain, workers=2)
+    raised.value.__traceback__ = None
+
+
+def test_the_algorithm_may_be_named_in_attach():
+    run = pl.launch(programs.names_lockstep, workers=2)
+    assert run.result["algorithm"] == "lockstep"
+    assert run.result["steps"] == run.result["version"] == 2 * 16
+    assert run.result["staleness"]["max"] == 0
+
+
+@BACKENDS
+def test_a_function_may_return_what_it_likes(backend):
+    run = pl.launch(programs.returns_its_model, workers=2, backend=backend)
+    assert run.result["outcome"] == "stopped"
+
+
+def test_a_function_that_never_attaches():
+    with pytest.raises(pl.UsageError, match=r"never_attaches never called paceline.attach") as raised:
+        pl.launch(programs.never_attaches, workers=2)
+    raised.value.__traceback__ = None
+
+
+def test_a_function_that_exits():
+    with pytest.raises(pl.PacelineError, match=r"exit code 3|SystemExit") as raised:
+        pl.launch(programs.exits, workers=2)
+    raised.value.__traceback__ = None
+
+
+@BACKENDS
+def test_a_lockstep_worker_that_ends_early_is_not_waited_for(backend):
+    with pytest.raises(pl.WorkerLostError, match="worker 0 did not") as raised:
+        pl.launch(programs.ends_early, workers=2, algorithm="lockstep", backend=backend)
+    raised.value.__traceback__ = None
+
+
+@BACKENDS
+def test_a_checkpoint_of_another_model_is_refused_at_once(backend, tmp_path):
+    """Also with several workers: those that wait for the first one's memory must not wait for ever."""
+    pl.train(TrainConfig(workers=3, epochs=1), out=tmp_path)
+    begun_s = time.monotonic()
+    with pytest.raises(pl.UsageError, match="elements") as raised:
+        pl.launch(programs.plain, workers=3, algorithm="hogwild", resume=tmp_path, out=tmp_path, backend=backend)
+    raised.value.__traceback__ = None
+    assert time.monotonic() - begun_s < 20
+
+
+def test_resuming_with_more_or_fewer_workers(tmp_path):
+    pl.train(TrainConfig(algorithm="locked", workers=2, epochs=1), out=tmp_path)
+    more = pl.train(TrainConfig(algorithm="locked", workers=3, epochs=2), resume=tmp_path)
+    assert more.result["version"] == 360
+    fewer = pl.train(TrainConfig(algorithm="locked", workers=1, epochs=3), resume=tmp_path)
+    assert fewer.result["version"] == 540
+    versions = np.concatenate([rows["applied_version"] for rows in fewer.records.values()])
+    assert sorted(versions) == list(range(1, 541))
+
+
+@pytest.mark.parametrize("settings", [{"algorithm": "lockstep"}, {"algorithm": "locked", "partition": "fixed"}])
+def test_what_depends_on_the_number_of_workers_resumes_with_the_same(settings, tmp_path):
+    pl.train(TrainConfig(workers=2, epochs=1, **settings), out=tmp_path)
+    with pytest.raises(pl.UsageError, match="with 2") as raised:
+        pl.train(TrainConfig(workers=3, epochs=2, **settings), resume=tmp_path)
+    raised.value.__traceback__ = None
+    same = pl.train(TrainConfig(workers=2, epochs=2, **settings), resume=tmp_path)
+    assert same.result["outcome"] == "stopped"
+    assert same.result["samples"] == 2 * 1437

@@ -1,0 +1,159 @@
+"""`kill -9` at random instants, in every method."""
+
+import json
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import leftovers
+import paceline as pl
+from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
+from processes.drill import METHODS, WORKERS, Drill, kill_one
+
+SOAK_RESULT = Path(os.environ.get("PACELINE_SOAK_RESULT", "benchmarks/results/soak_kill.json"))
+
+
+@pytest.mark.parametrize("round_number", range(5))
+@pytest.mark.parametrize("method", METHODS)
+def test_a_kill_at_a_random_instant(method, round_number):
+    kill_one(method, random.Random(f"{method} {round_number}"))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("method", METHODS)
+def test_fifty_kills(method):
+    """Writes what became of each method's kills to PACELINE_SOAK_RESULT."""
+    before, begun_s = leftovers.everything(), time.monotonic()
+    runs = [kill_one(method, random.Random(f"{method} soak {number}")) for number in range(50)]
+    leftovers.assert_nothing_new(before)
+    results = [run.result for run in runs]
+    SOAK_RESULT.parent.mkdir(parents=True, exist_ok=True)
+    written = json.loads(SOAK_RESULT.read_text()) if SOAK_RESULT.exists() else {}
+    written[method] = {
+        "kills": len(results),
+        "outcomes": {
+            name: sum(one["outcome"] == name for one in results) for name in {one["outcome"] for one in results}
+        },
+        "torn_updates": sum(one["torn_updates"] for one in results),
+        "lowest_test_accuracy": min(one["test_accuracy"] for one in results),
+        "leftovers": 0,
+        "took_s": round(time.monotonic() - begun_s, 1),
+    }
+    SOAK_RESULT.write_text(json.dumps(written, indent=2) + "\n")
+
+
+FAIL_POINTS = [
+    ("locked", "lock.taken", 41),  # for reading: odd hits; for writing: even ones
+    ("locked", "lock.taken", 42),
+    ("locked", "locked.mid_write", 30),
+    ("locked(backoff=exponential)", "lock.taken", 42),
+    ("locked(kind=rwlock)", "lock.taken", 41),
+    ("locked(kind=rwlock)", "lock.taken", 42),
+    ("locked(kind=rwlock)", "locked.mid_write", 30),
+    ("hogwild", "racing.mid_write", 30),
+    ("leashed", "slots.claimed", 30),
+    ("leashed", "slots.hazard_set", 41),  # before the gradient: odd hits; before the update: even ones
+    ("leashed", "slots.hazard_set", 42),
+    ("leashed", "slots.published", 30),
+    ("leashed(persistence=0)", "slots.claimed", 30),
+]
+
+
+@pytest.mark.parametrize(("method", "point", "hit"), FAIL_POINTS)
+def test_a_kill_at_a_fail_point(method, point, hit, monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, f"{point}@1#{hit}")
+    drill = Drill(method, until=1200)
+    drill.killed_at[1] = 0  # the run is stopped only after this worker was lost
+    result = drill.run().result
+    assert result["outcome"] == "stopped", result["outcome_reason"]
+    assert result["workers_lost"] == [1]
+    assert result["torn_updates"] == ("mid_write" in point)
+    assert torch.isfinite(drill.parameters.x).all()
+    assert result["test_accuracy"] > 0.7
+
+
+@pytest.mark.parametrize("point", ["lockstep.arrived", "replicated.mid_write"])
+def test_a_kill_at_a_fail_point_in_lockstep(point, monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, f"{point}@1#31")
+    drill = Drill("lockstep")
+    result = drill.run().result
+    assert result["outcome"] == "crashed"
+    assert "worker 1 did not" in result["outcome_reason"]
+    assert "--resume" in result["outcome_reason"]
+    assert result["workers_lost"] == [1]
+    assert torch.isfinite(drill.parameters.x).all()
+
+
+@pytest.mark.parametrize("method", ["locked", "hogwild", "leashed"])
+def test_all_workers_killed(method):
+    drill = Drill(method, kill={0: 10, 1: 20, 2: 30})
+    result = drill.run().result
+    assert result["outcome"] == "crashed"
+    assert "signal 9" in result["outcome_reason"]
+    assert "no worker is left" in result["outcome_reason"]
+    assert sorted(result["workers_lost"]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("method", ["sequential", "lockstep", "hogwild"])
+def test_the_only_worker_killed(method):
+    drill = Drill(method, workers=1, kill={0: 20})
+    result = drill.run().result
+    assert result["outcome"] == "crashed"
+    assert "signal 9" in result["outcome_reason"]
+    assert result["workers_lost"] == [0]
+
+
+def check_replaced(run):
+    assert run.result["outcome"] == "stopped"
+    assert run.result["restarts"] == 1
+    assert run.result["workers_lost"] == [1]
+    records = run.records[1]
+    second = records[records["incarnation"] == 1]
+    assert len(second) > 0
+    assert second["step"].tolist() == list(range(1, len(second) + 1))
+    batches = [batch for rows in run.records.values() for batch in rows["batch"]]
+    assert len(batches) == len(set(batches)), "a batch was trained on twice"
+    assert run.result["test_accuracy"] > 0.7
+    return len(batches)
+
+
+@pytest.mark.parametrize("method", ["locked(kind=rwlock)", "hogwild", "leashed"])
+def test_a_dead_worker_is_replaced(method):
+    drill = Drill(method, kill={1: 60}, restarts=1)
+    drill.until = lambda progress: drill.is_back(1) and progress.version > 1000
+    check_replaced(drill.run())
+
+
+@pytest.mark.parametrize("method", ["locked", "leashed"])
+def test_its_successor_goes_on_with_its_part_of_the_data(method):
+    drill = Drill(method, kill={1: 60}, restarts=1, epochs=6, partition="fixed", until=10**9)
+    num_batches = check_replaced(drill.run())
+    assert num_batches == 6 * 180  # the batch that the dead worker was at is its successor's first
+
+
+def test_a_worker_of_a_resumed_run_is_replaced(tmp_path):
+    """Its successor still needs the checkpoint, although newer ones have been completed since."""
+    settings = {"partition": "fixed", "workers": WORKERS, "checkpoint_every_s": 0}
+    pl.train(pl.TrainConfig(algorithm="locked", epochs=2, **settings), out=tmp_path)
+    drill = Drill("locked", resume=tmp_path, kill={1: 200}, restarts=1, epochs=9, until=10**9, **settings)
+    assert check_replaced(drill.run()) == 9 * 180
+    assert len(list((tmp_path / "checkpoint").iterdir())) == 1
+
+
+def test_lockstep_is_not_restarted_but_says_so():
+    result = Drill("lockstep", kill={1: 20}, restarts=1).run().result
+    assert result["outcome"] == "crashed"
+    assert result["restarts"] == 0
+    assert "worker 1 did not" in result["outcome_reason"]
+
+
+def test_after_a_kill_the_next_run_is_as_good_as_new():
+    kill_one("leashed", random.Random(1))
+    drill = Drill("leashed", until=300)
+    result = drill.run().result
+    assert (result["outcome"], result["workers_lost"]) == ("stopped", [])
+    assert len(drill.supervisor.workers) == WORKERS

@@ -1,0 +1,52 @@
+"""Loops as users write them: what they report, skip, break out of and do twice."""
+
+import numpy as np
+import pytest
+
+import paceline as pl
+from processes import programs
+
+
+@pytest.mark.parametrize("algorithm", ["hogwild", "leashed", "lockstep"])
+def test_a_loss_reported_after_the_step_belongs_to_that_step(algorithm):
+    run = pl.launch(programs.reports_after_the_step, workers=2, algorithm=algorithm, backend="threads")
+    losses = np.concatenate([rows["loss"] for rows in run.records.values()])
+    assert len(losses) == 32
+    assert np.isfinite(losses).all()
+    assert run.result["train_loss"] is not None
+
+
+@pytest.mark.parametrize("algorithm", ["hogwild", "hogwild(reads=copy)", "locked(kind=rwlock)", "leashed", "lockstep"])
+def test_a_loop_may_skip_the_step_of_its_last_batch(algorithm):
+    run = pl.launch(programs.skips_the_last_step, workers=1, algorithm=algorithm, backend="threads")
+    assert run.result["steps"] == 31
+
+
+def test_a_lockstep_loop_may_break_out_of_an_epoch():
+    run = pl.launch(programs.breaks_out_of_epochs, workers=2, algorithm="lockstep", backend="threads")
+    assert run.result["updates_per_worker"] == [15, 15]
+
+
+def test_attaching_twice_in_one_launch_is_refused():
+    with pytest.raises(pl.UsageError, match="call launch for every training"):
+        pl.launch(programs.attaches_twice, workers=1, algorithm="hogwild", backend="threads")
+
+
+def test_lockstep_refuses_sparse_gradients_in_one_sentence():
+    with pytest.raises(pl.UsageError, match="sparse=False"):
+        pl.launch(programs.has_sparse_gradients, workers=2, algorithm="lockstep", backend="threads")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"workers": 0}, {"workers": 1, "backend": "fibers"}, {"workers": 1, "placement": "bind(node=977)"}]
+)
+def test_what_cannot_be_launched_writes_nothing(wrong, tmp_path):
+    with pytest.raises(pl.UsageError):
+        pl.launch(programs.plain, algorithm="hogwild", out=tmp_path / "run", **wrong)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("spec", ["constant(base=-1)", "exponential(cap=-3)", "linear(jitter=2)"])
+def test_backoff_refuses_times_that_cannot_be(spec):
+    with pytest.raises(pl.UsageError, match=r"must be|from 0 to 1"):
+        pl.launch(programs.plain, workers=1, algorithm=f"leashed(backoff={spec})")

@@ -1,0 +1,12 @@
+"""One intra-op thread, as in a simulation: with more, matrix products may round differently."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

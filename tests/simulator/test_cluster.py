@@ -1,0 +1,72 @@
+"""Clusters: compute times, files, and what is refused."""
+
+import itertools
+from random import Random
+
+import pytest
+
+from paceline.errors import UsageError
+from paceline.simulator import Cluster, Constant, ExponentialTail, Normal, Pareto, Recorded
+
+MODELS = [
+    Constant(time_s=0.02),
+    Normal(average_s=0.01, deviation_s=0.002),
+    ExponentialTail(least_s=0.01, tail_s=0.005),
+    Pareto(least_s=0.01, shape=4.0),
+    Recorded(times_s=(0.01, 0.03, 0.02)),
+]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
+def test_means_and_repeatability(model):
+    drawn = list(itertools.islice(model.draws_s(Random(1)), 30_000))
+    assert sum(drawn) / len(drawn) == pytest.approx(model.mean_s, rel=0.02)
+    assert min(drawn) > 0
+    assert drawn == list(itertools.islice(model.draws_s(Random(1)), 30_000))
+
+
+def test_normal_is_truncated_above_zero():
+    assert min(itertools.islice(Normal(average_s=0.001, deviation_s=0.01).draws_s(Random(0)), 10_000)) > 0
+
+
+@pytest.mark.parametrize("suffix", [".toml", ".json"])
+@pytest.mark.parametrize("model", [0.004, *MODELS], ids=str)
+def test_file_round_trip(tmp_path, suffix, model):
+    cluster = (
+        Cluster(workers=5, compute_s=model, bus_bytes_per_s=3e10).slow(worker=3, factor=10).slow(worker=0, factor=2)
+    )
+    assert Cluster.load(cluster.save(tmp_path / f"cluster{suffix}")) == cluster
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("compute_ms = 3", "unknown name 'compute_ms'. Did you mean 'compute_s'?"),
+        ("bus_gbytes_per_s = 3", "Did you mean 'bus_bytes_per_s'?"),
+        ("worker = 3", "Did you mean 'workers'?"),
+        ("workers = 0", "at least 1 worker"),
+        ("workers = 2.5", "at least 1 worker"),
+        ("atomic_s = 0", "atomic_s must be a number above 0"),
+        ("compute_s = 'normall'", "Did you mean 'normal'?"),
+        ("compute_s = 'normal(average_ms=3)'", "average_s"),
+        ("compute_s = []", "at least one number"),
+        ("compute_s = 'pareto(shape=1.0)'", "shape above 1"),
+        ("workers = 2\n[slow]\n2 = 10", "Worker 2 cannot be slow"),
+        ("[slow]\nfirst = 10", "maps workers to factors"),
+        ("workers", "no valid TOML"),
+    ],
+)
+def test_refused_files(tmp_path, text, says):
+    path = tmp_path / "cluster.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        Cluster.load(path)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file_and_wrong_suffix(tmp_path):
+    with pytest.raises(UsageError, match="cannot be read"):
+        Cluster.load(tmp_path / "none.toml")
+    with pytest.raises(UsageError, match=r"\.toml or \.json"):
+        Cluster.load(tmp_path / "cluster.yaml")
