@@ -20,6 +20,7 @@ from paceline.errors import UsageError
 
 __all__ = [
     "Parameters",
+    "all_there",
     "clear",
     "complete",
     "describe",
@@ -72,10 +73,9 @@ def complete(folder: Path, number: int, workers: list[int], about: dict[str, Any
         about: what a resumed run must know besides, as JSON: samples trained on, time trained, ...
         keep: an older one that stays.
     """
-    inside = folder / str(number)
-    needed = [inside / _PARAMETERS, *(inside / f"worker-{worker}.pt" for worker in workers)]
-    if not all(path.exists() for path in needed):
+    if not all_there(folder, number, workers):
         return False
+    inside = folder / str(number)
     content = json.dumps({"number": number, "workers": workers, **about})
     temporary = inside / f".{_COMPLETE}"
     temporary.write_text(content)
@@ -84,6 +84,12 @@ def complete(folder: Path, number: int, workers: list[int], about: dict[str, Any
         if older.name.isdigit() and int(older.name) < number and older != keep:
             shutil.rmtree(older)
     return True
+
+
+def all_there(folder: Path, number: int, workers: list[int]) -> bool:
+    """Whether the parameters and these workers' parts of a checkpoint are written."""
+    inside = folder / str(number)
+    return all(path.exists() for path in [inside / _PARAMETERS, *(inside / f"worker-{worker}.pt" for worker in workers)])
 
 
 def newest(folder: Path) -> Path:

@@ -46,6 +46,10 @@ class Spool:
         """Records that a worker has written, drained or not."""
         return self._rings[worker_id].num_written
 
+    def num_read(self, worker_id: int) -> int:
+        """Records of a worker that were drained, or were lost before that."""
+        return self._rings[worker_id].num_read
+
     def drain(self) -> None:
         """Takes what is new from every ring."""
         for worker, ring in enumerate(self._rings):

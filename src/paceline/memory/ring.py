@@ -98,6 +98,11 @@ class RecordRing:
         """Records written so far, over all lives of the writer."""
         return load(self._written)
 
+    @property
+    def num_read(self) -> int:
+        """Records that `drain` has come to, lost ones included."""
+        return self._num_read
+
     def drain(self) -> npt.NDArray[np.void]:
         """The records since the last call, oldest first, as a private array of `RECORD_DTYPE` (the reader's side)."""
         written = load(self._written)
