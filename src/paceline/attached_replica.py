@@ -36,7 +36,8 @@ class AttachedReplica(BaseReplica):
     def __init__(self, optimizer: torch.optim.Optimizer, *, alone: bool = False, **base: Any) -> None:
         super().__init__(**base)
         self._alone = alone
-        self._write, self._append = self._append, self._write_or_hold
+        if self._append is not None:
+            self._write, self._append = self._append, self._write_or_hold
         self._held: tuple[float, ...] | None = None  # the last step's record, until its loss is known
         self.num_begun = 0
         self._optimizer = optimizer

@@ -76,7 +76,7 @@ class BaseReplica:
 
     Args:
         binding: the model's parameters.
-        recorder: takes one record per step.
+        recorder: takes one record per step; None: nobody reads them.
         waits: objects whose `waited_s` counts time that the worker waited (clock, lock, barrier).
         staleness: counts of all workers, fed at every update; None: nobody asks for them.
         stopped: whether the run is being stopped.
@@ -88,7 +88,7 @@ class BaseReplica:
         self,
         *,
         binding: FlatBinding,
-        recorder: Recorder,
+        recorder: Recorder | None,
         waits: list[Any],
         staleness: Any,
         stopped: Callable[[], bool],
@@ -101,7 +101,7 @@ class BaseReplica:
         self.update_time_s = 0.0
         self.step = 0
         self.loss = math.nan
-        self._append = recorder.append
+        self._append = recorder.append if recorder is not None else None
         self._waits = waits
         self._staleness = staleness
         self._stopped = stopped
@@ -148,6 +148,8 @@ class BaseReplica:
         self.update_time_s += _UPDATE_TIME_SMOOTHING * (took_s - self.update_time_s) if self.update_time_s else took_s
 
     def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
+        if self._append is None:
+            return
         waited_s = 0.0
         for wait in self._waits:
             waited_s += wait.waited_s
@@ -175,7 +177,8 @@ class TaskReplica(BaseReplica):
     """A replica that owns its loop: batches from a source, gradient by one forward and one backward, then the optimizer.
 
     Gradients are views of one flat vector into which backward adds; elementwise optimizers hold that vector and the parameters
-    as one tensor. Neither changes a bit of the result; both save the time of Python loops over parameters.
+    as one tensor. Under plain SGD, backward's own tensors are taken instead where the program does not ask for `g`. None of
+    this changes a bit of the result; it saves passes over memory and Python loops over parameters.
 
     Args:
         model: called on the inputs of a batch.
@@ -197,18 +200,29 @@ class TaskReplica(BaseReplica):
         self.model = model
         self._loss_function = loss
         self._batches = batches
-        self.g = torch.zeros(self.binding.num_elements, dtype=self.binding.dtype)
-        self.binding.bind_gradients(self.g)
+        self._g = torch.zeros(self.binding.num_elements, dtype=self.binding.dtype)
+        self.binding.bind_gradients(self._g)
         probe = make_optimizer(self.binding.parameters)
         self._flat: nn.Parameter | None = None
         if type(probe) in _ELEMENTWISE:
-            self._flat = nn.Parameter(torch.empty_like(self.g))
-            self._flat.grad = self.g
+            self._flat = nn.Parameter(torch.empty_like(self._g))
+            self._flat.grad = self._g
             self.optimizer = make_optimizer([self._flat])
         else:
             self.optimizer = probe
         self._step = raw_step(self.optimizer)
         self._is_plain_sgd = self._flat is not None and is_plain_sgd(self.optimizer)
+        self._takes_own = self._is_plain_sgd  # whether the next gradient stays in the tensors that backward makes
+        self._in_own = False  # whether the present one does
+
+    @property
+    def g(self) -> torch.Tensor:
+        """The gradient (P,); a program that asks for it once gets it without a copy from the next step on."""
+        if self._in_own:
+            self._takes_own = self._in_own = False
+            self.binding.gather_gradients(self._g)
+            self.binding.bind_gradients(self._g)
+        return self._g
 
     def steps(self) -> Iterator[int]:
         """This worker's steps, from 1, until the source ends or the run is stopped."""
@@ -231,7 +245,12 @@ class TaskReplica(BaseReplica):
         self._read_version = version
         self.binding.bind(at)
         self._gradient_started_s = self._now_s()
-        self.g.zero_()
+        self._in_own = self._takes_own
+        if self._in_own:
+            for parameter in self.binding.parameters:
+                parameter.grad = None
+        else:
+            self._g.zero_()
         if self.samples:
             with torch.enable_grad():
                 loss = self._loss_function(self.model(self._inputs), self._targets)
@@ -249,7 +268,10 @@ class TaskReplica(BaseReplica):
         if self._is_plain_sgd:
             # What SGD's step comes to, without its Python; and one pass over memory instead of two where `of` is given.
             rate = self.optimizer.param_groups[0]["lr"] * scale
-            torch.add(to if of is None else of, self.g, alpha=-rate, out=to)
+            if self._in_own:
+                self._add_own(to if of is None else of, to, -rate)
+            else:
+                torch.add(to if of is None else of, self._g, alpha=-rate, out=to)
         else:
             if of is not None:
                 to.copy_(of)
@@ -260,9 +282,18 @@ class TaskReplica(BaseReplica):
             scaled_step(self._step, self.optimizer, scale)
         self._count_apply(begun_s)
 
+    def _add_own(self, x: torch.Tensor, to: torch.Tensor, factor: float) -> None:
+        """`to` (P,) becomes x + factor * gradient, parameter by parameter."""
+        views = self.binding.views
+        for parameter, before, after in zip(self.binding.parameters, views(x), views(to), strict=True):
+            if parameter.grad is not None:
+                torch.add(before, parameter.grad, alpha=factor, out=after)
+            elif after is not before:
+                after.copy_(before)
+
     def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
         """`after - before` (P,), in the gradient's memory."""
-        return torch.sub(after, before, out=self.g)
+        return torch.sub(after, before, out=self._g)
 
 
 def scaled_step(step: Callable[[], Any], optimizer: torch.optim.Optimizer, scale: float) -> None:

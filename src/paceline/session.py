@@ -131,7 +131,7 @@ class Session:
         """What `BaseReplica` needs."""
         return {
             "binding": self.binding,
-            "recorder": self.ring,
+            "recorder": self.ring if self.environment is not None else None,
             "waits": self.arena.waits(self.clock),
             "staleness": self.arena.staleness if self.algorithm.memory.staleness_counts else None,
             "stopped": self.stopped,

@@ -70,6 +70,7 @@ class SimulatedReplica(_Timed, TaskReplica):
 
     def __init__(self, *task: Any, core: Core, random_states: RandomStates, num_blocks: int, **base: Any) -> None:
         super().__init__(*task, **base)
+        self._takes_own = False  # one model serves all workers
         self._core = core
         self._random_states = random_states
         self._num_blocks = num_blocks
