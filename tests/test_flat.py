@@ -65,6 +65,13 @@ def test_gradients_go_in_and_out():
     assert ours[3].grad.tolist() == 0.0
 
 
+def test_a_worker_without_a_batch_has_a_gradient_of_zeros():
+    binding = FlatBinding([nn.Parameter(torch.ones(5)), nn.Parameter(torch.ones(2))])
+    g = torch.ones(binding.num_elements)
+    binding.gather_gradients(g)
+    assert not g.any()
+
+
 def test_backward_adds_straight_into_bound_gradients():
     ours = parameters()
     binding = FlatBinding(ours)

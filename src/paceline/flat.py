@@ -98,6 +98,8 @@ class FlatBinding:
         if any(gradient is None for gradient in gradients):
             g.zero_()
         targets = [view for view, gradient in zip(views, gradients, strict=True) if gradient is not None]
+        if not targets:
+            return
         try:
             _foreach_copy(targets, [gradient for gradient in gradients if gradient is not None])
         except RuntimeError as error:
