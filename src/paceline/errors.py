@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["PacelineError", "UsageError", "WorkerLostError"]
+__all__ = ["PacelineError", "PeerLostError", "UsageError", "WorkerLostError", "name_workers"]
 
 
 class PacelineError(Exception):
@@ -15,3 +15,26 @@ class UsageError(PacelineError, ValueError):
 
 class WorkerLostError(PacelineError, RuntimeError):
     """An algorithm that cannot go on without a worker lost one; the message names the workers present and missing."""
+
+
+class PeerLostError(WorkerLostError):
+    """A message could not be delivered.
+
+    Attributes:
+        peer: whom it was for.
+    """
+
+    def __init__(self, peer: int, why: str) -> None:
+        super().__init__(f"Worker {peer} cannot be reached: {why}.")
+        self.peer = peer
+
+
+def name_workers(ids: list[int]) -> str:
+    """Workers in a sentence.
+
+    >>> name_workers([2]), name_workers([0, 1, 3])
+    ('worker 2', 'workers 0, 1 and 3')
+    """
+    if len(ids) == 1:
+        return f"worker {ids[0]}"
+    return f"workers {', '.join(map(str, ids[:-1]))} and {ids[-1]}"

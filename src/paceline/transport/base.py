@@ -9,9 +9,9 @@ Shapes: `x` and every vector here is flat, `(P,)`, one element per parameter of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -20,10 +20,20 @@ import torch
 __all__ = [
     "Clock",
     "Collectives",
+    "Concurrency",
+    "Counts",
+    "Handle",
+    "Joinable",
+    "Lock",
     "LockedParameters",
+    "Mailbox",
     "MemoryRequest",
+    "Message",
+    "PeerBack",
+    "PeerLeft",
     "Ports",
     "RacingParameters",
+    "Received",
     "Replica",
     "ReplicatedParameters",
     "SharedParameters",
@@ -57,6 +67,136 @@ class Collectives(Protocol):
         Raises:
             WorkerLostError: a worker left; the message names who arrived and who is missing.
         """
+        ...
+
+    def start_all_reduce(self, vector: torch.Tensor) -> Handle:
+        """Begins replacing `vector` (n,) by the sum over all workers; it must not be touched before the handle's `wait`."""
+        ...
+
+    def start_reduce_scatter(self, vector: torch.Tensor, part: torch.Tensor) -> Handle:
+        """Begins summing `vector` (n,) over all workers; `part` (n / num_workers,) becomes this worker's piece of the sum.
+
+        Pieces go to the workers in the order of their ids.
+        """
+        ...
+
+    def start_all_gather(self, part: torch.Tensor, vector: torch.Tensor) -> Handle:
+        """Begins collecting every worker's `part` (n / num_workers,), in the order of their ids, in `vector` (n,)."""
+        ...
+
+
+class Handle(Protocol):
+    """A collective operation under way."""
+
+    def wait(self) -> None:
+        """Returns when it is done, with its result in place.
+
+        Raises:
+            WorkerLostError: a worker left, or did not come within the deadline.
+        """
+        ...
+
+
+class Message(NamedTuple):
+    """What one worker sends to another."""
+
+    kind: str  # its meaning to the algorithm: 1 to 16 ASCII characters
+    number: int = 0  # a round, a version: 64 bits, signed
+    weight: float = 0.0
+    x: torch.Tensor | None = None  # flat, (n,), or nothing
+
+
+class Received(NamedTuple):
+    """A message that has come."""
+
+    sender: int
+    incarnation: int  # of the sender: 0 for its first process
+    message: Message  # its vector belongs to the receiver
+
+
+class PeerLeft(NamedTuple):
+    """A peer has ended, died or cannot be reached; messages to it are errors from now on."""
+
+    peer: int
+    incarnation: int
+    reason: str  # "ended", or why it is taken for dead
+
+
+class PeerBack(NamedTuple):
+    """A peer that had left, or that comes late, can be reached (again)."""
+
+    peer: int
+    incarnation: int
+
+
+class Mailbox(Protocol):
+    """Messages between any two workers of the run; those of one sender to one receiver keep their order.
+
+    Nothing is lost without a word: a message that cannot be delivered is an error at `send`, or its receiver is reported as
+    left.
+    """
+
+    def send(self, to: int, message: Message) -> None:
+        """Sends a copy: the vector (n,) may be written again at once. `to` may be this worker itself.
+
+        Raises:
+            PeerLostError: `to` has left, or takes no more messages within the transport's deadline.
+        """
+        ...
+
+    def receive(
+        self,
+        timeout_s: float | None = None,
+        *,
+        kind: str | tuple[str, ...] | None = None,
+        sender: int | None = None,
+        number: int | None = None,
+    ) -> Received | PeerLeft | PeerBack | None:
+        """The next message that fits, or the next event of a peer; None once `timeout_s` have passed (None: no limit).
+
+        `kind` is one kind or several. Messages that do not fit wait for another call. With `sender`, only that peer's events
+        end the wait.
+        """
+        ...
+
+    def peers(self) -> Set[int]:
+        """The workers that can be reached now, without this one."""
+        ...
+
+
+class Lock(Protocol):
+    """Mutual exclusion between the programs of one worker."""
+
+    def __enter__(self) -> Any:
+        """Takes the lock."""
+        ...
+
+    def __exit__(self, *exception: object) -> None:
+        """Gives it back."""
+        ...
+
+
+class Concurrency(Protocol):
+    """Further programs of the same worker, beside `work`: AD-PSGD's communication, a server's loop."""
+
+    def start(self, program: Callable[[], None], name: str) -> Joinable:
+        """Starts a program, which ends with the run at the latest; what it raises ends this worker with that error."""
+        ...
+
+    def lock(self) -> Lock:
+        """A new lock."""
+        ...
+
+
+class Joinable(Protocol):
+    """A program that `Concurrency.start` started."""
+
+    def failed(self) -> bool:
+        """Whether it has ended with an exception."""
+        ...
+
+    def join(self) -> None:
+        """Waits for its end; raises what it raised."""
         ...
 
 
@@ -173,6 +313,21 @@ class MemoryRequest(NamedTuple):
     lock: Literal["mutex", "rwlock"] = "mutex"  # for "locked"
     collectives: bool = False  # whether the program uses `ports.collectives`
     staleness_counts: bool = False  # whether it asks `ports.staleness` how stale updates have been
+    mailbox: bool = False  # whether the program uses `ports.mailbox` and `ports.concurrency`
+    own_models: bool = False  # every worker's vector is a model of its own; a snapshot is their mean
+
+
+@dataclass
+class Counts:
+    """What a worker has communicated so far; the record of each step takes the difference.
+
+    The transports count messages and bytes, the algorithm averages and failures.
+    """
+
+    messages: int = 0  # sent to other workers
+    sent_bytes: int = 0  # in them, headers included
+    averages: int = 0  # of this worker's parameters with those of others
+    peer_failures: int = 0  # exchanges given up because a peer had left or did not answer in time
 
 
 @dataclass(frozen=True)
@@ -186,6 +341,10 @@ class Ports:
     shared: Any  # the kind of SharedParameters that `Algorithm.memory` asks for
     staleness: StalenessCounts
     collectives: Collectives | None = None
+    mailbox: Mailbox | None = None
+    concurrency: Concurrency | None = None
+    counts: Counts = field(default_factory=Counts)
+    incarnation: int = 0  # above 0: this worker takes a dead one's place, or comes late; its parameters may be stale
 
 
 class Replica(Protocol):
@@ -217,8 +376,24 @@ class Replica(Protocol):
         """Copies `x` (P,) into this worker's private vector and returns that."""
         ...
 
-    def gradient(self, at: torch.Tensor, version: int) -> None:
-        """Computes the mini-batch gradient at `at` (P,), which is `version` of the parameters."""
+    def gradient(
+        self,
+        at: torch.Tensor,
+        version: int,
+        ready: Callable[[torch.Tensor], None] | None = None,
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        """Computes the mini-batch gradient at `at` (P,), which is `version` of the parameters.
+
+        `ready` is called during the backward pass with one bucket of `g` after the other, as soon as it is complete: views
+        that cover all of `g`, the last layers' first, in the same order and sizes on every worker and at every step. It may
+        start an operation, but not wait for one. The last element of `g`, in the first bucket, is padding: zero, and free to
+        carry a number along until `finish` returns.
+
+        `finish` is called after the last bucket, at the end of the backward pass. It may wait; what `g` holds when it returns
+        is the gradient, which a loop may clip or inspect before it steps. Both may be called several times in one step, where
+        a loop makes several backward passes: each time, the buckets hold all that has been accumulated.
+        """
         ...
 
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:

@@ -1,0 +1,185 @@
+"""The mailbox against a bare pyzmq ping-pong between two processes of one machine: round trips in turn, in one run.
+
+    python benchmarks/mailbox.py [--pairs 15] [--out FILE]
+
+Prints a table and writes benchmarks/results/mailbox.md. Every pair is one burst of round trips of ours and one of the peer's;
+who goes first alternates. The bare peer is the shortest program there is: a ROUTER and a DEALER on loopback, no header, and
+what it receives are bytes. "copied" uses pyzmq's defaults: one copy at `send` (as ours, which lets the vector be written again
+at once) and one at `recv`. "uncopied" does without both, so that nobody may write to the array while it is under way; it is
+printed for comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import zmq
+
+from paceline.system import machine, versions
+from paceline.transport.base import Message, Received
+from paceline.transport.mailbox import ZmqMailbox
+
+RESULTS = Path(__file__).parent / "results"
+DEADLINE_S = 60.0
+SIZES = {"100 bytes": (100, 300, "1.5"), "4 MB": (4_000_000, 20, "1.1"), "40 MB": (40_000_000, 3, "")}
+
+
+# The echoes, each in a process of its own
+
+
+def mailbox_echo(port: int) -> None:
+    """Sends every message back."""
+    torch.set_num_threads(1)
+    store = torch.distributed.TCPStore("127.0.0.1", port)
+    with ZmqMailbox(store, 1, 2) as mailbox:
+        mailbox.connect(DEADLINE_S)
+        while isinstance(received := mailbox.receive(), Received):
+            mailbox.send(0, received.message)
+
+
+def bare_echo(pipe: Any) -> None:
+    """Sends every message back, with or without pyzmq's copies, as its first frame says; ends on an empty message."""
+    router = zmq.Context.instance().socket(zmq.ROUTER)
+    pipe.send(router.bind_to_random_port("tcp://127.0.0.1"))
+    while True:
+        name, how = router.recv(), router.recv()
+        if how == b"end":
+            break
+        copy = how == b"copied"
+        message = router.recv(copy=copy)
+        router.send(name, zmq.SNDMORE)
+        router.send(message, copy=copy)
+    router.close(linger=0)
+
+
+# Their other ends
+
+
+class Ours:
+    """Round trips of the mailbox."""
+
+    def __init__(self) -> None:
+        store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        context = multiprocessing.get_context("spawn")
+        self._process = context.Process(target=mailbox_echo, args=(store.port,), daemon=True)
+        self._process.start()
+        self._mailbox = ZmqMailbox(store, 0, 2)
+        self._mailbox.connect(DEADLINE_S)
+
+    def round_trips_s(self, num_bytes: int, count: int) -> list[float]:
+        """How long each took."""
+        x, times_s = torch.ones(num_bytes // 4), []
+        for number in range(count):
+            begun_s = time.perf_counter()
+            self._mailbox.send(1, Message("x", number, x=x))
+            received = self._mailbox.receive(DEADLINE_S)
+            times_s.append(time.perf_counter() - begun_s)
+            assert isinstance(received, Received)
+            assert received.message.number == number
+        return times_s
+
+    def close(self) -> None:
+        """Ends the echo as well."""
+        self._mailbox.close()
+        self._process.join(DEADLINE_S)
+
+
+class Bare:
+    """Round trips of pyzmq alone."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        self._process = context.Process(target=bare_echo, args=(theirs,), daemon=True)
+        self._process.start()
+        self._dealer = zmq.Context.instance().socket(zmq.DEALER)
+        self._dealer.connect(f"tcp://127.0.0.1:{ours.recv()}")
+
+    def round_trips_s(self, num_bytes: int, count: int, copy: bool) -> list[float]:
+        """How long each took."""
+        x, times_s = np.ones(num_bytes // 4, np.float32), []
+        for _ in range(count):
+            begun_s = time.perf_counter()
+            self._dealer.send(b"copied" if copy else b"uncopied", zmq.SNDMORE)
+            self._dealer.send(x, copy=copy)
+            received = self._dealer.recv(copy=copy)
+            times_s.append(time.perf_counter() - begun_s)
+            assert len(received) == num_bytes
+        return times_s
+
+    def close(self) -> None:
+        """Ends the echo as well."""
+        self._dealer.send(b"end")
+        self._dealer.close()
+        self._process.join(DEADLINE_S)
+
+
+def pair(first: Callable[[], list[float]], second: Callable[[], list[float]], swap: bool) -> tuple[float, float]:
+    """Medians of one burst each; `swap` lets the second go first."""
+    if swap:
+        late = statistics.median(second())
+        return statistics.median(first()), late
+    return statistics.median(first()), statistics.median(second())
+
+
+def row(size: str, how: str, pairs: list[tuple[float, float]], target: str) -> str:
+    """One line of the table."""
+    ratios = [ours / bare for ours, bare in pairs]
+    low, high = np.percentile(ratios, [25, 75])
+    ours_us, bare_us = (statistics.median(one[i] for one in pairs) * 1e6 for i in (0, 1))
+    return (
+        f"| {size} | {how} | {ours_us:,.0f} us | {bare_us:,.0f} us"
+        f" | **{statistics.median(ratios):.2f}** ({low:.2f} to {high:.2f}, {len(pairs)} pairs) | {target} |"
+    )
+
+
+def main() -> None:
+    """Measures and writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=15, help="interleaved pairs per ratio (default 15)")
+    parser.add_argument("--out", type=Path, default=RESULTS / "mailbox.md", help="where the table is written")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    ours, bare = Ours(), Bare()
+    rows = []
+    for size, (num_bytes, count, target) in SIZES.items():
+        for copy, how in ((True, "copied"), (False, "uncopied")):
+            pairs = [
+                pair(
+                    lambda: ours.round_trips_s(num_bytes, count),
+                    lambda: bare.round_trips_s(num_bytes, count, copy),
+                    bool(index % 2),
+                )
+                for index in range(arguments.pairs + 1)
+            ][1:]
+            rows.append(row(size, how, pairs, target if copy else ""))
+            print(rows[-1], flush=True)
+    ours.close()
+    bare.close()
+    about, package = machine(), versions()
+    head = [
+        "# Mailbox against a bare pyzmq ping-pong, two processes on loopback",
+        "",
+        f"Machine: {about['processor']}, {about['cores']} cores, {about['memory_gib']} GiB, {about['system']}."
+        f" Python {package['python']}, PyTorch {package['torch']}, pyzmq {zmq.__version__}, libzmq {zmq.zmq_version()}.",
+        f"Command: `python benchmarks/mailbox.py --pairs {arguments.pairs}`.",
+        "Round trips; medians over interleaved pairs of bursts, in brackets the middle half; less is better. What copied and"
+        " uncopied mean: `benchmarks/mailbox.py`.",
+        "",
+        "| message | bare pyzmq | ours | bare | ratio | target |",
+        "|---|---|---|---|---|---|",
+    ]
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text("\n".join([*head, *rows, ""]))
+
+
+if __name__ == "__main__":
+    main()

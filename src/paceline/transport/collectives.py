@@ -1,0 +1,207 @@
+"""Collectives over torch.distributed: Gloo for parameters on the CPU, NCCL for those on a GPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.errors import WorkerLostError, name_workers
+from paceline.transport.base import Counts, Handle
+
+__all__ = ["DistributedCollectives"]
+
+_REMEDY = (
+    "Start the workers again from the last checkpoint, or choose an algorithm that goes on without a worker"
+    " (`paceline algorithms --tolerates kill`)."
+)
+_SLICE = timedelta(seconds=0.5)  # how often a waiting worker looks whether another one has given up
+_ANSWER_S = 2.0  # how long a worker that gives up waits for the others to say that they are there: several slices
+_BETWEEN_LOOKS_S = 0.01
+
+# The names since PyTorch 2.13, where the old ones warn.
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class DistributedCollectives:
+    """Implements `Collectives`. Operations run in the group's own threads, in the order in which they were started.
+
+    Sums are the same bits on every worker, as each component is added up along the ring once and then passed on; the order of
+    addition is the ring's, not that of the ids.
+
+    A worker that is killed closes its connections, and its neighbours' operations fail at once. Whoever fails says so in
+    the store; the others look there while they wait, say that they are there, and stop as well. Who has said nothing is
+    missing. A worker that hangs is given up after `timeout_s`.
+
+    Args:
+        group: a process group of all workers whose own deadline is longer than `timeout_s`; None: the default one.
+        store: where workers tell each other that they give up; a prefix of its own.
+        worker_id: this worker, its rank in the group.
+        num_workers: workers in the group.
+        timeout_s: how long one operation may take.
+        counts: messages and bytes sent are added here: those of ring algorithms, as both backends use for large vectors.
+
+    Attributes:
+        counts: as given.
+        waited_s: seconds spent in `wait`; the caller reads it and sets it back to 0.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        store: Any,
+        worker_id: int,
+        num_workers: int,
+        *,
+        timeout_s: float = 600.0,
+        counts: Counts | None = None,
+    ) -> None:
+        self._group = group
+        self._store = store
+        self._worker_id = worker_id
+        self._num_workers = num_workers
+        self._timeout_s = timeout_s
+        self.counts = counts if counts is not None else Counts()
+        self._num_started = 0
+        self.waited_s = 0.0
+
+    def all_reduce_mean(self, vector: torch.Tensor, weight: float) -> None:
+        """Replaces `vector` (P,) by the weighted mean over all workers: sum_k (w_k / w_f) g_k / sum_k (w_k / w_f).
+
+        f is the first worker with a weight; without any, the mean is zero.
+
+        Raises:
+            WorkerLostError: a worker left, or did not come within the deadline.
+        """
+        weights = torch.zeros(self._num_workers, dtype=torch.float64)
+        weights[self._worker_id] = weight
+        self.start_all_reduce(weights).wait()
+        given = [w for w in weights.tolist() if w]
+        if weight:
+            vector.mul_(weight / given[0])
+        else:
+            vector.zero_()
+        self.start_all_reduce(vector).wait()
+        if len(given) > 1:
+            vector.div_(sum(w / given[0] for w in given))
+
+    def start_all_reduce(self, vector: torch.Tensor) -> Handle:
+        """Begins replacing `vector` (n,) by the sum over all workers."""
+        self._count(2, vector)
+        return self._start("all-reduce", vector, lambda: dist.all_reduce(vector, group=self._group, async_op=True))
+
+    def start_reduce_scatter(self, vector: torch.Tensor, part: torch.Tensor) -> Handle:
+        """Begins summing `vector` (n,); `part` (n / num_workers,) becomes this worker's piece of the sum."""
+        self._count(1, vector)
+        return self._start(
+            "reduce-scatter", vector, lambda: _reduce_scatter(part, vector, group=self._group, async_op=True)
+        )
+
+    def start_all_gather(self, part: torch.Tensor, vector: torch.Tensor) -> Handle:
+        """Begins collecting every worker's `part` (n / num_workers,) in `vector` (n,)."""
+        self._count(1, vector)
+        return self._start("all-gather", vector, lambda: _all_gather(vector, part, group=self._group, async_op=True))
+
+    def broadcast(self, vector: torch.Tensor) -> None:
+        """Replaces `vector` (n,) by worker 0's.
+
+        Raises:
+            WorkerLostError: a worker left, or did not come within the deadline.
+        """
+        self._start("broadcast", vector, lambda: dist.broadcast(vector, 0, group=self._group, async_op=True)).wait()
+
+    def leave(self) -> None:
+        """Says that this worker's loop has ended: who waits for it after this need not look further."""
+        try:
+            self._store.set(f"left/{self._worker_id}", "1")
+        except RuntimeError:  # whoever holds the store has left before: then nobody asks
+            return
+
+    def _count(self, num_passes: int, vector: torch.Tensor) -> None:
+        """A pass around the ring sends all pieces of the vector but one."""
+        others = self._num_workers - 1
+        self.counts.messages += num_passes * others
+        self.counts.sent_bytes += num_passes * others * vector.nbytes // self._num_workers
+
+    def _start(self, name: str, vector: torch.Tensor, issue: Callable[[], Any]) -> Handle:
+        self._num_started += 1
+        label = f"{name} {self._num_started}"
+        try:
+            work = issue()
+        except RuntimeError as error:  # a connection that broke before
+            raise self._lost(label, error) from error
+        return _Started(self, work, label, in_slices=vector.device.type == "cpu")
+
+    def wait_for(self, work: Any, label: str, *, in_slices: bool) -> None:
+        """Waits for one operation, with an eye on the store."""
+        begun_s = time.perf_counter()
+        try:
+            while True:
+                try:
+                    work.wait(_SLICE) if in_slices else work.wait()
+                    return
+                except RuntimeError as error:
+                    if not in_slices or work.is_completed():
+                        raise self._lost(label, error) from error
+                    if time.perf_counter() - begun_s > self._timeout_s:
+                        raise self._lost(label, f"not within {self._timeout_s:g} s") from None
+                    if self._others_gave_up():
+                        raise self._lost(label, "another worker has given up") from None
+        finally:
+            self.waited_s += time.perf_counter() - begun_s
+
+    def _others_gave_up(self) -> bool:
+        try:
+            return self._store.check(["gave up"])
+        except RuntimeError:
+            return True
+
+    def _lost(self, label: str, why: object) -> WorkerLostError:
+        """Tells the others, hears who is there, and says who is not."""
+        everyone = range(self._num_workers)
+        present, left = {self._worker_id}, set()
+        until_s = time.monotonic() + _ANSWER_S
+        try:
+            self._store.set("gave up", "1")
+            self._store.set(f"there/{self._worker_id}", "1")
+            while len(present) + len(left) < self._num_workers and time.monotonic() < until_s:
+                time.sleep(_BETWEEN_LOOKS_S)
+                present = {worker for worker in everyone if self._store.check([f"there/{worker}"])}
+                left = {w for w in everyone if w not in present and self._store.check([f"left/{w}"])}
+        except RuntimeError:
+            return WorkerLostError(
+                f"{label}: the workers' common store is gone, most likely with worker 0, which holds it unless the launcher"
+                f" does. {_REMEDY}"
+            )
+        missing = sorted(set(everyone) - present)
+        if not missing:
+            return WorkerLostError(f"{label}: all workers are there, but the operation failed: {_first_line(why)}.")
+        ended = f"; {name_workers(sorted(left))} had ended its loop" if left else ""
+        return WorkerLostError(
+            f"{label}: {name_workers(sorted(present))} arrived, {name_workers(missing)} did not{ended}"
+            f" ({_first_line(why)}). {_REMEDY}"
+        )
+
+
+class _Started:
+    """An operation that has been started."""
+
+    def __init__(self, collectives: DistributedCollectives, work: Any, label: str, *, in_slices: bool) -> None:
+        self._collectives = collectives
+        self._work = work
+        self._label = label
+        self._in_slices = in_slices
+
+    def wait(self) -> None:
+        """Returns when it is done, with its result in place."""
+        self._collectives.wait_for(self._work, self._label, in_slices=self._in_slices)
+
+
+def _first_line(why: object) -> str:
+    """Gloo's messages begin with a place in its source, and end with advice."""
+    return str(why).strip().split("\n")[0].rpartition("] ")[2].split(". ")[0].rstrip(".")

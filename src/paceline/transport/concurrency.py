@@ -1,0 +1,89 @@
+"""Further programs of one worker, as threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+
+__all__ = ["ThreadConcurrency", "TimedLock"]
+
+
+class TimedLock:
+    """A mutual exclusion lock that knows how long the thread that made it has waited for it.
+
+    Costs: taking a free one reads no clock.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner = threading.get_ident()
+        self.waited_s = 0.0
+
+    def __enter__(self) -> TimedLock:
+        if not self._lock.acquire(blocking=False):
+            begun_s = time.monotonic()
+            self._lock.acquire()
+            if threading.get_ident() == self._owner:
+                self.waited_s += time.monotonic() - begun_s
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.release()
+
+
+class _Program:
+    """One program under way: the `Joinable` that `start` returns."""
+
+    def __init__(self, program: Callable[[], None], name: str) -> None:
+        self._program = program
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.error: BaseException | None = None
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with torch.no_grad():
+                self._program()
+        except BaseException as error:
+            self.error = error
+
+    def failed(self) -> bool:
+        """Whether it has ended with an exception."""
+        return self.error is not None
+
+    def join(self) -> None:
+        """Waits for its end; raises what the program raised."""
+        self._thread.join()
+        if self.error is not None:
+            raise self.error
+
+
+class ThreadConcurrency:
+    """Starts programs as daemon threads without gradients, beside the worker's own thread."""
+
+    def __init__(self) -> None:
+        self._programs: list[_Program] = []
+        self._locks: list[TimedLock] = []
+
+    @property
+    def waited_s(self) -> float:
+        """How long the threads that made locks have waited for them; what further programs wait is not a worker's waiting."""
+        return sum(lock.waited_s for lock in self._locks)
+
+    @waited_s.setter
+    def waited_s(self, value: float) -> None:
+        for lock in self._locks:
+            lock.waited_s = value
+
+    def start(self, program: Callable[[], None], name: str) -> _Program:
+        """Starts a program in a thread of that name."""
+        self._programs.append(_Program(program, name))
+        return self._programs[-1]
+
+    def lock(self) -> TimedLock:
+        """A new lock, on the account of the thread that calls this."""
+        self._locks.append(TimedLock())
+        return self._locks[-1]

@@ -1,0 +1,172 @@
+"""The receiving end of a mailbox: one ROUTER socket that every peer connects to, and what happens to its connections."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from typing import NamedTuple
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
+
+from paceline.errors import UsageError
+from paceline.transport.keys import Keys
+from paceline.transport.wire import Sort, sort_of
+
+__all__ = ["Frames", "Inbox", "Lost", "limit"]
+
+HIGH_WATER_MARK = 16  # messages to or from one peer that wait in a socket
+_MAX_MESSAGE_BYTES = 1 << 32
+
+_REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+
+
+class Frames(NamedTuple):
+    """One message as it came."""
+
+    identity: bytes  # of the connection: a name that its other end chose for it
+    head: bytes  # the first frame
+    memory: memoryview | None  # the second frame, if there is one
+    connection: int  # which connection; told of hellos only
+    well_formed: bool = True
+
+
+class Lost(NamedTuple):
+    """A connection has ended, with or without a word before."""
+
+    connection: int
+
+
+def limit(socket: zmq.Socket, peer_deadline_s: float) -> None:
+    """What both ends of every connection have: a small queue, heartbeats, and a deadline for shaking hands.
+
+    ZeroMQ's own thread sends and answers the heartbeats, so that a worker in a long computation does not look dead. The
+    longest silence is one interval and one timeout.
+    """
+    interval_ms = max(1, round(peer_deadline_s * 1e3 / 5))
+    socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+    socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+    socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, interval_ms)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 4 * interval_ms)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, 5 * interval_ms)
+
+
+class Inbox:
+    """Reads messages and lost connections, in an order in which a connection's loss comes after its last message.
+
+    One thread at a time may `read`; any may `wake` it.
+
+    Args:
+        context: whose sockets these are.
+        host: address to listen on; the system chooses the port.
+        keys: let in only those that have the same ones; None: anyone who can reach `host`.
+        peer_deadline_s: silence after which a connection counts as lost.
+    """
+
+    def __init__(self, context: zmq.Context, host: str, keys: Keys | None, peer_deadline_s: float) -> None:
+        _check_host(host, keys)
+        self.refused = 0  # connections that did not get past the handshake: other protocols, other keys
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._router = context.socket(zmq.ROUTER)
+        limit(self._router, peer_deadline_s)
+        self._door = context.socket(zmq.REP) if keys is not None else None
+        if keys is not None and self._door is not None:
+            self._public = z85.decode(keys.public)
+            self._door.bind("inproc://zeromq.zap.01")  # where ZeroMQ asks whom to let in (ZAP, RFC 27)
+            self._router.curve_server = True
+            self._router.curve_publickey, self._router.curve_secretkey = keys
+        self._monitor = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED | _REFUSALS)
+        self._poller = zmq.Poller()
+        for socket in (self._router, self._monitor, self._wake, self._door):
+            if socket is not None:
+                self._poller.register(socket, zmq.POLLIN)
+        try:
+            self._router.ipv6 = ":" in host
+            self._router.bind(f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*")
+        except zmq.ZMQError as error:
+            self.close()
+            raise UsageError(f"Cannot listen on {host}: {error.strerror}. Name an address of this machine.") from None
+        self.endpoint: str = self._router.get_string(zmq.LAST_ENDPOINT)
+
+    def read(self, timeout_s: float | None) -> list[Frames | Lost]:
+        """Waits for something to come; empty after `timeout_s` (None: no limit), or when woken."""
+        ready = dict(zmq.zmq_poll(self._poller.sockets, -1 if timeout_s is None else int(timeout_s * 1e3)))
+        if self._wake in ready:
+            os.eventfd_read(self._wake)
+        if self._door is not None and self._door in ready:
+            self._answer_the_door(self._door)
+        found: list[Frames] = []
+        if self._router in ready:
+            found.append(self._read_one())
+        if self._monitor in ready or (found and _is_hello(found[0])):
+            lost = self._lost_connections()
+            if lost:
+                found += self._read_all()
+                fresh = {one.identity for one in found if _is_hello(one)}  # these may have got a lost one's number
+                before = [one for one in found if one.identity not in fresh]
+                return [*before, *lost, *(one for one in found if one.identity in fresh)]
+        return [*found]
+
+    def wake(self) -> None:
+        """Ends a `read` that waits, or the next one."""
+        os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        """Takes no more connections."""
+        self._router.disable_monitor()
+        for socket in (self._router, self._monitor, self._door):
+            if socket is not None:
+                socket.close(linger=0)
+        os.close(self._wake)
+
+    def _read_one(self) -> Frames:
+        identity = self._router.recv()
+        first = self._router.recv(copy=False)
+        memory, well_formed, more = None, True, first.more
+        if more:
+            frame = self._router.recv(copy=False)
+            memory, more = frame.buffer, frame.more
+        while more:
+            more, well_formed = self._router.recv(copy=False).more, False
+        head = first.bytes
+        connection = int(first.get(zmq.SRCFD)) if sort_of(head) == Sort.HELLO else -1
+        return Frames(identity, head, memory, connection, well_formed)
+
+    def _read_all(self) -> list[Frames]:
+        found = []
+        while self._router.get(zmq.EVENTS) & zmq.POLLIN:
+            found.append(self._read_one())
+        return found
+
+    def _lost_connections(self) -> list[Lost]:
+        lost = []
+        while self._monitor.get(zmq.EVENTS) & zmq.POLLIN:
+            event = recv_monitor_message(self._monitor)
+            if event["event"] == zmq.EVENT_DISCONNECTED:
+                lost.append(Lost(int(event["value"])))
+            else:
+                self.refused += 1
+        return lost
+
+    def _answer_the_door(self, door: zmq.Socket) -> None:
+        _, request, _, _, _, _, *credentials = door.recv_multipart()
+        known = credentials == [self._public]
+        verdict = [b"200", b"OK"] if known else [b"400", b"another key"]
+        door.send_multipart([b"1.0", request, *verdict, b"", b""])
+
+
+def _is_hello(one: Frames) -> bool:
+    return sort_of(one.head) == Sort.HELLO
+
+
+def _check_host(host: str, keys: Keys | None) -> None:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        raise UsageError(f"Cannot listen on {host!r}: give an IP address of this machine.") from None
+    if address.is_unspecified:
+        raise UsageError(f"Cannot listen on {host}: peers must be told one address of this machine.")
+    if keys is None and not address.is_loopback:
+        raise UsageError(f"Listening on {host}, which other machines can reach, needs a key file (`keys`).")

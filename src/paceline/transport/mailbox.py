@@ -1,0 +1,393 @@
+"""Messages between the processes of a run over ZeroMQ."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import secrets
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from paceline.errors import PacelineError, PeerLostError, WorkerLostError
+from paceline.transport.base import Counts, Message, PeerBack, PeerLeft, Received
+from paceline.transport.inbox import Frames, Inbox, Lost
+from paceline.transport.keys import load_keys
+from paceline.transport.matching import Arrivals
+from paceline.transport.peers import Dialler, Peer, introduction, read_introduction
+from paceline.transport.wire import MalformedFrameError, Parcel, Sort, pack, unpack
+
+__all__ = ["ZmqMailbox"]
+
+_TICK_S = 0.25  # how often the mailbox looks after its connections while nobody calls it
+_MOST_HELD = 64  # messages that are taken in while nobody asks for them; more of them wait at their senders
+_LOOK_UP_S = 0.05
+_PAUSE_S = 0.002
+
+
+class ZmqMailbox:
+    """The `Mailbox` of one worker; safe to use from several threads.
+
+    Workers find each other through a store of torch.distributed, once: later it may be gone. Whoever calls does the work on
+    the sockets, so that nothing is handed over between threads; a further thread looks after connections every 0.25 s.
+
+    Costs: one copy of a vector at `send`, none of long ones at `receive`. A message must not be longer than what the network
+    carries in `peer_deadline_s`, or it looks like silence.
+
+    Args:
+        store: a `torch.distributed.Store` of this run alone (a `PrefixStore`, if others use it too).
+        worker_id: of this worker.
+        num_workers: of the run.
+        incarnation: how many times this worker has been started before.
+        host: address of this machine, by which others reach it; other than loopback only with `keys`.
+        keys: file made by `create_keys`, the same for all workers; encrypts, and keeps strangers out.
+        counts: where messages and bytes are counted.
+        peer_deadline_s: a peer without a sign of life for so long has left.
+        send_deadline_s: how long `send` waits for a peer that takes no more messages, and `close` for what is under way.
+
+    Attributes:
+        dropped: messages that no worker of this run can have sent, thrown away.
+
+    Raises:
+        UsageError: `host` or `keys` is wrong.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        worker_id: int,
+        num_workers: int,
+        *,
+        incarnation: int = 0,
+        host: str = "127.0.0.1",
+        keys: Path | None = None,
+        counts: Counts | None = None,
+        peer_deadline_s: float = 5.0,
+        send_deadline_s: float = 10.0,
+    ) -> None:
+        self._store: Any = store
+        self._worker_id = worker_id
+        self._num_workers = num_workers
+        self._incarnation = incarnation
+        self._counts = counts if counts is not None else Counts()
+        self._send_deadline_s = send_deadline_s
+        self._silence = f"its connection broke, or it gave no sign of life for {peer_deadline_s:g} s"
+        self.dropped = 0
+        own_keys = None if keys is None else load_keys(keys)
+        self._context = zmq.Context()
+        try:
+            self._inbox = Inbox(self._context, host, own_keys, peer_deadline_s)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        self._dialler = Dialler(self._context, worker_id, incarnation, own_keys, peer_deadline_s)
+        self._peers = {other: Peer(other) for other in range(num_workers) if other != worker_id}
+        self._arrivals = Arrivals()
+        self._changed = threading.Condition(threading.Lock())  # guards everything but the inbox
+        self._reading = False  # a thread is in the inbox, without the lock
+        self._started = False
+        self._closed = threading.Event()
+        try:
+            self._run = store.compare_set("run", "", secrets.token_hex(8)).decode()
+            self._dialler.hello = introduction(self._run, self._inbox.endpoint)
+            store.set(f"peer/{worker_id}", f"{incarnation} {self._inbox.endpoint}")
+        except BaseException:
+            self._inbox.close()
+            self._context.term()
+            raise
+        self._keeper = threading.Thread(target=self._keep, name="mailbox", daemon=True)
+        self._keeper.start()
+
+    @property
+    def refused(self) -> int:
+        """Connections that were turned away: another protocol, or another key."""
+        return self._inbox.refused
+
+    def connect(self, timeout_s: float, at_least: int | None = None) -> None:
+        """Waits until all peers can be reached; those that come later are told of by `PeerBack`.
+
+        Args:
+            timeout_s: how long at most.
+            at_least: how many peers there must be after `timeout_s`; None: all.
+
+        Raises:
+            WorkerLostError: there are fewer; the message names them.
+        """
+        until_s = time.monotonic() + timeout_s
+        look_up_s = 0.0
+        while (missing := self._awaited()) and time.monotonic() < until_s:
+            if time.monotonic() >= look_up_s:
+                for worker_id in missing:
+                    self._look_up(worker_id)
+                look_up_s = time.monotonic() + _LOOK_UP_S
+            with self._changed:
+                self._check_open()
+                self._read_or_wait(min(_LOOK_UP_S, max(0.0, until_s - time.monotonic())))
+        with self._changed:
+            self._started = True
+        if missing and len(self._peers) - len(missing) < (len(self._peers) if at_least is None else at_least):
+            raise WorkerLostError(self._why_missing(missing, timeout_s))
+
+    def send(self, to: int, message: Message) -> None:
+        """Sends a copy: the vector (n,) may be written again at once. `to` may be this worker itself.
+
+        Raises:
+            PeerLostError: `to` has left, or takes no more messages within `send_deadline_s`.
+        """
+        if to == self._worker_id:
+            self._send_to_itself(message)
+            return
+        head, memory = pack(Sort.MESSAGE, message, self._worker_id, self._incarnation)
+        num_bytes = len(head) + (0 if memory is None else len(memory))
+        own = None if memory is None else zmq.Frame(memory, copy=True)
+        peer = self._peers[to]
+        until_s = math.inf
+        if not peer.endpoint:
+            self._look_up(to)
+        with self._changed:
+            while True:
+                self._check_open()
+                if not peer.here and (peer.met or peer.ended):
+                    raise PeerLostError(to, peer.why_left)
+                if peer.here and self._dialler.put(peer, head, own):
+                    self._counts.messages += 1
+                    self._counts.sent_bytes += num_bytes
+                    return
+                now_s = time.monotonic()
+                until_s = min(until_s, now_s + self._send_deadline_s)
+                if now_s >= until_s:
+                    what = "has taken no message" if peer.here else "has not joined"
+                    raise PeerLostError(to, f"it {what} for {self._send_deadline_s:g} s")
+                self._read_or_wait(_PAUSE_S)
+
+    def receive(
+        self,
+        timeout_s: float | None = None,
+        *,
+        kind: str | tuple[str, ...] | None = None,
+        sender: int | None = None,
+        number: int | None = None,
+    ) -> Received | PeerLeft | PeerBack | None:
+        """The next message that fits, or the next event of a peer; None once `timeout_s` have passed (None: no limit).
+
+        Messages that do not fit wait for another call. With `sender`, only that peer's events end the wait.
+        """
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        left_s, last = timeout_s, False
+        with self._changed:
+            while True:
+                self._check_open()
+                arrival = self._arrivals.take(kind, sender, number)
+                if arrival is not None or last:
+                    return arrival
+                if until_s is not None:
+                    left_s = until_s - time.monotonic()
+                    last = left_s <= 0
+                self._read_or_wait(left_s if not last else 0.0)
+
+    def peers(self) -> frozenset[int]:
+        """The workers that can be reached now, without this one."""
+        with self._changed:
+            return frozenset(peer.worker_id for peer in self._peers.values() if peer.here)
+
+    def close(self) -> None:
+        """Says bye, waits `send_deadline_s` at most until everything sent is under way, and frees everything."""
+        with self._changed:
+            if self._closed.is_set():
+                return
+            self._closed.set()
+            with contextlib.suppress(RuntimeError):  # the store is gone
+                self._store.set(f"ended/{self._worker_id}", str(self._incarnation))
+            self._inbox.wake()
+            self._changed.notify_all()
+            while self._reading:
+                self._changed.wait()
+            for peer in self._peers.values():
+                if peer.here:
+                    self._dialler.say(peer, Sort.BYE, Message("bye"))
+                if peer.outgoing is not None:
+                    peer.outgoing.close(linger=round(self._send_deadline_s * 1e3) if peer.here else 0)
+        self._keeper.join()
+        self._inbox.close()
+        self._context.term()
+        self._store = None
+
+    def __enter__(self) -> ZmqMailbox:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # Reading: one thread at a time, without the lock while it waits
+
+    def _read_or_wait(self, timeout_s: float | None) -> None:
+        """Takes in what comes, or waits while another thread does that; the lock is held before and after."""
+        if self._reading:
+            self._changed.wait(timeout_s)
+            return
+        self._reading = True
+        found: list[Frames | Lost] = []
+        self._changed.release()
+        try:
+            found = self._inbox.read(timeout_s)
+        finally:
+            self._changed.acquire()
+            self._reading = False
+            self._changed.notify_all()
+        for one in found:
+            self._handle(one)
+
+    def _handle(self, one: Frames | Lost) -> None:
+        if isinstance(one, Lost):
+            self._lost(one.connection)
+            return
+        parcel = self._parcel(one)
+        if parcel is None:
+            self.dropped += 1
+            return
+        sort, received = parcel
+        peer = self._peers[received.sender]
+        match sort:
+            case Sort.MESSAGE:
+                self._arrivals.add(received)
+            case Sort.WELCOME:
+                self._welcomed(peer, received.message.number)
+            case Sort.BYE:
+                peer.ended = True
+                self._leave(peer, "it has ended")
+            case Sort.HELLO:
+                self._hello(peer, one, received)
+
+    def _parcel(self, frames: Frames) -> Parcel | None:
+        """What was sent; None where no peer of this run can have sent it on this connection."""
+        if not frames.well_formed:
+            return None
+        try:
+            parcel = unpack(frames.head, frames.memory)
+        except MalformedFrameError:
+            return None
+        received = parcel.received
+        peer = self._peers.get(received.sender)
+        if peer is None:
+            return None
+        if parcel.sort is Sort.HELLO:
+            told = read_introduction(received.message.x)
+            return parcel if told is not None and told[0] == self._run else None
+        expected = peer.identity == frames.identity and peer.incarnation == received.incarnation
+        return parcel if expected and (peer.here or parcel.sort is not Sort.MESSAGE) else None
+
+    # Peers that come and go
+
+    def _hello(self, peer: Peer, frames: Frames, received: Received) -> None:
+        if received.incarnation < peer.incarnation or (received.incarnation == peer.incarnation and peer.ended):
+            return
+        told = read_introduction(received.message.x)
+        assert told is not None
+        if received.incarnation > peer.incarnation:
+            self._leave(peer, "a new process has taken its place")
+            peer.incarnation, peer.ended, peer.endpoint = received.incarnation, False, told[1]
+        elif peer.here:
+            self._leave(peer, "its connection broke")
+        was_here = peer.here
+        peer.heard(frames.identity, frames.connection)
+        if peer.outgoing is None:
+            self._dialler.dial(peer)
+        self._dialler.say(peer, Sort.WELCOME, Message("welcome", received.message.number))
+        self._announce(peer, was_here)
+
+    def _welcomed(self, peer: Peer, dial_number: int) -> None:
+        was_here = peer.here
+        peer.welcomed = peer.welcomed or dial_number == peer.dial_number
+        self._announce(peer, was_here)
+
+    def _announce(self, peer: Peer, was_here: bool) -> None:
+        if peer.here and not was_here:
+            if peer.met or self._started:
+                self._arrivals.add(PeerBack(peer.worker_id, peer.incarnation))
+            peer.met = True
+
+    def _leave(self, peer: Peer, why: str) -> None:
+        """Ends what there is of connections in both directions."""
+        if peer.here:
+            self._arrivals.add(PeerLeft(peer.worker_id, peer.incarnation, "ended" if peer.ended else why))
+            peer.why_left = why
+        peer.forget_incoming()
+        peer.close_outgoing()
+        peer.redial_at_s = math.inf if peer.ended else 0.0
+
+    def _lost(self, connection: int) -> None:
+        for peer in self._peers.values():
+            if peer.connection == connection:
+                if peer.here:
+                    self._leave(peer, self._silence)
+                else:
+                    peer.forget_incoming()
+
+    def _awaited(self) -> set[int]:
+        """Peers that are not here and may yet come: some run so short that they end before others have met them."""
+        with self._changed:
+            return {peer.worker_id for peer in self._peers.values() if not peer.here and not peer.ended}
+
+    def _look_up(self, worker_id: int) -> None:
+        """Dials a peer that the store knows and this worker does not."""
+        peer = self._peers[worker_id]
+        key, ended = f"peer/{worker_id}", f"ended/{worker_id}"
+        try:
+            if self._store.check([ended]) and int(self._store.get(ended)) >= peer.incarnation:
+                with self._changed:
+                    if not peer.here:
+                        peer.ended, peer.why_left = True, "it has ended"
+            if peer.endpoint or peer.ended or not self._store.check([key]):
+                return
+            incarnation, endpoint = self._store.get(key).decode().split()
+        except RuntimeError:  # the store is gone; the peer may still come by itself
+            return
+        with self._changed:
+            self._check_open()
+            if not peer.endpoint:
+                peer.incarnation, peer.endpoint = int(incarnation), endpoint
+                self._dialler.dial(peer)
+
+    def _keep(self) -> None:
+        """What must happen while nobody sends or receives: hellos are answered, losses noticed, lost peers dialled."""
+        while not self._closed.wait(_TICK_S):
+            with self._changed:
+                for _ in range(_MOST_HELD):
+                    if self._reading or self._closed.is_set() or len(self._arrivals) >= _MOST_HELD:
+                        break
+                    self._read_or_wait(0.0)
+                if not self._closed.is_set():
+                    self._redial()
+
+    def _redial(self) -> None:
+        now_s = time.monotonic()
+        for peer in self._peers.values():
+            if peer.endpoint and not peer.here and not peer.ended and now_s >= peer.redial_at_s:
+                self._dialler.dial(peer)
+
+    # Small things
+
+    def _send_to_itself(self, message: Message) -> None:
+        x = None if message.x is None else message.x.detach().clone()
+        with self._changed:
+            self._check_open()
+            self._arrivals.add(Received(self._worker_id, self._incarnation, message._replace(x=x)))
+            self._changed.notify_all()
+            if self._reading:
+                self._inbox.wake()
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise PacelineError("This mailbox is closed.")
+
+    def _why_missing(self, missing: set[int], timeout_s: float) -> str:
+        silent = sorted(worker_id for worker_id in missing if self._peers[worker_id].endpoint)
+        absent = sorted(missing - set(silent))
+        parts = [f"worker {', '.join(map(str, absent))} has not come"] if absent else []
+        if silent:
+            parts.append(f"worker {', '.join(map(str, silent))} has come but does not answer")
+        remedy = " Do all workers have the same key file?" if self.refused else ""
+        return f"After {timeout_s:g} s {' and '.join(parts)}.{remedy}"

@@ -1,0 +1,133 @@
+"""What a mailbox knows of its peers: addresses, connections, and who can be reached.
+
+Two workers know each other once both have dialled. Each says hello on the connection that it opened, and answers the other's
+hello with a welcome on it; a peer is `here` when both its hello and its welcome have come, so both directions work. The end of
+either connection ends both: a worker that loses one closes its own, which tells the other.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+import zmq
+
+from paceline.transport.base import Message
+from paceline.transport.inbox import limit
+from paceline.transport.keys import Keys
+from paceline.transport.wire import Sort, pack
+
+__all__ = ["Dialler", "Peer", "introduction", "read_introduction"]
+
+
+@dataclass
+class Peer:
+    """One other worker."""
+
+    worker_id: int
+    incarnation: int = -1  # the highest that was heard of
+    endpoint: str = ""
+    outgoing: zmq.Socket | None = None  # the connection that this worker opened
+    dial_number: int = 0
+    redial_at_s: float = math.inf
+    identity: bytes = b""  # of the connection that the peer opened, once its hello came
+    connection: int = -1
+    welcomed: bool = False
+    met: bool = False  # has been here
+    ended: bool = False  # its incarnation has said bye
+    why_left: str = ""
+
+    @property
+    def here(self) -> bool:
+        """Whether it can be reached."""
+        return self.welcomed and bool(self.identity)
+
+    def heard(self, identity: bytes, connection: int) -> None:
+        """Its hello came on this connection."""
+        self.identity, self.connection = identity, connection
+
+    def forget_incoming(self) -> None:
+        """The connection that it opened is gone."""
+        self.identity, self.connection = b"", -1
+
+    def close_outgoing(self) -> None:
+        """Closes the connection that this worker opened, with what is in it."""
+        if self.outgoing is not None:
+            self.outgoing.close(linger=0)
+        self.outgoing, self.welcomed = None, False
+
+
+def introduction(run: str, endpoint: str) -> torch.Tensor:
+    """The vector of a hello."""
+    return torch.frombuffer(bytearray(f"{run} {endpoint}".encode("ascii")), dtype=torch.uint8)
+
+
+def read_introduction(x: torch.Tensor | None) -> tuple[str, str] | None:
+    """Run and endpoint from a hello; None where it is malformed."""
+    if x is None or x.dtype != torch.uint8 or x.numel() > 1024:
+        return None
+    words = bytes(x.tolist()).split(b" ")
+    if len(words) != 2 or not all(word.isascii() for word in words) or not words[1].startswith(b"tcp://"):
+        return None
+    return words[0].decode("ascii"), words[1].decode("ascii")
+
+
+class Dialler:
+    """Opens connections, and sends on them without ever waiting.
+
+    Args:
+        context: whose sockets these are.
+        worker_id: of this worker.
+        incarnation: of this worker.
+        keys: the run's.
+        peer_deadline_s: silence after which a connection counts as lost.
+    """
+
+    def __init__(
+        self, context: zmq.Context, worker_id: int, incarnation: int, keys: Keys | None, peer_deadline_s: float
+    ) -> None:
+        self._context = context
+        self._worker_id = worker_id
+        self._incarnation = incarnation
+        self._keys = keys
+        self._peer_deadline_s = peer_deadline_s
+        self.hello: torch.Tensor | None = None
+
+    def dial(self, peer: Peer) -> None:
+        """Opens a new connection in place of the last, and says hello.
+
+        ZeroMQ must not reconnect by itself: what was under way when a connection broke would be lost without a word.
+        """
+        peer.close_outgoing()
+        peer.outgoing = socket = self._context.socket(zmq.DEALER)
+        peer.dial_number += 1
+        peer.redial_at_s = time.monotonic() + self._peer_deadline_s
+        limit(socket, self._peer_deadline_s)
+        socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        socket.routing_id = f"{self._worker_id}.{self._incarnation}.{peer.dial_number}".encode()
+        socket.ipv6 = "[" in peer.endpoint
+        if self._keys is not None:
+            socket.curve_publickey, socket.curve_secretkey = self._keys
+            socket.curve_serverkey = self._keys.public
+        socket.connect(peer.endpoint)
+        self.say(peer, Sort.HELLO, Message("hello", peer.dial_number, x=self.hello))
+
+    def say(self, peer: Peer, sort: Sort, message: Message) -> bool:
+        """Sends one of the mailbox's own short messages; whether there was room for it."""
+        return self.put(peer, *pack(sort, message, self._worker_id, self._incarnation))
+
+    def put(self, peer: Peer, head: bytes, memory: memoryview | zmq.Frame | None = None) -> bool:
+        """Hands one message to ZeroMQ; False: the queue to that peer is full, or its connection is gone."""
+        if peer.outgoing is None:
+            return False
+        try:
+            if memory is None:
+                peer.outgoing.send(head, zmq.DONTWAIT)
+            else:
+                peer.outgoing.send(head, zmq.DONTWAIT | zmq.SNDMORE)
+                peer.outgoing.send(memory, zmq.DONTWAIT)
+        except zmq.Again:
+            return False
+        return True

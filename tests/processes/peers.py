@@ -1,0 +1,21 @@
+"""The other side of a mailbox: a process that answers until worker 0 ends."""
+
+from torch.distributed import TCPStore
+
+from paceline.transport.base import PeerLeft, Received
+from paceline.transport.mailbox import ZmqMailbox
+
+SILENCE_S = 3.0  # five by default; here it is waited for
+DEADLINE_S = 60.0
+
+
+def echo(port, worker_id, num_workers, incarnation):
+    store = TCPStore("127.0.0.1", port)
+    with ZmqMailbox(store, worker_id, num_workers, incarnation=incarnation, peer_deadline_s=SILENCE_S) as mailbox:
+        mailbox.connect(DEADLINE_S)
+        while True:
+            match mailbox.receive(DEADLINE_S):
+                case None | PeerLeft(peer=0, reason="ended"):
+                    return
+                case Received(sender=sender, message=message):
+                    mailbox.send(sender, message)

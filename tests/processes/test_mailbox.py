@@ -1,0 +1,177 @@
+"""Mailboxes between real processes, some of which are killed, stopped, or come back."""
+
+import multiprocessing
+import os
+import signal
+from contextlib import suppress
+from datetime import timedelta
+
+import pytest
+import torch
+from torch.distributed import TCPStore
+
+from paceline.errors import PeerLostError
+from paceline.transport.base import Message, PeerBack, PeerLeft, Received
+from paceline.transport.mailbox import ZmqMailbox
+from processes.peers import SILENCE_S, echo
+
+DEADLINE_S = 60.0
+
+
+class Lobby:
+    """Where workers find each other, until it is closed."""
+
+    def __init__(self):
+        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.port = self.store.port
+
+    def close(self):
+        self.store = None  # which ends its server
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _first_store():
+    """The first one in a process opens a pipe that libuv keeps for all later ones."""
+    Lobby().close()
+
+
+@pytest.fixture
+def lobby():
+    lobby = Lobby()
+    yield lobby
+    lobby.close()
+
+
+@pytest.fixture
+def start(lobby):
+    """Starts echoing peers; ends those that a test leaves running."""
+    context = multiprocessing.get_context("forkserver")
+    processes = []
+
+    def start(worker_id, num_workers, incarnation=0):
+        process = context.Process(target=echo, args=(lobby.port, worker_id, num_workers, incarnation))
+        process.start()
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        with suppress(ValueError):  # closed by the test
+            process.kill()
+            process.join()
+            process.close()
+
+
+@pytest.fixture
+def mailbox(lobby):
+    """Worker 0's, which others expect with two workers more."""
+    with ZmqMailbox(lobby.store, 0, 3, peer_deadline_s=SILENCE_S) as mailbox:
+        yield mailbox
+
+
+def answer_of(mailbox, peer, number, x=None):
+    mailbox.send(peer, Message("x", number, x=x))
+    answer = mailbox.receive(DEADLINE_S, sender=peer)
+    assert isinstance(answer, Received), answer
+    assert (answer.sender, answer.message.number) == (peer, number)
+    return answer
+
+
+def everyone_answers(mailbox):
+    """So everyone's `connect` has returned, and nobody still needs the others in order to begin."""
+    for peer in (1, 2):
+        answer_of(mailbox, peer, -1)
+
+
+def test_messages_of_every_size_come_back_in_order(mailbox, start):
+    start(1, 3)
+    start(2, 3)
+    mailbox.connect(DEADLINE_S)
+    vectors = [None, torch.arange(25.0), torch.arange(10_000_000.0), torch.arange(1_000_000.0).bfloat16()]
+    for number, x in enumerate(vectors * 2):
+        for peer in (1, 2):
+            mailbox.send(peer, Message("x", number, x=x))
+    for peer in (1, 2):
+        for number, x in enumerate(vectors * 2):
+            message = mailbox.receive(DEADLINE_S, sender=peer).message
+            assert message.number == number
+            assert message.x is None if x is None else torch.equal(message.x, x)
+
+
+def test_a_killed_peer_has_left_and_others_go_on(mailbox, start):
+    victim, _ = start(1, 3), start(2, 3)
+    mailbox.connect(DEADLINE_S)
+    everyone_answers(mailbox)
+    victim.kill()
+    left = mailbox.receive(DEADLINE_S)
+    assert isinstance(left, PeerLeft)
+    assert (left.peer, left.incarnation) == (1, 0)
+    assert left.reason != "ended"
+    with pytest.raises(PeerLostError):
+        mailbox.send(1, Message("x"))
+    for number in range(20):
+        answer_of(mailbox, 2, number, torch.ones(100_000))
+    assert mailbox.peers() == {2}
+
+
+def test_a_killed_peer_comes_back_to_others_that_do_not_ask_the_store_again(mailbox, start):
+    victim, _ = start(1, 3), start(2, 3)
+    mailbox.connect(DEADLINE_S)
+    everyone_answers(mailbox)
+    mailbox._store = None  # any further use of it would be an error
+    for incarnation in (1, 2):
+        victim.kill()
+        assert mailbox.receive(DEADLINE_S)[:2] == (1, incarnation - 1)
+        victim = start(1, 3, incarnation)
+        assert mailbox.receive(DEADLINE_S) == PeerBack(1, incarnation)
+        assert answer_of(mailbox, 1, incarnation).incarnation == incarnation
+        answer_of(mailbox, 2, incarnation)
+
+
+def test_a_stopped_peer_has_left_and_is_back_when_it_goes_on(mailbox, start):
+    stopped = start(1, 3)
+    start(2, 3)
+    mailbox.connect(DEADLINE_S)
+    everyone_answers(mailbox)
+    for number in (1, 2):
+        os.kill(stopped.pid, signal.SIGSTOP)
+        left = mailbox.receive(DEADLINE_S, sender=1)
+        assert left == PeerLeft(1, 0, f"its connection broke, or it gave no sign of life for {SILENCE_S:g} s")
+        with pytest.raises(PeerLostError):
+            mailbox.send(1, Message("x"))
+        answer_of(mailbox, 2, number, torch.ones(100_000))
+        os.kill(stopped.pid, signal.SIGCONT)
+        assert mailbox.receive(DEADLINE_S, sender=1) == PeerBack(1, 0)
+        answer_of(mailbox, 1, number)
+
+
+def test_sending_to_a_stopped_peer_ends_with_an_error(mailbox, start):
+    stopped = start(1, 3)
+    start(2, 3)
+    mailbox.connect(DEADLINE_S)
+    everyone_answers(mailbox)
+    os.kill(stopped.pid, signal.SIGSTOP)
+    x = torch.ones(1_000_000)
+
+    def send_on():
+        for number in range(1000):
+            mailbox.send(1, Message("x", number, x=x))
+
+    with pytest.raises(PeerLostError):
+        send_on()
+    answer_of(mailbox, 2, 0)
+    os.kill(stopped.pid, signal.SIGCONT)
+
+
+def test_the_store_may_die_once_all_have_joined(mailbox, start, lobby):
+    start(1, 3)
+    start(2, 3)
+    mailbox.connect(DEADLINE_S)
+    everyone_answers(mailbox)
+    mailbox._store = None
+    lobby.close()
+    with pytest.raises(RuntimeError):
+        TCPStore("127.0.0.1", lobby.port, timeout=timedelta(seconds=1))
+    for number in range(10):
+        for peer in (1, 2):
+            answer_of(mailbox, peer, number, torch.ones(10_000))
