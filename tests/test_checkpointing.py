@@ -16,6 +16,7 @@ class SupervisorOfTwo:
 
     def __init__(self):
         self.workers = [SimpleNamespace(worker_id=worker, running=True) for worker in (0, 1)]
+        self.algorithm = SimpleNamespace(lockstep=False)
         self.arena = SimpleNamespace(store=lambda name, value: None)
         self.written = [0, 0]
         self.read = [0, 0]
@@ -67,4 +68,21 @@ def test_a_worker_that_ends_holds_no_checkpoint_up(ready):
     supervisor.drain()
     assert not look()
     supervisor.workers[1].running = False
+    assert look()
+
+
+def test_lockstep_needs_the_part_of_a_worker_that_was_lost(ready, tmp_path):
+    """The survivors' parts alone would make a checkpoint that only so many workers could go on from."""
+    supervisor, look = ready
+    supervisor.algorithm.lockstep = True
+    supervisor.workers[1].running = False
+    (tmp_path / "20" / "worker-1.pt").rename(tmp_path / "part")
+    for _ in range(3):
+        supervisor.written[0] += 1
+        supervisor.drain()
+        assert not look()
+    (tmp_path / "part").rename(tmp_path / "20" / "worker-1.pt")
+    assert not look()
+    supervisor.written[0] += 1
+    supervisor.drain()
     assert look()

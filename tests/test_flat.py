@@ -115,3 +115,12 @@ def test_layouts_other_than_rows(weight):
 def test_what_cannot_be_flat(bad, message):
     with pytest.raises(pl.UsageError, match=message):
         FlatBinding(bad)
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 32])
+def test_the_last_element_is_padding(size):
+    binding = FlatBinding([nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(size))])
+    x = torch.full((binding.num_elements,), 7.0)
+    binding.read(x)
+    assert x[-1] == 0
+    assert x.sum() == 3 + size

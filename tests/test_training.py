@@ -1,6 +1,7 @@
 """`train`: what a run returns and writes, on either backend; the contracts go further."""
 
 import json
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -80,7 +81,7 @@ def test_own_parts_of_the_data(partition, algorithm):
     ("settings", "message"),
     [
         ({"algorithm": "sequential", "workers": 2}, "1 worker, not 2"),
-        ({"algorithm": "lockstep", "optimizer_state": "shared"}, "equal optimizer state"),
+        ({"algorithm": "lockstep", "optimizer_state": "shared"}, "an optimizer of its own"),
         ({"algorithm": "leashed(persistance=1)"}, "persistence"),
         ({"optimizer": "adagrad", "optimizer_state": "shared"}, "cannot share its state"),
         ({"optimizer": "lbfgs"}, "several times per step"),
@@ -177,3 +178,10 @@ def test_a_data_set_that_extends_tensor_dataset_is_asked_for_its_samples(tmp_pat
     run, parameters = run_task(ROWS[0], task=f"{file}:doubled", backend="processes")
     assert run.result["test_loss"] < 1e-6
     assert parameters.x.sum() == pytest.approx(2.0, abs=1e-3)
+
+
+def test_a_worker_that_has_ended_is_not_shown_as_lost():
+    seen = []
+    with mock.patch("paceline.training._PROGRESS_EVERY_S", 0.0):  # look at every look of the supervisor's own
+        pl.train(TrainConfig(algorithm="hogwild", workers=2, steps=5), on_progress=seen.append)
+    assert [worker.alive for worker in seen[-1].workers] == [True, True]

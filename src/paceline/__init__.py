@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.algorithms import (
+        ADPSGD,
+        DPSGD,
         Algorithm,
+        AllReduce,
         Backoff,
         Constant,
         Exponential,
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
         InverseStep,
         Leashed,
         Linear,
+        LocalSGD,
         Locked,
         Lockstep,
         NoBackoff,
@@ -38,34 +42,61 @@ if TYPE_CHECKING:
     from paceline.errors import PacelineError, UsageError, WorkerLostError
     from paceline.launcher import launch
     from paceline.observe.run import RunData
+    from paceline.simulated_loop import simulate
     from paceline.simulation import simulate_task
     from paceline.simulator.cluster import Cluster
+    from paceline.simulator.faults import Faults
     from paceline.tasks.base import Task
+    from paceline.topology import (
+        BipartiteExponential,
+        BipartiteRing,
+        Complete,
+        Custom,
+        OnePeerExponential,
+        Ring,
+        Star,
+        Topology,
+        Torus,
+    )
     from paceline.training import train
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ADPSGD",
+    "DPSGD",
     "Algorithm",
+    "AllReduce",
     "Backoff",
+    "BipartiteExponential",
+    "BipartiteRing",
     "Cluster",
+    "Complete",
     "Constant",
+    "Custom",
     "Exponential",
     "ExponentialStep",
+    "Faults",
     "FullStep",
     "Hogwild",
     "InverseStep",
     "Leashed",
     "Linear",
+    "LocalSGD",
     "Locked",
     "Lockstep",
     "NoBackoff",
+    "OnePeerExponential",
     "PacelineError",
+    "Ring",
     "RunData",
     "Sequential",
+    "Star",
     "StepSize",
     "TailStep",
     "Task",
+    "Topology",
+    "Torus",
     "TrainConfig",
     "UsageError",
     "Worker",
@@ -73,6 +104,7 @@ __all__ = [
     "attach",
     "launch",
     "parse",
+    "simulate",
     "simulate_task",
     "spec",
     "train",
@@ -80,6 +112,7 @@ __all__ = [
 
 _ELSEWHERE = {
     "Cluster": "simulator.cluster",
+    "Faults": "simulator.faults",
     "PacelineError": "errors",
     "RunData": "observe.run",
     "Task": "tasks.base",
@@ -89,9 +122,17 @@ _ELSEWHERE = {
     "WorkerLostError": "errors",
     "attach": "attachment",
     "launch": "launcher",
+    "simulate": "simulated_loop",
     "simulate_task": "simulation",
     "train": "training",
-}
+    **dict.fromkeys(
+        (
+            "BipartiteExponential", "BipartiteRing", "Complete", "Custom", "OnePeerExponential", "Ring", "Star",
+            "Topology", "Torus",
+        ),
+        "topology",
+    ),
+}  # fmt: skip  # `paceline.topology.Exponential` is not here: `Exponential` is the back-off
 
 
 def __getattr__(name: str) -> Any:

@@ -114,7 +114,9 @@ class Arena:
             for index, name in enumerate(_CONTROL_WORDS)
         }
         abort = self._addresses["abort"]
-        options = {"kind": plan.request.lock} if plan.request.kind == "locked" else {}
+        options: dict[str, Any] = {"kind": plan.request.lock} if plan.request.kind == "locked" else {}
+        if plan.request.kind == "replicated":
+            options = {"own_models": plan.request.own_models}
         self.shared: Any = _KINDS[plan.request.kind](
             segment, plan.shared, participant_id, incarnation, abort_address=abort, **options
         )

@@ -9,13 +9,13 @@ shared that would need a lock, and the optimizer's own step runs exactly once wh
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 
+from paceline.buckets import GradientBuckets
 from paceline.errors import UsageError
 from paceline.replica import BaseReplica, DivergedError, raw_step, scaled_step
 
@@ -50,6 +50,12 @@ class AttachedReplica(BaseReplica):
         self._state = "idle"  # idle -> gradient -> apply -> idle: what the program waits for
         self._rates: list[float] = []
         self._kept: list[torch.Tensor | None] | None = None
+        self._ready: Callable[[torch.Tensor], None] | None = None
+        self._finish: Callable[[], None] | None = None
+        self._buckets: GradientBuckets | None = None
+        self._handing_out = False  # between a backward pass's first gradient and its end
+        self._handed_out = False  # what the gradients hold has been handed out, and is what came back
+        self.accumulates = False  # backward passes only add: a later one hands out what they add up to
         # To switch to the program and back; not under no_grad, which would cost as much as all else that a hook does: the
         # program touches no tensor that autograd follows.
         self._program = greenlet(lambda: None)
@@ -74,12 +80,20 @@ class AttachedReplica(BaseReplica):
         """Ends the program where it waits; it releases what it holds."""
         self._ended = True
         self._write_held()
+        if self._buckets is not None:
+            self._buckets.remove()
+            for parameter in self.binding.parameters:  # views of a vector that shall not outlive this
+                parameter.grad = parameter.grad.clone() if parameter.grad is not None else None
         if not self._program.dead:
             self._program.throw(GreenletExit)
 
     def begin(self, started_s: float, batch_number: int, batch: Any, *, absent: bool = False) -> None:
         """Begins a step: the program reads the parameters that the gradient will be computed at."""
-        if self._state == "gradient":  # the loop skipped the step of its last batch: that gradient never came
+        if (
+            self._state == "gradient"
+        ):  # the loop did not step: it accumulates, or skipped the step that all had agreed on
+            if not absent:
+                self.samples = _num_samples(batch) + (0 if self._handed_out else self.samples)
             return
         self._write_held()
         self.num_begun += 1
@@ -94,10 +108,10 @@ class AttachedReplica(BaseReplica):
         self.loss = loss
         self._write_held()
 
-    def begin_if_idle(self) -> None:
-        """Begins a step where the loop fetches its batches by itself."""
+    def begin_if_idle(self, inputs: Any = None) -> None:
+        """Begins a step where the loop fetches its batches by itself; `inputs` are the model's."""
         if self._state == "idle" and not self._ended:
-            self.begin(time.monotonic(), -1, None)
+            self.begin(self._now_s(), -1, inputs or None)
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The optimizer is about to step: the gradient is ready, and the program says on what it is applied."""
@@ -109,7 +123,9 @@ class AttachedReplica(BaseReplica):
             )
         if self._state == "idle":
             self.begin_if_idle()
-        self._gradient_ended_s = time.monotonic()
+        self._gradient_ended_s = self._now_s()
+        if self._ready is not None and not self._handed_out:
+            self._hand_out_all()
         self._resume()
         if self._state != "apply":  # the program applied nothing: the step must find no gradients
             self._kept = [p.grad for p in self.binding.parameters]
@@ -153,21 +169,83 @@ class AttachedReplica(BaseReplica):
                 self.binding.gather_gradients(self._g)
         return self._g
 
-    def gradient(self, at: torch.Tensor, version: int) -> None:
-        """Lets the loop run its forward and backward pass on `at` (P,)."""
+    def gradient(
+        self,
+        at: torch.Tensor,
+        version: int,
+        ready: Callable[[torch.Tensor], None] | None = None,
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        """Lets the loop run its forward and backward pass on `at` (P,).
+
+        With `ready`, buckets are handed out during backward and `finish` is called at its end, from within the loop's call of
+        `backward`: what the loop then does with the gradients, such as to clip them or to look for infinities in them, it
+        does with what came back. A second backward pass before the step adds to that, and all is handed out again, which is
+        right for whatever is linear; `accumulates` saves the sending.
+        """
         self._read_version = version
         self.binding.bind(at)
-        self._g_is_mine = False
-        self._gradient_started_s = time.monotonic()
+        self._g_is_mine = self._handed_out = False
+        self._ready, self._finish = ready, finish
+        if ready is not None and self._buckets is None:
+            if self._g is None:
+                self._g = torch.zeros(self.binding.num_elements, dtype=self.binding.dtype)
+            self._buckets = GradientBuckets(self.binding, self._g, self._on_gradient)
+        self._gradient_started_s = self._now_s()
         if self._absent:
             self._gradient_ended_s = self._gradient_started_s
+            if ready is not None:
+                self._hand_out_nothing(ready)
         else:
             self._state = "gradient"
             self._return()
 
+    def _on_gradient(self, index: int) -> None:
+        """Backward has added to a parameter's gradient."""
+        if self._ready is None or self._state != "gradient":
+            return
+        if self.accumulates:
+            self._handed_out = False
+            return
+        assert self._buckets is not None
+        if not self._handing_out:
+            self._handing_out = True
+            self._buckets.begin(self._ready)
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)  # pyright: ignore
+        if self._buckets.under_way:
+            self._buckets.complete(index)
+
+    def _hand_out_all(self) -> None:
+        """The step comes without a backward pass that handed out: all gradients are there."""
+        assert self._buckets is not None
+        assert self._ready is not None
+        self._buckets.begin(self._ready)
+        self._end_of_backward()
+
+    def _end_of_backward(self) -> None:
+        assert self._buckets is not None
+        assert self._g is not None
+        self._handing_out = False
+        self._buckets.complete_all()
+        if self._finish is not None:
+            self._finish()
+        self.binding.bind_gradients(self._g)
+        self._handed_out = True
+
+    def _hand_out_nothing(self, ready: Callable[[torch.Tensor], None]) -> None:
+        """Takes part without a batch; `g` becomes what the others' gradients come to."""
+        assert self._buckets is not None
+        assert self._g is not None
+        self._g.zero_()
+        for bucket in self._buckets.vectors:
+            ready(bucket)
+        if self._finish is not None:
+            self._finish()
+        self.binding.bind_gradients(self._g)
+
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:
         """Lets the optimizer take its one step on `to` (P,), a copy of `of` if given: the loop's own call of `step`."""
-        begun_s = time.monotonic()
+        begun_s = self._now_s()
         if of is not None:
             to.copy_(of)
         self.binding.bind(to)
@@ -181,6 +259,8 @@ class AttachedReplica(BaseReplica):
                     scaled_step(self._raw_step, self._optimizer, scale)
             finally:
                 self._inside = False
+                for parameter in self.binding.parameters:  # a loop that clears after its steps would add to it
+                    parameter.grad = None
         elif scale == 1.0:
             self._state = "apply"
             self._return()

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from paceline.algorithms import Algorithm, Hogwild, registry
+from paceline.algorithms import Algorithm, AllReduce, Hogwild, registry
 from paceline.attached_replica import AttachedReplica
 from paceline.batches import BatchPlan
-from paceline.environment import WorkerEnvironment, current_environment
+from paceline.environment import WorkerEnvironment, current_environment, named_algorithm
 from paceline.errors import UsageError
+from paceline.observe.summary import summarize
 from paceline.replica import DivergedError
 from paceline.session import Session
 from paceline.sources import ABSENT, END, BatchClaims
@@ -31,24 +32,39 @@ def attach(model: nn.Module, optimizer: torch.optim.Optimizer, algorithm: Algori
     Outside any launcher it is a run of one worker, equal to plain training bit for bit. On exit, model and optimizer are as
     before, with the trained values.
 
+    Workers that torchrun, Ray Train or TorchDistributor started, or Slurm or Open MPI where MASTER_ADDR and MASTER_PORT are
+    set, meet at that address, and all start with worker 0's parameters and buffers; buffers then stay each worker's own, and
+    worker 0's are the run's. Nothing is recorded there. A worker that hangs is given up after PACELINE_DEADLINE_S seconds
+    (600).
+
+    With `all-reduce`, gradients are the mean of all workers when `backward` returns. So clipping acts on the mean, and where
+    one worker's gradients overflow, GradScaler finds the infinity on all workers and all skip that step alike.
+    Every worker must then have a batch in every round, as a worker without one does not know how the others scale or clip:
+    use `drop_last` and a number of batches that the workers divide.
+
     Costs per step: two hooks of the optimizer and four switches of a greenlet, about 15 us, besides the algorithm's own cost.
 
     Args:
         model: its parameters that require gradients are trained; all of one floating-point type, on the CPU.
         optimizer: any torch.optim optimizer over them, without closures.
-        algorithm: how the workers agree; None: what the launcher says, else Hogwild!.
+        algorithm: how the workers agree; None: what the launcher or PACELINE_ALGORITHM says, else Hogwild!, or all-reduce
+            under a launcher that is not ours.
 
     Raises:
         UsageError: the launcher and the loop name different algorithms, or the model cannot be shared.
     """
     environment = current_environment()
     named = registry.build(algorithm) if isinstance(algorithm, str) else algorithm
-    given = registry.build(environment.algorithm) if environment is not None and environment.algorithm else None
+    launched = environment.algorithm if environment is not None else None
+    given = registry.build(launched) if launched else None
+    if given is None and (variable := named_algorithm()) is not None:
+        given = registry.build(variable)
     if named is not None and given is not None and named != given:
         raise UsageError(
             f"attach names {registry.spec(named)} but the launcher {registry.spec(given)}: name the algorithm in one place."
         )
-    return Worker(model, optimizer, named or given or Hogwild(), environment)
+    default = Hogwild() if environment is None or environment.supervised else AllReduce()
+    return Worker(model, optimizer, named or given or default, environment)
 
 
 class Worker:
@@ -77,44 +93,59 @@ class Worker:
         self._taken = 0
         self._epoch = 0
         self._copy: torch.Tensor | None = None
+        self._replica: Any = None  # an AttachedReplica, once the `with` is entered
+        self._consensus_distance: float | None = None
 
     def __enter__(self) -> Worker:
-        limit = self.algorithm.max_workers
-        if limit is not None and self.num_workers > limit:
-            raise UsageError(f"{registry.spec(self.algorithm)} runs with {limit} worker, not {self.num_workers}.")
+        self.algorithm.check(self.num_workers)
         if self._environment is not None:
             if self._environment.attached:
                 raise UsageError(
                     "A launched function attaches once: its workers share one model and one count of batches; call launch for"
                     " every training."
                 )
-            self._environment.attached = True
-        self._session = Session(self._model, self.algorithm, self._environment)
+            self._environment.attached = self._environment.supervised or self._environment.simulation is not None
+        simulation = self._environment.simulation if self._environment is not None else None
+        join = simulation.join if simulation is not None else Session
+        self._session = join(self._model, self.algorithm, self._environment)
+        try:
+            self._begin(simulation)
+        except BaseException:  # such as the run's end, while this worker waited to see the parameters
+            self._leave(failed=True)
+            raise
+        return self
+
+    def _begin(self, simulation: Any) -> None:
         self._taken = self._session.restore(self._optimizer)
-        self._replica = AttachedReplica(self._optimizer, alone=self.num_workers == 1, **self._session.base_arguments())
+        kind = simulation.replica_kind if simulation is not None else AttachedReplica
+        self._replica = kind(self._optimizer, alone=self.num_workers == 1, **self._session.base_arguments())
         self._replica.start(lambda: self.algorithm.work(self._replica, self._session.ports))
         self._hooks = [
             self._optimizer.register_step_pre_hook(self._replica.before_step),
             self._optimizer.register_step_post_hook(self._replica.after_step),
-            self._model.register_forward_pre_hook(lambda module, inputs: self._replica.begin_if_idle()),
+            self._model.register_forward_pre_hook(lambda module, inputs: self._replica.begin_if_idle(inputs)),
         ]
         self._session.binding.bind(self._newest())
         if self._environment is not None:
             # HACK: PyTorch's schedulers warn when they step before the optimizer did, which they rightly do in an epoch that a
             # resumed run skips, or in which others had all the batches. They ask this attribute; without it, they warn.
             self._optimizer._opt_called = True  # type: ignore[attr-defined]
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
+        self._leave(failed=kind is not None)
+
+    def _leave(self, *, failed: bool) -> None:
         for hook in self._hooks:
             hook.remove()
-        self._replica.end()
-        environment = self._environment
-        if environment is not None and environment.checkpoint is not None and kind is None:
-            self._session.save(None, self._optimizer, self._taken_so_far(), parameters=False)
-        if kind is None:
-            self._load_final()
-        self._session.close()
+        try:
+            if self._replica is not None:
+                self._replica.end()
+            if not failed:
+                if self._environment is not None and self._environment.checkpoint is not None:
+                    self._session.save(None, self._optimizer, self._taken_so_far(), parameters=False)
+                self._load_final()
+        finally:
+            self._session.close(failed=failed)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """One epoch of batches for this worker; the epoch is shared: each sample goes to one worker, once.
@@ -134,7 +165,7 @@ class Worker:
         plan, fetch = plan_and_fetch
         claims = self._claims_for(plan)
         for number in self._numbers(claims, epoch):
-            started_s = time.monotonic()
+            started_s = self._replica.now_s()
             if number == ABSENT:
                 self._replica.begin(started_s, -1, None, absent=True)
                 continue
@@ -162,6 +193,38 @@ class Worker:
         self._replica.report(loss.item() if isinstance(loss, torch.Tensor) else loss)
         if not math.isfinite(self._replica.loss):
             raise DivergedError(f"The loss became {self._replica.loss} at step {self._replica.step}.")
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Marks micro-batches whose backward pass only adds to the gradients: `with worker.accumulate(): loss.backward()`.
+
+        Methods that average gradients send them during backward. Without this, they do so in every backward pass between two
+        steps, which is as right but costs as much communication each time. A step whose passes were all marked
+        sends everything when the optimizer steps.
+        """
+        self._replica.accumulates = True
+        try:
+            yield
+        finally:
+            self._replica.accumulates = False
+
+    def summary(self) -> dict[str, Any]:
+        """This worker's own figures once the `with` has ended, as `result.json` names them, and `consensus_distance`.
+
+        Where a supervisor records the run (`launch`), its result has the figures of all workers; here there are none.
+        """
+        records = self._session.own_records()
+        if records is None:
+            return {}
+        records = records.copy()
+        if len(records):
+            start_s = float(records["started_s"].min())
+            for column in ("started_s", "gradient_started_s", "gradient_ended_s", "ended_s"):
+                records[column] -= start_s
+        wall_s = float(records["ended_s"].max()) if len(records) else 0.0
+        gossip = self.algorithm.gossip
+        figures = summarize({0: records}, num_workers=1, wall_s=wall_s, gossip=gossip)
+        return {**figures, "consensus_distance": self._consensus_distance}
 
     # Batches
 
@@ -213,10 +276,15 @@ class Worker:
                 worker_id=self.worker_id,
                 num_workers=self.num_workers,
                 lockstep=self.algorithm.lockstep,
-                counter=self._session.arena.address("next_batch"),
+                counter=self._counter(),
                 taken=self._taken,
             )
         return self._claims[key]
+
+    def _counter(self) -> int | Callable[[], int]:
+        """Where batches are claimed: in shared memory, or in the store of workers that share none."""
+        membership = getattr(self._session, "membership", None)
+        return self._session.arena.address("next_batch") if membership is None else membership.claims()
 
     def _plan(self, loader: Iterable[Any]) -> tuple[BatchPlan, Callable[[torch.Tensor], Any]] | None:
         """How to hand out the loader's batches one by one; None where it can only be iterated."""
@@ -251,7 +319,7 @@ class Worker:
         iterator = iter(loader)
         index = -1
         while not self._session.stopped():
-            started_s = time.monotonic()
+            started_s = self._replica.now_s()
             try:
                 batch = next(iterator)
             except StopIteration:
@@ -263,7 +331,7 @@ class Worker:
             yield batch
 
     def _whole(self, loader: Iterable[Any]) -> Iterator[Any]:
-        begin, now_s = self._replica.begin, time.monotonic
+        begin, now_s = self._replica.begin, self._replica.now_s
         started_s = now_s()
         for batch in loader:
             begin(started_s, -1, batch)
@@ -281,4 +349,6 @@ class Worker:
 
     def _load_final(self) -> None:
         """Leaves the model with the newest parameters, not with those that its last gradient was computed at."""
-        self._session.binding.bind(self._newest())
+        final = self._newest()
+        self._consensus_distance = self._session.final_model(final)
+        self._session.binding.bind(final)

@@ -25,6 +25,7 @@ __all__ = [
     "complete",
     "describe",
     "end",
+    "load_model",
     "load_optimizer_state",
     "load_parameters",
     "load_worker",
@@ -54,12 +55,21 @@ def save_parameters(folder: Path, number: int, parameters: Parameters) -> None:
     _save(_inside(folder, number) / _PARAMETERS, vars(parameters))
 
 
-def save_worker(folder: Path, number: int | None, worker_id: int, optimizer: torch.optim.Optimizer, taken: int) -> None:
+def save_worker(
+    folder: Path,
+    number: int | None,
+    worker_id: int,
+    optimizer: torch.optim.Optimizer,
+    taken: int,
+    model: tuple[int, torch.Tensor] | None = None,
+) -> None:
     """Writes one worker's part: its optimizer's state, the batches it has taken, its random state.
 
-    `number` None is the end of the run: `end` gives it a number.
+    `number` None is the end of the run: `end` gives it a number. `model` is (version, x (P,)) where every worker has its own.
     """
-    state = {"optimizer": optimizer.state_dict(), "taken": taken, "random": torch.get_rng_state()}
+    state: dict[str, Any] = {"optimizer": optimizer.state_dict(), "taken": taken, "random": torch.get_rng_state()}
+    if model is not None:
+        state |= {"version": model[0], "x": model[1]}
     _save(_inside(folder, number) / f"worker-{worker_id}.pt", state)
 
 
@@ -89,7 +99,9 @@ def complete(folder: Path, number: int, workers: list[int], about: dict[str, Any
 def all_there(folder: Path, number: int, workers: list[int]) -> bool:
     """Whether the parameters and these workers' parts of a checkpoint are written."""
     inside = folder / str(number)
-    return all(path.exists() for path in [inside / _PARAMETERS, *(inside / f"worker-{worker}.pt" for worker in workers)])
+    return all(
+        path.exists() for path in [inside / _PARAMETERS, *(inside / f"worker-{worker}.pt" for worker in workers)]
+    )
 
 
 def newest(folder: Path) -> Path:
@@ -134,6 +146,13 @@ def load_worker(checkpoint: Path, worker_id: int, optimizer: torch.optim.Optimiz
     optimizer.load_state_dict({**state["optimizer"], "param_groups": settings})
     torch.set_rng_state(state["random"])
     return state["taken"]
+
+
+def load_model(checkpoint: Path, worker_id: int) -> tuple[int, torch.Tensor] | None:
+    """(version, x (P,)) of one worker, where each had a model of its own; None for one that was not there."""
+    path = checkpoint / f"worker-{worker_id}.pt"
+    state = _load(path) if path.exists() else {}
+    return (state["version"], state["x"]) if "x" in state else None
 
 
 def load_optimizer_state(checkpoint: Path) -> dict[int, dict[str, torch.Tensor]]:

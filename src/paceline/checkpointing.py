@@ -28,7 +28,9 @@ class Checkpointer:
         self._every_s = every_s
         self._last_s = 0.0
         self._resumed = resumed.resolve() if resumed is not None else None
-        self._written: dict[int, dict[int, int]] = {}  # by checkpoint: records of each worker when its last part was there
+        self._written: dict[
+            int, dict[int, int]
+        ] = {}  # by checkpoint: records of each worker when its last part was there
         checkpoint.clear(self._folder, keep=self._resumed)
 
     def tick(
@@ -37,12 +39,15 @@ class Checkpointer:
         """Call after every drain of the records; `about` gives, by number, what a resumed run must know, as JSON."""
         assert supervisor.arena is not None
         running = [worker.worker_id for worker in supervisor.workers if worker.running]
+        # Rounds depend on how many take part: lockstep goes on from a checkpoint of all workers, or from an earlier one.
+        lockstep = supervisor.algorithm is not None and supervisor.algorithm.lockstep
+        needed = [worker.worker_id for worker in supervisor.workers] if lockstep else running
         for path in self._folder.glob("*"):
             if not path.name.isdigit() or (path / "complete.json").exists():
                 continue
             number = int(path.name)
-            if self._recorded(supervisor, number, running):
-                checkpoint.complete(self._folder, number, running, about(number), keep=self._resumed)
+            if self._recorded(supervisor, number, needed, running):
+                checkpoint.complete(self._folder, number, needed, about(number), keep=self._resumed)
         if self._every_s == 0:
             supervisor.arena.store("checkpoint_epoch", -1)
         elif elapsed_s - self._last_s >= self._every_s:
@@ -51,14 +56,14 @@ class Checkpointer:
             # No worker may have entered the epoch that is asked for; where epochs are short, leave one in between.
             supervisor.arena.store("checkpoint_epoch", int(epochs_done) + (1 if epoch_s > 1.0 else 2))
 
-    def _recorded(self, supervisor: Supervisor, number: int, running: list[int]) -> bool:
+    def _recorded(self, supervisor: Supervisor, number: int, needed: list[int], running: list[int]) -> bool:
         """Whether every update in a checkpoint is on record for good, so that a kill cannot leave one out of the other.
 
         A worker makes an update visible before it writes its record. Once it has written another one, that of every update
         in a checkpoint whose parts are all there is behind us.
         """
         if number not in self._written:
-            if not checkpoint.all_there(self._folder, number, running):
+            if not checkpoint.all_there(self._folder, number, needed):
                 return False
             self._written[number] = {worker: supervisor.spool.num_written(worker) for worker in running}
         before = self._written[number]

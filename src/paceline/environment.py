@@ -1,13 +1,23 @@
-"""Who a worker is: set by the launcher that started it, read by `attach`."""
+"""Who a worker is: set by the launcher that started it, ours or another, and read by `attach`."""
 
 from __future__ import annotations
 
+import os
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["WorkerEnvironment", "current_environment", "set_environment"]
+from paceline.errors import UsageError
+
+__all__ = ["WorkerEnvironment", "current_environment", "named_algorithm", "set_environment"]
+
+# A worker's number and how many there are: torchrun (and Ray Train, TorchDistributor), Slurm, Open MPI.
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+)
 
 
 @dataclass
@@ -21,11 +31,14 @@ class WorkerEnvironment:
         taken: batches that its earlier processes in this run have trained on.
         algorithm: the launcher's canonical spec, or None where the user's code names the algorithm.
         seed: the run's.
-        connection: to the supervisor.
+        connection: to the supervisor; None: another launcher started the workers, and they have none.
         checkpoint: folder to save checkpoints in, or None.
         resume: a complete checkpoint to start from, or None.
         placement: spec of where the parameters' memory lies and whether workers are pinned.
         optimizer_state: "per-worker" or "shared".
+        store: host and port of the TCPStore where peers find each other; None: none is needed.
+        simulation: what joins the worker to a simulated run; None: it is real.
+        deadline_s: how long a worker without a supervisor waits for the others.
         attached: whether `attach` has joined the run; a second time would find no batches left.
     """
 
@@ -40,16 +53,60 @@ class WorkerEnvironment:
     placement: str = "first-touch"
     optimizer_state: str = "per-worker"
     taken: int = 0
+    store: tuple[str, int] | None = None
+    simulation: Any = None
+    deadline_s: float = 600.0
     attached: bool = False
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def supervised(self) -> bool:
+        """Whether a supervisor of ours started this worker and watches it."""
+        return self.connection is not None
 
 
 _current: ContextVar[WorkerEnvironment | None] = ContextVar("paceline_environment", default=None)
 
 
 def current_environment() -> WorkerEnvironment | None:
-    """The worker that this code runs as; None outside any launcher."""
-    return _current.get()
+    """The worker that this code runs as; None outside any launcher, and for another launcher's only worker."""
+    return _current.get() or _of_another_launcher()
+
+
+def named_algorithm() -> str | None:
+    """The spec in PACELINE_ALGORITHM: for launchers that have no other way to pass it on."""
+    return os.environ.get("PACELINE_ALGORITHM") or None
+
+
+def _of_another_launcher() -> WorkerEnvironment | None:
+    """Read from the variables that launchers set; they count where MASTER_ADDR and MASTER_PORT say how workers meet."""
+    if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
+        return None
+    for rank, size in _LAUNCHERS:
+        if rank in os.environ and size in os.environ:
+            worker_id, num_workers = _number(rank), _number(size)
+            if num_workers == 1:
+                return None
+            if not 0 <= worker_id < num_workers:
+                raise UsageError(f"{rank}={worker_id} does not exist among {size}={num_workers} workers, from 0.")
+            return WorkerEnvironment(
+                worker_id=worker_id,
+                num_workers=num_workers,
+                incarnation=0,
+                algorithm=None,
+                seed=0,
+                connection=None,
+                deadline_s=_number("PACELINE_DEADLINE_S", "600"),
+            )
+    return None
+
+
+def _number(variable: str, default: str = "") -> int:
+    text = os.environ.get(variable, default)
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{variable} must be a whole number, not {text!r}.") from None
 
 
 def set_environment(environment: WorkerEnvironment | None) -> None:

@@ -16,6 +16,7 @@ from paceline.tasks.base import Task
 
 __all__ = ["Evaluated", "Evaluator"]
 
+_MODELS_EVALUATED = 16
 _NICENESS = 10  # the workers come first
 
 
@@ -24,7 +25,11 @@ class Evaluated(Protocol):
 
     @property
     def shared(self) -> Any:
-        """The shared parameters; `shared.snapshot(out)` copies them and returns their version."""
+        """The shared parameters; `shared.snapshot(out)` copies them and returns their version.
+
+        Where every worker has a model of its own, `shared.own_models` is true, a snapshot is their mean, and there are
+        `shared.consensus_distance(mean)`, `shared.model_ids()` and `shared.model(worker, out)`.
+        """
         ...
 
     def extra(self, name: str) -> torch.Tensor:
@@ -85,7 +90,25 @@ class Evaluator:
         """Evaluates here and now."""
         version = self._load(arena)
         figures = self._task.evaluate(self.model, self._test_set)
-        return {**about, "version": version, "test_loss": figures["loss"], "test_accuracy": figures["accuracy"]}
+        evaluation = {**about, "version": version, "test_loss": figures["loss"], "test_accuracy": figures["accuracy"]}
+        if getattr(arena.shared, "own_models", False):
+            evaluation["consensus_distance"] = arena.shared.consensus_distance(self._x)
+        return evaluation
+
+    def own_models(self, arena: Evaluated, final: dict[str, Any]) -> dict[str, Any] | None:
+        """`consensus_distance` and `worst_worker_accuracy`, where every worker has a model of its own.
+
+        The latter is the lowest test accuracy of up to 16 workers' models, evenly spaced.
+        """
+        if not getattr(arena.shared, "own_models", False):
+            return None
+        workers, accuracies = arena.shared.model_ids(), []
+        for worker in workers[:: -(-len(workers) // _MODELS_EVALUATED)]:
+            arena.shared.model(worker, self._x)
+            self._binding.bind(self._x)
+            accuracies.append(self._task.evaluate(self.model, self._test_set)["accuracy"])
+        worst = min((one for one in accuracies if one is not None), default=None)
+        return {"consensus_distance": final["consensus_distance"], "worst_worker_accuracy": worst}
 
     def _run(self, arena: Evaluated, about: dict[str, Any]) -> None:
         if hasattr(os, "setpriority"):

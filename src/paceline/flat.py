@@ -22,10 +22,13 @@ class FlatBinding:
     """Lets parameters be views of a flat vector `x` (P,), and moves them from one vector to another.
 
     P counts padding: every parameter begins at a multiple of 64 bytes, as tensors of PyTorch's own do. Padding is zero and
-    stays zero under every elementwise optimizer.
+    stays zero under every elementwise optimizer. The last element is always padding.
 
     Args:
         parameters: those to be trained; all of one floating-point type, on the CPU.
+
+    Attributes:
+        offsets: where each parameter begins in a flat vector.
 
     Raises:
         UsageError: no parameters, or they differ in type or device.
@@ -48,12 +51,14 @@ class FlatBinding:
         self._numels = [p.numel() for p in self.parameters]
         self._strides = [p.stride() if _is_dense(p) else None for p in self.parameters]
         alignment = _ALIGNMENT_BYTES // self.dtype.itemsize
-        self._offsets: list[int] = []
+        self.offsets: list[int] = []
         offset = 0
         for numel in self._numels:
-            self._offsets.append(offset)
+            self.offsets.append(offset)
             offset += math.ceil(numel / alignment) * alignment
-        self.num_elements = offset
+        if self.offsets[-1] + self._numels[-1] == offset:
+            offset += alignment
+        self.num_elements = offset  # P
         self.num_parameters = sum(self._numels)
         self._views: dict[int, list[torch.Tensor]] = {}
         self._bound: int | None = None
@@ -68,7 +73,7 @@ class FlatBinding:
                 if stride is not None
                 else x[offset : offset + numel].view(p.shape)
                 for p, numel, offset, stride in zip(
-                    self.parameters, self._numels, self._offsets, self._strides, strict=True
+                    self.parameters, self._numels, self.offsets, self._strides, strict=True
                 )
             ]
         return views

@@ -93,7 +93,7 @@ def launch(
         checkpointer = Checkpointer(folder / "checkpoint", checkpoint_every_s, newest)
 
     def tick(supervisor: Supervisor) -> None:
-        recording.lockstep = _is_lockstep(supervisor)
+        _learn_algorithm(recording, supervisor)
         recording.take(supervisor)
         if checkpointer is not None:
             assert supervisor.arena is not None
@@ -133,7 +133,7 @@ def launch(
         raise UsageError(
             f"{getattr(train, '__name__', 'train')} never called paceline.attach, so its workers shared nothing."
         )
-    recording.lockstep = _is_lockstep(supervisor)
+    _learn_algorithm(recording, supervisor)
     records = recording.records(supervisor)
     about = {
         "task": getattr(train, "__name__", "train"),
@@ -143,7 +143,10 @@ def launch(
         "seed": seed,
         "command": " ".join(sys.argv),
     }
-    run = RunData({**config, **about}, recording.result(supervisor, records, about=about), records, [])
+    result = recording.result(supervisor, records, about=about)
+    if supervisor.algorithm is not None and supervisor.algorithm.gossip and supervisor.arena is not None:
+        result["consensus_distance"] = supervisor.consensus_distance()
+    run = RunData({**config, **about}, result, records, [])
     if folder is not None:
         if checkpointer is not None and supervisor.outcome.name == "stopped" and supervisor.arena is not None:
             # Each worker claimed one batch of the next epoch, and so learnt that this one had ended.
@@ -160,9 +163,11 @@ def launch(
     return run
 
 
-def _is_lockstep(supervisor: Supervisor) -> bool:
-    """Known once the first worker has attached, which may have named the algorithm."""
-    return supervisor.algorithm is not None and supervisor.algorithm.lockstep
+def _learn_algorithm(recording: Recording, supervisor: Supervisor) -> None:
+    """The algorithm is known once the first worker has attached, which may have named it."""
+    if supervisor.algorithm is not None:
+        recording.gossip = supervisor.algorithm.gossip
+        recording.lockstep = supervisor.algorithm.lockstep and not recording.gossip
 
 
 def raise_failure(supervisor: Supervisor) -> None:

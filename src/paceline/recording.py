@@ -31,9 +31,10 @@ class Recording:
         previous: what an earlier part of the run recorded; a resumed run goes on counting from it.
         num_workers: workers of the run.
         lockstep: all workers make one update together.
+        gossip: every worker has a model, and so versions, of its own.
     """
 
-    def __init__(self, previous: RunData, num_workers: int, *, lockstep: bool) -> None:
+    def __init__(self, previous: RunData, num_workers: int, *, lockstep: bool, gossip: bool = False) -> None:
         self.previous = previous
         self.evaluations: list[dict[str, Any]] = list(previous.evaluations)
         self.samples: int = previous.result.get("samples", 0)
@@ -41,6 +42,7 @@ class Recording:
         self.loss: float | None = None  # mean of the last WINDOW losses, in the order of their updates
         self.window_full = False
         self.lockstep = lockstep
+        self.gossip = gossip
         self._recent: deque[float] = deque(maxlen=WINDOW)
         self._num_notes = 0
         self._share_before: float | None = None if previous.result else 0.0
@@ -56,7 +58,8 @@ class Recording:
         fresh = np.concatenate(supervisor.spool.fresh)
         applied = fresh[fresh["applied_version"] >= 1]
         self.samples += int(applied["samples"].sum())
-        losses = applied["loss"][np.argsort(applied["applied_version"], kind="stable")]
+        order = "ended_s" if self.gossip else "applied_version"
+        losses = applied["loss"][np.argsort(applied[order], kind="stable")]
         self._recent.extend(losses[~np.isnan(losses)].tolist())
         self.window_full = len(self._recent) == WINDOW
         self.loss = float(np.mean(self._recent)) if self._recent else None
@@ -81,7 +84,7 @@ class Recording:
             workers.append(
                 WorkerProgress(
                     worker_id=state.worker_id,
-                    alive=state.running,
+                    alive=not state.lost,
                     steps=total,
                     steps_per_s=total / running_s,
                     mean_staleness=float(stale.mean()) if len(stale) else 0.0,
@@ -145,6 +148,7 @@ class Recording:
             target_accuracy=target_accuracy,
             evaluations=self.evaluations,
             lockstep=self.lockstep,
+            gossip=self.gossip,
         )
         outcome, arena = supervisor.outcome, supervisor.arena
         if outcome.name == "stopped" and figures["time_to_target_s"] is not None:
@@ -156,6 +160,9 @@ class Recording:
             "outcome_reason": outcome.reason,
             "outcome_trace": outcome.trace,
             **figures,
+            "gossip": self.gossip,
+            "consensus_distance": None,
+            "worst_worker_accuracy": None,
             "initial_loss": initial_loss,
             "version": arena.shared.version if arena is not None else 0,
             "target_loss": target_loss,
@@ -200,7 +207,8 @@ def earlier_part(folder: Path) -> tuple[RunData, Path]:
         if parts:
             rows = np.concatenate(parts)
             made = np.where(rows["applied_version"] > 0, rows["applied_version"], rows["gradient_version"])
-            records[worker] = rows[made <= version]
+            own = checkpoint.load_model(newest, worker)
+            records[worker] = rows[made <= (own[0] if own is not None else version)]
     result = {"samples": about["samples"], "wall_s": about["elapsed_s"], "initial_loss": about["initial_loss"]}
     evaluations = [one for one in run.evaluations if one["elapsed_s"] <= about["elapsed_s"]]
     return RunData(run.config, result, records, evaluations), newest

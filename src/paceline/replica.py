@@ -16,13 +16,16 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from paceline.buckets import GradientBuckets
 from paceline.errors import PacelineError
 from paceline.flat import FlatBinding
+from paceline.transport.base import Counts
 
 __all__ = ["BaseReplica", "BatchSource", "DivergedError", "RealClock", "Recorder", "TaskReplica", "raw_step"]
 
 _UPDATE_TIME_SMOOTHING = 0.1
 _NAN = math.nan
+_NO_COUNTS = (0, 0, 0, 0)
 
 # With these, every element of a parameter is updated from its own gradient and state alone, so one step over the whole flat
 # vector gives the same bits as one step per parameter, without a Python loop over parameters.
@@ -81,6 +84,7 @@ class BaseReplica:
         staleness: counts of all workers, fed at every update; None: nobody asks for them.
         stopped: whether the run is being stopped.
         incarnation: 0 for the worker's first process.
+        counts: what the worker communicates; None: nothing.
         now_s: the clock of the records; virtual in a simulation.
     """
 
@@ -93,10 +97,11 @@ class BaseReplica:
         staleness: Any,
         stopped: Callable[[], bool],
         incarnation: int = 0,
+        counts: Counts | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.binding = binding
-        self._now_s = now_s
+        self.now_s = self._now_s = now_s
         self.samples = 0
         self.update_time_s = 0.0
         self.step = 0
@@ -106,6 +111,8 @@ class BaseReplica:
         self._staleness = staleness
         self._stopped = stopped
         self._incarnation = incarnation
+        self._counts = counts
+        self._counted = (0, 0, 0, 0)
         self._private: torch.Tensor | None = None
         self._batch = -1
         self._read_version = 0
@@ -162,6 +169,7 @@ class BaseReplica:
             gradient_version,
             applied_version,
             failed_publishes,
+            *(self._new_counts() if self._counts is not None else _NO_COUNTS),
             self._started_s,
             self._input_s,
             self._gradient_started_s,
@@ -171,6 +179,13 @@ class BaseReplica:
             self._now_s(),
             self.loss,
         )
+
+    def _new_counts(self) -> tuple[int, int, int, int]:
+        """What was communicated since the last record."""
+        counts, before = self._counts, self._counted
+        assert counts is not None
+        now = self._counted = (counts.messages, counts.sent_bytes, counts.averages, counts.peer_failures)
+        return now[0] - before[0], now[1] - before[1], now[2] - before[2], now[3] - before[3]
 
 
 class TaskReplica(BaseReplica):
@@ -214,6 +229,7 @@ class TaskReplica(BaseReplica):
         self._is_plain_sgd = self._flat is not None and is_plain_sgd(self.optimizer)
         self._takes_own = self._is_plain_sgd  # whether the next gradient stays in the tensors that backward makes
         self._in_own = False  # whether the present one does
+        self._buckets: GradientBuckets | None = None
 
     @property
     def g(self) -> torch.Tensor:
@@ -236,8 +252,17 @@ class TaskReplica(BaseReplica):
             self._begin_step(started_s)
             yield self.step
 
-    def gradient(self, at: torch.Tensor, version: int) -> None:
+    def gradient(
+        self,
+        at: torch.Tensor,
+        version: int,
+        ready: Callable[[torch.Tensor], None] | None = None,
+        finish: Callable[[], None] | None = None,
+    ) -> None:
         """Computes the mean gradient over the batch at `at` (P,) into `g`.
+
+        With `ready`, backward makes tensors of its own, which are copied into `g` bucket by bucket: that saves clearing `g`
+        and reading it again.
 
         Raises:
             DivergedError: the loss is not finite.
@@ -245,12 +270,16 @@ class TaskReplica(BaseReplica):
         self._read_version = version
         self.binding.bind(at)
         self._gradient_started_s = self._now_s()
-        self._in_own = self._takes_own
-        if self._in_own:
+        self._in_own = self._takes_own and ready is None
+        if self._in_own or ready is not None:
             for parameter in self.binding.parameters:
                 parameter.grad = None
         else:
             self._g.zero_()
+        if ready is not None:
+            if self._buckets is None:
+                self._buckets = GradientBuckets(self.binding, self._g, self._complete)
+            self._buckets.begin(ready)
         if self.samples:
             with torch.enable_grad():
                 loss = self._loss_function(self.model(self._inputs), self._targets)
@@ -260,7 +289,18 @@ class TaskReplica(BaseReplica):
                 raise DivergedError(
                     f"The loss became {self.loss} at step {self.step} (version {version}); lower the learning rate."
                 )
+        if ready is not None:
+            assert self._buckets is not None
+            self._buckets.complete_all()
+            self.binding.bind_gradients(self._g)
         self._gradient_ended_s = self._now_s()
+        if finish is not None:
+            finish()
+
+    def _complete(self, index: int) -> None:
+        assert self._buckets is not None
+        if self._buckets.under_way:
+            self._buckets.complete(index)
 
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:
         """Lets the optimizer take its one step on `to` (P,), a copy of `of` if given."""

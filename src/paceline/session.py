@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from paceline import checkpoint
 from paceline.algorithms import Algorithm, registry
 from paceline.arena import Arena, plan_arena
+from paceline.distributed import Membership, check_algorithm, ports_for
 from paceline.environment import WorkerEnvironment
 from paceline.errors import UsageError
+from paceline.final_mean import take_final_mean
 from paceline.flat import FlatBinding
+from paceline.memory.records import PackedRecords
 from paceline.memory.segment import Segment
+from paceline.peers import Peers, store_of
 from paceline.replica import RealClock
 from paceline.worker_process import Hello, join_run
 
@@ -36,8 +43,8 @@ class Session:
         environment: who this worker is; None: alone, in memory of its own.
         shared_state: shapes of optimizer state that all workers share, by name; empty: each keeps its own.
 
-    Buffers (running statistics) are one shared copy that all workers write, the last writer winning; in lockstep every
-    worker keeps its own and worker 0's are the run's.
+    Buffers (running statistics) are one shared copy that all workers write, the last writer winning; in lockstep, and under
+    launchers that are not ours, every worker keeps its own and worker 0's are the run's.
     """
 
     def __init__(
@@ -65,13 +72,55 @@ class Session:
             shapes=tuple(self.binding.describe()),
             extra=extra,
         )
-        if environment is None:
-            self.arena = self._arena_of_its_own(hello)
-        else:
+        self.membership: Membership | None = None
+        if environment is not None and environment.supervised:
             self.arena = join_run(environment, hello, self._write_initial)
+        else:
+            if environment is not None:
+                self.membership = self._meet(environment, hello)
+            self.arena = self._arena_of_its_own(hello)
         self._bind_buffers()
         self.ports = self.arena.ports(self.clock, environment.seed if environment is not None else 0)
-        self.ring = self.arena.ring(self.worker_id)
+        if environment is not None and self.membership is not None:
+            self.ports = ports_for(environment, algorithm.memory, self.ports, self.membership)
+        self.ring = self.arena.ring(self.arena.participant_id)
+        self.records = PackedRecords() if self.membership is not None else None  # there is no supervisor to read a ring
+        self.peers: Peers | None = None
+        if algorithm.memory.mailbox:
+            self._meet_peers()
+
+    def _meet_peers(self) -> None:
+        environment = self.environment
+        store = self.membership.store if self.membership is not None else store_of(environment)
+        self.peers = Peers(
+            store,
+            self.ports.worker_id,
+            self.ports.num_workers,
+            self.ports.counts,
+            self.stopped,
+            incarnation=environment.incarnation if environment is not None else 0,
+        )
+        self.ports = replace(
+            self.ports,
+            mailbox=self.peers.mailbox,
+            concurrency=self.peers.concurrency,
+            incarnation=environment.incarnation if environment is not None else 0,
+        )
+
+    def _meet(self, environment: WorkerEnvironment, hello: Hello) -> Membership:
+        """Joins the workers that another launcher started, and takes worker 0's parameters and buffers."""
+        check_algorithm(hello.algorithm, self.algorithm.memory)
+        model = repr((hello.shapes, hello.dtype, sorted(hello.extra.items())))
+        digest = hashlib.sha256(model.encode()).hexdigest()[:12]
+        membership = Membership(
+            environment,
+            {"algorithm": hello.algorithm, "model": f"{hello.num_parameters:,} parameters (shapes {digest})"},
+        )
+        with torch.no_grad():
+            membership.start_from_worker_0(
+                [*(p.detach() for p in self.binding.parameters), *(b.detach() for b in self._buffers.values())]
+            )
+        return membership
 
     def _arena_of_its_own(self, hello: Hello) -> Arena:
         plan = plan_arena(
@@ -131,12 +180,38 @@ class Session:
         """What `BaseReplica` needs."""
         return {
             "binding": self.binding,
-            "recorder": self.ring if self.environment is not None else None,
-            "waits": self.arena.waits(self.clock),
+            "recorder": self._recorder(),
+            "waits": [*self.arena.waits(self.clock), *self._peer_waits()],
             "staleness": self.arena.staleness if self.algorithm.memory.staleness_counts else None,
             "stopped": self.stopped,
+            "counts": self.ports.counts if self.algorithm.memory.mailbox or self.algorithm.memory.collectives else None,
             "incarnation": self.environment.incarnation if self.environment is not None else 0,
         }
+
+    def _recorder(self) -> Any:
+        if self.records is not None:
+            return self.records
+        return self.ring if self.environment is not None else None
+
+    def final_model(self, out: torch.Tensor) -> float | None:
+        """Copies the run's newest model into `out` (P,), at the end of the training.
+
+        Where workers without a supervisor have models of their own, it is the mean of all, which they send each other.
+
+        Returns:
+            the consensus distance then, else None.
+        """
+        self.arena.shared.snapshot(out)
+        if self.membership is None or not self.algorithm.gossip:
+            return None
+        return take_final_mean(self.ports, out, self.membership.deadline_s)
+
+    def own_records(self) -> np.ndarray | None:
+        """This worker's records, where no supervisor has them."""
+        return self.records.array() if self.records is not None else None
+
+    def _peer_waits(self) -> list[Any]:
+        return [self.peers.mailbox, self.peers.concurrency] if self.peers is not None else []
 
     def share_state(self, optimizer: torch.optim.Optimizer) -> None:
         """Puts the optimizer's state into shared memory: one momentum, one Adam step for all workers."""
@@ -157,7 +232,8 @@ class Session:
         assert self.environment is not None
         folder = self.environment.checkpoint
         assert folder is not None
-        checkpoint.save_worker(folder, number, self.worker_id, optimizer, taken)
+        model = self.arena.shared.own() if self.algorithm.gossip else None
+        checkpoint.save_worker(folder, number, self.worker_id, optimizer, taken, model)
         if parameters:
             assert number is not None
             checkpoint.save_parameters(folder, number, self.parameters(next_batch=number))
@@ -170,14 +246,25 @@ class Session:
         return checkpoint.Parameters(x, version, next_batch, buffers)
 
     def restore(self, optimizer: torch.optim.Optimizer) -> int:
-        """Loads this worker's optimizer state from the checkpoint to resume; returns the batches it has taken so far."""
+        """Loads this worker's optimizer state, and its own model if it has one, from the checkpoint to resume.
+
+        Returns:
+            the batches that it has taken so far.
+        """
         before = self.environment.taken if self.environment is not None else 0
         if self._resume is None:
             return before
+        own = checkpoint.load_model(self._resume, self.worker_id)
+        if own is not None:
+            self.arena.shared.restore(*own)
         return before + checkpoint.load_worker(self._resume, self.worker_id, optimizer)
 
-    def close(self) -> None:
-        """Gives the model memory of its own again; the shared memory goes when its last user does."""
+    def close(self, *, failed: bool = False) -> None:
+        """Leaves the others and gives the model memory of its own again; the shared memory goes when its last user does."""
+        if self.peers is not None:
+            self.peers.close()
+        if self.membership is not None:
+            self.membership.close(failed=failed)
         self.binding.release()
         for buffer in self._buffers.values():
             buffer.data = buffer.data.clone()

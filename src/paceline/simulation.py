@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import time
 import traceback
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 from paceline.algorithms import Algorithm, registry
+from paceline.algorithms.lockstep import Lockstep
 from paceline.batches import BatchPlan, Partition, Skewed, partition_registry
 from paceline.config import TrainConfig
 from paceline.errors import UsageError
@@ -26,6 +28,7 @@ from paceline.simulated_sources import BatchSizes, DeclaredBatches, OwnRandomnes
 from paceline.simulation_record import SimulationRecord, write_simulation
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.cluster_file import as_table
+from paceline.simulator.faults import Faults
 from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.replica import RandomStates, SimulatedReplica, TimedReplica
 from paceline.simulator.scheduler import ProgramError
@@ -47,6 +50,7 @@ def simulate_task(
     cluster: Cluster | None = None,
     timing_only: bool = False,
     num_parameters: int | None = None,
+    faults: Faults | None = None,
     out: Path | None = None,
     command: str = "",
 ) -> RunData:
@@ -54,7 +58,7 @@ def simulate_task(
 
     Equal arguments give equal results, bit for bit (same machine and versions). Buffers such as running statistics are one
     copy that all workers write, also in lockstep.
-    Costs: the gradients, one after the other; timing only, 25 to 50 us per step with 1,000 to 10,000 workers, and
+    Costs: the gradients, one after the other; timing only, 40 to 70 us per step with 1,000 to 10,000 workers, and
     some more for each lost race of `leashed`, which with unbounded persistence and hundreds of workers can outnumber the
     steps by far.
     Not: `train`, whose workers are real and whose times are measured.
@@ -65,6 +69,7 @@ def simulate_task(
         timing_only: compute no gradient: the worker programs run on empty vectors, and no loss is known.
         num_parameters: for timing only: length of the vectors, float32, instead of the task's; with `steps` set, no data
             are loaded either.
+        faults: what goes wrong, and when.
         out: the run's folder; None: nothing is written. Host times, dates and paths are only in its `host.json`.
         command: the command line, for the report and `host.json`.
 
@@ -74,7 +79,7 @@ def simulate_task(
     Raises:
         UsageError: the configuration cannot be run; nothing was written.
     """
-    simulation = _Simulation(config, cluster or Cluster(workers=config.workers), timing_only, num_parameters)
+    simulation = _Simulation(config, cluster or Cluster(workers=config.workers), timing_only, num_parameters, faults)
     began, began_s = time.time(), time.perf_counter()
     run = simulation.run()
     if out is not None:
@@ -88,8 +93,16 @@ def simulate_task(
 class _Simulation:
     """One call of `simulate_task`, from its validation to its result."""
 
-    def __init__(self, config: TrainConfig, cluster: Cluster, timing_only: bool, num_parameters: int | None) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        cluster: Cluster,
+        timing_only: bool,
+        num_parameters: int | None,
+        faults: Faults | None = None,
+    ) -> None:
         self.cluster = cluster
+        self.faults = faults or Faults()
         self.timing_only = timing_only
         self.task = load_task(config.task)
         self.config = dataclasses.replace(config, backend="simulator", workers=cluster.workers).resolved(self.task)
@@ -128,22 +141,29 @@ class _Simulation:
             vector_bytes=vector_bytes,
             batch_size=self._batch_size,
             seed=config.seed,
+            is_gossip=self.algorithm.gossip,
+            collective="memory" if isinstance(self.algorithm, Lockstep) else "ring",
+            faults=self.faults,
         )
         self.record = SimulationRecord(
-            self.config, self.machine, self.evaluator, self.model, initial_loss, self._num_samples
+            self.config,
+            self.machine,
+            self.evaluator,
+            self.model,
+            initial_loss,
+            self._num_samples,
+            is_gossip=self.algorithm.gossip,
         )
         self._next_batch = np.zeros(1, np.int64)  # the counter that all workers claim batches from
 
     def _check(self, num_parameters: int | None) -> None:
-        config, limit = self.config, self.algorithm.max_workers
-        if limit is not None and config.workers > limit:
-            raise UsageError(
-                f"{config.algorithm} runs with {limit} worker, not {config.workers}: use --workers {limit}."
-            )
+        config = self.config
+        self.algorithm.check(config.workers)
+        self.faults.check(config.workers)
         if config.optimizer_state == "shared":
             raise UsageError("Optimizer state that workers share is not simulated; leave it per worker.")
         if config.restarts:
-            raise UsageError("Simulated workers do not die, so there is nothing to restart; leave out restarts.")
+            raise UsageError("Simulated workers are not restarted; leave out restarts.")
         if num_parameters is not None and not self.timing_only:
             raise UsageError("A number of parameters can be declared for timing only; add timing_only (--timing-only).")
         if num_parameters is not None and num_parameters < 1:
@@ -214,15 +234,17 @@ class _Simulation:
                 base |= {"binding": self.binding, "random_states": random_states}
                 task = (self.model, self.task.loss, self._optimizer, source)
                 replica = SimulatedReplica(*task, **timing, **base)
-            machine.scheduler.start(worker_id, lambda: self.algorithm.work(cast(Any, replica), ports))
+            machine.start(worker_id, lambda: self.algorithm.work(cast(Any, replica), ports))
             return replica
 
         return make
 
     def run(self) -> RunData:
         """Runs all programs; one intra-op thread count for all, the caller's random state untouched."""
-        threads = torch.get_num_threads()
+        threads, collects = torch.get_num_threads(), gc.isenabled()
         torch.set_num_threads(self.config.intra_op_threads)
+        if self.timing_only:
+            gc.disable()  # nothing makes cycles here, and walking thousands of programs takes a quarter of the time
         try:
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 if self.model is not None:
@@ -233,6 +255,8 @@ class _Simulation:
                 del replicas
         finally:
             torch.set_num_threads(threads)
+            if collects:
+                gc.enable()
         return self.record.finish(self._config_record(), num_parameters=self.num_parameters)
 
     def _run_programs(self) -> None:
@@ -251,4 +275,8 @@ class _Simulation:
         record = dataclasses.asdict(self.config)
         for name in ("data", "placement", "checkpoint_every_s", "restarts"):  # paths, and what plays no part here
             del record[name]
-        return {**record, "timing_only": self.timing_only, "cluster": as_table(self.cluster)}
+        return {**record, "timing_only": self.timing_only, "cluster": as_table(self.cluster), **self._faults_record()}
+
+    def _faults_record(self) -> dict[str, Any]:
+        script = [{"fault": type(one).__name__, **dataclasses.asdict(one)} for one in self.faults.script]
+        return {"faults": script} if script else {}

@@ -23,6 +23,7 @@ from paceline.system import machine, versions
 
 __all__ = ["SimulationRecord", "write_simulation"]
 
+_OWN_MODELS = 16  # evaluated at the end
 _TRACED_STEPS = 50_000  # of all workers together: some 40 MB of trace
 _NAMES: tuple[str, ...] = RECORD_DTYPE.names or ()
 _SAMPLES, _APPLIED, _LOSS = (_NAMES.index(name) for name in ("samples", "applied_version", "loss"))
@@ -40,6 +41,8 @@ class SimulationRecord:
         model: whose buffers are evaluated.
         initial_loss: before the first update.
         num_samples: in an epoch.
+        is_gossip: whether every worker has a model of its own.
+        timing_only: whether no gradients are computed; None: if nothing is evaluated.
     """
 
     def __init__(
@@ -50,11 +53,16 @@ class SimulationRecord:
         model: nn.Module | None,
         initial_loss: float | None,
         num_samples: int,
+        *,
+        is_gossip: bool = False,
+        timing_only: bool | None = None,
     ) -> None:
+        self._timing_only = evaluator is None if timing_only is None else timing_only
+        self._is_gossip = is_gossip
         self._config = config
         self._simulated = simulated
         self._evaluator = evaluator
-        self._snapshot = _Snapshot(simulated, model)
+        self._snapshot = _Snapshot(simulated.shared, model)
         self._initial_loss = initial_loss
         self._recorded = {worker: bytearray() for worker in range(config.workers)}
         self._losses: deque[float] = deque(maxlen=WINDOW)
@@ -67,6 +75,10 @@ class SimulationRecord:
     def recorder(self, worker_id: int) -> _Recorder:
         """Takes one worker's records."""
         return _Recorder(self._recorded[worker_id], self._watch if self._evaluator is not None else None)
+
+    def records_of(self, worker_id: int) -> np.ndarray:
+        """One worker's records so far."""
+        return np.frombuffer(bytes(self._recorded[worker_id]), RECORD_DTYPE)
 
     def end(self, outcome: str, reason: str, trace: str = "") -> None:
         """Says how the run ended, if not by itself."""
@@ -98,6 +110,8 @@ class SimulationRecord:
         about = {"elapsed_s": elapsed_s, "samples": self._samples, "train_loss": train_loss}
         with torch.random.fork_rng(devices=[]):
             evaluation = self._evaluator.now(self._snapshot, about)
+        if self._is_gossip:
+            evaluation["consensus_distance"] = self._simulated.shared.consensus_distance()
         self._evaluations.append(evaluation)
         return evaluation
 
@@ -105,10 +119,18 @@ class SimulationRecord:
         """The run as data."""
         records = {worker: np.frombuffer(data, RECORD_DTYPE) for worker, data in self._recorded.items()}
         wall_s = max((float(rows["ended_s"][-1]) for rows in records.values() if len(rows)), default=0.0)
+        own_models: dict[str, Any] = (
+            {"consensus_distance": None, "worst_worker_accuracy": None} if self._is_gossip else {}
+        )
         if self._evaluator is not None:
-            version = self._evaluate(wall_s)["version"]
+            evaluation = self._evaluate(wall_s)
             if self._outcome == "stopped" and not self._evaluator.finite:
-                self.end("diverged", f"The parameters are not finite at version {version}.")
+                self.end("diverged", f"The parameters are not finite at version {evaluation['version']}.")
+            if self._is_gossip:
+                own_models["consensus_distance"] = evaluation["consensus_distance"]
+                own_models["worst_worker_accuracy"] = self._worst_worker_accuracy()
+        elif self._is_gossip and not self._timing_only:
+            own_models["consensus_distance"] = self._simulated.shared.consensus_distance()
         own = self._config
         figures = summarize(
             records,
@@ -118,7 +140,8 @@ class SimulationRecord:
             target_loss=own.target_loss,
             target_accuracy=own.target_accuracy,
             evaluations=self._evaluations,
-            lockstep=self._simulated.request.collectives,
+            lockstep=self._simulated.request.collectives and not self._is_gossip,
+            gossip=self._is_gossip,
         )
         if self._outcome == "stopped" and figures["time_to_target_s"] is not None:
             self._outcome = "converged"
@@ -126,11 +149,14 @@ class SimulationRecord:
         result = {
             **{key: getattr(own, key) for key in ("task", "algorithm", "workers", "backend", "seed", "batch_size")},
             "num_parameters": num_parameters,
-            "timing_only": self._evaluator is None,
+            "timing_only": self._timing_only,
             "outcome": self._outcome,
             "outcome_reason": self._reason,
             "outcome_trace": self._trace,
             **figures,
+            "gossip": self._is_gossip,
+            **own_models,
+            "workers_lost": sorted(self._simulated.lost),
             "initial_loss": self._initial_loss,
             "version": self._simulated.shared.version,
             "target_loss": own.target_loss,
@@ -138,6 +164,18 @@ class SimulationRecord:
             "vectors_touched": touched() if touched is not None else None,
         }
         return RunData(config, result, records, self._evaluations)
+
+    def _worst_worker_accuracy(self) -> float | None:
+        """The lowest test accuracy of any worker's own model, of at most 16 workers, evenly spaced among those not lost."""
+        assert self._evaluator is not None
+        shared, model = self._simulated.shared, self._snapshot.model
+        chosen = shared.present[:: -(-len(shared.present) // _OWN_MODELS)]
+        accuracies = []
+        with torch.random.fork_rng(devices=[]):
+            for worker in chosen:
+                evaluation = self._evaluator.now(_Snapshot(shared.workers[worker], model), {})
+                accuracies.append(evaluation["test_accuracy"])
+        return min((one for one in accuracies if one is not None), default=None)
 
 
 class _Recorder:
@@ -155,10 +193,11 @@ class _Recorder:
 
 
 class _Snapshot:
-    """What an `Evaluator` evaluates: the shared parameters, and the model's buffers."""
+    """What an `Evaluator` evaluates: parameters with a `snapshot`, and the model's buffers."""
 
-    def __init__(self, simulated: SimulatedMachine, model: nn.Module | None) -> None:
-        self.shared = simulated.shared
+    def __init__(self, shared: Any, model: nn.Module | None) -> None:
+        self.shared = shared
+        self.model = model
         self._buffers = dict(model.named_buffers()) if model is not None else {}
 
     def extra(self, name: str) -> torch.Tensor:

@@ -26,7 +26,7 @@ class BatchClaims:
         worker_id: this worker.
         num_workers: workers of the run.
         lockstep: whether batches are dealt in rounds.
-        counter: address of the shared counter of claimed batches.
+        counter: address of the shared counter of claimed batches, or a function that claims the next number.
         max_epochs: epochs to hand out; None: no end.
         max_steps: batches for this worker; None: no limit.
         taken: batches that this worker took before (a resumed run, or an earlier incarnation).
@@ -39,7 +39,7 @@ class BatchClaims:
         worker_id: int,
         num_workers: int,
         lockstep: bool,
-        counter: int,
+        counter: int | Callable[[], int],
         max_epochs: float | None = None,
         max_steps: int | None = None,
         taken: int = 0,
@@ -49,7 +49,7 @@ class BatchClaims:
         self._worker_id = worker_id
         self._num_workers = num_workers
         self._lockstep = lockstep
-        self._counter = counter
+        self._claim = counter if callable(counter) else lambda: atomics.fetch_add(counter, 1)
         self._max_steps = max_steps
         self._own_parts = not isinstance(plan.partition, Dynamic)
         self._limit = None if max_epochs is None else self._claims_in(max_epochs)
@@ -74,7 +74,7 @@ class BatchClaims:
         if self._lockstep or self._own_parts:
             number = self._next_in_order()
         else:
-            number = self._pending if self._pending is not None else atomics.fetch_add(self._counter, 1)
+            number = self._pending if self._pending is not None else self._claim()
             self._pending = None
             if end is not None and number >= end:
                 self._pending = number

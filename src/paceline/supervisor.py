@@ -19,11 +19,12 @@ from paceline.algorithms import Algorithm, registry
 from paceline.arena import Arena, plan_arena
 from paceline.checkpoint import Parameters
 from paceline.environment import WorkerEnvironment
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, UsageError
 from paceline.fork_server import fork_server_context
 from paceline.memory import failpoints
 from paceline.memory.segment import Segment
 from paceline.memory.waiting import wake_all
+from paceline.peers import host_store
 from paceline.placement import placement_registry
 from paceline.spool import Spool
 from paceline.supervised import Outcome, WorkerState, check_launch, pickled
@@ -87,6 +88,7 @@ class Supervisor:
         self._first_batch = first_batch
         self._first_version = first_version
         self._hello: Hello | None = None
+        self._store: Any = None  # where workers that send each other messages meet
         self._initialising: int | None = None
         self._waiting: list[WorkerState] = []
         self._context = fork_server_context()
@@ -121,6 +123,7 @@ class Supervisor:
             self._drain()
             self._end_all(grace_s=30.0)
             self.spool.close()
+            self._store = None
             self._on_tick = None  # it holds the run that holds us, and so its shared memory
             torch.set_num_threads(intra_op_threads)
 
@@ -157,6 +160,11 @@ class Supervisor:
         version = self.arena.shared.snapshot(x)
         buffers = {name: self.arena.extra(name).clone() for name in self.arena.plan.extra if name.startswith("buffer ")}
         return Parameters(x, version, next_batch, buffers)
+
+    def consensus_distance(self) -> float:
+        """Mean squared distance of the workers' own models from their mean."""
+        assert self.arena is not None
+        return self.arena.shared.consensus_distance(self.parameters(0).x)
 
     def _start(self, worker: WorkerState) -> None:
         ours, theirs = self._context.Pipe(duplex=True)
@@ -227,10 +235,7 @@ class Supervisor:
                 self._count_ready(worker)
             case Done():
                 worker.ended = True
-                if (
-                    self.arena is not None and self.arena.collectives is not None
-                ):  # whoever still waits for it is told so
-                    self.arena.collectives.mark_lost(worker.worker_id)
+                self._tell_waiters(worker)
             case Failure():
                 worker.ended = True
                 worker.failure = message
@@ -254,9 +259,10 @@ class Supervisor:
                 )
                 return
             self.algorithm = algorithm
-            limit = algorithm.max_workers
-            if limit is not None and self.num_workers > limit:
-                self._refuse(worker, f"{hello.algorithm} runs with {limit} worker, not {self.num_workers}.")
+            try:
+                algorithm.check(self.num_workers)
+            except UsageError as error:
+                self._refuse(worker, str(error))
                 return
             self._make_arena(algorithm, hello)
         elif hello != self._hello:
@@ -290,12 +296,15 @@ class Supervisor:
         self.arena.store("next_batch", self._first_batch)
         self.arena.store("initial_version", self._first_version)
         self.spool.open(self.arena)
+        if algorithm.memory.mailbox:
+            self._store = host_store()
 
     def _send_plan(self, worker: WorkerState, *, initialise: bool) -> None:
         assert self.arena is not None
         pid = worker.handle.pid if self._backend == "processes" else None
         with contextlib.suppress(OSError):  # it is gone: its end is the next news
-            worker.connection.send(Welcome(self.arena.plan, initialise))
+            store = ("127.0.0.1", self._store.port) if self._store is not None else None
+            worker.connection.send(Welcome(self.arena.plan, initialise, store=store))
             reduction.send_handle(worker.connection, self.arena.segment.fd, pid)
 
     def _refuse(self, worker: WorkerState, why: str) -> None:
@@ -324,6 +333,10 @@ class Supervisor:
             self.outcome.kind = failure.kind
             where = "" if failure.kind in ("worker-lost", "usage") else f"Worker {worker.worker_id}: "
             self.outcome.reason = where + failure.message
+            if (
+                failure.kind == "worker-lost" and self.outcome.workers_lost
+            ):  # who told us may have waited for a survivor
+                self.outcome.reason = f"{' '.join(self.outcome.notes)} {failure.message}"
             self.outcome.trace = failure.trace
         if self.arena is None:
             self._end_all(grace_s=0.0)
@@ -339,7 +352,10 @@ class Supervisor:
         code = worker.handle.exitcode if self._backend == "processes" else None
         self.outcome.workers_lost.append(worker.worker_id)
         how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
-        self.outcome.notes.append(f"Worker {worker.worker_id} {how}.")
+        note = f"Worker {worker.worker_id} {how}."
+        self.outcome.notes.append(note)
+        if self.outcome.kind == "worker-lost":  # who waited for it, or for one who did, was faster to say so
+            self.outcome.reason = f"{note} {self.outcome.reason}"
         if self.arena is None or self.started_s is None:
             hint = (
                 "; what it printed says why. A script that launches must do so under `if __name__ == '__main__':`."
@@ -352,8 +368,8 @@ class Supervisor:
             self.outcome.torn_updates += 1
         assert self.algorithm is not None
         if "kill" not in self.algorithm.tolerates:
-            if self.arena.collectives is not None and self.num_workers > 1:
-                self._tell_waiters(worker)
+            if (self.arena.collectives is not None or self.algorithm.memory.mailbox) and self.num_workers > 1:
+                self._tell_waiters(worker)  # their errors say what they were waiting for
             else:
                 self._fail(worker, Failure("error", f"{how}; {registry.spec(self.algorithm)} cannot go on without it."))
         elif self._restarts_left > 0:

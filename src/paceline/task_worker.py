@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -64,34 +65,38 @@ class TaskWorker:
         shared = config.optimizer_state == "shared"
         state = shared_state_of(make_optimizer, model) if shared else {}
         session = Session(model, algorithm, environment, state)
-        train_set = open_dataset(self.dataset, environment.options["handles"])
-        claims = BatchClaims(
-            self.plan,
-            worker_id=environment.worker_id,
-            num_workers=environment.num_workers,
-            lockstep=algorithm.lockstep,
-            counter=session.arena.address("next_batch"),
-            max_epochs=config.epochs,
-            max_steps=config.steps,
-        )
+        with contextlib.closing(session):
+            train_set = open_dataset(self.dataset, environment.options["handles"])
+            claims = BatchClaims(
+                self.plan,
+                worker_id=environment.worker_id,
+                num_workers=environment.num_workers,
+                lockstep=algorithm.lockstep,
+                counter=session.arena.address("next_batch"),
+                max_epochs=config.epochs,
+                max_steps=config.steps,
+            )
 
-        def on_epoch(epoch: int, first: bool) -> None:
-            if environment.checkpoint is None or session.arena.load("checkpoint_epoch") not in (-1, epoch):
-                return
-            number = epoch * self.plan.batches_per_epoch
-            session.save(number, replica.optimizer, claims.taken - 1, parameters=first)
+            def on_epoch(epoch: int, first: bool) -> None:
+                if environment.checkpoint is None or session.arena.load("checkpoint_epoch") not in (-1, epoch):
+                    return
+                number = epoch * self.plan.batches_per_epoch
+                session.save(number, replica.optimizer, claims.taken - 1, parameters=first)
 
-        replica = TaskReplica(
-            model, task.loss, make_optimizer, DatasetBatches(train_set, claims, on_epoch), **session.base_arguments()
-        )
-        claims.taken = session.restore(replica.optimizer)
-        session.share_state(replica.optimizer)
-        model.train()
-        try:
-            with torch.no_grad():
-                algorithm.work(replica, session.ports)
-        except RunStopped:  # while it waited for others: the batch at hand was not trained on
-            claims.taken -= 1
-        if environment.checkpoint is not None:
-            session.save(None, replica.optimizer, claims.taken, parameters=False)
-        session.close()
+            replica = TaskReplica(
+                model,
+                task.loss,
+                make_optimizer,
+                DatasetBatches(train_set, claims, on_epoch),
+                **session.base_arguments(),
+            )
+            claims.taken = session.restore(replica.optimizer)
+            session.share_state(replica.optimizer)
+            model.train()
+            try:
+                with torch.no_grad():
+                    algorithm.work(replica, session.ports)
+            except RunStopped:  # while it waited for others: the batch at hand was not trained on
+                claims.taken -= 1
+            if environment.checkpoint is not None:
+                session.save(None, replica.optimizer, claims.taken, parameters=False)

@@ -83,14 +83,10 @@ class _Training:
         self.command = command
         self.on_progress = on_progress
         check_launch(num_workers=config.workers, backend=config.backend, placement=config.placement)
-        limit = self.algorithm.max_workers
-        if limit is not None and config.workers > limit:
+        self.algorithm.check(config.workers)
+        if (self.algorithm.lockstep or self.algorithm.gossip) and self.config.optimizer_state == "shared":
             raise UsageError(
-                f"{config.algorithm} runs with {limit} worker, not {config.workers}: use --workers {limit}."
-            )
-        if self.algorithm.lockstep and self.config.optimizer_state == "shared":
-            raise UsageError(
-                f"{config.algorithm} keeps equal optimizer state on every worker; leave out the shared state."
+                f"{config.algorithm} keeps an optimizer of its own on every worker; leave out the shared state."
             )
         train_set, self.test_set = self.task.load(config.data)
         self.plan = self._plan(train_set)
@@ -104,7 +100,9 @@ class _Training:
                 f"With --partition {self.config.partition} every worker has its own part of the data, so the run can only be"
                 f" resumed with {earlier_workers} workers, not {config.workers}."
             )
-        self.recording = Recording(previous, config.workers, lockstep=self.algorithm.lockstep)
+        gossip = self.algorithm.gossip
+        lockstep = self.algorithm.lockstep and not gossip
+        self.recording = Recording(previous, config.workers, lockstep=lockstep, gossip=gossip)
         self.checkpointer = (
             Checkpointer(out / "checkpoint", config.checkpoint_every_s, self.checkpoint) if out is not None else None
         )
@@ -240,12 +238,13 @@ class _Training:
 
     def _finish(self) -> RunData:
         supervisor, recording, outcome = self.supervisor, self.recording, self.supervisor.outcome
-        records = recording.records(supervisor)
+        records, own = recording.records(supervisor), None
         if supervisor.arena is not None and supervisor.started_s is not None:
             samples = sum(int(rows["samples"][rows["applied_version"] >= 1].sum()) for rows in records.values())
             about = {"elapsed_s": last_s(records), "samples": samples, "train_loss": recording.loss}
             final = self.evaluator.now(supervisor.arena, about)
             recording.evaluations.append(final)
+            own = self.evaluator.own_models(supervisor.arena, final)
             if outcome.name == "stopped" and not self.evaluator.finite:
                 outcome.name, outcome.reason = (
                     "diverged",
@@ -265,6 +264,8 @@ class _Training:
             target_loss=self.config.target_loss,
             target_accuracy=self.config.target_accuracy,
         )
+        if own is not None:
+            result |= own
         run = RunData(self._config_record(), result, records, recording.evaluations)
         if self.out is not None:
             run.save(self.out)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 import paceline as pl
+from paceline.topology import Complete, Exponential, OnePeerExponential
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,11 @@ class Row:
     scales_stale_updates: str = ""
 
     @property
+    def together(self):
+        """Whether all workers make one update together, on equal models."""
+        return self.algorithm.lockstep and not self.algorithm.gossip
+
+    @property
     def spec(self):
         return pl.spec(self.algorithm)
 
@@ -44,6 +50,7 @@ _ADAPTS = "the step size depends on staleness"
 ROWS = [
     Row(pl.Sequential()),
     Row(pl.Lockstep()),
+    Row(pl.AllReduce()),
     Row(pl.Locked()),
     Row(pl.Locked(backoff=pl.Exponential())),
     Row(pl.Locked(step_size=pl.InverseStep()), scales_stale_updates=_ADAPTS),
@@ -64,6 +71,13 @@ ROWS = [
         scales_fresh_updates="after ten updates per worker, fresh gradients are amplified by 1 + A",
         scales_stale_updates=_ADAPTS,
     ),
+    Row(pl.LocalSGD(period=3)),
+    Row(pl.LocalSGD(warmup_steps=20)),
+    Row(pl.DPSGD()),
+    Row(pl.DPSGD(topology=Exponential())),
+    Row(pl.DPSGD(topology=OnePeerExponential())),
+    Row(pl.ADPSGD()),
+    Row(pl.ADPSGD(topology=Complete(), peers="rotate")),
 ]
 
 assert {type(row.algorithm) for row in ROWS} == set(dict(pl.algorithms.registry.items()).values()), "a row for each"

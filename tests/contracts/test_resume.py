@@ -41,7 +41,8 @@ def test_counts_go_on(row, tmp_path):
     run, parameters = train_in_two_parts(row, tmp_path, workers=3, backend="processes")
     records = np.concatenate(list(run.records.values()))
     applied = records[records["applied_version"] > 0]
-    assert set(applied["applied_version"].tolist()) == set(range(1, parameters.version + 1))
+    if not row.algorithm.gossip:
+        assert set(applied["applied_version"].tolist()) == set(range(1, parameters.version + 1))
     assert records["samples"].sum() == 4 * 1437
     batches = records["batch"][records["samples"] > 0]
     assert sorted(batches) == list(range(4 * 180))

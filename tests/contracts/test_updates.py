@@ -22,7 +22,7 @@ def exact(row):
 
 
 @pytest.mark.parametrize(("workers", "backend"), [(1, "threads"), (2, "processes"), (3, "threads"), (4, "processes")])
-@rows(lambda row: exact(row) and not row.algorithm.lockstep)
+@rows(lambda row: exact(row) and not row.algorithm.lockstep and not row.algorithm.gossip)
 def test_parameters_are_the_sum_of_the_applied_updates(row, workers, backend):
     if workers not in row.workers([workers]):
         pytest.skip("one worker at most")
@@ -35,8 +35,24 @@ def test_parameters_are_the_sum_of_the_applied_updates(row, workers, backend):
     assert row.drops_updates or wanted == 2 * sum(PLANTED)
 
 
+@pytest.mark.parametrize(("workers", "backend"), [(1, "threads"), (2, "processes"), (3, "processes"), (4, "threads")])
+@rows(lambda row: row.algorithm.gossip)
+def test_the_mean_of_the_models_is_the_sum_of_all_updates(row, workers, backend):
+    """Averaging conserves the mean: with the learning rate times the workers, every batch adds its sum to it, once.
+
+    Sums are integers, but averages are not: 24 bits of a float hold them up to rounding.
+    """
+    train = AddUp(SIZE, epochs=2, learning_rate=2.0 * workers)
+    run, parameters = run_function(train, workers=workers, algorithm=row.algorithm, backend=backend)
+    weight = torch.full((1,), float(2 * sum(PLANTED)))
+    torch.testing.assert_close(values_of(parameters), weight.expand(SIZE + 3), rtol=1e-5, atol=1e-2)
+    assert run.result["steps"] == 96
+    if workers > 1 and row.algorithm.lockstep:  # others may be done before their first average
+        assert run.result["averages_per_step"] > 0
+
+
 @pytest.mark.parametrize(("workers", "backend"), [(2, "processes"), (4, "threads")])
-@rows(lambda row: row.algorithm.lockstep)
+@rows(lambda row: row.together)
 def test_lockstep_applies_each_rounds_mean_once(row, workers, backend):
     """With the learning rate times the workers, a round adds the sum of its batches (halves and quarters are exact)."""
     train = AddUp(SIZE, epochs=2, learning_rate=2.0 * workers)

@@ -10,6 +10,8 @@ ACCURACY = r"test accuracy +0\.[5-9]\d*"
 SAYS = {
     "sequential": [ACCURACY, "equal bit for bit"],
     "lockstep": [ACCURACY, r"staleness: 0\.0", r"share of the time spent waiting, workers 0, 1, 2: \d+%, \d+%, \d+%"],
+    "all_reduce": [ACCURACY, "with 2 workers", "180 updates of 5748 samples, staleness 0"],
+    "ad_psgd": [ACCURACY, r"1440 gradients, [01]\.\d+ averages each"],
     "locked": [ACCURACY, r"locked\(kind=rwlock\)", r"locked\(backoff=exponential\(cap=16\)\)", r"samples/s, waiting"],
     "hogwild": [ACCURACY, r"staleness: [\d.]+ on average", r"0: +\d+ #"],
     "leashed": [ACCURACY, r"after the gradient 0\.000\nlost races: (\d+), dropped gradients: \1\n"],
@@ -34,3 +36,16 @@ def test_own_task(shell):
     command = re.search(r"paceline train .*", (ROOT / "examples" / "my_task.py").read_text())
     printed = shell(f"{command[0]} --epochs 20 --out runs/spirals")
     assert float(re.search(r"test accuracy +([\d.]+) %", printed)[1]) > 80, printed
+
+
+def test_ad_psgd_under_torchrun_and_simulated_is_the_same_function(shell):
+    figures = r"mean staleness [\d.]+, consensus distance [\d.e-]+\n"
+    printed = shell("python -m torch.distributed.run --standalone --nproc-per-node 4 examples/ad_psgd.py 4")
+    assert re.search(ACCURACY, printed)
+    assert len(re.findall(figures, printed)) == 4, printed
+    simulated = [shell("python examples/ad_psgd.py 4 --simulate 16") for _ in range(2)]
+    assert re.search(ACCURACY, simulated[0])
+    assert re.search(figures, simulated[0])
+    assert simulated[0] == simulated[1], "a simulation repeats exactly"
+    slow = re.search(r"share of updates ([\d.]+)%", simulated[0])
+    assert 0.4 < float(slow[1]) < 1.2, "a tenth of the others' share is 0.66 %"

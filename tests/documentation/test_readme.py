@@ -56,6 +56,9 @@ def test_python(code, shell):
     if "SIGKILL" in code:
         assert printed.split()[:2] == ["stopped", "[1]"]
         assert 190 <= int(printed.split()[2]) <= 200  # a dead worker's batch is lost
+    elif "simulate" in code:
+        virtual_s = dict(re.findall(r"^(\S+) ([\d.]+) s of virtual time$", printed, flags=re.MULTILINE))
+        assert float(virtual_s["lockstep"]) > 5 * float(virtual_s["ad-psgd"]), printed
     elif "attach" in code:
         samples_per_s, staleness = map(float, printed.split())
         assert samples_per_s > 0 <= staleness

@@ -10,6 +10,7 @@ from paceline.memory.locked import LockedVector
 from paceline.memory.locks import Mutex, ReadWriteLock
 from paceline.memory.lockstep import SharedMemoryCollectives
 from paceline.memory.racing import RacingVector
+from paceline.memory.records import RECORD_DTYPE
 from paceline.memory.ring import RecordRing
 from paceline.memory.slots import SlotPool
 from paceline.memory.waiting import wait_briefly, wake_all
@@ -142,26 +143,30 @@ def watch_slots(segment, start, plan, evaluator_id, num_present, until_version):
         assert out[own].sum() == version
 
 
+def record_of(number):
+    return [kind.type(number).item() for kind, _ in RECORD_DTYPE.fields.values()]
+
+
 def append_records(segment, plan, first, count):
-    """Records whose 16 fields are all the same number."""
+    """Records whose fields are all the same number."""
     ring = RecordRing(segment, plan)
     for number in range(first, first + count):
-        ring.append(*[number] * 8, *[float(number)] * 8)
+        ring.append(*record_of(number))
 
 
 def append_records_until_told(segment, plan, stop):
     ring = RecordRing(segment, plan)
     number = 0
     while not load(segment.address + stop):
-        ring.append(*[number] * 8, *[float(number)] * 8)
+        ring.append(*record_of(number))
         number += 1
 
 
 def append_half_a_record(segment, plan):
     """What a kill inside `append` leaves: the bytes of a record, not announced."""
     append_records(segment, plan, 0, 3)
-    torn = segment.array(plan.records, plan.capacity, "V128")
-    torn[3] = b"\xff" * 128
+    torn = segment.array(plan.records, plan.capacity, f"V{RECORD_DTYPE.itemsize}")
+    torn[3] = b"\xff" * RECORD_DTYPE.itemsize
     os.kill(os.getpid(), 9)
 
 

@@ -7,12 +7,14 @@ from unittest import mock
 
 import torch
 
+import paceline as pl
 from paceline.config import TrainConfig
 from paceline.training import _Training
 
 WORKERS = 3
 METHODS = [
     "lockstep",
+    "all-reduce",
     "locked",
     "locked(backoff=exponential)",
     "locked(kind=rwlock)",
@@ -22,6 +24,10 @@ METHODS = [
     "leashed",
     "leashed(persistence=0)",
     "leashed(backoff=exponential)",
+    "local-sgd",
+    "d-psgd",
+    "ad-psgd",
+    "ad-psgd(topology=complete, peers=rotate)",
 ]
 
 
@@ -67,8 +73,9 @@ class Drill:
                 del self.to_kill[worker.worker_id]
                 self.killed_at[worker.worker_id] = progress.version
                 os.kill(self.supervisor.workers[worker.worker_id].handle.pid, signal.SIGKILL)
+        begun = all(one.steps > 0 for one in progress.workers if one.worker_id not in self.killed_at)
         gone = len(self.supervisor.outcome.workers_lost) >= len(self.killed_at)
-        if not self.to_kill and gone and self._long_enough(progress):
+        if not self.to_kill and gone and begun and self._long_enough(progress):
             self.supervisor.stop()
 
     def _long_enough(self, progress):
@@ -88,7 +95,7 @@ def kill_one(algorithm, random):
     assert torch.isfinite(drill.parameters.x).all()
     assert math.isfinite(result["train_loss"])
     assert len(run.records[victim]) > steps
-    if algorithm == "lockstep":
+    if pl.parse(algorithm).lockstep:
         assert result["outcome"] == "crashed"
         assert f"worker {victim} did not" in result["outcome_reason"]
     else:

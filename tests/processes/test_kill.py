@@ -11,6 +11,7 @@ import torch
 
 import leftovers
 import paceline as pl
+from paceline import checkpoint
 from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
 from processes.drill import METHODS, WORKERS, Drill, kill_one
 
@@ -60,6 +61,7 @@ FAIL_POINTS = [
     ("leashed", "slots.hazard_set", 42),
     ("leashed", "slots.published", 30),
     ("leashed(persistence=0)", "slots.claimed", 30),
+    ("ad-psgd", "replicated.mid_write", 30),
 ]
 
 
@@ -121,7 +123,7 @@ def check_replaced(run):
     return len(batches)
 
 
-@pytest.mark.parametrize("method", ["locked(kind=rwlock)", "hogwild", "leashed"])
+@pytest.mark.parametrize("method", ["locked(kind=rwlock)", "hogwild", "leashed", "ad-psgd", "ad-psgd(topology=star)"])
 def test_a_dead_worker_is_replaced(method):
     drill = Drill(method, kill={1: 60}, restarts=1)
     drill.until = lambda progress: drill.is_back(1) and progress.version > 1000
@@ -139,8 +141,8 @@ def test_a_worker_of_a_resumed_run_is_replaced(tmp_path):
     """Its successor still needs the checkpoint, although newer ones have been completed since."""
     settings = {"partition": "fixed", "workers": WORKERS, "checkpoint_every_s": 0}
     pl.train(pl.TrainConfig(algorithm="locked", epochs=2, **settings), out=tmp_path)
-    drill = Drill("locked", resume=tmp_path, kill={1: 200}, restarts=1, epochs=9, until=10**9, **settings)
-    assert check_replaced(drill.run()) == 9 * 180
+    drill = Drill("locked", resume=tmp_path, kill={1: 200}, restarts=1, epochs=30, until=10**9, **settings)
+    assert check_replaced(drill.run()) == 30 * 180
     assert len(list((tmp_path / "checkpoint").iterdir())) == 1
 
 
@@ -149,6 +151,21 @@ def test_lockstep_is_not_restarted_but_says_so():
     assert result["outcome"] == "crashed"
     assert result["restarts"] == 0
     assert "worker 1 did not" in result["outcome_reason"]
+
+
+@pytest.mark.parametrize("method", ["lockstep", "all-reduce", "local-sgd", "d-psgd"])
+def test_what_a_kill_has_ended_is_resumed(method, tmp_path):
+    settings = {"workers": WORKERS, "checkpoint_every_s": 0}
+    pl.train(pl.TrainConfig(algorithm=method, epochs=2, **settings), out=tmp_path)
+    killed = Drill(method, resume=tmp_path, kill={1: 60}, **settings).run().result
+    assert killed["outcome"] == "crashed"
+    assert "orker 1 " in killed["outcome_reason"]
+    epochs_done = checkpoint.load_parameters(checkpoint.newest(tmp_path / "checkpoint")).next_batch // 180
+    assert epochs_done >= 2
+    resumed = pl.train(pl.TrainConfig(algorithm=method, epochs=epochs_done + 2, **settings), resume=tmp_path).result
+    assert resumed["outcome"] == "stopped", resumed["outcome_reason"]
+    assert resumed["samples"] == (epochs_done + 2) * 1437
+    assert resumed["test_accuracy"] > 0.7
 
 
 def test_after_a_kill_the_next_run_is_as_good_as_new():

@@ -16,7 +16,7 @@ ENDLESS = 100_000  # epochs
 
 
 def end(process):
-    return process.communicate(timeout=60)
+    return process.communicate(timeout=240)
 
 
 def checkpoints(folder):
@@ -44,13 +44,13 @@ def test_ctrl_c(algorithm, whole_group, tmp_path):
     folder = tmp_path / "run"
     spool = folder / "events-1.bin"
     with started(tmp_path, COMMAND, *words) as process:
-        leftovers.wait_until(lambda: spool.exists() and spool.stat().st_size > 128 * 400, "400 steps of worker 1")
+        leftovers.wait_until(lambda: spool.exists() and spool.stat().st_size > 160 * 400, "400 steps of worker 1")
         family = leftovers.descendants(process.pid)
         assert len(family) >= 4  # fork server and three workers
         began_s = time.monotonic()
         (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
         output, errors = end(process)
-        assert time.monotonic() - began_s < 10
+        assert time.monotonic() - began_s < 60
         assert process.returncode == 130, errors
         assert "paceline train --resume run" in errors
         assert "Traceback" not in errors

@@ -13,6 +13,7 @@ from paceline.observe.summary import applied_in_order
 from paceline.simulator import Cluster, ExponentialTail, Normal
 from paceline.tasks.load import load_task
 
+GOSSIP = ["ad-psgd", "d-psgd", "local-sgd(period=3)"]
 ASYNCHRONOUS = [
     "hogwild",
     "hogwild(reads=copy)",
@@ -49,7 +50,7 @@ def plain_loop(epochs, seed, **optimizer):
     return task.evaluate(model, task.load()[1]), loss.item()
 
 
-@pytest.mark.parametrize("algorithm", ["sequential", "lockstep", *ASYNCHRONOUS[:6]])
+@pytest.mark.parametrize("algorithm", ["sequential", "lockstep", *GOSSIP, *ASYNCHRONOUS[:6]])
 def test_one_worker_is_plain_training_bit_for_bit(algorithm):
     result = run(algorithm, 1, epochs=0.5, timing=False, seed=3, momentum=0.9)
     expected, last_loss = plain_loop(0.5, seed=3, momentum=0.9)
@@ -107,7 +108,7 @@ def test_lockstep_is_one_big_batch():
     )
 
 
-@pytest.mark.parametrize("algorithm", ["lockstep", *ASYNCHRONOUS])
+@pytest.mark.parametrize("algorithm", ["lockstep", *GOSSIP, *ASYNCHRONOUS])
 def test_timing_only_takes_the_same_times(algorithm):
     task = load_task("digits-mlp")
     assert sum(parameter.numel() for parameter in task.model().parameters()) % 16 != 0  # padding counts in both
@@ -187,7 +188,7 @@ def test_bad_configurations_are_refused():
     for config, options, says in [
         ({"algorithm": "sequential"}, {}, "runs with 1 worker"),
         ({"optimizer_state": "shared"}, {}, "not simulated"),
-        ({"restarts": 1}, {}, "do not die"),
+        ({"restarts": 1}, {}, "not restarted"),
         ({"target_loss": 0.1}, {"timing_only": True}, "leave out the target"),
         ({}, {"num_parameters": 5}, "--timing-only"),
     ]:

@@ -33,8 +33,13 @@ def test_normal_is_truncated_above_zero():
 @pytest.mark.parametrize("model", [0.004, *MODELS], ids=str)
 def test_file_round_trip(tmp_path, suffix, model):
     cluster = (
-        Cluster(workers=5, compute_s=model, bus_bytes_per_s=3e10).slow(worker=3, factor=10).slow(worker=0, factor=2)
+        Cluster(workers=5, compute_s=model, bus_bytes_per_s=3e10, switch_bytes_per_s=4e9, collective="tree")
+        .slow(worker=3, factor=10)
+        .slow(worker=0, factor=2)
+        .slow_link(4, 1, 10)
+        .slow_link(0, 1, 2)
     )
+    assert cluster.link_factors == ((0, 1, 2.0), (1, 4, 10.0))
     assert Cluster.load(cluster.save(tmp_path / f"cluster{suffix}")) == cluster
 
 
@@ -54,6 +59,15 @@ def test_file_round_trip(tmp_path, suffix, model):
         ("workers = 2\n[slow]\n2 = 10", "Worker 2 cannot be slow"),
         ("[slow]\nfirst = 10", "maps workers to factors"),
         ("workers", "no valid TOML"),
+        ("latency_us = 50", "unknown name 'latency_us'. Did you mean 'latency_s'?"),
+        ("bandwidth_gbit_per_s = 10", "Did you mean 'bandwidth_bytes_per_s'?"),
+        ("switch_bytes_per_s = 0", "switch_bytes_per_s must be a number above 0"),
+        ("latency_s = -1", "latency_s must be a number above 0"),
+        ("collective = 'rings'", "collective must be memory, ring or tree, not 'rings'"),
+        ("workers = 2\n[slow_link]\n'0-2' = 10", "Link 0-2 cannot be slow"),
+        ("workers = 2\n[slow_link]\n'1-1' = 10", "Link 1-1 cannot be slow"),
+        ("[slow_link]\nfirst = 10", "maps links to factors"),
+        ("[slow_links]\n'0-1' = 10", "Did you mean 'slow_link'?"),
     ],
 )
 def test_refused_files(tmp_path, text, says):

@@ -38,7 +38,35 @@ def test_command_twice_and_under_another_hash_seed(tmp_path):
     assert str(tmp_path).encode() not in b"".join(first.values())
 
 
-@pytest.mark.parametrize("algorithm", ["hogwild(reads=copy)", "locked(kind=rwlock)", "lockstep"])
+def test_gossip_twice_and_under_another_hash_seed(tmp_path):
+    words = [
+        "--algorithm",
+        "ad-psgd(topology=complete)",
+        "--workers",
+        "5",
+        "--slow",
+        "0:10",
+        "--slow-link",
+        "1-2:20",
+        "--steps",
+        "20",
+        "--json",
+    ]
+    lines = [
+        simulate(tmp_path / name, *words, "--seed", seed, hash_seed=hash_seed).stdout.splitlines()[-1]
+        for name, seed, hash_seed in (("a", "1", "0"), ("b", "1", "12345"), ("c", "2", "0"))
+    ]
+    assert lines[0] == lines[1] != lines[2]
+    first, again, other = (files(tmp_path / name) for name in "abc")
+    assert sorted(first) == sorted(again)
+    assert [name for name in first if first[name] != again[name]] == []
+    assert first["events-0.jsonl"] != other["events-0.jsonl"]
+    assert json.loads(first["config.json"])["cluster"]["slow_link"] == {"1-2": 20.0}
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["hogwild(reads=copy)", "locked(kind=rwlock)", "lockstep", "ad-psgd", "d-psgd", "local-sgd"]
+)
 def test_seeds(tmp_path, algorithm):
     cluster = Cluster(workers=3, compute_s=Normal())
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
@@ -58,7 +86,18 @@ def test_the_callers_state_is_left_alone():
     assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize("words", ["--slow 7:2", "--slow 0", "--parameters 0", "--parameters 5", "--cluster none.toml"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--slow 7:2",
+        "--slow 0",
+        "--slow-link 0-1",
+        "--slow-link 0-7:2",
+        "--parameters 0",
+        "--parameters 5",
+        "--cluster none.toml",
+    ],
+)
 def test_bad_input(words, tmp_path):
     code = "from paceline.cli.app import main; main()"
     done = subprocess.run(

@@ -154,3 +154,28 @@ def test_lock_excludes_at_every_instant_and_prefers_writers(sharing):
     assert most_readers[0] == (4 if sharing else 1)
     if sharing:  # readers 0, 1 hold it when writer 2 comes; readers 3, 4 come later and wait behind it
         assert [worker for worker, _ in order[:3]] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("runs_torch", [True, False])
+def test_events_of_one_instant_keep_the_order_in_which_they_were_planned(runs_torch):
+    scheduler, order = Scheduler(runs_torch=runs_torch), []
+
+    def program(name, durations_s):
+        for duration_s in durations_s:
+            scheduler.sleep(duration_s)
+            order.append((name, scheduler.now_s))
+            scheduler.call_at(scheduler.now_s, lambda: order.append((name + "'s function", scheduler.now_s)))
+
+    scheduler.start(0, lambda: program("a", [2.0, 0.0]))
+    scheduler.start(1, lambda: program("b", [1.0, 1.0]))
+    scheduler.call_at(2.0, lambda: order.append(("between", scheduler.now_s)))
+    scheduler.run()
+    assert order == [
+        ("b", 1.0),
+        ("b's function", 1.0),
+        ("between", 2.0),
+        ("a", 2.0),
+        ("b", 2.0),
+        ("a's function", 2.0),
+        ("a", 2.0),
+    ]

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from paceline.algorithms.ad_psgd import ADPSGD
+from paceline.algorithms.all_reduce import AllReduce
 from paceline.algorithms.backoff import Backoff, Constant, Exponential, Linear, NoBackoff
 from paceline.algorithms.base import Algorithm
+from paceline.algorithms.d_psgd import DPSGD
 from paceline.algorithms.hogwild import Hogwild
 from paceline.algorithms.leashed import Leashed
+from paceline.algorithms.local_sgd import LocalSGD
 from paceline.algorithms.locked import Locked
 from paceline.algorithms.lockstep import Lockstep
 from paceline.algorithms.sequential import Sequential
 from paceline.algorithms.step_size import ExponentialStep, FullStep, InverseStep, StepSize, TailStep
 from paceline.specs import Registry
+from paceline.topology import Topology, topology_registry
 
 __all__ = [
+    "ADPSGD",
+    "DPSGD",
     "Algorithm",
+    "AllReduce",
     "Backoff",
     "Constant",
     "Exponential",
@@ -23,6 +31,7 @@ __all__ = [
     "InverseStep",
     "Leashed",
     "Linear",
+    "LocalSGD",
     "Locked",
     "Lockstep",
     "NoBackoff",
@@ -48,12 +57,18 @@ step_size_registry.register("inverse", InverseStep)
 step_size_registry.register("exponential", ExponentialStep)
 step_size_registry.register("tail", TailStep)
 
-registry = Registry("algorithm", nested={Backoff: backoff_registry, StepSize: step_size_registry})
+registry = Registry(
+    "algorithm", nested={Backoff: backoff_registry, StepSize: step_size_registry, Topology: topology_registry}
+)
 registry.register("sequential", Sequential)
 registry.register("lockstep", Lockstep)
+registry.register("all-reduce", AllReduce)
 registry.register("locked", Locked)
 registry.register("hogwild", Hogwild)
 registry.register("leashed", Leashed)
+registry.register("local-sgd", LocalSGD)
+registry.register("d-psgd", DPSGD)
+registry.register("ad-psgd", ADPSGD)
 
 
 def parse(text: str) -> Algorithm:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from paceline.errors import UsageError
 from paceline.transport.base import MemoryRequest, Ports, Replica
 
 __all__ = ["Algorithm"]
@@ -25,6 +26,23 @@ class Algorithm:
     def memory(self) -> MemoryRequest:
         """The kind of shared parameters that `work` expects as `ports.shared`."""
         raise TypeError(f"{type(self).__name__} must say which memory it needs")
+
+    @property
+    def gossip(self) -> bool:
+        """Whether every worker has a model of its own, and the run's is their mean; versions are then each worker's own."""
+        return self.memory.own_models
+
+    def check(self, num_workers: int) -> None:
+        """Refuses a number of workers that the algorithm cannot run with.
+
+        Raises:
+            UsageError: with the reason and the remedy.
+        """
+        if self.max_workers is not None and num_workers > self.max_workers:
+            raise UsageError(
+                f"{type(self).__name__.lower()} runs with {self.max_workers} worker, not {num_workers}: use"
+                f" --workers {self.max_workers}."
+            )
 
     def work(self, replica: Replica, ports: Ports) -> None:
         """One worker's program, from its first step to its last; blocking, and the same on every backend."""

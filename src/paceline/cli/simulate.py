@@ -33,6 +33,10 @@ def simulate(
         list[str] | None,
         typer.Option(help="WORKER:FACTOR on its compute time; again for more.", rich_help_panel=_CLUSTER),
     ] = None,
+    slow_link: Annotated[
+        list[str] | None,
+        typer.Option(help="A-B:FACTOR on the time of messages between two.", rich_help_panel=_CLUSTER),
+    ] = None,
     timing_only: Annotated[
         bool, typer.Option("--timing-only", help="No gradients, only times.", rich_help_panel=_CLUSTER)
     ] = False,
@@ -66,7 +70,7 @@ def simulate(
 
     from paceline.config import TrainConfig
 
-    simulated = _cluster(cluster, workers, slow or [])
+    simulated = _cluster(cluster, workers, slow or [], slow_link or [])
     known = {one.name for one in dataclasses.fields(TrainConfig)}
     config = TrainConfig(**{key: value for key, value in given.items() if key in known})
     config = dataclasses.replace(config, workers=simulated.workers)
@@ -86,8 +90,8 @@ def simulate(
         raise typer.Exit(1)
 
 
-def _cluster(path: Path | None, workers: int | None, slow: list[str]) -> Cluster:
-    """The cluster of the file, or the default, with what the command line says about workers."""
+def _cluster(path: Path | None, workers: int | None, slow: list[str], slow_link: list[str]) -> Cluster:
+    """The cluster of the file, or the default, with what the command line says about workers and links."""
     from paceline.simulator import Cluster
 
     cluster = Cluster.load(path) if path is not None else Cluster()
@@ -100,4 +104,12 @@ def _cluster(path: Path | None, workers: int | None, slow: list[str]) -> Cluster
         except ValueError as error:
             why = f" {error}" if isinstance(error, UsageError) else " Write WORKER:FACTOR, as 0:100."
             raise UsageError(f"--slow {text} says nothing about a worker.{why}") from error
+    for text in slow_link:
+        link, _, factor = text.partition(":")
+        a, _, b = link.partition("-")
+        try:
+            cluster = cluster.slow_link(int(a), int(b), float(factor))
+        except ValueError as error:
+            why = f" {error}" if isinstance(error, UsageError) else " Write A-B:FACTOR, as 0-1:10."
+            raise UsageError(f"--slow-link {text} says nothing about a link.{why}") from error
     return cluster

@@ -74,7 +74,7 @@ def train(
 
 def settings(arguments: dict[str, Any]) -> dict[str, Any]:
     """TrainConfig's fields among a verb's arguments, as far as the user gave them."""
-    others = ("out", "resume", "as_json", "repeats", "cluster", "slow", "timing_only", "parameters")
+    others = ("out", "resume", "as_json", "repeats", "cluster", "slow", "slow_link", "timing_only", "parameters")
     return {
         key: getattr(value, "value", value)  # of an enumeration's member
         for key, value in arguments.items()

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from paceline.errors import WorkerLostError
+from paceline.errors import WorkerLostError, name_workers
 from paceline.memory.atomics import load, store
 from paceline.memory.failpoints import fail_point
-from paceline.memory.segment import LINE_BYTES, Layout, Segment
+from paceline.memory.segment import LINE_BYTES, PAGE_BYTES, Layout, Segment
 from paceline.memory.waiting import raise_if_stopped, wait_briefly, wake_all
+from paceline.transport.base import Handle
 
 __all__ = ["LockstepPlan", "SharedMemoryCollectives"]
+
+_EXTRA_BYTES = 16 * LINE_BYTES  # besides P elements: a few numbers that are reduced in the same round
 
 _REMEDY = (
     "Resume the run from its last checkpoint (`paceline train --resume RUN`), or choose an algorithm that goes on "
@@ -36,6 +41,26 @@ class LockstepPlan:
     losses: int  # one word per worker: nonzero once it is lost
 
 
+class _Operation(NamedTuple):
+    """One that has been started and not been carried out."""
+
+    kind: Literal["all-reduce", "reduce-scatter", "all-gather"]
+    vector: torch.Tensor  # (n,)
+    part: torch.Tensor  # (n / num_workers,); for all-reduce, the vector itself
+
+
+class _Pending:
+    """A handle: all operations that have been started are carried out when one of them is waited for."""
+
+    def __init__(self, carry_out: Callable[[int], None], number: int) -> None:
+        self._carry_out = carry_out
+        self._number = number
+
+    def wait(self) -> None:
+        """Returns with the result in place."""
+        self._carry_out(self._number)
+
+
 class SharedMemoryCollectives:
     """Weighted means over all workers in lockstep; implements `Collectives`.
 
@@ -49,6 +74,9 @@ class SharedMemoryCollectives:
     their number; and weights that are sample counts take no product out of the vectors' range. One worker
     computes each component, so all get the same bits. A single weighted vector is copied, bit for bit. Without any
     weight the mean is zero. With `num_workers == 1` nothing is touched.
+
+    Operations that are only started are carried out at the first `wait`, all together in rounds of up to P elements: on the
+    cores that compute there is nothing to overlap with, and one round has two barriers whatever is in it.
 
     Args:
         segment: the shared memory.
@@ -87,6 +115,12 @@ class SharedMemoryCollectives:
         first = plan.num_parameters * participant_id // plan.num_workers
         self._part = slice(first, plan.num_parameters * (participant_id + 1) // plan.num_workers)
         self._num_barriers = 0
+        self._segment = segment
+        self._plan = plan
+        self._capacity_bytes = plan.num_parameters * plan.dtype.itemsize + _EXTRA_BYTES
+        self._areas: dict[tuple[int, int, int, torch.dtype], torch.Tensor] = {}
+        self._pending: list[_Operation] = []
+        self._num_started = self._num_done = 0
         self.waited_s = 0.0
 
     @staticmethod
@@ -99,14 +133,15 @@ class SharedMemoryCollectives:
         name: str = "lockstep",
     ) -> LockstepPlan:
         """Reserves the vectors and words."""
+        size_bytes = num_parameters * dtype.itemsize + _EXTRA_BYTES
         return LockstepPlan(
             num_parameters=num_parameters,
             num_workers=num_workers,
             dtype=dtype,
             gradients=tuple(
-                layout.vector(f"{name}.gradient_{worker}", num_parameters, dtype) for worker in range(num_workers)
+                layout.reserve(f"{name}.gradient_{worker}", size_bytes, PAGE_BYTES) for worker in range(num_workers)
             ),
-            mean=layout.vector(f"{name}.mean", num_parameters, dtype),
+            mean=layout.reserve(f"{name}.mean", size_bytes, PAGE_BYTES),
             weights=layout.reserve(f"{name}.weights", num_workers * 8),
             arrivals=layout.words(f"{name}.arrivals", num_workers),
             losses=layout.words(f"{name}.losses", num_workers),
@@ -121,6 +156,7 @@ class SharedMemoryCollectives:
         """
         if self._num_workers == 1:
             return
+        self._carry_out(self._num_started)
         # What is overwritten here was read by others before the second barrier of the last call, which all have passed.
         self._weights[self._worker_id] = weight
         if weight:
@@ -129,6 +165,85 @@ class SharedMemoryCollectives:
         self._reduce_part()
         self._barrier()
         vector.copy_(self._mean)
+
+    def start_all_reduce(self, vector: torch.Tensor) -> Handle:
+        """Begins replacing `vector` (n,) by the sum over all workers, in the order of their ids."""
+        return self._start(_Operation("all-reduce", vector, vector))
+
+    def start_reduce_scatter(self, vector: torch.Tensor, part: torch.Tensor) -> Handle:
+        """Begins summing `vector` (n,); `part` (n / num_workers,) becomes this worker's piece of the sum."""
+        return self._start(_Operation("reduce-scatter", vector, part))
+
+    def start_all_gather(self, part: torch.Tensor, vector: torch.Tensor) -> Handle:
+        """Begins collecting every worker's `part` (n / num_workers,) in `vector` (n,)."""
+        return self._start(_Operation("all-gather", vector, part))
+
+    def _start(self, operation: _Operation) -> Handle:
+        self._num_started += 1
+        self._pending.append(operation)
+        return _Pending(self._carry_out, self._num_started)
+
+    def _carry_out(self, number: int) -> None:
+        """Carries out all that was started, if operation `number` is still among it; workers wait at the same places."""
+        if number <= self._num_done:
+            return
+        operations, self._pending = self._pending, []
+        self._num_done = self._num_started
+        if self._num_workers == 1:
+            for operation in operations:
+                if operation.kind == "reduce-scatter":
+                    operation.part.copy_(operation.vector)
+                elif operation.kind == "all-gather":
+                    operation.vector.copy_(operation.part)
+            return
+        for round_ in self._rounds(operations):
+            self._run_round(round_)
+
+    def _rounds(self, operations: list[_Operation]) -> list[list[tuple[int, _Operation]]]:
+        """Operations with their offsets in the shared areas, as many per round as fit."""
+        rounds: list[list[tuple[int, _Operation]]] = [[]]
+        offset = 0
+        for operation in operations:
+            source = operation.part if operation.kind == "all-gather" else operation.vector
+            size_bytes = -(-source.numel() * source.itemsize // LINE_BYTES) * LINE_BYTES
+            assert size_bytes <= self._capacity_bytes, "an operation on more elements than the run has parameters"
+            if offset + size_bytes > self._capacity_bytes:
+                rounds.append([])
+                offset = 0
+            rounds[-1].append((offset, operation))
+            offset += size_bytes
+        return rounds
+
+    def _run_round(self, operations: list[tuple[int, _Operation]]) -> None:
+        me, workers = self._worker_id, range(self._num_workers)
+        for offset, operation in operations:
+            source = operation.part if operation.kind == "all-gather" else operation.vector
+            self._area(me, offset, source).copy_(source)
+        self._barrier()
+        for offset, (kind, vector, part) in operations:
+            if kind == "all-gather":
+                for worker, piece in zip(workers, vector.chunk(self._num_workers), strict=True):
+                    piece.copy_(self._area(worker, offset, part))
+                continue
+            first = vector.numel() * me // self._num_workers
+            mine = slice(first, vector.numel() * (me + 1) // self._num_workers)
+            target = part if kind == "reduce-scatter" else self._area(-1, offset, vector)[mine]
+            target.copy_(self._area(0, offset, vector)[mine])
+            for worker in workers[1:]:
+                target.add_(self._area(worker, offset, vector)[mine])
+        self._barrier()
+        for offset, (kind, vector, _) in operations:
+            if kind == "all-reduce":
+                vector.copy_(self._area(-1, offset, vector))
+
+    def _area(self, worker: int, offset: int, like: torch.Tensor) -> torch.Tensor:
+        """Where a worker (-1: the result) keeps a vector of this length and type; made once."""
+        key = (worker, offset, like.numel(), like.dtype)
+        area = self._areas.get(key)
+        if area is None:
+            begin = self._plan.mean if worker < 0 else self._plan.gradients[worker]
+            area = self._areas[key] = self._segment.tensor(begin + offset, like.numel(), like.dtype)
+        return area
 
     def mark_lost(self, worker_id: int) -> None:
         """Says that this worker will not come any more: who waits for it now or later gets `WorkerLostError`."""
@@ -189,13 +304,6 @@ class SharedMemoryCollectives:
         present = [worker for worker in range(self._num_workers) if worker not in missing]
         round_number = (self._num_barriers + 1) // 2
         return WorkerLostError(
-            f"all-reduce {round_number}: {_workers(present)} arrived, {_workers(missing)} did not; "
+            f"all-reduce {round_number}: {name_workers(present)} arrived, {name_workers(missing)} did not; "
             f"one of the missing {what_happened}. {_REMEDY}"
         )
-
-
-def _workers(ids: list[int]) -> str:
-    """`worker 2`, `workers 0, 1 and 3`."""
-    if len(ids) == 1:
-        return f"worker {ids[0]}"
-    return f"workers {', '.join(map(str, ids[:-1]))} and {ids[-1]}"

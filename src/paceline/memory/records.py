@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 
-__all__ = ["RECORD_DTYPE", "RECORD_STRUCT"]
+__all__ = ["RECORD_DTYPE", "RECORD_STRUCT", "PackedRecords"]
 
 # One row per computed gradient. Times are seconds on the run's shared monotonic clock.
 _INTEGERS = (
@@ -18,6 +18,10 @@ _INTEGERS = (
     "gradient_version",  # newest version when the gradient was ready (first publish attempt for slot methods)
     "applied_version",  # version that this update made (>= 1), or -1: the gradient was dropped
     "failed_publishes",
+    "messages",  # sent to other workers since the last record; so are the three below
+    "sent_bytes",
+    "averages",  # of this worker's parameters with others'
+    "peer_failures",
 )
 _FLOATS = (
     "started_s",  # the step began (input wait is before gradient_started_s and inside the step)
@@ -31,4 +35,19 @@ _FLOATS = (
 )
 RECORD_DTYPE = np.dtype([(name, "<i8") for name in _INTEGERS] + [(name, "<f8") for name in _FLOATS])
 RECORD_STRUCT = struct.Struct(f"<{len(_INTEGERS)}q{len(_FLOATS)}d")
-assert RECORD_STRUCT.size == RECORD_DTYPE.itemsize == 128
+assert RECORD_STRUCT.size == RECORD_DTYPE.itemsize == 160
+
+
+class PackedRecords:
+    """Records in memory, packed: millions of tuples would keep the garbage collector busy."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def append(self, *fields: float) -> None:
+        """Takes one record, its fields in the order of `RECORD_DTYPE`."""
+        self._data += RECORD_STRUCT.pack(*fields)
+
+    def array(self) -> np.ndarray:
+        """All records so far."""
+        return np.frombuffer(bytes(self._data), RECORD_DTYPE)

@@ -24,7 +24,7 @@ class ReplicatedPlan:
     """Where the vectors and their words lie; the same in every process."""
 
     vectors: tuple[int, ...]  # offset of each worker's vector
-    words: int  # offset of the workers' words: (version, writing) each on a line of its own
+    words: int  # offset of the workers' words: (version, writing, absent) each on a line of its own
     num_parameters: int
     dtype: torch.dtype
 
@@ -32,7 +32,7 @@ class ReplicatedPlan:
 class ReplicatedVector:
     """A worker's own vector `x` (P,), with a version and a mark while it is being written.
 
-    The pair of words is a sequence lock: `snapshot` copies worker 0's vector and tries again if it was written meanwhile.
+    The pair of words is a sequence lock: whoever copies a vector tries again if it was written meanwhile.
 
     Args:
         segment: shared memory made from the layout of `plan`.
@@ -40,16 +40,29 @@ class ReplicatedVector:
         participant_id: a worker's id; an evaluator may pass any other and only take snapshots.
         incarnation: unused here, as nothing is held that others wait for.
         abort_address: unused here, as nothing waits.
+        own_models: every worker's vector is a model of its own. A snapshot is then the mean of all that are there, instead of
+            worker 0's; a worker that died counts again once the one in its place has made its first update.
+
+    Costs: a snapshot of own models copies every one of them.
     """
 
     def __init__(
-        self, segment: Segment, plan: ReplicatedPlan, participant_id: int, incarnation: int = 0, abort_address: int = 0
+        self,
+        segment: Segment,
+        plan: ReplicatedPlan,
+        participant_id: int,
+        incarnation: int = 0,
+        abort_address: int = 0,
+        *,
+        own_models: bool = False,
     ) -> None:
         self._segment = segment
         self._plan = plan
-        owner = participant_id if participant_id < len(plan.vectors) else 0
-        self.x = segment.tensor(plan.vectors[owner], (plan.num_parameters,), plan.dtype)
-        self._version = self._word(owner)
+        self.own_models = own_models
+        self._is_worker = participant_id < len(plan.vectors)
+        self._owner = participant_id if participant_id < len(plan.vectors) else 0
+        self.x = segment.tensor(plan.vectors[self._owner], (plan.num_parameters,), plan.dtype)
+        self._version = self._word(self._owner)
         self._writing = self._version + 8
         self.waited_s = 0.0
 
@@ -73,7 +86,9 @@ class ReplicatedVector:
 
     @property
     def version(self) -> int:
-        """Updates applied to this worker's vector."""
+        """Updates applied to this worker's vector; for an onlooker at own models, the most of any worker."""
+        if self.own_models and not self._is_worker:
+            return max(load(self._word(worker)) for worker in range(len(self._plan.vectors)))
         return load(self._version)
 
     def initialise(self, x: torch.Tensor, version: int = 0) -> None:
@@ -94,25 +109,71 @@ class ReplicatedVector:
 
     def advance(self) -> int:
         """Counts one update."""
+        if load(self._version + 16):
+            store(self._version + 16, 0)
         return fetch_add(self._version, 1) + 1
 
     def snapshot(self, out: torch.Tensor) -> int:
-        """Copies a vector that nobody was writing into `out` (P,); returns its version."""
+        """Copies the run's model into `out` (P,); returns its version, the most of any worker where each has its own.
+
+        Where all have the same model, a worker copies its own vector, as worker 0 may be a step behind it; others worker 0's.
+        """
+        if not self.own_models:
+            return self.model(self._owner, out)
+        first, *others = self.model_ids()
+        version = self.model(first, out)
+        x = torch.empty_like(out)
+        for worker in others:
+            version = max(version, self.model(worker, x))
+            out.add_(x)
+        out.div_(1 + len(others))
+        return version
+
+    def consensus_distance(self, mean: torch.Tensor) -> float:
+        """sum_i ||x_i - mean||^2 / n over the n workers that are there, `mean` (P,) from `snapshot`."""
+        x, distances = torch.empty_like(self.x), []
+        for worker in self.model_ids():
+            self.model(worker, x)
+            distances.append(float((x - mean).double().square().sum()))
+        return sum(distances) / len(distances)
+
+    def model_ids(self) -> list[int]:
+        """The workers that are there; all where none is."""
+        there = [worker for worker in range(len(self._plan.vectors)) if not load(self._word(worker) + 16)]
+        return there or list(range(len(self._plan.vectors)))
+
+    def model(self, worker: int, out: torch.Tensor) -> int:
+        """Copies a worker's model into `out` (P,), as nobody was writing it; returns its version."""
+        x = self._segment.tensor(self._plan.vectors[worker], (self._plan.num_parameters,), self._plan.dtype)
+        version = self._word(worker)
         until_s = time.monotonic() + _SNAPSHOT_DEADLINE_S
         while True:
-            before = load(self._version)
-            if load(self._writing) == 0:
-                out.copy_(self.x)
-                if load(self._writing) == 0 and load(self._version) == before:
+            before = load(version)
+            if load(version + 8) == 0:
+                out.copy_(x)
+                if load(version + 8) == 0 and load(version) == before:
                     return before
             if time.monotonic() > until_s:
-                raise RuntimeError(f"worker 0 was writing its vector at every look for {_SNAPSHOT_DEADLINE_S:.0f} s")
+                raise RuntimeError(
+                    f"worker {worker} was writing its vector at every look for {_SNAPSHOT_DEADLINE_S:.0f} s"
+                )
             # Its owner may have lost its core (or, with threads, the interpreter) in the middle of a write.
             time.sleep(_BETWEEN_TRIES_S)
 
+    def own(self) -> tuple[int, torch.Tensor]:
+        """(version, copy (P,)) of this worker's vector, which another of its programs may be writing."""
+        copy = torch.empty_like(self.x)
+        return self.model(self._owner, copy), copy
+
+    def restore(self, version: int, x: torch.Tensor) -> None:
+        """Gives this worker's vector the values of `x` (P,), and its version."""
+        self.x.copy_(x)
+        store(self._version, version)
+
     def recover(self, participant_id: int, incarnation: int) -> bool:
-        """Ends the mark of a dead worker; returns whether it died while writing."""
+        """Ends the mark of a dead worker, which is not there any more; returns whether it died while writing."""
         address = self._word(participant_id) + 8
         torn = load(address) != 0
         store(address, 0)
+        store(address + 8, 1)
         return torn

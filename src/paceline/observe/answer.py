@@ -162,9 +162,9 @@ def _why(groups: list[Group]) -> list[str]:
     sentences = []
     staleness = _each(groups, ("staleness", "mean"), lambda mean: "0" if mean == 0 else number_text(mean, 2))
     if staleness:
-        sentences.append(
-            f"Updates that others applied between a gradient's read and its own update: {staleness} on average."
-        )
+        gossip = all(group.results[0].get("gossip") for group in groups)
+        what = "Updates of its own model, averages included," if gossip else "Updates that others applied"
+        sentences.append(f"{what} between a gradient's read and its own update: {staleness} on average.")
     waiting = _each(
         [group for group in groups if group.results[0].get("workers") != 1], ("waiting_share",), percent_text
     )

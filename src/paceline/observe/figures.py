@@ -23,7 +23,7 @@ def figures(runs: Sequence[RunData]) -> list[Figure]:
     """Every figure that the runs have data for."""
     results = [run.result for run in runs]
     labels, colours = run_labels(results), method_colours(results)
-    curves = [loss_curve(run.records) for run in runs]
+    curves = [loss_curve(run.records, gossip=bool(run.result.get("gossip"))) for run in runs]
     drawn = [
         _loss(runs, labels, colours, curves, "time", "time (s)", lambda curve: curve.time_s),
         _loss(runs, labels, colours, curves, "samples", "samples", lambda curve: curve.samples),

@@ -39,12 +39,14 @@ class RunData:
         records: worker_id -> that worker's steps (`RECORD_DTYPE`), times in seconds from the run's start.
         evaluations: dicts with `elapsed_s`, `version`, `samples`, `train_loss`, `test_loss`, `test_accuracy`; a value
             that was not measured is None.
+        returned: worker_id -> what its function returned; of `simulate` only, and not saved.
     """
 
     config: dict[str, Any] = field(default_factory=dict)
     result: dict[str, Any] = field(default_factory=dict)
     records: dict[int, np.ndarray] = field(default_factory=dict)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
+    returned: dict[int, Any] = field(default_factory=dict)
 
     def save(self, folder: str | Path) -> Path:
         """Write the run's files into `folder`, made if missing; events of workers that it no longer has are removed.

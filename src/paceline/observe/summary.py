@@ -41,10 +41,12 @@ class LossCurve:
     average: np.ndarray
 
 
-def applied_in_order(records: Mapping[int, np.ndarray]) -> np.ndarray:
-    """All records whose gradient was applied, in applied order."""
+def applied_in_order(records: Mapping[int, np.ndarray], *, gossip: bool = False) -> np.ndarray:
+    """All records whose gradient was applied, in applied order; by time where every worker counts versions of its own."""
     rows = _concatenate(records)
     rows = rows[rows["applied_version"] >= 1]
+    if gossip:
+        return rows[np.argsort(rows["ended_s"], kind="stable")]
     return rows[np.lexsort((rows["ended_s"], rows["applied_version"]))]
 
 
@@ -72,14 +74,15 @@ def running_average(values: np.ndarray, window: int = WINDOW) -> np.ndarray:
     return np.concatenate([first, total / window])
 
 
-def loss_curve(records: Mapping[int, np.ndarray], *, lockstep: bool = False) -> LossCurve:
+def loss_curve(records: Mapping[int, np.ndarray], *, lockstep: bool = False, gossip: bool = False) -> LossCurve:
     """The running loss of a run against time, steps and samples.
 
     Args:
         records: worker_id -> records.
         lockstep: the workers make one update together; they share its version.
+        gossip: every worker has a model and versions of its own.
     """
-    applied = applied_in_order(records)
+    applied = applied_in_order(records, gossip=gossip)
     # Workers end out of applied order: an average over versions up to k exists once all of them are done.
     time_s = np.maximum.accumulate(applied["ended_s"])
     steps = np.arange(1, len(applied) + 1)
@@ -101,6 +104,7 @@ def summarize(
     target_accuracy: float | None = None,
     evaluations: Sequence[Mapping[str, Any]] = (),
     lockstep: bool = False,
+    gossip: bool = False,
 ) -> dict[str, Any]:
     """Every figure of `result.json` that follows from the records and evaluations.
 
@@ -116,16 +120,20 @@ def summarize(
         target_accuracy: an evaluation at or above it is the target; with both, the earlier one counts.
         evaluations: as in `RunData`.
         lockstep: all workers make one update together: a step is a distinct version and nothing is stale.
+        gossip: every worker has a model of its own: `steps` counts the gradients that all of them applied, and staleness is a
+            gradient's on its worker's own model.
 
     Returns:
         `steps`, `samples`, `samples_per_s`, `train_loss`, `test_loss`, `test_accuracy`, `time_to_target_s`,
         `steps_to_target`, `time_to_fraction_s`, `staleness` (`mean`, `p50`, `p95`, `max`, `histogram`,
         `mean_after_gradient`), `updates_per_worker`, `waiting_share`, `waiting_share_per_worker`, `compute_share`,
-        `input_share`, `apply_share`, `failed_publishes`, `dropped_updates`, `computed_gradients` and `wall_s`.
+        `input_share`, `apply_share`, `failed_publishes`, `dropped_updates`, `computed_gradients`, `share_of_updates`,
+        `averages_per_step`, `messages_per_step`, `bytes_per_step`, `peer_failures` and `wall_s`. "Per step" is per computed
+        gradient of one worker.
     """
     rows = _concatenate(records)
     applied = rows[rows["applied_version"] >= 1]
-    curve = loss_curve(records, lockstep=lockstep)
+    curve = loss_curve(records, lockstep=lockstep, gossip=gossip)
     time_to_target_s, steps_to_target = _target(curve, target_loss, target_accuracy, evaluations)
     samples = int(applied["samples"].sum())
     size = max([num_workers, *(worker_id + 1 for worker_id in records)])
@@ -151,6 +159,11 @@ def summarize(
         "failed_publishes": int(rows["failed_publishes"].sum()),
         "dropped_updates": int((rows["applied_version"] == -1).sum()),
         "computed_gradients": len(rows),
+        "share_of_updates": [len(own[own["applied_version"] >= 1]) / max(1, len(applied)) for own in per_worker],
+        "averages_per_step": _per_step(rows, "averages"),
+        "messages_per_step": _per_step(rows, "messages"),
+        "bytes_per_step": _per_step(rows, "sent_bytes"),
+        "peer_failures": int(rows["peer_failures"].sum()),
     }
 
 
@@ -211,6 +224,10 @@ def _staleness(applied: np.ndarray, *, lockstep: bool) -> dict[str, Any]:
 def _share(rows: np.ndarray, seconds: np.ndarray) -> float | None:
     total_s = float((rows["ended_s"] - rows["started_s"]).sum())
     return float(seconds.sum()) / total_s if total_s > 0 else None
+
+
+def _per_step(rows: np.ndarray, column: str) -> float | None:
+    return float(rows[column].sum()) / len(rows) if len(rows) else None
 
 
 def _last(evaluations: Sequence[Mapping[str, Any]], key: str) -> float | None:

@@ -120,6 +120,27 @@ def _lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     if mean is not None:
         tail = "" if p95 is None or most is None else f", 95 % at most {p95:.0f}, most {most:.0f}"
         lines.append(("staleness", f"mean {mean:.2f}{tail} updates"))
+    line(
+        "consensus distance",
+        figure(result, "consensus_distance"),
+        "",
+        "(mean square distance of a model from the mean)",
+    )
+    worst = figure(result, "worst_worker_accuracy")
+    if worst is not None:
+        lines.append(("worst worker's own", f"{percent_text(worst)} test accuracy"))
+    averages = figure(result, "averages_per_step")
+    if averages:
+        lines.append(("averages", f"{averages:.2f} per gradient"))
+    messages, sent_bytes = figure(result, "messages_per_step"), figure(result, "bytes_per_step")
+    if messages and sent_bytes is not None:
+        lines.append(("sent per gradient", f"{messages:.2f} messages, {number_text(sent_bytes)} bytes"))
+    shares = result.get("share_of_updates")
+    if result.get("gossip") and shares and len(shares) > 1:
+        least = min(range(len(shares)), key=shares.__getitem__)
+        lines.append(("fewest updates", f"{shares[least]:.2%} of all, by worker {least}"))
+    if result.get("peer_failures"):
+        line("failed exchanges", figure(result, "peer_failures"))
     updates = result.get("updates_per_worker")
     if updates:
         shown = ", ".join(f"{count:,}" for count in updates[:16]) + (", ..." if len(updates) > 16 else "")

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.compute import Constant, ExponentialTail, Normal, Pareto, Recorded
+from paceline.simulator.faults import Faults
 
-__all__ = ["Cluster", "Constant", "ExponentialTail", "Normal", "Pareto", "Recorded"]
+__all__ = ["Cluster", "Constant", "ExponentialTail", "Faults", "Normal", "Pareto", "Recorded"]

@@ -1,4 +1,4 @@
-"""What is simulated: workers, how fast they compute, and the memory that they share."""
+"""What is simulated: workers, how fast they compute, and the memory or the network between them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from paceline.errors import UsageError
 from paceline.simulator.compute import ComputeTime, Constant
@@ -15,12 +16,17 @@ __all__ = ["Cluster"]
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Workers on one simulated machine; the default is a plausible server of the 2020s, not a measured one.
+    """Simulated workers; the default is a plausible server of the 2020s, not a measured one.
+
+    Algorithms on shared memory (`hogwild`, `locked`, `leashed`, `lockstep`) have all workers on one machine and share its
+    memory bus. All others have a machine and a NIC per worker, and a network between them.
 
     How the defaults come about: one core keeps 10 to 16 cache lines of 64 bytes in flight at 70 to 90 ns each, 7 to 15
     GB/s, hence 10 GB/s; eight channels of DDR4-3200 peak at 205 GB/s, of which about half is sustained when all cores
     copy; an atomic on a line that another core holds takes one transfer between caches, 50 to 150 ns; a futex wake takes
-    about 5 us until the woken thread runs. Set your own where absolute times matter.
+    about 5 us until the woken thread runs. Between machines: a NIC of 10 Gbit/s, 1.25 GB/s each way, and 50 us from a
+    program through two kernels and a switch to another one; a switch that forwards at the full rate of all its ports; two
+    missed heartbeats of half a second. Set your own where absolute times matter.
 
     >>> Cluster(workers=16).slow(worker=0, factor=100).factor(0)
     100.0
@@ -35,7 +41,14 @@ class Cluster:
         atomic_s: one atomic operation on a contended word, and one attempt to take a lock.
         wake_s: from the release of a lock or the last arrival at a barrier until a waiter runs.
         racing_blocks: pieces in which an update of a racing vector is written, and a copy of it is read.
+        latency_s: from the last byte that leaves one machine until its arrival at another.
+        bandwidth_bytes_per_s: of each worker's NIC, in each direction; its messages at an instant share it.
+        switch_bytes_per_s: of all messages together; None: the switch is no limit.
+        collective: how an all-reduce is made: "ring" or "tree" over the network, "memory" on one machine. None: "memory" for
+            `lockstep`, "ring" for all others.
+        detection_s: from a worker's death, silence or loss of connection until the others know.
         slowness: pairs of worker and factor on its compute time; see `slow`.
+        link_factors: triples of two workers and a factor on the time of messages between them; see `slow_link`.
     """
 
     workers: int = 2
@@ -46,7 +59,13 @@ class Cluster:
     atomic_s: float = 100e-9
     wake_s: float = 5e-6
     racing_blocks: int = 4
+    latency_s: float = 50e-6
+    bandwidth_bytes_per_s: float = 1.25e9
+    switch_bytes_per_s: float | None = None
+    collective: Literal["memory", "ring", "tree"] | None = None
+    detection_s: float = 1.0
     slowness: tuple[tuple[int, float], ...] = ()
+    link_factors: tuple[tuple[int, int, float], ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.workers, bool) or not isinstance(self.workers, int) or self.workers < 1:
@@ -55,15 +74,26 @@ class Cluster:
             raise UsageError(f"racing_blocks must be a whole number from 1, not {self.racing_blocks}.")
         if not isinstance(self.compute_s, ComputeTime):
             _check("compute_s", self.compute_s)
-        for name in ("core_bytes_per_s", "bus_bytes_per_s", "update_vectors", "atomic_s"):
+        for name in ("core_bytes_per_s", "bus_bytes_per_s", "update_vectors", "atomic_s", "bandwidth_bytes_per_s"):
             _check(name, getattr(self, name))
-        if self.wake_s != 0:
-            _check("wake_s", self.wake_s)
+        for name in ("wake_s", "latency_s", "detection_s"):
+            if getattr(self, name) != 0:
+                _check(name, getattr(self, name))
+        if self.switch_bytes_per_s is not None:
+            _check("switch_bytes_per_s", self.switch_bytes_per_s)
+        if self.collective not in (None, "memory", "ring", "tree"):
+            raise UsageError(f"collective must be memory, ring or tree, not {self.collective!r}.")
         for worker, factor in self.slowness:
             _check(f"the slowness of worker {worker}", factor)
             if not 0 <= worker < self.workers:
                 raise UsageError(
                     f"Worker {worker} cannot be slow: {self.workers} workers count from 0 to {self.workers - 1}."
+                )
+        for a, b, factor in self.link_factors:
+            _check(f"the slowness of link {a}-{b}", factor)
+            if a == b or not (0 <= a < self.workers and 0 <= b < self.workers):
+                raise UsageError(
+                    f"Link {a}-{b} cannot be slow: a link joins two of the workers from 0 to {self.workers - 1}."
                 )
 
     @property
@@ -75,6 +105,13 @@ class Cluster:
         """A cluster in which this worker's forward and backward take `factor` times as long, and nothing else does."""
         others = {one: its for one, its in self.slowness if one != worker}
         return dataclasses.replace(self, slowness=tuple(sorted({**others, worker: float(factor)}.items())))
+
+    def slow_link(self, a: int, b: int, factor: float) -> Cluster:
+        """A cluster in which messages between these two workers take `factor` times as long, in both directions."""
+        others = {pair[:2]: pair for pair in self.link_factors}
+        first, second = sorted((a, b))
+        others[first, second] = (first, second, float(factor))
+        return dataclasses.replace(self, link_factors=tuple(sorted(others.values())))
 
     def factor(self, worker: int) -> float:
         """How many times as long this worker computes."""

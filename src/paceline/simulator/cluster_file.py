@@ -1,7 +1,8 @@
 """Cluster files: TOML or JSON whose keys are `Cluster`'s fields, units in their names.
 
 `compute_s` is a number, a spec such as "normal(average_s=0.01, deviation_s=0.001)", or a list: a recorded trace. The
-table `slow` maps workers to factors on their compute time. In TOML: `workers = 16`, then under `[slow]`: `0 = 100`.
+table `slow` maps workers to factors on their compute time, and `slow_link` pairs of workers to factors on the time of their
+messages. In TOML: `workers = 16`, then under `[slow]`: `0 = 100`, and under `[slow_link]`: `"0-1" = 10`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,9 @@ from paceline.simulator.compute import ComputeTime, Recorded, compute_registry
 
 __all__ = ["as_table", "read", "write"]
 
-_KEYS = (*(field.name for field in dataclasses.fields(Cluster) if field.name != "slowness"), "slow")
+_TABLES = {"slow": "slowness", "slow_link": "link_factors"}  # a file's name for a field
+_FIELDS = tuple(field.name for field in dataclasses.fields(Cluster) if field.name not in _TABLES.values())
+_KEYS = (*_FIELDS, *_TABLES)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -38,11 +42,13 @@ def read(path: Path) -> dict[str, Any]:
     for key in table:
         if key not in _KEYS:
             raise UsageError(f"The cluster file {path} has an unknown name '{key}'.{_closest(key)}")
-    arguments = {key: value for key, value in table.items() if key != "slow"}
+    arguments = {key: value for key, value in table.items() if key not in _TABLES}
     if "compute_s" in arguments:
         arguments["compute_s"] = _compute_time(arguments["compute_s"])
     if "slow" in table:
         arguments["slowness"] = _slowness(path, table["slow"])
+    if "slow_link" in table:
+        arguments["link_factors"] = _link_factors(path, table["slow_link"])
     try:
         Cluster(**arguments)
     except UsageError as error:
@@ -56,9 +62,10 @@ def write(cluster: Cluster, path: Path) -> Path:
     if path.suffix == ".json":
         text = json.dumps(table, indent=2) + "\n"
     elif path.suffix == ".toml":
-        slow = table.pop("slow", {})
+        tables = {name: table.pop(name) for name in _TABLES if name in table}
         lines = [f"{key} = {json.dumps(value)}" for key, value in table.items()]  # numbers, strings and lists agree
-        lines += ["", "[slow]", *(f"{worker} = {factor}" for worker, factor in slow.items())] if slow else []
+        for name, factors in tables.items():
+            lines += ["", f"[{name}]", *(f"{key} = {factor}" for key, factor in factors.items())]
         text = "\n".join(lines) + "\n"
     else:
         raise UsageError(f"A cluster file is .toml or .json, not {path.name}.")
@@ -67,8 +74,8 @@ def write(cluster: Cluster, path: Path) -> Path:
 
 
 def as_table(cluster: Cluster) -> dict[str, Any]:
-    """A cluster as plain data, with a file's keys."""
-    table = {key: getattr(cluster, key) for key in _KEYS if key != "slow"}
+    """A cluster as plain data, with a file's keys; what is None is left out."""
+    table = {key: value for key in _FIELDS if (value := getattr(cluster, key)) is not None}
     compute = cluster.compute_s
     if isinstance(compute, Recorded):
         table["compute_s"] = list(compute.times_s)
@@ -76,6 +83,8 @@ def as_table(cluster: Cluster) -> dict[str, Any]:
         table["compute_s"] = compute_registry.spec(compute)
     if cluster.slowness:
         table["slow"] = {str(worker): factor for worker, factor in cluster.slowness}
+    if cluster.link_factors:
+        table["slow_link"] = {f"{a}-{b}": factor for a, b, factor in cluster.link_factors}
     return table
 
 
@@ -89,6 +98,15 @@ def _slowness(path: Path, table: Any) -> tuple[tuple[int, float], ...]:
     if not isinstance(table, dict) or not all(worker.isdecimal() for worker in table):
         raise UsageError(f"The cluster file {path}: 'slow' maps workers to factors, as 0 = 100 under [slow].")
     return tuple(sorted((int(worker), factor) for worker, factor in table.items()))
+
+
+def _link_factors(path: Path, table: Any) -> tuple[tuple[int, int, float], ...]:
+    if not isinstance(table, dict) or not all(re.fullmatch(r"\d+-\d+", link) for link in table):
+        raise UsageError(
+            f"The cluster file {path}: 'slow_link' maps links to factors, as \"0-1\" = 10 under [slow_link]."
+        )
+    pairs = ((sorted(map(int, link.split("-"))), factor) for link, factor in table.items())
+    return tuple(sorted((a, b, factor) for (a, b), factor in pairs))
 
 
 def _closest(key: str) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from paceline.errors import WorkerLostError
 from paceline.simulator.core import COPY_VECTORS, Core
 from paceline.simulator.scheduler import Program, Scheduler
 
-__all__ = ["AllReduceState", "SimulatedCollectives"]
+__all__ = ["AllReduceState", "SimulatedCollectives", "weighted_mean"]
 
 
 class AllReduceState:
@@ -22,6 +23,7 @@ class AllReduceState:
         self._vectors: list[torch.Tensor | None] = [None] * num_workers
         self._weights = [0.0] * num_workers
         self._mean: torch.Tensor | None = None
+        self._lost: dict[int, str] = {}
 
     def bring(self, worker_id: int, vector: torch.Tensor, weight: float) -> None:
         """Puts a worker's vector (P,) into the round."""
@@ -32,18 +34,35 @@ class AllReduceState:
         """Waits for all workers; the last one does not wait, the others run `wake_s` after it came."""
         self._num_arrived += 1
         if self._num_arrived < self.num_workers:
+            self._refuse_if_lost(what)
             self._waiting.append(self._scheduler.current)
             self._scheduler.wait(what)
+            self._refuse_if_lost(what)
             return
         self._num_arrived = 0
         for program in self._waiting:
             self._scheduler.wake(program, self._wake_s)
         self._waiting.clear()
 
+    def lose(self, worker_id: int, reason: str) -> None:
+        """The others know now that a worker is gone: whoever waits for it fails."""
+        self._lost[worker_id] = reason
+        for program in self._waiting:
+            self._scheduler.wake(program)
+        self._waiting.clear()
+
+    def _refuse_if_lost(self, what: str) -> None:
+        if self._lost:
+            lost = ", ".join(f"worker {one} ({reason})" for one, reason in self._lost.items())
+            raise WorkerLostError(
+                f"Waited for {what}: {lost} will not come. Restart from the newest checkpoint, or choose an algorithm that"
+                " goes on without it."
+            )
+
     def mean(self) -> torch.Tensor:
         """The weighted mean (P,) of the round, computed for the first who asks, as the real collectives sum it."""
         if self._mean is None:
-            self._mean = _weighted_mean(self._vectors, self._weights)
+            self._mean = weighted_mean(self._vectors, self._weights)
         return self._mean
 
     def end_round(self) -> None:
@@ -93,7 +112,7 @@ class SimulatedCollectives:
         self.waited_s += scheduler.now_s - begun_s
 
 
-def _weighted_mean(vectors: list[torch.Tensor | None], weights: list[float]) -> torch.Tensor:
+def weighted_mean(vectors: list[torch.Tensor | None], weights: list[float]) -> torch.Tensor:
     """sum_k (w_k / w_f) g_k / sum_k (w_k / w_f), f the first with a weight, in the order of worker ids."""
     given = [(vector, weight) for vector, weight in zip(vectors, weights, strict=True) if vector is not None]
     weighted = [(vector, weight) for vector, weight in given if weight]

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
+from typing import Protocol
 
-from paceline.simulator.bus import MemoryBus
 from paceline.simulator.cluster import Cluster
+from paceline.simulator.faults import Disturbances
 from paceline.simulator.scheduler import Scheduler
 
-__all__ = ["COPY_VECTORS", "RETRY_VECTORS", "Core", "SimulatedClock"]
+__all__ = ["COPY_VECTORS", "RETRY_VECTORS", "Core", "OwnMemory", "SimulatedClock"]
 
 COPY_VECTORS = 2.0  # one read, one written
 RETRY_VECTORS = 3.0  # the newest vector and the update read, their sum written
+
+
+class Memory(Protocol):
+    """What moves vectors: a bus that all workers share, or a memory of one's own."""
+
+    def move(self, num_bytes: float) -> None:
+        """Waits while `num_bytes` are moved."""
+        ...
+
+
+class OwnMemory:
+    """The memory of a worker that has a machine to itself."""
+
+    def __init__(self, scheduler: Scheduler, core_bytes_per_s: float) -> None:
+        self._scheduler = scheduler
+        self._core_bytes_per_s = core_bytes_per_s
+
+    def move(self, num_bytes: float) -> None:
+        """Waits while `num_bytes` are moved."""
+        if num_bytes > 0:
+            self._scheduler.sleep(num_bytes / self._core_bytes_per_s)
 
 
 class SimulatedClock:
@@ -40,59 +63,70 @@ class Core:
 
     Args:
         scheduler: virtual time.
-        bus: shared by all workers.
+        memory: shared by all workers, or this worker's own.
         cluster: speeds.
         worker_id: this worker.
         seed: of the run; a worker's compute times depend on it, the worker and nothing else.
         vector_bytes: size of one parameter vector.
-        batch_size: samples of the batch that `cluster.compute_s` is about.
+        batch_size: samples of the batch that `cluster.compute_s` is about; 0: this worker's first one.
+        disturbances: what faults do to its computing; None: nothing.
 
     Attributes:
         moved_s: seconds that the memory spent on this worker's vectors outside `Replica.copy` and `apply`; the replica
             reads it and sets it back to 0.
+        die: ends this worker, called by the scheduler at the step at which a fault kills it.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
-        bus: MemoryBus,
+        memory: Memory,
         cluster: Cluster,
         *,
         worker_id: int,
         seed: int,
         vector_bytes: int,
         batch_size: int,
+        disturbances: Disturbances | None = None,
     ) -> None:
         self.scheduler = scheduler
-        self._bus = bus
+        self._memory = memory
         self.cluster = cluster
         self.worker_id = worker_id
         self._vector_bytes = vector_bytes
         self._draws_s = cluster.compute.draws_s(Random(f"compute/{seed}/{worker_id}"))
         self._batch_size = batch_size
         self._factor = cluster.factor(worker_id)
+        self._disturbances = disturbances
         self.moved_s = 0.0
+        self.die: Callable[[], None] | None = None
 
     def compute(self, samples: int) -> None:
         """Takes the time of a forward and backward; of a short batch its share."""
         duration_s = next(self._draws_s) * self._factor
         if samples != self._batch_size:
+            if not self._batch_size:
+                self._batch_size = samples
             duration_s *= samples / self._batch_size
+        if self._disturbances is not None:
+            if self._disturbances.begin_step() and self.die is not None:
+                self.scheduler.call_at(self.scheduler.now_s, self.die)
+            duration_s = self._disturbances.stretched_s(self.scheduler.now_s, duration_s)
         self.scheduler.sleep(duration_s)
 
     def move(self, num_vectors: float) -> None:
         """Takes the time of so many vectors' memory traffic, on behalf of the memory."""
         begun_s = self.scheduler.now_s
-        self._bus.move(num_vectors * self._vector_bytes)
+        self._memory.move(num_vectors * self._vector_bytes)
         self.moved_s += self.scheduler.now_s - begun_s
 
     def copy(self, parts: int = 1) -> None:
         """Takes the time of copying one vector, or one of its `parts`."""
-        self._bus.move(COPY_VECTORS * self._vector_bytes / parts)
+        self._memory.move(COPY_VECTORS * self._vector_bytes / parts)
 
     def update(self, parts: int = 1) -> None:
         """Takes the time of an optimizer's step on one vector, or on one of its `parts`."""
-        self._bus.move(self.cluster.update_vectors * self._vector_bytes / parts)
+        self._memory.move(self.cluster.update_vectors * self._vector_bytes / parts)
 
     def atomic(self) -> None:
         """Takes the time of one atomic operation."""

@@ -1,27 +1,34 @@
-"""One simulated machine: virtual time, a memory bus, shared parameters, and the ports that its workers are given."""
+"""The simulated machines: virtual time, memory, network, parameters, and the ports that the workers are given."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from paceline.simulator.bus import MemoryBus
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.collectives import AllReduceState, SimulatedCollectives
-from paceline.simulator.core import Core, SimulatedClock
+from paceline.simulator.concurrency import SimulatedConcurrency
+from paceline.simulator.core import Core, OwnMemory, SimulatedClock
+from paceline.simulator.faults import Disturbances, DropLink, Faults, Kill, Pause
 from paceline.simulator.locks import LockedState, LockState, SimulatedLocked
+from paceline.simulator.mailbox import SimulatedMailbox
 from paceline.simulator.memory import (
     RacingState,
+    ReplicatedState,
     SimulatedRacing,
-    SimulatedReplicated,
     SimulatedSlots,
     SimulatedStalenessCounts,
     SlotState,
 )
+from paceline.simulator.network import Network
+from paceline.simulator.network_collectives import CollectiveCosts, NetworkCollectives, NetworkCollectivesState
 from paceline.simulator.scheduler import Scheduler
-from paceline.transport.base import MemoryRequest, Ports
+from paceline.transport.base import Counts, MemoryRequest, Ports
 
 __all__ = ["SimulatedMachine"]
 
@@ -36,11 +43,16 @@ class SimulatedMachine:
         vector_bytes: size of one parameter vector, also where `x` is empty.
         batch_size: samples of a full batch.
         seed: of the run.
+        is_gossip: whether every worker has a model of its own.
+        collective: how an all-reduce is made where the cluster does not say.
+        faults: what goes wrong.
+        scheduler: of the programs; None: a new one.
 
     Attributes:
         scheduler: runs the programs.
-        shared: the state of the shared parameters (worker 0's where each has its own); has `version` and `snapshot`.
+        shared: the state of the shared parameters; has `version` and `snapshot`.
         num_blocks: pieces in which a replica writes and copies a vector of this kind.
+        lost: workers that were killed, in that order.
     """
 
     def __init__(
@@ -52,19 +64,36 @@ class SimulatedMachine:
         vector_bytes: int,
         batch_size: int,
         seed: int,
+        is_gossip: bool = False,
+        collective: Literal["memory", "ring", "tree"] = "memory",
+        faults: Faults | None = None,
+        scheduler: Scheduler | None = None,
     ) -> None:
         self.cluster = cluster
         self.request = request
-        self.scheduler = Scheduler()
+        self.scheduler = scheduler or Scheduler(runs_torch=x.numel() > 0)
         self.staleness = SimulatedStalenessCounts()
         self.num_blocks = cluster.racing_blocks if request.kind == "racing" else 1
         self._x = x
         self._vector_bytes = vector_bytes
         self._batch_size = batch_size
         self._seed = seed
+        self._is_timing_only = not x.numel()
+        self._is_gossip = is_gossip
+        self._collective = cluster.collective or collective
+        self._is_networked = request.mailbox or (request.collectives and self._collective != "memory")
+        self._faults = faults or Faults()
         self._bus = MemoryBus(self.scheduler, cluster.core_bytes_per_s, cluster.bus_bytes_per_s)
-        self._all_reduce = AllReduceState(self.scheduler, cluster.workers, cluster.wake_s)
+        self._all_reduce: Any = None
+        if request.collectives and self._collective == "memory":
+            self._all_reduce = AllReduceState(self.scheduler, cluster.workers, cluster.wake_s)
+        elif request.collectives:
+            self._all_reduce = NetworkCollectivesState(self.scheduler, cluster.workers)
+            self._costs = CollectiveCosts(cluster, "tree" if self._collective == "tree" else "ring")
+        self._network = Network(self.scheduler, cluster)
         self.shared: Any = self._shared_state()
+        self.lost: list[int] = []
+        self._plan_faults()
 
     def _shared_state(self) -> Any:
         x = self._x.clone()
@@ -77,31 +106,101 @@ class SimulatedMachine:
                 lock = LockState(self.scheduler, self.cluster.wake_s, sharing=self.request.lock == "rwlock")
                 return LockedState(x, lock)
             case "replicated":
-                return SimulatedReplicated(x)
+                return ReplicatedState(x, self.cluster.workers, is_mean=self._is_gossip)
 
     def core(self, worker_id: int) -> Core:
-        """A worker's core."""
-        return Core(
+        """A worker's core, on a machine of its own if the workers talk over the network."""
+        disturbances = Disturbances(self._faults, worker_id) if self._faults.script else None
+        core = Core(
             self.scheduler,
-            self._bus,
+            OwnMemory(self.scheduler, self.cluster.core_bytes_per_s) if self._is_networked else self._bus,
             self.cluster,
             worker_id=worker_id,
             seed=self._seed,
             vector_bytes=self._vector_bytes,
             batch_size=self._batch_size,
+            disturbances=disturbances if disturbances is not None and disturbances.any else None,
         )
+        core.die = partial(self._kill, worker_id)
+        return core
 
     def ports(self, core: Core) -> Ports:
         """What the worker with this core is given."""
+        worker_id, counts = core.worker_id, Counts()
+        mailbox = concurrency = None
+        if self.request.mailbox:
+            mailbox = SimulatedMailbox(
+                self.scheduler,
+                self._network,
+                worker_id=worker_id,
+                num_workers=self.cluster.workers,
+                counts=counts,
+                declared_bytes=self._declared_bytes,
+            )
+            self._network.boxes[worker_id] = mailbox
+            concurrency = SimulatedConcurrency(self.scheduler, worker_id, self.cluster.wake_s)
         return Ports(
-            worker_id=core.worker_id,
+            worker_id=worker_id,
             num_workers=self.cluster.workers,
             clock=SimulatedClock(self.scheduler),
-            random=Random(f"{self._seed}/{core.worker_id}"),
+            random=Random(f"{self._seed}/{worker_id}"),
             shared=self._parameters(core),
             staleness=self.staleness,
-            collectives=SimulatedCollectives(self._all_reduce, core) if self.request.collectives else None,
+            collectives=self._collectives(core, counts),
+            mailbox=mailbox,
+            concurrency=concurrency,
+            counts=counts,
         )
+
+    @property
+    def _declared_bytes(self) -> int | None:
+        return self._vector_bytes if self._is_timing_only else None
+
+    def _collectives(self, core: Core, counts: Counts) -> Any:
+        if not self.request.collectives:
+            return None
+        if self._collective == "memory":
+            return SimulatedCollectives(self._all_reduce, core)
+        return NetworkCollectives(self._all_reduce, self._costs, core.worker_id, counts, self._declared_bytes)
+
+    def start(self, worker_id: int, work: Callable[[], object]) -> None:
+        """Adds a worker's program; when it has ended, so do its further programs, and the others learn of it."""
+
+        def run() -> None:
+            work()
+            self.scheduler.call_at(self.scheduler.now_s, partial(self._end, worker_id))
+
+        self.scheduler.start(worker_id, run)
+
+    def _end(self, worker_id: int) -> None:
+        self.scheduler.end_worker(worker_id)
+        if self.request.mailbox:
+            self._network.end(worker_id)
+
+    # Faults
+
+    def _plan_faults(self) -> None:
+        for fault in self._faults.script:
+            match fault:
+                case Kill(worker=worker, at_s=float() | int() as at_s):
+                    self.scheduler.call_at(at_s, partial(self._kill, worker))
+                case DropLink(a=a, b=b, at_s=at_s):
+                    self.scheduler.call_at(at_s, partial(self._network.drop_link, a, b))
+                case Pause(worker=worker, at_s=at_s, for_s=for_s):
+                    self.scheduler.call_at(at_s, partial(self._network.pause, worker, for_s))
+
+    def _kill(self, worker_id: int) -> None:
+        if self._network.is_gone(worker_id):
+            return
+        reason = f"killed at {self.scheduler.now_s:.6g} s"
+        self.lost.append(worker_id)
+        self.scheduler.end_worker(worker_id)
+        self._network.kill(worker_id)
+        if self.request.kind == "replicated":
+            self.shared.lose(worker_id)
+        if self._all_reduce is not None:
+            lose = partial(self._all_reduce.lose, worker_id, reason)
+            self.scheduler.call_at(self.scheduler.now_s + self.cluster.detection_s, lose)
 
     def _parameters(self, core: Core) -> Any:
         match self.request.kind:
@@ -112,15 +211,17 @@ class SimulatedMachine:
             case "locked":
                 return SimulatedLocked(self.shared, core)
             case "replicated":
-                return self.shared if core.worker_id == 0 else SimulatedReplicated(self._x.clone())
+                return self.shared.workers[core.worker_id]
 
     def base_arguments(self, ports: Ports) -> dict[str, Any]:
         """What a worker's `BaseReplica` needs, except its binding and its recorder."""
-        waits = [port for port in (ports.clock, ports.shared, ports.collectives) if hasattr(port, "waited_s")]
+        candidates = (ports.clock, ports.shared, ports.collectives, ports.mailbox, ports.concurrency)
+        waits = [port for port in candidates if hasattr(port, "waited_s")]
         return {
             "waits": waits,
             "staleness": self.staleness if self.request.staleness_counts else None,
             "stopped": _never,
+            "counts": ports.counts if self.request.mailbox or self.request.collectives else None,
             "now_s": ports.clock.now_s,
         }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from heapq import heappop, heappush
+from typing import Any
 
 import torch
 
@@ -17,7 +18,8 @@ from paceline.simulator.core import COPY_VECTORS, RETRY_VECTORS, Core
 from paceline.transport.base import View
 
 __all__ = [
-    "RacingState", "SimulatedRacing", "SimulatedReplicated", "SimulatedSlots", "SimulatedStalenessCounts", "SlotState",
+    "RacingState", "ReplicatedState", "SimulatedRacing", "SimulatedReplicated", "SimulatedSlots", "SimulatedStalenessCounts",
+    "SlotState",
 ]  # fmt: skip
 
 _EXCLUDES_NOBODY: AbstractContextManager[None] = nullcontext()
@@ -186,6 +188,19 @@ class SimulatedSlots:
         self._state.discard(new)
 
 
+class NoVector(torch.Tensor):
+    """Stands for a vector where only times are simulated: its arithmetic gives itself, a tenth of a microsecond each."""
+
+    def __new__(cls) -> NoVector:
+        """An empty vector."""
+        return torch.empty(0).as_subclass(cls)
+
+    def _itself(self, *_: Any, **__: Any) -> NoVector:
+        return self
+
+    clone = add_ = sub_ = mul_ = copy_ = __add__ = __sub__ = __mul__ = __rmul__ = _itself  # type: ignore[assignment]
+
+
 class SimulatedReplicated:
     """A worker's own vector; implements `ReplicatedParameters`. Nobody else touches it, so nothing is charged."""
 
@@ -206,6 +221,55 @@ class SimulatedReplicated:
         """Copies the vector (P,); returns its version."""
         out.copy_(self.x)
         return self.version
+
+
+class ReplicatedState:
+    """The vectors of all workers, as an onlooker sees them.
+
+    Args:
+        x: initial parameters (P,), copied for every worker.
+        num_workers: how many.
+        is_mean: whether the run's parameters are the mean of all workers' (gossip), and not worker 0's, which all share.
+    """
+
+    def __init__(self, x: torch.Tensor, num_workers: int, *, is_mean: bool) -> None:
+        self.workers = [SimulatedReplicated(x.clone() if x.numel() else NoVector()) for _ in range(num_workers)]
+        self._is_mean = is_mean
+        self._lost: set[int] = set()
+
+    def lose(self, worker_id: int) -> None:
+        """Leaves a dead worker's vector out from now on."""
+        self._lost.add(worker_id)
+
+    @property
+    def present(self) -> list[int]:
+        """The workers that are not dead; all of them where all are."""
+        return [one for one in range(len(self.workers)) if one not in self._lost] or [*range(len(self.workers))]
+
+    @property
+    def version(self) -> int:
+        """Worker 0's number of updates; where each has a model of its own, that of all together, averages included."""
+        return sum(one.version for one in self.workers) if self._is_mean else self.workers[0].version
+
+    def snapshot(self, out: torch.Tensor) -> int:
+        """Copies the mean (P,), or worker 0's vector; returns the version."""
+        if not self._is_mean or len(self.present) == 1:
+            out.copy_(self.workers[self.present[0]].x)
+        else:
+            out.copy_(self._mean())
+        return self.version
+
+    def consensus_distance(self) -> float:
+        """sum_i ||x_i - mean||^2 / n over the present workers, 0 where all agree."""
+        mean = self._mean()
+        distances = [float((self.workers[one].x.double() - mean).square().sum()) for one in self.present]
+        return sum(distances) / len(distances)
+
+    def _mean(self) -> torch.Tensor:
+        total = torch.zeros_like(self.workers[0].x, dtype=torch.float64)
+        for one in self.present:
+            total += self.workers[one].x
+        return total / len(self.present)
 
 
 class SimulatedStalenessCounts:

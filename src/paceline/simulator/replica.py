@@ -100,14 +100,21 @@ class SimulatedReplica(_Timed, TaskReplica):
         self._apply_s += self._now_s() - begun_s
         return self._private
 
-    def gradient(self, at: torch.Tensor, version: int) -> None:
-        """Computes the gradient of `at` (P,) as it is now; it is ready after the time that computing takes."""
+    def gradient(
+        self,
+        at: torch.Tensor,
+        version: int,
+        ready: Callable[[torch.Tensor], None] | None = None,
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        """Computes the gradient of `at` (P,) as it is now; it is ready, as one bucket, after the time that computing takes."""
         self._random_states.enter(self._core.worker_id)
         self.binding.bind_gradients(self.g)
         super().gradient(at, version)
         if self.samples:
             self._core.compute(self.samples)
         self._gradient_ended_s = self._now_s()
+        _hand_out(self.g, ready, finish)
 
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:
         """Lets the optimizer take its one step on `to` (P,), block by block; copying `of` is the memory's to charge."""
@@ -151,37 +158,58 @@ class TimedReplica(_Timed):
 
     def steps(self) -> Iterator[int]:
         """This worker's steps, from 1, until the source ends or the run is stopped."""
+        scheduler = self._core.scheduler
         while not self._stopped():
             batch = self._batches.next()
             if batch is None:
                 return
             self._batch, self.samples = batch
-            self._begin_step(self._now_s())
+            self._begin_step(scheduler.now_s)
             yield self.step
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         """Takes a copy's time."""
-        begun_s = self._now_s()
-        for _ in range(self._num_blocks):
-            self._core.copy(self._num_blocks)
-        self._apply_s += self._now_s() - begun_s
+        core, num_blocks = self._core, self._num_blocks
+        scheduler = core.scheduler
+        begun_s = scheduler.now_s
+        for _ in range(num_blocks):
+            core.copy(num_blocks)
+        self._apply_s += scheduler.now_s - begun_s
         return x
 
-    def gradient(self, at: torch.Tensor, version: int) -> None:
-        """Takes a gradient's time."""
+    def gradient(
+        self,
+        at: torch.Tensor,
+        version: int,
+        ready: Callable[[torch.Tensor], None] | None = None,
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        """Takes a gradient's time; `ready` gets all of it at the end."""
         self._read_version = version
-        self._gradient_started_s = self._now_s()
+        scheduler = self._core.scheduler
+        self._gradient_started_s = scheduler.now_s
         if self.samples:
             self._core.compute(self.samples)
-        self._gradient_ended_s = self._now_s()
+        self._gradient_ended_s = scheduler.now_s
+        if ready is not None or finish is not None:
+            _hand_out(self.g, ready, finish)
 
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:
         """Takes an update's time."""
-        begun_s = self._now_s()
-        for _ in range(self._num_blocks):
-            self._core.update(self._num_blocks)
+        core, num_blocks = self._core, self._num_blocks
+        begun_s = core.scheduler.now_s
+        for _ in range(num_blocks):
+            core.update(num_blocks)
         self._count_apply(begun_s)
 
     def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
         """An empty tensor."""
         return self.g
+
+
+def _hand_out(g: torch.Tensor, ready: Callable[[torch.Tensor], None] | None, finish: Callable[[], None] | None) -> None:
+    """Gives a whole gradient (P,) away as one bucket."""
+    if ready is not None:
+        ready(g)
+    if finish is not None:
+        finish()

@@ -1,0 +1,173 @@
+"""Step times of `all-reduce` against DistributedDataParallel: the same two processes, the same Gloo, in turns.
+
+    python benchmarks/all_reduce.py [--rounds ROUNDS] [--steps STEPS] [--only NAME] [--json]
+
+Both sides run the same loop on the same batches. A round is so many steps of each side, whose order alternates; a step time
+is a round's, the slowest worker's. Bytes are what the loopback device sent meanwhile, other programs that use it
+included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from plain_loop import make_model
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import paceline as pl
+
+NUM_WORKERS = 2
+WARM_UP_STEPS = 10
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions beside a shortcut (He et al. 2016, option A)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.first_norm = nn.BatchNorm2d(outputs)
+        self.second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.second_norm = nn.BatchNorm2d(outputs)
+        self.stride, self.more = stride, outputs - inputs
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Images (batch, inputs, height, width) to (batch, outputs, ...)."""
+        y = self.second_norm(self.second(self.first_norm(self.first(x)).relu()))
+        shortcut = nn.functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.more))
+        return (y + shortcut).relu()
+
+
+def make_resnet_20() -> nn.Module:
+    """ResNet-20 for CIFAR-10: about 270,000 parameters."""
+    blocks = [Block(max(16, width // 2) if first else width, width, 1 + (first and width > 16))
+              for width in (16, 32, 64) for first in (True, False, False)]  # fmt: skip
+    stem = [nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], int, tuple[int, ...]]] = {
+    "mnist-mlp, batch 64": (make_model, 64, (784,)),
+    "ResNet-20, batch 16": (make_resnet_20, 16, (3, 32, 32)),
+}
+
+
+def loopback_bytes() -> int:
+    """Bytes that the loopback device has sent so far."""
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    return next(int(line.split(":")[1].split()[8]) for line in lines if line.strip().startswith("lo:"))
+
+
+def measure(name: str, rounds: int, steps: int) -> dict[str, float]:
+    """Runs one case in this worker; worker 0's result counts."""
+    make, batch_size, shape = CASES[name]
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    batches = [
+        (torch.randn(batch_size, *shape, generator=generator), torch.randint(0, 10, (batch_size,), generator=generator))
+        for _ in range(8)
+    ]
+    endless = batches * (NUM_WORKERS * (WARM_UP_STEPS + rounds * steps))
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer, source: Iterator, num_steps: int) -> None:
+        for _ in range(num_steps):
+            x, y = next(source)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    torch.manual_seed(0)
+    model, peer = make(), make()
+    num_bytes = sum(p.nbytes for p in model.parameters())
+    wrapped = DistributedDataParallel(peer)
+    optimizer, peers = (torch.optim.SGD(one.parameters(), lr=0.01) for one in (model, peer))
+    times: dict[str, list[float]] = {"ours": [], "theirs": []}
+    sent: dict[str, list[float]] = {"ours": [], "theirs": []}
+    with pl.attach(model, optimizer, algorithm="all-reduce") as worker:
+        sides = {
+            "ours": (model, optimizer, iter(worker.batches(endless))),
+            "theirs": (wrapped, peers, iter(endless)),
+        }
+        for side in sides.values():
+            loop(*side, WARM_UP_STEPS)
+        for number in range(rounds):
+            for side in sorted(sides, reverse=bool(number % 2)):
+                dist.barrier()
+                bytes_before, begun_s = loopback_bytes(), time.perf_counter()
+                loop(*sides[side], steps)
+                took_s = torch.tensor(time.perf_counter() - begun_s)
+                dist.all_reduce(took_s, op=dist.ReduceOp.MAX)
+                sent[side].append((loopback_bytes() - bytes_before) / steps / NUM_WORKERS)
+                times[side].append(took_s.item() / steps)
+    return {
+        "ours_ms": 1e3 * statistics.median(times["ours"]),
+        "theirs_ms": 1e3 * statistics.median(times["theirs"]),
+        "ratio": statistics.median(a / b for a, b in zip(times["ours"], times["theirs"], strict=True)),
+        "sent_bytes": statistics.median(sent["ours"]),
+        "their_sent_bytes": statistics.median(sent["theirs"]),
+        "optimum_bytes": 2 * (NUM_WORKERS - 1) / NUM_WORKERS * num_bytes,
+    }
+
+
+def work(rounds: int, steps: int, only: str) -> None:
+    """A worker: all cases with `only` in their name, one after the other."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    results = {name: measure(name, rounds, steps) for name in CASES if only in name}
+    if dist.get_rank() == 0:
+        print(json.dumps(results))
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """Starts the workers and prints what they measured."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--steps", type=int, default=40, help="steps of each side in a round")
+    parser.add_argument("--only", default="", help="part of a case's name")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    if "RANK" in os.environ:
+        work(given.rounds, given.steps, given.only)
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(NUM_WORKERS)}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, *sys.argv], env={**common, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(NUM_WORKERS)
+    ]
+    outputs = [worker.communicate()[0] for worker in workers]
+    if any(worker.returncode for worker in workers):
+        sys.exit("a worker failed")
+    results = json.loads(outputs[0])
+    if given.json:
+        print(json.dumps(results))
+        return
+    print(
+        "| model | ours, ms per step | DistributedDataParallel, ms | ratio | bytes per worker and step, times the optimum |"
+    )
+    print("|---|---|---|---|---|")
+    for name, one in results.items():
+        factors = (
+            f"{one['sent_bytes'] / one['optimum_bytes']:.3f} (DDP {one['their_sent_bytes'] / one['optimum_bytes']:.3f})"
+        )
+        print(f"| {name} | {one['ours_ms']:.2f} | {one['theirs_ms']:.2f} | {one['ratio']:.3f} | {factors} |")
+
+
+if __name__ == "__main__":
+    main()

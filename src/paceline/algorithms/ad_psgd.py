@@ -1,0 +1,73 @@
+"""AD-PSGD: everyone trains at its own pace and averages in pairs meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from paceline.algorithms.base import Algorithm
+from paceline.algorithms.pairwise import PairwiseAveraging
+from paceline.topology import Ring, Topology
+from paceline.transport.base import MemoryRequest, Ports, Replica
+
+__all__ = ["ADPSGD"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ADPSGD(Algorithm):
+    """Asynchronous decentralized parallel SGD: average with one neighbour, then apply the (by then stale) gradient.
+
+    Every worker has a model of its own and two programs: one computes gradients, one averages with a neighbour in the
+    meantime, once for every gradient. Nobody waits for a slow worker. What is evaluated is the mean of all models.
+
+    Fast workers make more of the updates: with workers i at rates p_i the loss that is minimised is sum_i p_i f_i. With shared
+    data all f_i are equal; with a partition, see `share_of_updates` in the result.
+
+    Costs per step: one request and one answer of the parameters' size, overlapped with the gradient; three private copies of
+    the parameters.
+    Use when: workers, links or machines are unequal, shared or unreliable.
+    Not: `d-psgd`, which averages with all neighbours and waits for them; `hogwild`, whose workers share one vector.
+
+    Args:
+        topology: who may average with whom. Bipartite ones (even rings, bipartite-exponential) need no refusals.
+        peers: partners are drawn at `random`, as in the paper, or take turns (`rotate`).
+
+    Reference: Lian et al., "Asynchronous Decentralized Parallel Stochastic Gradient Descent", ICML 2018, arXiv:1710.06952,
+        Algorithm 1. The paper's passive workers never start an average; here they invite an active neighbour to, so that every
+        update comes with one pair's average, whoever makes it. The second half of an average is applied as a difference, so
+        that gradients may be applied in between.
+    """
+
+    topology: Topology = field(default_factory=Ring)
+    peers: Literal["random", "rotate"] = "random"
+
+    tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
+
+    @property
+    def memory(self) -> MemoryRequest:
+        """A replica per worker, and messages."""
+        return MemoryRequest("replicated", mailbox=True, own_models=True)
+
+    def check(self, num_workers: int) -> None:
+        """Refuses sizes at which the topology does not exist."""
+        super().check(num_workers)
+        self.topology.check(num_workers)
+
+    def work(self, replica: Replica, ports: Ports) -> None:
+        """x: this worker's parameters (P,), which its two programs share under a lock; z: the copy for the gradient."""
+        assert ports.concurrency is not None
+        shared, lock = ports.shared, ports.concurrency.lock()
+        averaging = PairwiseAveraging(self.topology, self.peers, ports, lock)
+        if ports.incarnation:
+            averaging.take_model()
+        with averaging.in_background(ports.concurrency):
+            for _ in replica.steps():
+                with lock:
+                    version = shared.version
+                    z = replica.copy(shared.x)
+                averaging.turn()
+                replica.gradient(at=z, version=version)
+                ready_version = shared.version
+                with lock, shared.writing():
+                    replica.apply(to=shared.x)
+                    replica.applied(shared.advance(), gradient_version=ready_version)

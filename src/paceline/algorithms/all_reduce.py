@@ -1,0 +1,105 @@
+"""Synchronous SGD by all-reduce: gradients are averaged while backward still computes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from paceline.algorithms.base import Algorithm
+from paceline.transport.base import Collectives, Handle, MemoryRequest, Ports, Replica
+
+__all__ = ["AllReduce"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduce(Algorithm):
+    """Synchronous SGD: all workers apply the mean of their gradients, which travel in buckets during the backward pass.
+
+    A step of n workers is one step with all their samples as one batch: means are weighted by samples, so that an uneven or
+    missing batch is no exception. Parameters stay equal on all workers, bit for bit.
+
+    Costs per step: 2 (n - 1) / n times the parameters' size sent and received by each worker, hidden behind backward except
+    for the first layers' part. Every step lasts as long as its slowest worker.
+    Use when: workers are equally fast and links are good; it is what asynchronous methods are compared to.
+    Not: `lockstep`, which begins to average when backward has ended; `local-sgd`, which averages parameters, and rarely.
+
+    Reference: Das et al., "Distributed Deep Learning Using Synchronous Stochastic Gradient Descent", 2016, arXiv:1602.06709;
+        Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, arXiv:2006.15704.
+        There means are unweighted: a worker without a batch would count as one with a gradient of zero.
+    """
+
+    lockstep: ClassVar[bool] = True
+
+    @property
+    def memory(self) -> MemoryRequest:
+        """A replica per worker, and all-reduce."""
+        return MemoryRequest("replicated", collectives=True)
+
+    def work(self, replica: Replica, ports: Ports) -> None:
+        """x: this worker's parameters (P,); its gradient becomes the mean of all at the end of backward."""
+        assert ports.collectives is not None
+        shared = ports.shared
+        mean = _OverlappedMean(replica, ports.collectives, ports.num_workers)
+        alone = ports.num_workers == 1
+        for _ in replica.steps():
+            version = shared.version
+            if alone:
+                replica.gradient(at=shared.x, version=version)
+            else:
+                replica.gradient(at=shared.x, version=version, ready=mean.begin, finish=mean.finish)
+            with shared.writing():
+                replica.apply(to=shared.x)
+                replica.applied(shared.advance(), gradient_version=version)
+
+
+class _OverlappedMean:
+    """sum_k (w_k / u) g_k / sum_k (w_k / u), w_k: worker k's samples, u: a unit that all workers know.
+
+    The unit is the power of two nearest to the mean weight of the round before, so that factors are near 1, exactly 1 for
+    the usual batch sizes, and never round: whatever the unit, the result has the same bits.
+
+    The weights are added up in the padding of the first bucket, where its type holds such numbers exactly (up to 2^24
+    samples); otherwise by an operation of their own, which costs as much time as a small bucket.
+    """
+
+    def __init__(self, replica: Replica, collectives: Collectives, num_workers: int) -> None:
+        self._replica = replica
+        self._collectives = collectives
+        self._num_workers = num_workers
+        self._unit = 1.0
+        self._weight = torch.zeros(1, dtype=torch.float64)
+        self._under_way: list[tuple[torch.Tensor, Handle]] = []
+
+    def begin(self, bucket: torch.Tensor) -> None:
+        """Starts averaging a bucket (n,) in place."""
+        factor = self._replica.samples / self._unit
+        if factor != 1.0:
+            bucket.mul_(factor)
+        if not self._under_way:
+            if bucket.numel() and bucket.dtype in (torch.float32, torch.float64):
+                self._weight = bucket[-1:]
+                self._weight.fill_(factor)
+            else:
+                self._weight = torch.tensor([factor], dtype=torch.float64)
+                self._start(self._weight)
+        self._start(bucket)
+
+    def finish(self) -> None:
+        """Waits for the buckets in their order."""
+        total = 0.0
+        for number, (vector, summed) in enumerate(self._under_way):
+            summed.wait()
+            if number == 0:
+                total = self._weight.item()
+                self._weight.zero_()
+            if total:
+                vector.div_(total)
+        self._under_way.clear()
+        if total:
+            self._unit *= 2.0 ** round(math.log2(total / self._num_workers))
+
+    def _start(self, vector: torch.Tensor) -> None:
+        self._under_way.append((vector, self._collectives.start_all_reduce(vector)))

@@ -1,0 +1,93 @@
+"""D-PSGD: every worker averages with its neighbours, then steps; in lockstep with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+
+from paceline.algorithms.base import Algorithm
+from paceline.errors import PeerLostError, WorkerLostError
+from paceline.topology import Ring, Topology, metropolis_weights
+from paceline.transport.base import Mailbox, MemoryRequest, Message, PeerBack, PeerLeft, Ports, Replica
+
+__all__ = ["DPSGD"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPSGD(Algorithm):
+    """Decentralized parallel SGD: x_i <- sum_j W_ij x_j - learning rate * g(x_i), in lockstep with the neighbours.
+
+    Every worker has a model of its own; what is evaluated is the mean of all. Models travel while the gradient is computed.
+
+    Costs per step: one message of the parameters' size to and from every neighbour; a round lasts as long as the slowest
+    neighbour's, and so, within as many rounds as the graph is wide, as the slowest worker's.
+    Use when: links are slow or a central point would be the bottleneck, and workers are equally fast.
+    Not: `ad-psgd`, which waits for nobody; `lockstep` and `all-reduce`, whose workers hold equal models.
+
+    Args:
+        topology: who averages with whom, with Metropolis weights; a time-varying one moves on every step.
+        deadline_s: how long a round may wait for one neighbour.
+
+    Reference: Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms? A Case Study for Decentralized
+        Parallel Stochastic Gradient Descent", NIPS 2017, arXiv:1705.09056, Algorithm 1.
+    """
+
+    topology: Topology = field(default_factory=Ring)
+    deadline_s: float = 60.0
+
+    lockstep: ClassVar[bool] = True
+
+    @property
+    def memory(self) -> MemoryRequest:
+        """A replica per worker, and messages."""
+        return MemoryRequest("replicated", mailbox=True, own_models=True)
+
+    def check(self, num_workers: int) -> None:
+        """Refuses sizes at which the topology does not exist."""
+        super().check(num_workers)
+        self.topology.check(num_workers)
+
+    def work(self, replica: Replica, ports: Ports) -> None:
+        """x: this worker's parameters (P,), k: the round, W: mixing weights by worker."""
+        assert ports.mailbox is not None
+        shared, mailbox, me, n = ports.shared, ports.mailbox, ports.worker_id, ports.num_workers
+        for _ in replica.steps():
+            x, k = shared.x, shared.version
+            W = metropolis_weights(self.topology, me, n, k)
+            for reader in self.topology.sends_to(me, n, k):
+                self._send(reader, Message("model", k, x=x), mailbox)
+            replica.gradient(at=x, version=k)
+            neighbours = {j: self._model_of(j, k, mailbox) for j in sorted(W) if j != me}
+            with shared.writing():
+                x.mul_(W[me])
+                for j, x_j in neighbours.items():
+                    x.add_(x_j, alpha=W[j])
+                replica.apply(to=x)
+                ports.counts.averages += bool(neighbours)
+                replica.applied(shared.advance(), gradient_version=k)
+
+    def _model_of(self, j: int, k: int, mailbox: Mailbox) -> torch.Tensor:
+        """The model (P,) that neighbour `j` had at the beginning of round `k`."""
+        received = mailbox.receive(self.deadline_s, kind="model", sender=j, number=k)
+        while isinstance(received, PeerBack):
+            received = mailbox.receive(self.deadline_s, kind="model", sender=j, number=k)
+        if received is None:
+            raise self._lost(j, k, f"did not send its model within {self.deadline_s:g} s")
+        if isinstance(received, PeerLeft):
+            raise self._lost(j, k, f"did not send its model: it has left ({received.reason})")
+        assert received.message.x is not None
+        return received.message.x
+
+    def _send(self, reader: int, message: Message, mailbox: Mailbox) -> None:
+        try:
+            mailbox.send(reader, message)
+        except PeerLostError as error:
+            raise self._lost(reader, message.number, f"did not take a model: {error}") from error
+
+    def _lost(self, worker: int, k: int, what: str) -> WorkerLostError:
+        return WorkerLostError(
+            f"D-PSGD round {k + 1}: worker {worker} {what.rstrip('.')}. Go on from the newest checkpoint with --resume, or use"
+            " ad-psgd, which goes on without a lost worker."
+        )

@@ -1,0 +1,46 @@
+"""How long to wait for an answer: measured, not guessed."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+__all__ = ["MeasuredDeadline"]
+
+_WINDOW = 64
+
+
+class MeasuredDeadline:
+    """median + spread * MAD of the last 64 waits, MAD being the median distance from the median.
+
+    Both are unmoved by a few outliers, such as the very waits that were given up.
+
+    Args:
+        spread: how many MADs above the median.
+        least_s: never shorter, so that one busy moment of an even network ends no wait.
+        first_s: as long as fewer than 8 waits are known.
+    """
+
+    def __init__(self, *, spread: float = 20.0, least_s: float = 1.0, first_s: float = 10.0) -> None:
+        self._spread = spread
+        self._least_s = least_s
+        self._first_s = first_s
+        self._waits_s: deque[float] = deque(maxlen=_WINDOW)
+        self._value_s = first_s
+        self._num_new = 0
+
+    @property
+    def value_s(self) -> float:
+        """The deadline as of now, in seconds."""
+        return self._value_s
+
+    def add(self, wait_s: float) -> None:
+        """Takes one measured wait into account."""
+        self._waits_s.append(wait_s)
+        self._num_new += 1
+        if len(self._waits_s) < 8 or self._num_new < 8:  # eight at a time: medians cost more than a simulated exchange
+            return
+        self._num_new = 0
+        middle_s = median(self._waits_s)
+        deviation_s = median(abs(one - middle_s) for one in self._waits_s)
+        self._value_s = max(self._least_s, middle_s + self._spread * deviation_s)

@@ -1,0 +1,65 @@
+"""Local SGD: everyone trains alone and all average their parameters every H steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from paceline.algorithms.base import Algorithm
+from paceline.errors import UsageError
+from paceline.transport.base import MemoryRequest, Ports, Replica
+
+__all__ = ["LocalSGD"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSGD(Algorithm):
+    """Local SGD: H steps on a model of one's own, then the average of all models, in lockstep.
+
+    Costs per step: 1/H of an all-reduce of the parameters. Every H steps all wait for the slowest.
+    Use when: workers are equally fast and communication is the bottleneck.
+    Not: `lockstep` and `all-reduce`, which average every gradient; `ad-psgd`, which waits for nobody. DiLoCo is local SGD with
+    an outer optimizer on the averaged change.
+
+    Args:
+        period: H, steps between two averages of the parameters.
+        warmup_steps: so many steps average every gradient instead, as all-reduce does: post-local SGD.
+
+    Reference: Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", 2018, arXiv:1808.07217; the warm-up is theirs and
+        PyTorch's `PostLocalSGDState`. Optimizer state stays each worker's own.
+    """
+
+    period: int = 8
+    warmup_steps: int = 0
+
+    lockstep: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.period < 1:
+            raise UsageError(f"local-sgd averages every period steps, from 1 on, not every {self.period}.")
+        if self.warmup_steps < 0:
+            raise UsageError(f"local-sgd's warmup_steps must be 0 or more, not {self.warmup_steps}.")
+
+    @property
+    def memory(self) -> MemoryRequest:
+        """A replica per worker, and all-reduce."""
+        return MemoryRequest("replicated", collectives=True, own_models=True)
+
+    def work(self, replica: Replica, ports: Ports) -> None:
+        """x: this worker's parameters (P,), k: steps made."""
+        assert ports.collectives is not None
+        shared = ports.shared
+        for _ in replica.steps():
+            k = shared.version
+            replica.gradient(at=shared.x, version=k)
+            if k < self.warmup_steps:
+                ports.collectives.all_reduce_mean(replica.g, weight=replica.samples)
+            with shared.writing():
+                replica.apply(to=shared.x)
+            if k >= self.warmup_steps and (k + 1) % self.period == 0 and ports.num_workers > 1:
+                mean = replica.copy(shared.x)
+                ports.collectives.all_reduce_mean(mean, weight=1.0)
+                with shared.writing():
+                    shared.x.copy_(mean)
+                ports.counts.averages += 1
+            replica.applied(shared.advance(), gradient_version=k)

@@ -1,0 +1,134 @@
+"""A flat gradient cut into buckets, each handed out as soon as backward has completed it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from paceline.errors import UsageError
+from paceline.flat import FlatBinding
+
+__all__ = ["BUCKET_BYTES", "GradientBuckets"]
+
+BUCKET_BYTES = 1 << 20  # large enough that an operation's latency (about 0.2 ms over Gloo) is not most of its time
+
+
+class GradientBuckets:
+    """Watches the parameters' gradients during backward and hands out buckets of `g` (P,) in a fixed order.
+
+    Buckets are contiguous, end where a parameter ends, and begin with the last parameters: backward completes those first. A
+    bucket is copied into `g` and handed out once it and all before it are complete, so that every worker hands out the
+    same ones in the same order, whatever its own backward pass does first.
+
+    Args:
+        binding: the parameters.
+        g: the flat vector (P,); its padding is zero.
+        on_gradient: a method, called with a parameter's index when backward has added to its gradient.
+        bucket_bytes: a bucket closes when it has reached this size.
+    """
+
+    def __init__(
+        self,
+        binding: FlatBinding,
+        g: torch.Tensor,
+        on_gradient: Callable[[int], None],
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        self._parameters = binding.parameters
+        views = binding.views(g)
+        self._views = views
+        self._bucket_of = [0] * len(views)
+        self._members: list[list[int]] = [[]]
+        self.vectors: list[torch.Tensor] = []
+        end = g.numel()
+        for index in reversed(range(len(views))):
+            self._members[-1].append(index)
+            self._bucket_of[index] = len(self._members) - 1
+            begin = binding.offsets[index]
+            if (end - begin) * g.itemsize >= bucket_bytes or index == 0:
+                self.vectors.append(g[begin:end])
+                self._members.append([])
+                end = begin
+        self._members.pop()
+        self._missing: list[set[int]] = []
+        self._num_out = len(self.vectors)
+        self._ready: Callable[[torch.Tensor], None] = _nobody
+        # PyTorch holds hooks where the garbage collector cannot see them: a strong reference to what owns the parameters would
+        # keep all of it for good.
+        owner = weakref.WeakMethod(on_gradient)
+        self._hooks: list[Any] = [
+            parameter.register_post_accumulate_grad_hook(lambda _, index=index: _tell(owner, index))
+            for index, parameter in enumerate(binding.parameters)
+        ]
+
+    @property
+    def under_way(self) -> bool:
+        """Whether some buckets have not been handed out since `begin`."""
+        return self._num_out < len(self.vectors)
+
+    def begin(self, ready: Callable[[torch.Tensor], None]) -> None:
+        """A backward pass begins whose buckets go to `ready`."""
+        self._ready = ready
+        self._missing = [set(members) for members in self._members]
+        self._num_out = 0
+
+    def complete(self, index: int) -> None:
+        """This parameter's gradient is complete.
+
+        Raises:
+            UsageError: it was complete before, so that what has been handed out is not what it is now.
+        """
+        missing = self._missing[self._bucket_of[index]]
+        if index not in missing:
+            raise UsageError(
+                "One backward pass completed a parameter's gradient twice, as reentrant checkpointing does: use"
+                " torch.utils.checkpoint(..., use_reentrant=False)."
+            )
+        missing.remove(index)
+        while self.under_way and not self._missing[self._num_out]:
+            self._hand_out()
+
+    def complete_all(self) -> None:
+        """Backward has ended: what it left out stays as it was before, or zero."""
+        while self.under_way:
+            self._hand_out()
+
+    def remove(self) -> None:
+        """Stops watching."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    @torch.no_grad()
+    def _hand_out(self) -> None:
+        number = self._num_out
+        targets, sources = [], []
+        for index in self._members[number]:
+            view, gradient = self._views[index], self._parameters[index].grad
+            if gradient is None:
+                view.zero_()
+            elif gradient.layout != torch.strided:
+                raise UsageError(
+                    "This algorithm averages dense gradients, but the model has sparse ones: use sparse=False in its"
+                    " embeddings, or an algorithm whose workers apply their own gradients, such as hogwild."
+                )
+            elif gradient.data_ptr() != view.data_ptr():
+                targets.append(view)
+                sources.append(gradient)
+        if targets:
+            torch._foreach_copy_(targets, sources)  # pyright: ignore
+        self._num_out += 1
+        self._ready(self.vectors[number])
+
+
+def _tell(owner: weakref.WeakMethod[Callable[[int], None]], index: int) -> None:
+    on_gradient = owner()
+    if on_gradient is not None:
+        on_gradient(index)
+
+
+def _nobody(bucket: torch.Tensor) -> None:
+    raise AssertionError("a bucket is complete before a backward pass has begun")

@@ -1,0 +1,77 @@
+"""The end of a run whose workers have models of their own and no supervisor: they agree on the mean."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from paceline.errors import PeerLostError
+from paceline.transport.base import Mailbox, Message, Ports, Received
+
+__all__ = ["FinalMean", "mean_of_all", "take_final_mean"]
+
+
+class FinalMean(NamedTuple):
+    """What `mean_of_all` returns."""
+
+    x: torch.Tensor  # (P,)
+    consensus_distance: float  # sum_i ||x_i - mean||^2 / n
+    num_models: int
+
+
+def take_final_mean(ports: Ports, x: torch.Tensor, deadline_s: float) -> float | None:
+    """Replaces a worker's model `x` (P,) by the mean of all; returns the consensus distance, where it is known."""
+    if ports.num_workers == 1:
+        return 0.0
+    if ports.mailbox is not None:
+        final = mean_of_all(ports.mailbox, ports.worker_id, ports.num_workers, x, deadline_s)
+        x.copy_(final.x)
+        return final.consensus_distance
+    assert ports.collectives is not None
+    ports.collectives.all_reduce_mean(x, weight=1.0)
+    return None
+
+
+def mean_of_all(mailbox: Mailbox, worker_id: int, num_workers: int, x: torch.Tensor, deadline_s: float) -> FinalMean:
+    """The mean of all workers' models that are still there; every worker calls it and gets the same bits.
+
+    The lowest worker that can be reached collects the models and sends the mean to all. A worker that has left is not counted;
+    one that leaves while it collects is replaced by the next. Where nobody answers in time the worker's own model is returned.
+    Costs: two messages of the model's size per worker, one after the other at the collecting worker.
+
+    Args:
+        mailbox: on which all else that comes is left alone.
+        worker_id: this worker.
+        num_workers: of the run.
+        x: its model (P,), not changed.
+        deadline_s: how long to wait for one worker.
+    """
+    for collector in range(worker_id):
+        try:
+            mailbox.send(collector, Message("final", collector, x=x))
+        except PeerLostError:
+            continue
+        answer = mailbox.receive(deadline_s, kind="mean", sender=collector)
+        if isinstance(answer, Received) and answer.message.x is not None:
+            return FinalMean(answer.message.x, answer.message.weight, answer.message.number)
+    return _collect(mailbox, worker_id, num_workers, x, deadline_s)
+
+
+def _collect(mailbox: Mailbox, worker_id: int, num_workers: int, x: torch.Tensor, deadline_s: float) -> FinalMean:
+    models = {worker_id: x}
+    for other in range(worker_id + 1, num_workers):
+        if other in mailbox.peers():
+            answer = mailbox.receive(deadline_s, kind="final", sender=other, number=worker_id)
+            if isinstance(answer, Received) and answer.message.x is not None:
+                models[other] = answer.message.x
+    mean = torch.stack(list(models.values())).mean(dim=0)
+    distances = [float((one - mean).double().square().sum()) for one in models.values()]
+    consensus_distance = sum(distances) / len(distances)
+    for other in models:
+        if other != worker_id:
+            try:
+                mailbox.send(other, Message("mean", len(models), consensus_distance, mean))
+            except PeerLostError:
+                continue
+    return FinalMean(mean, consensus_distance, len(models))

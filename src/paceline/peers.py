@@ -1,0 +1,126 @@
+"""A worker's way to its peers in a real run: the mailbox, its second program, and the end of both with the run."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from paceline.environment import WorkerEnvironment
+from paceline.memory.waiting import RunStopped
+from paceline.transport.base import Counts, PeerBack, PeerLeft, Received
+from paceline.transport.concurrency import ThreadConcurrency
+from paceline.transport.mailbox import ZmqMailbox
+
+_dist: Any = dist  # its type stubs do not name the stores
+
+__all__ = ["Peers", "host_store", "store_of"]
+
+_STORE_DEADLINE_S = 60.0
+_SWITCH_INTERVAL_S = 100e-6
+_LOOK_EVERY_S = 0.1  # at whether the run is being stopped
+
+
+def host_store() -> Any:
+    """A store on this machine where workers find each other; it ends with its last reference."""
+    timeout = timedelta(seconds=_STORE_DEADLINE_S)
+    # libuv's server would leave a pipe open in this process for good.
+    return _dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout, use_libuv=False)
+
+
+def store_of(environment: WorkerEnvironment | None) -> Any:
+    """The store that the supervisor holds for its workers; one of its own for a worker alone."""
+    if environment is None or environment.store is None:
+        return _dist.HashStore()
+    host, port = environment.store
+    timeout = timedelta(seconds=_STORE_DEADLINE_S)
+    return _dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+
+
+class Peers:
+    """Mailbox and further programs of one worker.
+
+    Args:
+        store: where the workers of this run find each other.
+        worker_id: this worker.
+        num_workers: of the run.
+        counts: messages and bytes are added there.
+        stopped: whether the run is being stopped.
+        incarnation: how many processes this worker has had before.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        worker_id: int,
+        num_workers: int,
+        counts: Counts,
+        stopped: Callable[[], bool],
+        *,
+        incarnation: int = 0,
+    ) -> None:
+        self._zmq = ZmqMailbox(
+            _dist.PrefixStore("mailbox", store), worker_id, num_workers, incarnation=incarnation, counts=counts
+        )
+        self._zmq.connect(_STORE_DEADLINE_S)
+        # The program that averages needs the interpreter for microseconds at a time. By default it would get it from the one
+        # that trains only after 5 ms, at every message.
+        self._switch_interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        self.mailbox = RunMailbox(self._zmq, stopped)
+        self.concurrency = ThreadConcurrency()
+
+    def close(self) -> None:
+        """Says goodbye and frees the sockets."""
+        sys.setswitchinterval(self._switch_interval_s)
+        self._zmq.close()
+
+
+class RunMailbox:
+    """A mailbox in which a wait for one peer ends with the run; one for anyone is ended by a message to oneself.
+
+    Attributes:
+        waited_s: seconds spent waiting for one peer; the caller reads it and sets it back to 0.
+    """
+
+    def __init__(self, inner: ZmqMailbox, stopped: Callable[[], bool]) -> None:
+        self._inner = inner
+        self._stopped = stopped
+        self.send = inner.send
+        self.peers = inner.peers
+        self.waited_s = 0.0
+
+    def receive(
+        self,
+        timeout_s: float | None = None,
+        *,
+        kind: str | tuple[str, ...] | None = None,
+        sender: int | None = None,
+        number: int | None = None,
+    ) -> Received | PeerLeft | PeerBack | None:
+        """The next that fits, as in `Mailbox.receive`.
+
+        Raises:
+            RunStopped: the run is being stopped while this waits for `sender`.
+        """
+        wanted: dict[str, Any] = {"kind": kind, "sender": sender, "number": number}
+        if sender is None:
+            return self._inner.receive(timeout_s, **wanted)
+        begun_s = time.monotonic()
+        until_s = begun_s + timeout_s if timeout_s is not None else float("inf")
+        try:
+            while True:
+                left_s = until_s - time.monotonic()
+                arrival = self._inner.receive(max(0.0, min(_LOOK_EVERY_S, left_s)), **wanted)
+                if isinstance(arrival, Received) or (arrival is not None and not self._stopped()):
+                    return arrival
+                if self._stopped():
+                    raise RunStopped
+                if left_s <= _LOOK_EVERY_S:
+                    return None
+        finally:
+            self.waited_s += time.monotonic() - begun_s

@@ -1,0 +1,289 @@
+"""`simulate`: the user's own training function on simulated workers."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from paceline.algorithms import Algorithm, registry
+from paceline.algorithms.lockstep import Lockstep
+from paceline.config import TrainConfig
+from paceline.environment import WorkerEnvironment, set_environment
+from paceline.errors import UsageError
+from paceline.final_mean import take_final_mean
+from paceline.flat import FlatBinding
+from paceline.observe.run import RunData
+from paceline.replica import DivergedError
+from paceline.simulation_record import SimulationRecord, write_simulation
+from paceline.simulator.attached import SimulatedAttachedReplica
+from paceline.simulator.cluster import Cluster
+from paceline.simulator.cluster_file import as_table
+from paceline.simulator.machine import SimulatedMachine
+from paceline.simulator.scheduler import Program, ProgramError, Scheduler
+from paceline.supervised import check_launch
+
+__all__ = ["simulate"]
+
+_DEADLINE_S = 600.0  # of virtual time, for the mean at the end
+
+
+def simulate(
+    train: Callable[[], Any],
+    *,
+    cluster: Cluster | None = None,
+    workers: int | None = None,
+    algorithm: Algorithm | str | None = None,
+    seed: int = 0,
+    out: Path | str | None = None,
+) -> RunData:
+    """Calls `train()` once per simulated worker; inside, `attach` makes them one run under a virtual clock.
+
+    The same function that `launch` or torchrun runs. Every gradient, optimizer step and message is real; only time is virtual,
+    and the order of events follows from it: equal arguments give equal results, bit for bit, on the same machine and versions.
+    What the function draws from Python's, NumPy's and PyTorch's global generators is each worker's own.
+    Costs: all gradients, one after the other, in this process; a model and an optimizer per worker.
+    Not: `simulate_task`, which simulates a built-in task with one model for all workers, and can leave the gradients out.
+
+    Args:
+        train: any callable; what it returns is in `RunData.returned`, by worker.
+        cluster: workers and speeds; None: the default one of `workers`.
+        workers: how many, where no cluster says so.
+        algorithm: a spec or an instance; None where `attach` names it.
+        seed: of the order of samples, of compute times and of everything random in the algorithm and in the workers.
+        out: the run's folder; None: nothing is written.
+
+    Raises:
+        UsageError: something cannot be simulated as asked.
+        PacelineError: the workers wait for each other, as where one leaves a lockstep epoch early.
+        Exception: whatever a worker's function raised, unless it was that the loss is not finite: that run has diverged.
+    """
+    if cluster is None:
+        cluster = Cluster(workers=workers if workers is not None else 2)
+    elif workers is not None and workers != cluster.workers:
+        raise UsageError(f"The cluster has {cluster.workers} workers, not {workers}: leave out workers.")
+    check_launch(num_workers=cluster.workers, backend="processes", placement="first-touch")
+    named = registry.build(algorithm) if isinstance(algorithm, str) else algorithm
+    folder = Path(out) if out is not None else None
+    if folder is not None and folder.is_dir() and any(folder.iterdir()):
+        raise UsageError(f"{folder} is not empty: choose another `out`.")
+    simulation = _Simulation(train, cluster, named, seed)
+    began, began_s = time.time(), time.perf_counter()
+    run = simulation.run()
+    if folder is not None:
+        host = {"began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)), "out": str(folder)}
+        host |= {"simulated_in_s": time.perf_counter() - began_s, "events": simulation.scheduler.num_events}
+        write_simulation(run, folder, host=host, command="")
+    return run
+
+
+class _Simulation:
+    """One call of `simulate`; as `WorkerEnvironment.simulation` it is what `attach` joins."""
+
+    replica_kind = SimulatedAttachedReplica
+
+    def __init__(self, train: Callable[[], Any], cluster: Cluster, algorithm: Algorithm | None, seed: int) -> None:
+        self.scheduler = Scheduler()
+        self.cluster = cluster
+        self.seed = seed
+        self.machine: SimulatedMachine | None = None
+        self.record: SimulationRecord | None = None
+        self.algorithm = algorithm
+        self.returned: dict[int, Any] = {}
+        self.next_batch = np.zeros(1, np.int64)
+        self._train = train
+        self._wanted: Any = None  # what the first worker to attach wants to train
+        self._joined: list[Program] = []  # workers that wait for the others to attach
+        self._name = getattr(train, "__name__", "train")
+
+    def run(self) -> RunData:
+        """Runs all workers to their end."""
+        states = _GlobalRandomness(self.seed)
+        self.scheduler.on_resume = states.enter
+        for worker_id in range(self.cluster.workers):
+            self.scheduler.start(worker_id, self._body(worker_id), is_main=True)
+        try:
+            self.scheduler.run()
+        except ProgramError as error:
+            if self.record is None or not isinstance(error.cause, DivergedError):
+                raise error.cause from None
+            self.record.end("diverged", f"Worker {error.worker_id}: {error.cause}")
+        finally:
+            states.leave()
+        if self.record is None:
+            raise UsageError(f"{self._name} never called paceline.attach, so its workers shared nothing.")
+        assert self.machine is not None
+        config = {
+            "task": self._name,
+            "workers": self.cluster.workers,
+            "seed": self.seed,
+            "algorithm": registry.spec(self.algorithm) if self.algorithm is not None else None,
+            "backend": "simulator",
+            "timing_only": False,
+            "cluster": as_table(self.cluster),
+        }
+        run = self.record.finish(config, num_parameters=self._wanted.num_parameters)
+        run.returned = self.returned
+        return run
+
+    def _body(self, worker_id: int) -> Callable[[], None]:
+        def body() -> None:
+            set_environment(
+                WorkerEnvironment(
+                    worker_id=worker_id,
+                    num_workers=self.cluster.workers,
+                    incarnation=0,
+                    algorithm=registry.spec(self.algorithm) if self.algorithm is not None else None,
+                    seed=self.seed,
+                    connection=None,
+                    simulation=self,
+                )
+            )
+            self.returned[worker_id] = self._train()
+
+        return body
+
+    def join(self, model: nn.Module, algorithm: Algorithm, environment: WorkerEnvironment) -> _SimulatedSession:
+        """What `Session` is in a real run; the first worker brings the initial parameters, and all wait for the last."""
+        binding = FlatBinding(model.parameters())
+        if self.machine is None:
+            self._wanted = binding
+            self.algorithm = algorithm
+            x = torch.empty(binding.num_elements, dtype=binding.dtype)
+            binding.read(x)
+            self.machine = SimulatedMachine(
+                self.cluster,
+                algorithm.memory,
+                x=x,
+                vector_bytes=x.numel() * x.element_size(),
+                batch_size=0,
+                seed=self.seed,
+                is_gossip=algorithm.gossip,
+                collective="memory" if isinstance(algorithm, Lockstep) else "ring",
+                scheduler=self.scheduler,
+            )
+            about = TrainConfig(
+                task=self._name,
+                algorithm=registry.spec(algorithm),
+                workers=self.cluster.workers,
+                backend="simulator",
+                seed=self.seed,
+            )
+            self.record = SimulationRecord(
+                about, self.machine, None, None, None, 0, is_gossip=algorithm.gossip, timing_only=False
+            )
+        elif algorithm != self.algorithm or list(binding.describe()) != list(self._wanted.describe()):
+            raise UsageError(
+                f"Worker {environment.worker_id} wants {registry.spec(algorithm)} on {binding.num_parameters:,} parameters,"
+                f" the others {registry.spec(self.algorithm)} on {self._wanted.num_parameters:,}: all workers must build the"
+                " same model."
+            )
+        session = _SimulatedSession(self, model, binding, environment.worker_id)
+        self._wait_for_all()
+        return session
+
+    def _wait_for_all(self) -> None:
+        """Nobody sends to a worker that has no mailbox yet; costs no virtual time."""
+        self._joined.append(self.scheduler.current)
+        if len(self._joined) == self.cluster.workers:
+            for program in self._joined:
+                self.scheduler.wake(program)
+        self.scheduler.wait("all workers to attach")
+
+
+class _SimulatedSession:
+    """One simulated worker's membership in the run; stands in for `Session`."""
+
+    def __init__(self, simulation: _Simulation, model: nn.Module, binding: FlatBinding, worker_id: int) -> None:
+        machine, record = simulation.machine, simulation.record
+        assert machine is not None
+        assert record is not None
+        self.binding = binding
+        self._core = machine.core(worker_id)
+        self.ports = machine.ports(self._core)
+        self._machine = machine
+        self._record = record
+        self._is_gossip = simulation.algorithm is not None and simulation.algorithm.gossip
+        control = {"checkpoint_epoch": -2, "epoch": 0}
+        self.arena = SimpleNamespace(
+            address=lambda name: simulation.next_batch.ctypes.data,
+            load=control.__getitem__,
+            store=control.__setitem__,
+            shared=self.ports.shared
+            if machine.request.kind == "replicated" and not self._is_gossip
+            else machine.shared,
+        )
+
+    def stopped(self) -> bool:
+        """Never: a simulation that ends is cut off wherever its programs are."""
+        return False
+
+    def base_arguments(self) -> dict[str, Any]:
+        """What the replica needs."""
+        base = self._machine.base_arguments(self.ports)
+        return {
+            **base,
+            "binding": self.binding,
+            "recorder": self._record.recorder(self.ports.worker_id),
+            "core": self._core,
+        }
+
+    def restore(self, optimizer: torch.optim.Optimizer) -> int:
+        """Nothing to restore."""
+        return 0
+
+    def final_model(self, out: torch.Tensor) -> float | None:
+        """The worker's model (P,), or the mean of all workers', which they send each other; the consensus distance then."""
+        if not self._is_gossip:
+            self.arena.shared.snapshot(out)
+            return None
+        out.copy_(self.ports.shared.x)
+        return take_final_mean(self.ports, out, _DEADLINE_S)
+
+    def own_records(self) -> np.ndarray:
+        """This worker's records."""
+        return self._record.records_of(self.ports.worker_id)
+
+    def close(self, *, failed: bool = False) -> None:
+        """Gives the model memory of its own again."""
+        self.binding.release()
+
+
+class _GlobalRandomness:
+    """The states of Python's, NumPy's and PyTorch's global generators, one of each per worker."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._before = self._now()
+        self._states: dict[int, Any] = {}
+        self._current: int | None = None
+
+    @staticmethod
+    def _now() -> tuple[Any, Any, torch.Tensor]:
+        return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+    def enter(self, worker_id: int) -> None:
+        """Makes this worker's states the generators'; each worker starts from the same ones, as processes would."""
+        if worker_id == self._current:
+            return
+        if self._current is not None:
+            self._states[self._current] = self._now()
+        self._current = worker_id
+        self._restore(self._states.get(worker_id, self._before))
+
+    def leave(self) -> None:
+        """Puts back what the caller had."""
+        self._restore(self._before)
+
+    @staticmethod
+    def _restore(states: tuple[Any, Any, torch.Tensor]) -> None:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])

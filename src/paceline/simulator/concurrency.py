@@ -1,0 +1,85 @@
+"""Further programs of a simulated worker, and locks between them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from paceline.simulator.scheduler import Program, Scheduler
+
+__all__ = ["SimulatedConcurrency"]
+
+
+class SimulatedConcurrency:
+    """Programs beside `work`; implements `Concurrency`. They run in parallel: a lock is all that one costs another.
+
+    A further program ends with its worker's `work` at the latest.
+
+    Args:
+        scheduler: virtual time.
+        worker_id: whose programs they are.
+        wake_s: from the release of a lock until the next holder runs.
+
+    Attributes:
+        waited_s: seconds that `work` itself has waited for locks; the caller reads it and sets it back to 0.
+    """
+
+    def __init__(self, scheduler: Scheduler, worker_id: int, wake_s: float) -> None:
+        self.waited_s = 0.0
+        self.scheduler = scheduler
+        self.wake_s = wake_s
+        self._worker_id = worker_id
+
+    def start(self, program: Callable[[], None], name: str) -> SimulatedJoinable:
+        """Starts a program at this instant."""
+        return SimulatedJoinable(self.scheduler, self.scheduler.start(self._worker_id, program, is_main=False), name)
+
+    def lock(self) -> SimulatedLock:
+        """A new lock."""
+        return SimulatedLock(self)
+
+
+class SimulatedJoinable:
+    """A further program; implements `Joinable`."""
+
+    def __init__(self, scheduler: Scheduler, program: Program, name: str) -> None:
+        self._scheduler = scheduler
+        self._program = program
+        self._name = name
+
+    def failed(self) -> bool:
+        """False: what a simulated program raises ends the run at that instant."""
+        return False
+
+    def join(self) -> None:
+        """Waits for its end."""
+        if not self._program.over:
+            self._program.joining.append(self._scheduler.current)
+            self._scheduler.wait(f"the end of its program '{self._name}'")
+
+
+class SimulatedLock:
+    """Mutual exclusion in the order of arrival; implements `Lock`. Free, it costs nothing."""
+
+    def __init__(self, owner: SimulatedConcurrency) -> None:
+        self._owner = owner
+        self._held = False
+        self._waiting: deque[Program] = deque()
+
+    def __enter__(self) -> None:
+        if not self._held:
+            self._held = True
+            return
+        owner = self._owner
+        scheduler = owner.scheduler
+        program, begun_s = scheduler.current, scheduler.now_s
+        self._waiting.append(program)
+        scheduler.wait("a lock of its own")
+        if program.is_main:
+            owner.waited_s += scheduler.now_s - begun_s
+
+    def __exit__(self, *exception: object) -> None:
+        if self._waiting:
+            self._owner.scheduler.wake(self._waiting.popleft(), self._owner.wake_s)
+        else:
+            self._held = False

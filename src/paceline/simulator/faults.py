@@ -1,0 +1,157 @@
+"""What goes wrong in a simulation, and when: a script that reads like a sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from paceline.errors import UsageError
+
+__all__ = ["Disturbances", "DropLink", "Faults", "Kill", "Pause", "Slow"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kill:
+    """A worker dies: all its programs end at that instant."""
+
+    worker: int
+    step: int | None = None
+    at_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slow:
+    """From then on a worker computes `factor` times as long as the cluster says."""
+
+    worker: int
+    factor: float
+    step: int | None = None
+    at_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropLink:
+    """From then on nothing passes between two workers."""
+
+    a: int
+    b: int
+    at_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pause:
+    """A worker stands still for a while, as one that was stopped by a signal."""
+
+    worker: int
+    at_s: float
+    for_s: float
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Faults of a simulated run; each method returns a longer script.
+
+    A step is reached when the worker begins that step's gradient, counted from 1; a time is virtual. A killed worker's
+    messages arrive if they had left its NIC; the others learn of its death `Cluster.detection_s` later. A paused worker
+    neither computes nor receives, and its computation ends that much later; what its memory or NIC were moving goes on.
+
+    >>> Faults().kill(worker=2, step=40).slow(worker=0, factor=10, at_s=1.5).workers
+    (0, 2)
+    """
+
+    script: tuple[Kill | Slow | DropLink | Pause, ...] = ()
+
+    def kill(self, *, worker: int, step: int | None = None, at_s: float | None = None) -> Faults:
+        """A worker dies at a step or a time."""
+        _check_when("kill", step, at_s)
+        return self._with(Kill(worker=worker, step=step, at_s=at_s))
+
+    def slow(self, *, worker: int, factor: float, step: int | None = None, at_s: float | None = None) -> Faults:
+        """A worker computes `factor` times as long, from a step or a time on."""
+        _check_when("slow", step, at_s)
+        _check_above_0("slow's factor", factor)
+        return self._with(Slow(worker=worker, factor=factor, step=step, at_s=at_s))
+
+    def drop_link(self, a: int, b: int, *, at_s: float) -> Faults:
+        """The link between two workers is cut."""
+        _check_when("drop_link", None, at_s)
+        if a == b:
+            raise UsageError(f"drop_link cuts the link between two workers, not from {a} to itself.")
+        return self._with(DropLink(a=a, b=b, at_s=at_s))
+
+    def pause(self, *, worker: int, at_s: float, for_s: float) -> Faults:
+        """A worker stands still for `for_s`."""
+        _check_when("pause", None, at_s)
+        _check_above_0("pause's for_s", for_s)
+        return self._with(Pause(worker=worker, at_s=at_s, for_s=for_s))
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """The workers that it names, ascending."""
+        named = {
+            worker for one in self.script for worker in ((one.a, one.b) if isinstance(one, DropLink) else (one.worker,))
+        }
+        return tuple(sorted(named))
+
+    def check(self, num_workers: int) -> None:
+        """Refuses workers that the cluster does not have.
+
+        Raises:
+            UsageError: names the worker.
+        """
+        for worker in self.workers:
+            if not 0 <= worker < num_workers:
+                raise UsageError(
+                    f"A fault names worker {worker}: {num_workers} workers count from 0 to {num_workers - 1}."
+                )
+
+    def _with(self, fault: Kill | Slow | DropLink | Pause) -> Faults:
+        return dataclasses.replace(self, script=(*self.script, fault))
+
+
+class Disturbances:
+    """What faults do to the computing of one worker."""
+
+    def __init__(self, faults: Faults, worker_id: int) -> None:
+        mine = [one for one in faults.script if not isinstance(one, DropLink) and one.worker == worker_id]
+        self._pauses = sorted((one.at_s, one.at_s + one.for_s) for one in mine if isinstance(one, Pause))
+        self._slow = [one for one in mine if isinstance(one, Slow)]
+        kill_steps = [one.step for one in mine if isinstance(one, Kill) and one.step is not None]
+        self._kill_step = min(kill_steps, default=None)
+        self._step = 0
+
+    @property
+    def any(self) -> bool:
+        """Whether there are any."""
+        return bool(self._pauses or self._slow or self._kill_step)
+
+    def begin_step(self) -> bool:
+        """Counts a step; returns whether the worker dies as it begins."""
+        self._step += 1
+        return self._step == self._kill_step
+
+    def stretched_s(self, begin_s: float, duration_s: float) -> float:
+        """How long a computation takes that would take `duration_s`; a factor holds for those that begin after it."""
+        for one in self._slow:
+            if (one.step is not None and self._step >= one.step) or (one.at_s is not None and begin_s >= one.at_s):
+                duration_s *= one.factor
+        end_s = begin_s + duration_s
+        for from_s, until_s in self._pauses:
+            if begin_s < until_s and end_s > from_s:
+                end_s += until_s - max(from_s, begin_s)
+        return end_s - begin_s
+
+
+def _check_when(what: str, step: int | None, at_s: float | None) -> None:
+    if (step is None) == (at_s is None):
+        raise UsageError(f"{what} happens at a step or at a time: give one of step and at_s.")
+    if step is not None and step < 1:
+        raise UsageError(f"{what}: steps count from 1, not {step}.")
+    if at_s is not None and not 0 <= at_s < math.inf:
+        raise UsageError(f"{what}: at_s must be 0 or more, not {at_s}.")
+
+
+def _check_above_0(what: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise UsageError(f"{what} must be a number above 0, not {value}.")

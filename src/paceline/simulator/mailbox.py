@@ -1,0 +1,234 @@
+"""Messages between simulated workers."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Set
+
+from paceline.errors import PeerLostError
+from paceline.simulator.network import HEADER_BYTES, Network
+from paceline.simulator.scheduler import Program, Scheduler
+from paceline.transport.base import Counts, Message, PeerBack, PeerLeft, Received
+
+__all__ = ["SimulatedMailbox"]
+
+Item = Received | PeerLeft | PeerBack
+
+
+class SimulatedMailbox:
+    """A worker's mailbox; implements `Mailbox`.
+
+    A message to another worker goes through the network; one to this worker itself is there at once. Vectors are copied at
+    `send`, which takes no virtual time. Events of a peer come from those that this worker has exchanged messages with or
+    waited for.
+
+    Args:
+        scheduler: virtual time.
+        network: of all workers.
+        worker_id: whose mailbox it is.
+        num_workers: workers of the run.
+        counts: messages and bytes are counted there.
+        declared_bytes: size of every vector where vectors are empty (timing only); None: their own.
+
+    Attributes:
+        waited_s: seconds that `Algorithm.work` itself has waited here (not a further program); the caller reads it and sets it
+            back to 0.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        network: Network,
+        *,
+        worker_id: int,
+        num_workers: int,
+        counts: Counts,
+        declared_bytes: int | None,
+    ) -> None:
+        self.waited_s = 0.0
+        self._scheduler = scheduler
+        self._network = network
+        self._worker_id = worker_id
+        self._num_workers = num_workers
+        self._counts = counts
+        self._declared_bytes = declared_bytes
+        self._items: deque[Item] = deque()
+        self._waiters: list[_Waiter] = []
+        self._timer_at_s = math.inf
+        self._met = network.contacts[worker_id]
+        self._left: dict[int, PeerLeft] = {}
+        self._peers = _Others(num_workers, frozenset((worker_id,)))
+
+    def send(self, to: int, message: Message) -> None:
+        """Sends a copy."""
+        x = message.x
+        num_bytes = HEADER_BYTES
+        if x is not None:
+            if self._declared_bytes is None:
+                message = Message(message.kind, message.number, message.weight, x.clone())
+                num_bytes += x.numel() * x.element_size()
+            else:
+                num_bytes += self._declared_bytes
+        me, counts = self._worker_id, self._counts
+        received = Received(me, 0, message)
+        if to == me:
+            self._put(received, self._scheduler.wake)
+            return
+        if to in self._left:
+            raise PeerLostError(to, self._left[to].reason)
+        if to not in self._met:
+            self._meet(to)
+        counts.messages += 1
+        counts.sent_bytes += num_bytes
+        self._network.send(me, to, received, num_bytes)
+
+    def receive(
+        self,
+        timeout_s: float | None = None,
+        *,
+        kind: str | tuple[str, ...] | None = None,
+        sender: int | None = None,
+        number: int | None = None,
+    ) -> Item | None:
+        """The next message that fits, or the next event of a peer; None once `timeout_s` have passed.
+
+        With a `sender` that has left and of whom nothing is left to receive, that event once more.
+        """
+        scheduler = self._scheduler
+        waiter = _Waiter(scheduler.current, kind, sender, number)
+        item = self._take(waiter) if self._items else None
+        if sender is not None:
+            if item is None:
+                item = self._left.get(sender)
+            if item is None and sender not in self._met and (timeout_s is None or timeout_s > 0):
+                self._meet(sender)
+                if self._network.is_gone(sender):
+                    self._network.tell_gone(self._worker_id, sender)
+        if item is not None or (timeout_s is not None and timeout_s <= 0):
+            return item
+        self._waiters.append(waiter)
+        begun_s = scheduler.now_s
+        if timeout_s is not None:
+            until_s = waiter.until_s = begun_s + timeout_s
+            if until_s < self._timer_at_s:
+                self._set_timer(until_s)
+        scheduler.wait("a message")
+        if waiter.program.is_main:
+            self.waited_s += scheduler.now_s - begun_s
+        return waiter.item
+
+    def peers(self) -> Set[int]:
+        """The workers that can be reached, as far as is known here."""
+        return self._peers
+
+    def arrive(self, item: Item) -> None:
+        """Takes what the network brings; called outside any program."""
+        if not self._network.is_calm and not self._network.lets_through(self._worker_id, item):
+            return
+        if type(item) is not Received and not self._is_news(item):
+            return
+        self._put(item, self._scheduler.resume)
+
+    def _meet(self, peer: int) -> None:
+        self._met.add(peer)
+        self._network.contacts[peer].add(self._worker_id)
+
+    def _is_news(self, event: Item) -> bool:
+        """Notes that a peer has left or is back."""
+        if isinstance(event, PeerLeft):
+            if event.peer in self._left:
+                return False
+            self._left[event.peer] = event
+        elif isinstance(event, PeerBack) and self._left.pop(event.peer, None) is None:
+            return False
+        self._peers = _Others(self._num_workers, frozenset((*self._left, self._worker_id)))
+        return True
+
+    def _put(self, item: Item, wake: Callable[[Program], None]) -> None:
+        waiters = self._waiters
+        for place, waiter in enumerate(waiters):
+            if waiter.fits(item):
+                del waiters[place]
+                waiter.item = item
+                wake(waiter.program)
+                return
+        self._items.append(item)
+
+    def _take(self, waiter: _Waiter) -> Item | None:
+        for place, item in enumerate(self._items):
+            if waiter.fits(item):
+                del self._items[place]
+                return item
+        return None
+
+    # One timer per mailbox: most waits end long before their deadline, and a timer for each would fill the event queue.
+
+    def _set_timer(self, at_s: float) -> None:
+        if at_s < self._timer_at_s:
+            self._timer_at_s = at_s
+            self._scheduler.call_at(at_s, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        now_s = self._scheduler.now_s
+        if now_s < self._timer_at_s:
+            return  # replaced by an earlier one, which has set the next
+        self._timer_at_s = math.inf
+        due = [waiter for waiter in self._waiters if waiter.until_s <= now_s]
+        self._waiters = [waiter for waiter in self._waiters if waiter.until_s > now_s]
+        for waiter in due:
+            self._scheduler.wake(waiter.program)
+        self._set_timer(min((waiter.until_s for waiter in self._waiters), default=math.inf))
+
+
+class _Waiter:
+    """A program that waits for a message or an event."""
+
+    __slots__ = ("item", "kind", "number", "program", "sender", "until_s")
+
+    def __init__(
+        self,
+        program: Program,
+        kind: str | tuple[str, ...] | None,
+        sender: int | None,
+        number: int | None,
+    ) -> None:
+        self.program = program
+        self.kind = (kind,) if isinstance(kind, str) else kind
+        self.sender = sender
+        self.number = number
+        self.until_s = math.inf
+        self.item: Item | None = None
+
+    def fits(self, item: Item) -> bool:
+        if type(item) is Received:
+            sender, _, message = item
+            return (
+                (self.kind is None or message.kind in self.kind)
+                and (self.sender is None or sender == self.sender)
+                and (self.number is None or message.number == self.number)
+            )
+        return self.sender is None or item.peer == self.sender  # type: ignore[union-attr]  (an event of a peer)
+
+
+class _Others(Set[int]):
+    """All workers without some: thousands of mailboxes could not hold a set of thousands each."""
+
+    __slots__ = ("_num_workers", "_without")
+
+    def __init__(self, num_workers: int, without: frozenset[int]) -> None:
+        self._num_workers = num_workers
+        self._without = without
+
+    def __contains__(self, worker: object) -> bool:
+        return worker not in self._without and isinstance(worker, int) and 0 <= worker < self._num_workers
+
+    def __iter__(self) -> Iterator[int]:
+        return (worker for worker in range(self._num_workers) if worker not in self._without)
+
+    def __len__(self) -> int:
+        return self._num_workers - len(self._without)
+
+    @classmethod
+    def _from_iterable(cls, it: object) -> frozenset[int]:
+        return frozenset(it)  # type: ignore[call-overload]

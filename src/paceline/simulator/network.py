@@ -1,0 +1,184 @@
+"""The network of a simulated cluster: when a message that is sent now has arrived, and who learns that a worker left."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Protocol
+
+from paceline.simulator.cluster import Cluster
+from paceline.simulator.scheduler import Scheduler
+from paceline.transport.base import PeerBack, PeerLeft, Received
+
+__all__ = ["HEADER_BYTES", "Network"]
+
+HEADER_BYTES = 64  # of every message, beside its vector
+
+
+class _Box(Protocol):
+    """Where messages and events of peers end up."""
+
+    def arrive(self, item: Any) -> None: ...
+
+
+class Network:
+    """One NIC per worker, full duplex, a link between any two of them, and a switch that all traffic passes.
+
+    Everything is served in order, one message after the other, at its whole rate; nothing is shared fluidly. A message leaves
+    when its sender's NIC has sent those before it, and passes the switch while it is being sent. It has arrived `latency_s`
+    after its last byte left, or, where the receiver's NIC is busy with messages that left earlier, as long after those as its
+    own bytes take. Over a slow link it takes `factor` times as long and waits for that link's earlier messages; its sender's
+    NIC is free again as if the link were fast. Messages of one sender to one receiver keep their order.
+
+    For equal loads the totals are those of fair sharing: a NIC with k messages is done with the last of them at the same
+    instant, and with the others sooner. Costs: one event per message, two where it has to wait for its sender's NIC.
+
+    A worker's end is told, as a last message, to those that it has exchanged messages with; so is its death, `detection_s`
+    after it. Messages to a worker that is gone are lost, and its sender is told.
+
+    Args:
+        scheduler: virtual time.
+        cluster: speeds.
+
+    Attributes:
+        boxes: by worker, filled in by the caller.
+        is_calm: nobody is gone, asleep or cut off.
+        contacts: for each worker those that it has exchanged messages with or waited for.
+    """
+
+    def __init__(self, scheduler: Scheduler, cluster: Cluster) -> None:
+        self.boxes: dict[int, _Box] = {}
+        self.contacts: list[set[int]] = [set() for _ in range(cluster.workers)]
+        self.is_calm = True
+        self._scheduler = scheduler
+        self._latency_s = cluster.latency_s
+        self._detection_s = cluster.detection_s
+        self._s_per_byte = 1.0 / cluster.bandwidth_bytes_per_s
+        self._switch_s_per_byte = 1.0 / cluster.switch_bytes_per_s if cluster.switch_bytes_per_s is not None else 0.0
+        self._factors = {pair: factor for a, b, factor in cluster.link_factors for pair in ((a, b), (b, a))}
+        self._out_free_s = [0.0] * cluster.workers
+        self._in_free_s = [0.0] * cluster.workers
+        self._link_free_s: dict[tuple[int, int], float] = {}
+        self._switch_free_s = 0.0
+        self._gone: dict[int, tuple[str, float]] = {}  # why, and from when on others can know it
+        self._killed: set[int] = set()
+        self._cut: set[tuple[int, int]] = set()
+        self._asleep_until_s: dict[int, float] = {}
+
+    # Messages
+
+    def send(self, sender: int, receiver: int, item: Any, num_bytes: float) -> None:
+        """Sends an item of so many bytes, header included, to another worker's box."""
+        scheduler = self._scheduler
+        now_s, free_s = scheduler.now_s, self._out_free_s[sender]
+        if free_s > now_s:
+            self._out_free_s[sender] = free_s + num_bytes * self._s_per_byte
+            scheduler.call_at(free_s, partial(self._leave, sender, receiver, item, num_bytes))
+            return
+        self._out_free_s[sender] = now_s + num_bytes * self._s_per_byte
+        if self._factors or self._killed:
+            self._leave(sender, receiver, item, num_bytes)
+        else:
+            self._pass_on(receiver, item, num_bytes, self._latency_s)
+
+    def _leave(self, sender: int, receiver: int, item: Any, num_bytes: float) -> None:
+        """The first byte leaves the sender's NIC now."""
+        if sender in self._killed:
+            return
+        factor = self._factors.get((sender, receiver)) if self._factors else None
+        if factor is None:
+            self._pass_on(receiver, item, num_bytes, self._latency_s)
+            return
+        pair = (sender, receiver)
+        begun_s = max(self._scheduler.now_s, self._link_free_s.get(pair, 0.0))
+        done_s = self._link_free_s[pair] = begun_s + factor * num_bytes * self._s_per_byte
+        last_s = done_s - num_bytes * self._s_per_byte  # from here on the receiver's NIC sees it as any other message
+        latency_s = factor * self._latency_s
+        self._scheduler.call_at(last_s, partial(self._pass_on, receiver, item, num_bytes, latency_s))
+
+    def _pass_on(self, receiver: int, item: Any, num_bytes: float, latency_s: float) -> None:
+        """The first byte comes to the switch now."""
+        scheduler = self._scheduler
+        begun_s, duration_s = scheduler.now_s, num_bytes * self._s_per_byte
+        left_s = begun_s + duration_s
+        if self._switch_s_per_byte:
+            self._switch_free_s = max(self._switch_free_s, begun_s) + num_bytes * self._switch_s_per_byte
+            left_s = max(left_s, self._switch_free_s)
+        arrived_s = left_s + latency_s
+        after_others_s = self._in_free_s[receiver] + duration_s
+        if after_others_s > arrived_s:
+            arrived_s = after_others_s
+        self._in_free_s[receiver] = arrived_s
+        scheduler.call_at(arrived_s, partial(self.boxes[receiver].arrive, item))
+
+    def lets_through(self, receiver: int, item: Received | PeerLeft | PeerBack) -> bool:
+        """Whether what has come may be received now; if not, it is dealt with here. Ask only while not `is_calm`."""
+        sender = item.sender if isinstance(item, Received) else item.peer
+        if receiver in self._gone:
+            if sender not in self._gone:
+                self.tell_gone(sender, receiver)
+            return False
+        if (sender, receiver) in self._cut and isinstance(item, Received):
+            return False
+        until_s = self._asleep_until_s.get(receiver, 0.0)
+        if until_s > self._scheduler.now_s:
+            self._scheduler.call_at(until_s, partial(self.boxes[receiver].arrive, item))
+            return False
+        return True
+
+    # Workers that leave
+
+    def is_gone(self, worker: int) -> bool:
+        """Whether this worker has ended or been killed."""
+        return worker in self._gone
+
+    def tell_gone(self, whom: int, gone: int) -> None:
+        """Tells a worker that another one is gone, as soon as it can know."""
+        reason, known_from_s = self._gone[gone]
+        at_s = max(self._scheduler.now_s + self._latency_s, known_from_s)
+        self._scheduler.call_at(at_s, partial(self.boxes[whom].arrive, PeerLeft(gone, 0, reason)))
+
+    def end(self, worker: int) -> None:
+        """The worker's program has ended; what it has sent still arrives, and then that it has left."""
+        if worker in self._gone:
+            return
+        self.is_calm = False
+        self._gone[worker] = ("ended", self._scheduler.now_s)
+        for peer in sorted(self.contacts[worker]):
+            if peer not in self._gone:
+                self.send(worker, peer, PeerLeft(worker, 0, "ended"), HEADER_BYTES)
+
+    def kill(self, worker: int) -> None:
+        """The worker is dead; what has not left its NIC is lost."""
+        self.is_calm = False
+        self._killed.add(worker)
+        known_from_s = self._scheduler.now_s + self._detection_s
+        self._gone[worker] = (f"killed at {self._scheduler.now_s:.6g} s", known_from_s)
+        for peer in sorted(self.contacts[worker]):
+            if peer not in self._gone:
+                self.tell_gone(peer, worker)
+
+    def drop_link(self, a: int, b: int) -> None:
+        """Nothing passes between these two any more; each takes the other for lost after `detection_s`."""
+        self.is_calm = False
+        self._cut |= {(a, b), (b, a)}
+        at_s = self._scheduler.now_s + self._detection_s
+        for here, there in ((a, b), (b, a)):
+            left = PeerLeft(there, 0, f"the link was cut at {self._scheduler.now_s:.6g} s")
+            self._scheduler.call_at(at_s, partial(self.boxes[here].arrive, left))
+
+    def pause(self, worker: int, for_s: float) -> None:
+        """The worker receives nothing for so long; if that is longer than `detection_s`, it is taken for lost meanwhile."""
+        self.is_calm = False
+        now_s = self._scheduler.now_s
+        self._asleep_until_s[worker] = now_s + for_s
+        if for_s <= self._detection_s:
+            return
+        peers = sorted(self.contacts[worker])
+        left = PeerLeft(worker, 0, f"no sign of life since {now_s:.6g} s")
+        for peer in peers:
+            self._scheduler.call_at(now_s + self._detection_s, partial(self.boxes[peer].arrive, left))
+            self._scheduler.call_at(now_s + for_s, partial(self._wake_up, peer, worker))
+
+    def _wake_up(self, peer: int, worker: int) -> None:
+        if worker not in self._gone:
+            self.boxes[peer].arrive(PeerBack(worker, 0))

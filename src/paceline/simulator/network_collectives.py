@@ -1,0 +1,245 @@
+"""Collective operations over the simulated network: exact sums, at the instant at which a ring or a tree has made them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from paceline.errors import WorkerLostError
+from paceline.simulator.cluster import Cluster
+from paceline.simulator.collectives import weighted_mean
+from paceline.simulator.network import HEADER_BYTES
+from paceline.simulator.scheduler import Program, Scheduler
+from paceline.transport.base import Counts
+
+__all__ = ["CollectiveCosts", "NetworkCollectives", "NetworkCollectivesState"]
+
+
+class Cost(NamedTuple):
+    """What one operation costs every worker."""
+
+    time_s: float
+    messages: int
+    sent_bytes: float
+
+
+class CollectiveCosts:
+    """How long an operation on vectors of B bytes takes n workers once all have come; the slowest link decides.
+
+    ring    all-reduce: 2 (n - 1) rounds of B / n bytes from each worker to the next; reduce-scatter and all-gather: half
+    tree    all-reduce: ceil(log2 n) rounds of B bytes to the root and as many back; reduce-scatter and all-gather: halving
+            and doubling, ceil(log2 n) rounds of (n - 1) / n * B bytes in all
+
+    A switch that limits is shared by all messages of a round: n in a ring, n / 2 in a tree.
+    """
+
+    def __init__(self, cluster: Cluster, kind: Literal["ring", "tree"]) -> None:
+        n = self._num_workers = cluster.workers
+        self._kind = kind
+        self._num_rounds = math.ceil(math.log2(n)) if n > 1 else 0
+        if kind == "ring":
+            pairs = {tuple(sorted((one, (one + 1) % n))) for one in range(n)}
+        else:
+            pairs = {(one & (one - 1), one) for one in range(1, n)}  # binomial: the parent lacks the lowest bit
+        factor = max((factor for a, b, factor in cluster.link_factors if (a, b) in pairs), default=1.0)
+        self._latency_s = cluster.latency_s * max(factor, 1.0)
+        rate = cluster.bandwidth_bytes_per_s / max(factor, 1.0)
+        if cluster.switch_bytes_per_s is not None:
+            rate = min(rate, cluster.switch_bytes_per_s / (n if kind == "ring" else max(1, n // 2)))
+        self._s_per_byte = 1.0 / rate
+
+    def all_reduce(self, num_bytes: float) -> Cost:
+        """Cost of an all-reduce."""
+        if self._kind == "ring":
+            return self._rounds(2 * (self._num_workers - 1), num_bytes / self._num_workers)
+        return self._rounds(2 * self._num_rounds, num_bytes)
+
+    def half(self, num_bytes: float) -> Cost:
+        """Cost of a reduce-scatter or an all-gather."""
+        n = self._num_workers
+        if self._kind == "ring":
+            return self._rounds(n - 1, num_bytes / n)
+        return self._rounds(self._num_rounds, num_bytes * (n - 1) / n / max(1, self._num_rounds))
+
+    def _rounds(self, number: int, num_bytes: float) -> Cost:
+        message_bytes = HEADER_BYTES + num_bytes
+        return Cost(number * (self._latency_s + message_bytes * self._s_per_byte), number, number * message_bytes)
+
+
+class _Operation:
+    """One operation that all workers join."""
+
+    def __init__(self, num_workers: int) -> None:
+        self.given: list[Any] = [None] * num_workers
+        self.arrived: set[int] = set()
+        self.done_s = math.inf
+        self.waiting: list[Program] = []
+        self.num_left = num_workers  # workers that have not waited for it yet
+
+
+class NetworkCollectivesState:
+    """The operations under way, in the order in which they were begun; one for all workers."""
+
+    def __init__(self, scheduler: Scheduler, num_workers: int) -> None:
+        self.scheduler = scheduler
+        self.num_workers = num_workers
+        self._operations: dict[int, _Operation] = {}
+        self._free_s = 0.0  # operations follow each other
+        self.lost: dict[int, str] = {}
+
+    def join(self, number: int, worker_id: int, given: Any, finish: Callable[[list[Any]], None], cost: Cost) -> None:
+        """A worker begins its operation of this number; the last one completes it for all."""
+        operation = self._operations.setdefault(number, _Operation(self.num_workers))
+        operation.given[worker_id] = given
+        operation.arrived.add(worker_id)
+        if len(operation.arrived) < self.num_workers:
+            return
+        finish(operation.given)
+        operation.given.clear()
+        self._free_s = operation.done_s = max(self.scheduler.now_s, self._free_s) + cost.time_s
+        for program in operation.waiting:
+            self.scheduler.wake(program, operation.done_s - self.scheduler.now_s)
+
+    def wait(self, number: int) -> None:
+        """Returns when the operation is done."""
+        operation, scheduler = self._operations[number], self.scheduler
+        if operation.done_s == math.inf:
+            self._refuse_if_lost(number, operation)
+            operation.waiting.append(scheduler.current)
+            scheduler.wait(f"the others in collective operation {number}")
+            if operation.done_s == math.inf:
+                self._refuse_if_lost(number, operation)
+        elif operation.done_s > scheduler.now_s:
+            scheduler.sleep(operation.done_s - scheduler.now_s)
+        operation.num_left -= 1
+        if not operation.num_left:
+            del self._operations[number]
+
+    def lose(self, worker_id: int, reason: str) -> None:
+        """The others know now that a worker is gone: whoever waits for it fails."""
+        self.lost[worker_id] = reason
+        for operation in self._operations.values():
+            if operation.done_s == math.inf and worker_id not in operation.arrived:
+                for program in operation.waiting:
+                    self.scheduler.wake(program)
+                operation.waiting.clear()
+
+    def _refuse_if_lost(self, number: int, operation: _Operation) -> None:
+        missing = sorted(set(self.lost) - operation.arrived)
+        if missing:
+            raise lost_in_collective(number, sorted(operation.arrived), {one: self.lost[one] for one in missing})
+
+
+def lost_in_collective(number: int, arrived: list[int], lost: dict[int, str]) -> WorkerLostError:
+    """The error that names who is missing."""
+    missing = ", ".join(f"worker {one} ({reason})" for one, reason in lost.items())
+    there = ", ".join(map(str, arrived)) or "nobody"
+    return WorkerLostError(
+        f"Collective operation {number}: {missing} will not come; arrived: {there}. Restart from the newest checkpoint, or"
+        " choose an algorithm that goes on without it."
+    )
+
+
+class NetworkCollectives:
+    """One worker's side; implements `Collectives`.
+
+    Modelled: when an operation is done for all, from `CollectiveCosts`. Operations begun one after the other follow each other
+    on the network; what a program computes between the beginning and `wait` overlaps. Other messages do not slow them.
+    Without vectors (timing only) every operation counts as one on a whole parameter vector.
+
+    Attributes:
+        waited_s: seconds spent waiting; the caller reads it and sets it back to 0.
+    """
+
+    def __init__(
+        self,
+        state: NetworkCollectivesState,
+        costs: CollectiveCosts,
+        worker_id: int,
+        counts: Counts,
+        declared_bytes: int | None,
+    ) -> None:
+        self._state = state
+        self._costs = costs
+        self._worker_id = worker_id
+        self._counts = counts
+        self._declared_bytes = declared_bytes
+        self._number = 0
+        self.waited_s = 0.0
+
+    def all_reduce_mean(self, vector: torch.Tensor, weight: float) -> None:
+        """Replaces `vector` (P,) by the weighted mean over all workers."""
+        if self._state.num_workers > 1:
+            cost = self._costs.all_reduce(self._bytes(vector))
+            self._start((vector, weight), _mean_into_all, cost).wait()
+
+    def start_all_reduce(self, vector: torch.Tensor) -> NetworkHandle:
+        """Begins replacing `vector` (n,) by the sum over all workers."""
+        return self._start(vector, _sum_into_all, self._costs.all_reduce(self._bytes(vector)))
+
+    def start_reduce_scatter(self, vector: torch.Tensor, part: torch.Tensor) -> NetworkHandle:
+        """Begins summing `vector` (n,) over all workers into everyone's `part` (n / num_workers,)."""
+        return self._start((vector, part), _sum_into_parts, self._costs.half(self._bytes(vector)))
+
+    def start_all_gather(self, part: torch.Tensor, vector: torch.Tensor) -> NetworkHandle:
+        """Begins collecting every worker's `part` (n / num_workers,) in `vector` (n,)."""
+        return self._start((part, vector), _gather_into_all, self._costs.half(self._bytes(vector)))
+
+    def _bytes(self, vector: torch.Tensor) -> int:
+        return vector.numel() * vector.element_size() if self._declared_bytes is None else self._declared_bytes
+
+    def _start(self, given: Any, finish: Callable[[list[Any]], None], cost: Cost) -> NetworkHandle:
+        self._number += 1
+        self._counts.messages += cost.messages
+        self._counts.sent_bytes += round(cost.sent_bytes)
+        self._state.join(self._number, self._worker_id, given, finish, cost)
+        return NetworkHandle(self, self._state, self._number)
+
+
+class NetworkHandle:
+    """An operation under way; implements `Handle`."""
+
+    def __init__(self, owner: NetworkCollectives, state: NetworkCollectivesState, number: int) -> None:
+        self._owner = owner
+        self._state = state
+        self._number = number
+
+    def wait(self) -> None:
+        """Returns when the result is there."""
+        begun_s = self._state.scheduler.now_s
+        self._state.wait(self._number)
+        self._owner.waited_s += self._state.scheduler.now_s - begun_s
+
+
+def _sum_into_all(vectors: list[torch.Tensor]) -> None:
+    total = _sum(vectors)
+    for vector in vectors:
+        vector.copy_(total)
+
+
+def _mean_into_all(given: list[tuple[torch.Tensor, float]]) -> None:
+    mean = weighted_mean([vector for vector, _ in given], [weight for _, weight in given])
+    for vector, _ in given:
+        vector.copy_(mean)
+
+
+def _sum_into_parts(given: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    pieces = _sum([vector for vector, _ in given]).chunk(len(given))
+    for (_, part), piece in zip(given, pieces, strict=False):
+        part.copy_(piece)
+
+
+def _gather_into_all(given: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    whole = torch.cat([part for part, _ in given])
+    for _, vector in given:
+        vector.copy_(whole)
+
+
+def _sum(vectors: list[torch.Tensor]) -> torch.Tensor:
+    total = vectors[0].clone()
+    for vector in vectors[1:]:
+        total.add_(vector)
+    return total

@@ -1,0 +1,20 @@
+"""In which order a supervisor hears of a death does not matter."""
+
+from types import SimpleNamespace
+
+from paceline.environment import WorkerEnvironment
+from paceline.supervisor import Supervisor
+from paceline.worker_process import Failure
+
+
+def test_a_survivor_may_complain_before_the_death_that_it_follows_from_is_noticed():
+    environment = WorkerEnvironment(worker_id=0, num_workers=4, incarnation=0, algorithm=None, seed=0, connection=None)
+    supervisor = Supervisor(print, num_workers=4, algorithm=None, environment=environment)
+    worker_1, worker_3 = supervisor.workers[1], supervisor.workers[3]
+    worker_1.handle = SimpleNamespace(join=lambda *timeout: None, exitcode=-9, is_alive=lambda: False)
+    worker_1.connection = SimpleNamespace(close=lambda: None)
+    supervisor._fail(worker_3, Failure("worker-lost", "D-PSGD round 5: worker 2 did not send its model."))
+    supervisor._lose(worker_1)
+    assert supervisor.outcome.reason == (
+        "Worker 1 was ended by signal 9. D-PSGD round 5: worker 2 did not send its model."
+    )

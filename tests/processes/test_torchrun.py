@@ -1,0 +1,246 @@
+"""`attach` in workers that another launcher started."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import paceline as pl
+from paceline.environment import current_environment
+from processes import torchrun_programs
+
+PROGRAMS = Path(torchrun_programs.__file__)
+DEADLINE_S = 120
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def processes(commands, environments):
+    """Programs in process groups of their own, which are gone afterwards."""
+    found = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        for command, environment in zip(commands, environments, strict=True)
+    ]
+    try:
+        yield found
+    finally:
+        for process in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+def run(program, num_workers, names=("RANK", "WORLD_SIZE"), wait_for=None, **environment):
+    """Starts workers as a launcher would; (code, output, errors) of each worker, or of those in `wait_for`."""
+    port = free_port()
+    environments = [
+        {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            names[0]: str(rank),
+            names[1]: str(num_workers),
+            "RANK": str(rank),  # the programs ask for it, too
+            **environment,
+        }
+        for rank in range(num_workers)
+    ]
+    if names[0] != "RANK":
+        for one in environments:
+            one["PACELINE_TEST_RANK"] = one.pop("RANK")
+    command = [sys.executable, "-W", "error", str(PROGRAMS), program]
+    results = {}
+    with processes([command] * num_workers, environments) as started:
+        for rank in wait_for if wait_for is not None else range(num_workers):
+            output, errors = started[rank].communicate(timeout=DEADLINE_S)
+            results[rank] = (started[rank].returncode, output, errors)
+    return results
+
+
+def torchrun(program, num_workers, *options, **environment):
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_workers}"),
+        *options,
+        *(str(PROGRAMS), program),
+    ]
+    with processes([command], [{"OMP_NUM_THREADS": "1", **environment}]) as (process,):
+        output, errors = process.communicate(timeout=DEADLINE_S)
+    return process.returncode, output, errors
+
+
+def reports(output):
+    """The workers' lines, by rank."""
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    return sorted(lines, key=lambda line: line["rank"])
+
+
+def check_training(found, num_workers):
+    assert [one["rank"] for one in found] == list(range(num_workers))
+    assert all(one["x"] == found[0]["x"] for one in found)
+    assert all(one["same_keys"] for one in found)
+    for values, expected in zip(found[0]["x"], torchrun_programs.one_worker_with(num_workers), strict=True):
+        torch.testing.assert_close(torch.tensor(values), expected.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", [None, "all-reduce"])
+def test_a_public_style_loop_under_torchrun_is_one_with_bigger_batches(algorithm):
+    environment = {} if algorithm is None else {"PACELINE_ALGORITHM": algorithm}
+    code, output, errors = torchrun("train", 2, **environment)
+    assert code == 0, errors
+    check_training(reports(output), 2)
+    assert {one["algorithm"] for one in reports(output)} == {"all-reduce"}
+
+
+def test_three_workers_of_a_launcher_that_sets_slurms_variables():
+    """Each is told its number by Slurm's variables alone."""
+    results = run("train", 3, names=("SLURM_PROCID", "SLURM_NTASKS"))
+    assert [code for code, *_ in results.values()] == [0, 0, 0], results
+    check_training([reports(output)[0] for _, output, _ in results.values()], 3)
+
+
+def failure(result):
+    code, _, errors = result
+    assert code == 1, errors
+    return errors.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("num_workers", [2, 4])
+def test_a_killed_worker_is_named(num_workers):
+    results = run("killed", num_workers)
+    assert results.pop(1)[0] == -signal.SIGKILL
+    there = {2: "worker 0", 4: "workers 0, 2 and 3"}[num_workers]
+    for result in results.values():
+        assert f"{there} arrived, worker 1 did not" in failure(result)
+        assert "WorkerLostError" in failure(result)
+
+
+def test_a_stopped_worker_is_named_within_the_deadline():
+    results = run("stopped", 3, wait_for=[0, 2], PACELINE_DEADLINE_S="3")
+    for result in results.values():
+        assert "workers 0 and 2 arrived, worker 1 did not" in failure(result)
+
+
+def test_a_worker_with_an_error_of_its_own_is_named_by_the_others():
+    results = run("raises", 3)
+    assert "KeyError: 'mine'" in failure(results.pop(1))
+    for result in results.values():
+        assert "workers 0 and 2 arrived, worker 1 did not; worker 1 had ended its loop" in failure(result)
+
+
+def test_torchrun_reports_a_kill():
+    """It ends the others at once, before they can say who is missing, and says so itself."""
+    code, _, errors = torchrun("killed", 2)
+    assert code == 1
+    assert "(local_rank: 1)" in errors
+    assert "SIGKILL" in errors
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        ("other_model", "The workers disagree on the model: 10 parameters"),
+        ("other_algorithm", "disagree on the algorithm: lockstep on worker 0, all-reduce on workers 1 and 2"),
+        ("hogwild", "start them with paceline.launch"),
+    ],
+)
+def test_what_does_not_fit_is_refused_everywhere(program, says):
+    for result in run(program, 3).values():
+        assert says in failure(result)
+        assert "UsageError" in failure(result)
+
+
+def test_a_worker_that_never_comes_is_named_within_the_deadline():
+    results = run("never_attaches", 2, PACELINE_DEADLINE_S="3")
+    assert "worker 1 did not call paceline.attach within 3 s" in failure(results[0])
+
+
+def test_a_port_in_use_is_said_in_a_sentence():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        results = run("never_attaches", 2, wait_for=[0], PACELINE_DEADLINE_S="3", MASTER_PORT=port)
+    assert f"cannot listen at MASTER_PORT={port}" in failure(results[0])
+
+
+def test_a_process_group_of_the_users_is_left_alone():
+    found = [reports(output)[0] for _, output, _ in run("twice_beside_a_group_of_the_users", 3).values()]
+    assert [one["sum"] for one in found] == [6.0] * 3
+    assert all(one["x"] == found[0]["x"] for one in found)
+
+
+def test_one_workers_overflow_skips_the_step_on_all():
+    found = [reports(output)[0] for _, output, _ in run("overflow", 2).values()]
+    assert [one["steps"] for one in found] == [[True, True, False, True]] * 2
+    assert [one["scale"] for one in found] == [512.0] * 2
+    assert found[0]["x"] == found[1]["x"]
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_every_operation(num_workers):
+    found = [reports(output)[0] for _, output, _ in run("operations", num_workers).values()]
+    vectors = [torch.arange(1.0, 7) * 10**worker for worker in range(num_workers)]
+    total = sum(vectors)
+    weights = [worker + 1 for worker in range(num_workers)]
+    mean = sum(weight * vector for weight, vector in zip(weights, vectors, strict=True)) / sum(weights)
+    for rank, one in enumerate(found):
+        assert one["summed"] == total.tolist()
+        assert one["part"] == total.chunk(num_workers)[rank].tolist()
+        assert one["gathered"] == [float(worker) for worker in range(num_workers) for _ in range(6 // num_workers)]
+        assert one["mean"] == pytest.approx(mean.tolist())
+        assert one["mean"] == found[0]["mean"]
+        assert one["lone"] == vectors[1].tolist()
+        assert one["none"] == [0.0] * 6
+        # The ring's optimum, for the vector of float32 and one float64 per worker.
+        assert one["sent_bytes"] == 2 * (num_workers - 1) * (6 * 4 + num_workers * 8) // num_workers
+    claimed = sorted(number for one in found for number in one["claimed"])
+    assert len(set(claimed)) == 10 * num_workers
+    assert claimed[-1] < 12 * num_workers  # whole claims of four
+
+
+def test_variables_of_launchers(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "5")
+    assert current_environment() is None, "no address to meet at"
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    environment = current_environment()
+    assert (environment.worker_id, environment.num_workers, environment.supervised) == (2, 5, False)
+    assert environment.deadline_s == 600
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    with pytest.raises(pl.UsageError, match="OMPI_COMM_WORLD_RANK=2 does not exist"):
+        current_environment()
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "two")
+    with pytest.raises(pl.UsageError, match="whole number"):
+        current_environment()
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "1")
+    assert current_environment() is None, "a lone worker needs nobody"
+
+
+def test_two_names_for_the_algorithm_are_an_error(monkeypatch):
+    monkeypatch.setenv("PACELINE_ALGORITHM", "lockstep")
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert pl.attach(model, optimizer).algorithm == pl.Lockstep()
+    with pytest.raises(pl.UsageError, match="name the algorithm in one place"):
+        pl.attach(model, optimizer, algorithm="all-reduce")

@@ -1,0 +1,198 @@
+"""What the workers of test_torchrun.py run: `python torchrun_programs.py PROGRAM`. Each prints one line of JSON."""
+
+import json
+import os
+import signal
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import paceline as pl
+from paceline.batches import BatchPlan
+from paceline.distributed import Membership
+from paceline.environment import current_environment
+
+NUM_SAMPLES, BATCH_SIZE = 96, 8
+RANK = int(os.environ.get("RANK", os.environ.get("PACELINE_TEST_RANK", "0")))
+
+
+def make(seed=None):
+    """Every worker begins elsewhere, unless a seed is given: the run begins where worker 0 does."""
+    torch.manual_seed(RANK if seed is None else seed)
+    model = nn.Sequential(nn.Linear(4, 300), nn.Tanh(), nn.Linear(300, 3))
+    return model, torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+
+
+def data():
+    generator = torch.Generator().manual_seed(7)
+    return torch.utils.data.TensorDataset(
+        torch.randn(NUM_SAMPLES, 4, generator=generator), torch.randint(0, 3, (NUM_SAMPLES,), generator=generator)
+    )
+
+
+def report(model, **more):
+    print(json.dumps({"rank": RANK, "x": [p.flatten().tolist() for p in model.parameters()], **more}), flush=True)
+
+
+def public_loop(model, optimizer, batches, accumulate=2):
+    """A loop as tutorials write it: a scheduler, gradient accumulation, clipping. Nothing in it knows of workers."""
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=3)
+    for _ in range(3):
+        for number, (x, y) in enumerate(batches(), start=1):
+            (nn.functional.cross_entropy(model(x), y) / accumulate).backward()
+            if number % accumulate == 0:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+                optimizer.zero_grad()
+        scheduler.step()
+
+
+def train():
+    model, optimizer = make()
+    keys = list(model.state_dict())
+    loader = torch.utils.data.DataLoader(data(), batch_size=BATCH_SIZE, shuffle=True)
+    with pl.attach(model, optimizer) as worker:
+        public_loop(model, optimizer, lambda: worker.batches(loader))
+    report(model, algorithm=pl.spec(worker.algorithm), same_keys=keys == list(model.state_dict()))
+
+
+def one_worker_with(num_workers):
+    """The same training in one process: its batches are those of all workers in a round."""
+    model, optimizer = make(seed=0)
+    inputs, targets = data().tensors
+    plan = BatchPlan(num_samples=NUM_SAMPLES, batch_size=BATCH_SIZE)
+    epochs = iter(range(3))
+
+    def batches():
+        first = next(epochs) * plan.batches_per_epoch
+        for number in range(first, first + plan.batches_per_epoch, num_workers):
+            indices = torch.cat([plan.indices(k) for k in range(number, number + num_workers)])
+            yield inputs[indices], targets[indices]
+
+    public_loop(model, optimizer, batches)
+    return [p.flatten() for p in model.parameters()]
+
+
+def train_until(instant):
+    """Trains; at step 3, `instant` happens in worker 1."""
+    model, optimizer = make()
+    batches = list(data()) * 4
+    with pl.attach(model, optimizer) as worker:
+        for step, (x, _) in enumerate(worker.batches(batches), start=1):
+            if worker.worker_id == 1 and step == 3:
+                instant()
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+
+def killed():
+    train_until(lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def stopped():
+    train_until(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+
+
+def raises():
+    def fail():
+        raise KeyError("mine")
+
+    train_until(fail)
+
+
+def other_model():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3 if RANK == 2 else 2)
+    with pl.attach(model, torch.optim.SGD(model.parameters(), lr=0.1)):
+        pass
+
+
+def other_algorithm():
+    model, optimizer = make()
+    with pl.attach(model, optimizer, algorithm="lockstep" if RANK == 0 else "all-reduce"):
+        pass
+
+
+def never_attaches():
+    model, optimizer = make()
+    if RANK == 0:
+        with pl.attach(model, optimizer):
+            pass
+
+
+def hogwild():
+    model, optimizer = make()
+    with pl.attach(model, optimizer, algorithm="hogwild"):
+        pass
+
+
+def twice_beside_a_group_of_the_users():
+    """The user's process group is used and left alone; attach works as often as it is called."""
+    dist.init_process_group("gloo")
+    for algorithm in ("lockstep", "local-sgd(period=2)"):
+        model, optimizer = make()
+        with pl.attach(model, optimizer, algorithm=algorithm) as worker:
+            for x, _ in worker.batches(list(data())):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+    number = torch.tensor([RANK + 1.0])
+    dist.all_reduce(number)
+    report(model, sum=number.item())
+    dist.destroy_process_group()
+
+
+def overflow():
+    """In step 2 worker 1's loss is too large for its gradients: GradScaler must skip the step on all workers or on none."""
+    model, optimizer = make()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+    steps = []
+    with pl.attach(model, optimizer) as worker:
+        for number, (x, _) in enumerate(worker.batches(list(data())[:8])):
+            before = model[0].weight.detach().clone()
+            optimizer.zero_grad()
+            too_large = torch.finfo(torch.float32).max if (number, RANK) == (2, 1) else 1.0
+            scaler.scale(model(x).square().mean() * too_large).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            steps.append(not torch.equal(before, model[0].weight))
+    report(model, scale=scaler.get_scale(), steps=steps)
+
+
+def operations():
+    """Every operation, on its own collectives; the results as lists."""
+    environment = current_environment()
+    membership = Membership(environment, {"algorithm": "none"})
+    collectives, n = membership.collectives, environment.num_workers
+
+    def vector(worker, length=6):
+        return torch.arange(1.0, length + 1) * 10**worker
+
+    summed, x, part, gathered = vector(RANK), vector(RANK), torch.empty(6 // n), torch.empty(6)
+    handles = [
+        collectives.start_all_reduce(summed),
+        collectives.start_reduce_scatter(x, part),
+        collectives.start_all_gather(torch.full((6 // n,), float(RANK)), gathered),
+    ]
+    for handle in reversed(handles):
+        handle.wait()
+    mean, lone, none = vector(RANK), vector(RANK), vector(RANK)
+    sent_before = collectives.counts.sent_bytes
+    collectives.all_reduce_mean(mean, weight=RANK + 1)
+    sent_bytes = collectives.counts.sent_bytes - sent_before
+    collectives.all_reduce_mean(lone, weight=float(RANK == 1))
+    collectives.all_reduce_mean(none, weight=0)
+    claim = membership.claims()
+    claimed = [claim() for _ in range(10)]
+    membership.close(failed=False)
+    results = {"summed": summed, "part": part, "gathered": gathered, "mean": mean, "lone": lone, "none": none}
+    lists = {name: tensor.tolist() for name, tensor in results.items()}
+    print(json.dumps({"rank": RANK, "claimed": claimed, "sent_bytes": sent_bytes, **lists}), flush=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    globals()[sys.argv[1]]()
