@@ -132,9 +132,9 @@ def test_a_dead_worker_is_replaced(method):
 
 @pytest.mark.parametrize("method", ["locked", "leashed"])
 def test_its_successor_goes_on_with_its_part_of_the_data(method):
-    drill = Drill(method, kill={1: 60}, restarts=1, epochs=6, partition="fixed", until=10**9)
+    drill = Drill(method, kill={1: 60}, restarts=1, epochs=30, partition="fixed", until=10**9)
     num_batches = check_replaced(drill.run())
-    assert num_batches == 6 * 180  # the batch that the dead worker was at is its successor's first
+    assert num_batches == 30 * 180  # the batch that the dead worker was at is its successor's first
 
 
 def test_a_worker_of_a_resumed_run_is_replaced(tmp_path):
