@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 import torch
-from torch.distributed import TCPStore
+from torch.distributed import DistNetworkError, TCPStore
 
 from paceline.errors import PeerLostError
 from paceline.transport.base import Message, PeerBack, PeerLeft, Received
@@ -27,6 +27,19 @@ class Lobby:
 
     def close(self):
         self.store = None  # which ends its server
+
+
+class GoneStore:
+    """What is left of a store whose server has died: every use is counted, and an error."""
+
+    def __init__(self):
+        self.num_uses = 0
+
+    def _use(self, *arguments):
+        self.num_uses += 1
+        raise DistNetworkError("Broken pipe")
+
+    check = get = set = _use
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -118,7 +131,7 @@ def test_a_killed_peer_comes_back_to_others_that_do_not_ask_the_store_again(mail
     victim, _ = start(1, 3), start(2, 3)
     mailbox.connect(DEADLINE_S)
     everyone_answers(mailbox)
-    mailbox._store = None  # any further use of it would be an error
+    mailbox._store = gone = GoneStore()
     for incarnation in (1, 2):
         victim.kill()
         assert mailbox.receive(DEADLINE_S)[:2] == (1, incarnation - 1)
@@ -126,6 +139,7 @@ def test_a_killed_peer_comes_back_to_others_that_do_not_ask_the_store_again(mail
         assert mailbox.receive(DEADLINE_S) == PeerBack(1, incarnation)
         assert answer_of(mailbox, 1, incarnation).incarnation == incarnation
         answer_of(mailbox, 2, incarnation)
+    assert gone.num_uses == 0
 
 
 def test_a_stopped_peer_has_left_and_is_back_when_it_goes_on(mailbox, start):
@@ -168,10 +182,11 @@ def test_the_store_may_die_once_all_have_joined(mailbox, start, lobby):
     start(2, 3)
     mailbox.connect(DEADLINE_S)
     everyone_answers(mailbox)
-    mailbox._store = None
+    mailbox._store = gone = GoneStore()
     lobby.close()
     with pytest.raises(RuntimeError):
         TCPStore("127.0.0.1", lobby.port, timeout=timedelta(seconds=1))
     for number in range(10):
         for peer in (1, 2):
             answer_of(mailbox, peer, number, torch.ones(10_000))
+    assert gone.num_uses == 0

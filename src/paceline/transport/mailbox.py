@@ -199,7 +199,7 @@ class ZmqMailbox:
             if self._closed.is_set():
                 return
             self._closed.set()
-            with contextlib.suppress(Exception):  # the store is gone, and every kind of store says so in its own way
+            with contextlib.suppress(RuntimeError):  # the store is gone: who has not met this worker by now never will
                 self._store.set(f"ended/{self._worker_id}", str(self._incarnation))
             self._inbox.wake()
             self._changed.notify_all()
