@@ -19,7 +19,8 @@ from paceline.memory.segment import Layout, Segment
 from paceline.memory.slots import SlotPool
 from paceline.memory.staleness import SharedStalenessCounts
 from paceline.replica import RealClock
-from paceline.transport.base import MemoryRequest, Ports
+from paceline.transport.base import Ports
+from paceline.transport.parameters import MemoryRequest
 
 __all__ = ["Arena", "ArenaPlan", "plan_arena"]
 

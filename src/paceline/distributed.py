@@ -16,8 +16,9 @@ import torch.distributed as dist
 
 from paceline.environment import WorkerEnvironment
 from paceline.errors import UsageError, WorkerLostError, name_workers
-from paceline.transport.base import MemoryRequest, Ports
+from paceline.transport.base import Ports
 from paceline.transport.collectives import DistributedCollectives
+from paceline.transport.parameters import MemoryRequest
 
 __all__ = ["Membership", "check_algorithm", "ports_for"]
 

@@ -10,7 +10,8 @@ from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.network import HEADER_BYTES
 from paceline.simulator.network_collectives import CollectiveCosts
 from paceline.simulator.scheduler import ProgramError, Scheduler
-from paceline.transport.base import MemoryRequest, Message, PeerBack, PeerLeft
+from paceline.transport.base import Message, PeerBack, PeerLeft
+from paceline.transport.parameters import MemoryRequest
 
 LATENCY_S, RATE = 0.5, 100.0
 WIRED = {"latency_s": LATENCY_S, "bandwidth_bytes_per_s": RATE}

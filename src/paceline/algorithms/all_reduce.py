@@ -9,7 +9,8 @@ from typing import ClassVar
 import torch
 
 from paceline.algorithms.base import Algorithm
-from paceline.transport.base import Collectives, Handle, MemoryRequest, Ports, Replica
+from paceline.transport.base import Collectives, Handle, Ports, Replica
+from paceline.transport.parameters import MemoryRequest
 
 __all__ = ["AllReduce"]
 

@@ -10,7 +10,8 @@ import torch
 from paceline.algorithms.base import Algorithm
 from paceline.errors import PeerLostError, WorkerLostError
 from paceline.topology import Ring, Topology, metropolis_weights
-from paceline.transport.base import Mailbox, MemoryRequest, Message, PeerBack, PeerLeft, Ports, Replica
+from paceline.transport.base import Mailbox, Message, PeerBack, PeerLeft, Ports, Replica
+from paceline.transport.parameters import MemoryRequest
 
 __all__ = ["DPSGD"]
 

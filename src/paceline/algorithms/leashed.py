@@ -10,7 +10,8 @@ import torch
 from paceline.algorithms.backoff import Backoff, NoBackoff
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.step_size import FullStep, StepSize
-from paceline.transport.base import MemoryRequest, Ports, Replica, SlotParameters
+from paceline.transport.base import Ports, Replica
+from paceline.transport.parameters import MemoryRequest, SlotParameters
 
 __all__ = ["Leashed"]
 

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from paceline.algorithms.base import Algorithm
 from paceline.errors import UsageError
-from paceline.transport.base import MemoryRequest, Ports, Replica
+from paceline.transport.base import Ports, Replica
+from paceline.transport.parameters import MemoryRequest
 
 __all__ = ["LocalSGD"]
 

@@ -27,7 +27,16 @@ import torch
 from paceline.algorithms.deadline import MeasuredDeadline
 from paceline.errors import PeerLostError
 from paceline.topology import Topology
-from paceline.transport.base import Concurrency, Joinable, Lock, Message, PeerBack, PeerLeft, Ports, Received
+from paceline.transport.base import (
+    Concurrency,
+    Joinable,
+    Lock,
+    Message,
+    PeerBack,
+    PeerLeft,
+    Ports,
+    Received,
+)
 
 __all__ = ["PairwiseAveraging"]
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.algorithms.base import Algorithm
-from paceline.transport.base import MemoryRequest, Ports, Replica
+from paceline.transport.base import Ports, Replica
+from paceline.transport.parameters import MemoryRequest
 
 __all__ = ["Sequential"]
 

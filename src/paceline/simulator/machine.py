@@ -28,7 +28,8 @@ from paceline.simulator.memory import (
 from paceline.simulator.network import Network
 from paceline.simulator.network_collectives import CollectiveCosts, NetworkCollectives, NetworkCollectivesState
 from paceline.simulator.scheduler import Scheduler
-from paceline.transport.base import Counts, MemoryRequest, Ports
+from paceline.transport.base import Counts, Ports
+from paceline.transport.parameters import MemoryRequest
 
 __all__ = ["SimulatedMachine"]
 

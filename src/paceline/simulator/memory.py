@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from paceline.simulator.core import COPY_VECTORS, RETRY_VECTORS, Core
-from paceline.transport.base import View
+from paceline.transport.parameters import View
 
 __all__ = [
     "RacingState", "ReplicatedState", "SimulatedRacing", "SimulatedReplicated", "SimulatedSlots", "SimulatedStalenessCounts",

@@ -10,12 +10,13 @@ Shapes: `x` and every vector here is flat, `(P,)`, one element per parameter of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Set
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
+
+from paceline.transport.parameters import StalenessCounts
 
 __all__ = [
     "Clock",
@@ -25,21 +26,13 @@ __all__ = [
     "Handle",
     "Joinable",
     "Lock",
-    "LockedParameters",
     "Mailbox",
-    "MemoryRequest",
     "Message",
     "PeerBack",
     "PeerLeft",
     "Ports",
-    "RacingParameters",
     "Received",
     "Replica",
-    "ReplicatedParameters",
-    "SharedParameters",
-    "SlotParameters",
-    "StalenessCounts",
-    "View",
 ]
 
 
@@ -198,123 +191,6 @@ class Joinable(Protocol):
     def join(self) -> None:
         """Waits for its end; raises what it raised."""
         ...
-
-
-class View(NamedTuple):
-    """One published parameter vector, as a reader holds it."""
-
-    slot: int  # where it lies in the pool
-    version: int  # number of updates that led to it
-    x: torch.Tensor  # (P,); must not be written while it is published
-
-
-class SharedParameters(Protocol):
-    """One parameter vector that all workers see. `memory/` has a class per discipline."""
-
-    @property
-    def version(self) -> int:
-        """Number of updates applied so far."""
-        ...
-
-
-class RacingParameters(SharedParameters, Protocol):
-    """Everyone reads and writes at the same time, component by component (Hogwild!)."""
-
-    x: torch.Tensor  # (P,), live
-
-    def writing(self) -> AbstractContextManager[Any]:
-        """Marks this worker as being in the middle of a write (excludes nobody; a kill in it may tear the update)."""
-        ...
-
-    def advance(self) -> int:
-        """Counts one update atomically; returns the version that it made."""
-        ...
-
-
-class LockedParameters(SharedParameters, Protocol):
-    """One writer at a time; readers exclude writers. Waiting time is added to this worker's account."""
-
-    x: torch.Tensor  # (P,); read under `reading()`, written under `writing()`
-
-    def reading(self) -> AbstractContextManager[Any]:
-        """Holds the lock for reading (the mutex itself, or the shared side of a read-write lock)."""
-        ...
-
-    def writing(self) -> AbstractContextManager[Any]:
-        """Holds the lock for writing."""
-        ...
-
-    def advance(self) -> int:
-        """Counts one update, while writing; returns the version that it made."""
-        ...
-
-
-class SlotParameters(SharedParameters, Protocol):
-    """A pool of immutable versions behind one head word (Leashed-SGD's ParameterVectors, recycled)."""
-
-    def latest(self) -> View:
-        """The newest version, protected from reuse until this worker calls `leave` or `latest` again."""
-        ...
-
-    def leave(self) -> None:
-        """Ends the protection of what `latest` returned."""
-        ...
-
-    def claim(self) -> View:
-        """A slot that nobody reads and that is not published, for this worker to write."""
-        ...
-
-    def publish(self, new: View, after: View) -> bool:
-        """Makes `new` the newest version if `after` (from `latest`) still is; one compare-and-swap.
-
-        On success the slot of `new` belongs to the pool again; on failure it still belongs to this worker.
-        """
-        ...
-
-    def discard(self, new: View) -> None:
-        """Gives a claimed slot back unpublished."""
-        ...
-
-
-class ReplicatedParameters(SharedParameters, Protocol):
-    """One vector per worker, kept equal (or close) by what the algorithm sends; others may look, only its owner writes."""
-
-    x: torch.Tensor  # (P,), this worker's own
-
-    def writing(self) -> AbstractContextManager[Any]:
-        """Marks this worker's vector as being written, so that an onlooker's copy is not torn."""
-        ...
-
-    def advance(self) -> int:
-        """Counts one update of this worker's vector; returns the version that it made."""
-        ...
-
-
-class StalenessCounts(Protocol):
-    """How often each staleness occurred, over all workers; racing counters."""
-
-    def add(self, staleness: int) -> None:
-        """Counts one update of this staleness (the last bin takes all above it)."""
-        ...
-
-    def share_below(self, staleness: int) -> float:
-        """Share of the updates so far whose staleness was smaller, 0 to 1."""
-        ...
-
-    def total(self) -> int:
-        """Number of updates counted so far."""
-        ...
-
-
-class MemoryRequest(NamedTuple):
-    """Which kind of shared parameters an algorithm runs on; the backend provides it as `ports.shared`."""
-
-    kind: Literal["racing", "locked", "slots", "replicated"]
-    lock: Literal["mutex", "rwlock"] = "mutex"  # for "locked"
-    collectives: bool = False  # whether the program uses `ports.collectives`
-    staleness_counts: bool = False  # whether it asks `ports.staleness` how stale updates have been
-    mailbox: bool = False  # whether the program uses `ports.mailbox` and `ports.concurrency`
-    own_models: bool = False  # every worker's vector is a model of its own; a snapshot is their mean
 
 
 @dataclass
