@@ -16,23 +16,22 @@ from typing import Any
 import torch
 
 from paceline.algorithms import Algorithm, registry
-from paceline.arena import Arena, plan_arena
+from paceline.arena import Arena
 from paceline.checkpoint import Parameters
 from paceline.environment import WorkerEnvironment
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import PacelineError
 from paceline.fork_server import fork_server_context
 from paceline.memory import failpoints
-from paceline.memory.segment import Segment
 from paceline.memory.waiting import wake_all
-from paceline.peers import host_store
-from paceline.placement import placement_registry
+from paceline.reception import Reception
 from paceline.spool import Spool
 from paceline.supervised import Outcome, WorkerState, check_launch, pickled
-from paceline.worker_process import Done, Failure, Hello, Ready, Welcome, process_main, run_worker
+from paceline.worker_process import Done, Failure, Hello, Ready, process_main, run_worker
 
 __all__ = ["Supervisor"]
 
 _POLL_S = 0.05
+_RUN_HAS_ENDED = "The run has ended."
 _START_DEADLINE_S = 300.0  # importing the user's modules and loading data; a hang beyond it is an error
 
 
@@ -71,8 +70,6 @@ class Supervisor:
     ) -> None:
         check_launch(num_workers=num_workers, backend=backend, placement=environment.placement)
         self.num_workers = num_workers
-        self.algorithm = algorithm
-        self.arena: Arena | None = None
         self.outcome = Outcome()
         self.spool = Spool(folder, num_workers)
         self.started_s: float | None = None  # when all workers were ready and were told to go
@@ -85,12 +82,14 @@ class Supervisor:
         self._restarts_left = restarts
         self._on_tick = on_tick
         self._handles = handles
-        self._first_batch = first_batch
-        self._first_version = first_version
-        self._hello: Hello | None = None
-        self._store: Any = None  # where workers that send each other messages meet
-        self._initialising: int | None = None
-        self._waiting: list[WorkerState] = []
+        self._reception = Reception(
+            num_workers,
+            algorithm,
+            environment.placement,
+            own_processes=backend == "processes",
+            first_batch=first_batch,
+            first_version=first_version,
+        )
         self._context = fork_server_context()
 
     # Life of the run
@@ -123,9 +122,19 @@ class Supervisor:
             self._drain()
             self._end_all(grace_s=30.0)
             self.spool.close()
-            self._store = None
+            self._reception.close()
             self._on_tick = None  # it holds the run that holds us, and so its shared memory
             torch.set_num_threads(intra_op_threads)
+
+    @property
+    def algorithm(self) -> Algorithm | None:
+        """How the workers agree; None until one has said so, where the launcher does not."""
+        return self._reception.algorithm
+
+    @property
+    def arena(self) -> Arena | None:
+        """The workers' shared memory; None until the first of them has said what it needs."""
+        return self._reception.arena
 
     @property
     def all_ended(self) -> bool:
@@ -242,83 +251,24 @@ class Supervisor:
                 self._fail(worker, message)
                 self._tell_waiters(worker)
 
-    # Start: the first worker that says hello decides the memory and initialises it
+    # Start
 
     def _welcome(self, worker: WorkerState, hello: Hello) -> None:
         if self.outcome.kind:
-            self._refuse(worker, "The run has ended.")
+            self._reception.refuse(worker, _RUN_HAS_ENDED)
             return
-        if self._hello is None:
-            self._hello = hello
-            algorithm = registry.build(hello.algorithm)
-            if self.algorithm is not None and algorithm != self.algorithm:
-                self._refuse(
-                    worker,
-                    f"The launcher runs {registry.spec(self.algorithm)} but attach names {hello.algorithm}: name the"
-                    " algorithm in one place only.",
-                )
-                return
-            self.algorithm = algorithm
-            try:
-                algorithm.check(self.num_workers)
-            except UsageError as error:
-                self._refuse(worker, str(error))
-                return
-            self._make_arena(algorithm, hello)
-        elif hello != self._hello:
-            self._refuse(
-                worker,
-                f"Worker {worker.worker_id} wants {hello.algorithm} on {hello.num_parameters:,} parameters, the others"
-                f" {self._hello.algorithm} on {self._hello.num_parameters:,}: all workers must build the same model.",
-            )
-            return
-        if self._initialising is None:
-            self._initialising = worker.worker_id
-            self._send_plan(worker, initialise=True)
-        elif self._initialising == -1:
-            self._send_plan(worker, initialise=False)
-        else:
-            self._waiting.append(worker)
-
-    def _make_arena(self, algorithm: Algorithm, hello: Hello) -> None:
-        plan = plan_arena(
-            algorithm.memory,
-            num_workers=self.num_workers,
-            num_elements=hello.num_elements,
-            dtype=hello.dtype,
-            extra=hello.extra,
-        )
-        segment = Segment.create(plan.size_bytes)
-        note = placement_registry.build(self._environment.placement).place(segment)
-        if note:
-            self.outcome.notes.append(note)
-        self.arena = Arena(segment, plan, participant_id=self.num_workers)
-        self.arena.store("next_batch", self._first_batch)
-        self.arena.store("initial_version", self._first_version)
-        self.spool.open(self.arena)
-        if algorithm.memory.mailbox:
-            self._store = host_store()
-
-    def _send_plan(self, worker: WorkerState, *, initialise: bool) -> None:
-        assert self.arena is not None
-        pid = worker.handle.pid if self._backend == "processes" else None
-        with contextlib.suppress(OSError):  # it is gone: its end is the next news
-            store = ("127.0.0.1", self._store.port) if self._store is not None else None
-            worker.connection.send(Welcome(self.arena.plan, initialise, store=store))
-            reduction.send_handle(worker.connection, self.arena.segment.fd, pid)
-
-    def _refuse(self, worker: WorkerState, why: str) -> None:
-        with contextlib.suppress(OSError):  # it is gone: its end is the next news
-            worker.connection.send(Welcome(None, refusal=why))
+        known = self.arena
+        self._reception.welcome(worker, hello)
+        if self.arena is not known:
+            assert self.arena is not None
+            self.spool.open(self.arena)
+            if self._reception.note:
+                self.outcome.notes.append(self._reception.note)
 
     def _count_ready(self, worker: WorkerState) -> None:
         worker.ready = True
         assert self.arena is not None
-        if self._initialising == worker.worker_id:
-            self._initialising = -1  # done: whoever says hello from now on maps initialised memory
-            for other in self._waiting:
-                self._send_plan(other, initialise=False)
-            self._waiting = []
+        self._reception.count_ready(worker)
         if self.started_s is None and all(one.ready or not one.running for one in self.workers):
             self.started_s = time.monotonic()
             self.arena.store("go", 1)
@@ -333,16 +283,13 @@ class Supervisor:
             self.outcome.kind = failure.kind
             where = "" if failure.kind in ("worker-lost", "usage") else f"Worker {worker.worker_id}: "
             self.outcome.reason = where + failure.message
-            if (
-                failure.kind == "worker-lost" and self.outcome.workers_lost
-            ):  # who told us may have waited for a survivor
+            if failure.kind == "worker-lost" and self.outcome.workers_lost:
+                # Who told us may have waited for a survivor.
                 self.outcome.reason = f"{' '.join(self.outcome.notes)} {failure.message}"
             self.outcome.trace = failure.trace
         if self.arena is None:
             self._end_all(grace_s=0.0)
-        for other in self._waiting:  # for memory that nobody will initialise any more
-            self._refuse(other, "The run has ended.")
-        self._waiting = []
+        self._reception.refuse_waiting(_RUN_HAS_ENDED)
         self.stop()
 
     def _lose(self, worker: WorkerState) -> None:
