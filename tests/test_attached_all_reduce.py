@@ -44,7 +44,8 @@ def launched(train, workers=2):
     results, lock = {}, threading.Lock()
 
     def loop():
-        model, optimizer = make()
+        with lock:  # they seed a generator that all threads share
+            model, optimizer = make()
         with pl.attach(model, optimizer) as worker:
             train(worker, model, optimizer)
         with lock:
