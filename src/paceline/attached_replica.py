@@ -9,7 +9,7 @@ shared that would need a lock, and the optimizer's own step runs exactly once wh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,10 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from paceline.buckets import GradientBuckets
 from paceline.errors import UsageError
+from paceline.grad_scaling import take_over_scaling
+from paceline.owned_pieces import OwnedPieces
 from paceline.replica import BaseReplica, DivergedError, raw_step, scaled_step
+from paceline.transport.base import Collectives, Piece
 
 __all__ = ["AttachedReplica"]
 
@@ -30,12 +33,18 @@ class AttachedReplica(BaseReplica):
     Args:
         optimizer: the user's.
         alone: this is the run's only worker.
+        lockstep: whether workers go through rounds together, so that none may leave one out.
         base: as for `BaseReplica`.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, *, alone: bool = False, **base: Any) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, *, alone: bool = False, lockstep: bool = False, **base: Any
+    ) -> None:
         super().__init__(**base)
         self._alone = alone
+        self._in_rounds = lockstep and not alone
+        self._scaled = False  # GradScaler makes the step under way
+        self._overflowed = False  # and has found an infinity in this worker's gradients
         if self._append is not None:
             self._write, self._append = self._append, self._write_or_hold
         self._held: tuple[float, ...] | None = None  # the last step's record, until its loss is known
@@ -55,6 +64,8 @@ class AttachedReplica(BaseReplica):
         self._buckets: GradientBuckets | None = None
         self._handing_out = False  # between a backward pass's first gradient and its end
         self._handed_out = False  # what the gradients hold has been handed out, and is what came back
+        self._g_version = 0  # PyTorch's count of changes of `g` when it was handed out
+        self._owned: OwnedPieces | None = None
         self.accumulates = False  # backward passes only add: a later one hands out what they add up to
         # To switch to the program and back; not under no_grad, which would cost as much as all else that a hook does: the
         # program touches no tensor that autograd follows.
@@ -100,6 +111,7 @@ class AttachedReplica(BaseReplica):
         self._batch = batch_number
         self.samples = 0 if absent else _num_samples(batch)
         self._absent = absent
+        self._scaled = self._overflowed = False
         self._begin_step(started_s)
         self._resume()
 
@@ -124,13 +136,25 @@ class AttachedReplica(BaseReplica):
         if self._state == "idle":
             self.begin_if_idle()
         self._gradient_ended_s = self._now_s()
+        self._scaled = hasattr(optimizer, "found_inf")
+        if self._scaled:
+            self._overflowed = take_over_scaling(optimizer)
         if self._ready is not None and not self._handed_out:
             self._hand_out_all()
+            if self._scaled and self._g is not None:
+                self._overflowed = not _is_finite(self._g)
+        if self._scaled and self._overflowed and (not self._in_rounds or self._ready is not None):
+            # Nobody waits for this worker, or all have the same gradient and leave this step out alike.
+            self._hide_gradients()
+            return
         self._resume()
         if self._state != "apply":  # the program applied nothing: the step must find no gradients
-            self._kept = [p.grad for p in self.binding.parameters]
-            for parameter in self.binding.parameters:
-                parameter.grad = None
+            self._hide_gradients()
+
+    def _hide_gradients(self) -> None:
+        self._kept = [p.grad for p in self.binding.parameters]
+        for parameter in self.binding.parameters:
+            parameter.grad = None
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The optimizer has stepped."""
@@ -230,6 +254,7 @@ class AttachedReplica(BaseReplica):
         if self._finish is not None:
             self._finish()
         self.binding.bind_gradients(self._g)
+        self._g_version = self._g._version
         self._handed_out = True
 
     def _hand_out_nothing(self, ready: Callable[[torch.Tensor], None]) -> None:
@@ -249,26 +274,82 @@ class AttachedReplica(BaseReplica):
         if of is not None:
             to.copy_(of)
         self.binding.bind(to)
+        if self._is_left_out():
+            self._end_apply(to, begun_s)
+            return
         if self._g_is_mine:
             # Others may have a gradient where this worker has none, and all must make the same update.
             self.binding.scatter_gradients(self.g, fill=not self._alone)
         if self._absent:
-            self._inside = True
-            try:
-                with torch.no_grad():
-                    scaled_step(self._raw_step, self._optimizer, scale)
-            finally:
-                self._inside = False
-                for parameter in self.binding.parameters:  # a loop that clears after its steps would add to it
-                    parameter.grad = None
+            self._step_by_itself(scale)
         elif scale == 1.0:
             self._state = "apply"
             self._return()
         else:
             scaled_step(lambda: self._hand_over("apply"), self._optimizer, scale)
+        self._end_apply(to, begun_s)
+
+    def _is_left_out(self) -> bool:
+        """Whether GradScaler leaves this update out, while the round that it belongs to takes place.
+
+        Where workers average their gradients, one infinity is in everybody's mean, also in that of a worker without a batch,
+        which knows of no GradScaler: so all decide alike. Where they do not, each decides for its own model.
+        """
+        if self._g_is_mine:
+            return (self._scaled or (self._absent and self._in_rounds)) and not _is_finite(self.g)
+        return self._scaled and self._overflowed
+
+    def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
+        """Lets the optimizer take its one step on `to` (S,): the loop's own call of `step` finds these elements alone.
+
+        Raises:
+            UsageError: the loop has changed its gradients, of which the workers see different parts.
+        """
+        begun_s = self._now_s()
+        changed = self._handed_out and self._g is not None and self._g._version != self._g_version
+        if changed or self._scaled:
+            raise UsageError(
+                "Under all-reduce(sharded=true) a worker sees its own part of the mean gradient only, so a loop cannot clip or"
+                " change gradients between backward and step, nor scale them with GradScaler: use all-reduce without sharded."
+            )
+        if self._owned is None:
+            self._owned = OwnedPieces(self.binding, self._optimizer, pieces)
+        self._owned.bind(to, g)
+        try:
+            if self._absent:
+                self._step_by_itself(1.0)
+            else:
+                self._state = "apply"
+                self._return()
+        finally:
+            self._owned.release()
+        if self._absent:
+            self._clear_gradients()
+        self._end_apply(to, begun_s)
+
+    def make_state_whole(self, collectives: Collectives | None) -> None:
+        """At the end: where the optimizer has kept state for some elements only, it gets that of all."""
+        if self._owned is not None and collectives is not None:
+            self._owned.make_whole(collectives)
+
+    def _step_by_itself(self, scale: float) -> None:
+        """A step that the loop does not call, as this worker has no batch."""
+        self._inside = True
+        try:
+            with torch.no_grad():
+                scaled_step(self._raw_step, self._optimizer, scale)
+        finally:
+            self._inside = False
+            self._clear_gradients()
+
+    def _clear_gradients(self) -> None:
+        for parameter in self.binding.parameters:  # a loop that clears after its steps would add to it
+            parameter.grad = None
+
+    def _end_apply(self, x: torch.Tensor, begun_s: float) -> None:
         self._state = "idle"
         self._count_apply(begun_s)
-        if self.step % _CHECK_EVERY_STEPS == 0 and not math.isfinite(float(to.sum())):
+        if self.step % _CHECK_EVERY_STEPS == 0 and not math.isfinite(float(x.sum())):
             raise DivergedError(f"The parameters are no longer finite at step {self.step}.")
 
     def _write_or_hold(self, *fields: float) -> None:
@@ -287,6 +368,10 @@ class AttachedReplica(BaseReplica):
         if self._g is None:
             self._g = torch.zeros(self.binding.num_elements, dtype=self.binding.dtype)
         return torch.sub(after, before, out=self._g)
+
+
+def _is_finite(x: torch.Tensor) -> bool:
+    return bool(torch.isfinite(x).all())
 
 
 def _num_samples(batch: Any) -> int:

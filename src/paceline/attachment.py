@@ -17,6 +17,7 @@ from paceline.attached_replica import AttachedReplica
 from paceline.batches import BatchPlan
 from paceline.environment import WorkerEnvironment, current_environment, named_algorithm
 from paceline.errors import UsageError
+from paceline.grad_scaling import ask_for_every_step
 from paceline.observe.summary import summarize
 from paceline.replica import DivergedError
 from paceline.session import Session
@@ -38,7 +39,9 @@ def attach(model: nn.Module, optimizer: torch.optim.Optimizer, algorithm: Algori
     (600).
 
     With `all-reduce`, gradients are the mean of all workers when `backward` returns. So clipping acts on the mean, and where
-    one worker's gradients overflow, GradScaler finds the infinity on all workers and all skip that step alike.
+    one worker's gradients overflow, GradScaler finds the infinity on all workers and all skip that step alike. Under
+    `lockstep`, too, all skip it, though the scale falls on that worker only. Where workers have models of their own, it leaves
+    out its update and takes part in the round.
     Every worker must then have a batch in every round, as a worker without one does not know how the others scale or clip:
     use `drop_last` and a number of batches that the workers divide.
 
@@ -89,6 +92,7 @@ class Worker:
         self._optimizer = optimizer
         self._environment = environment
         self._hooks: list[Any] = []
+        self._undo: list[Callable[[], None]] = []
         self._claims: dict[tuple[int, int], BatchClaims] = {}
         self._taken = 0
         self._epoch = 0
@@ -118,7 +122,13 @@ class Worker:
     def _begin(self, simulation: Any) -> None:
         self._taken = self._session.restore(self._optimizer)
         kind = simulation.replica_kind if simulation is not None else AttachedReplica
-        self._replica = kind(self._optimizer, alone=self.num_workers == 1, **self._session.base_arguments())
+        self._replica = kind(
+            self._optimizer,
+            alone=self.num_workers == 1,
+            lockstep=self.algorithm.lockstep,
+            **self._session.base_arguments(),
+        )
+        self._undo.append(ask_for_every_step(self._optimizer))
         self._replica.start(lambda: self.algorithm.work(self._replica, self._session.ports))
         self._hooks = [
             self._optimizer.register_step_pre_hook(self._replica.before_step),
@@ -137,6 +147,8 @@ class Worker:
     def _leave(self, *, failed: bool) -> None:
         for hook in self._hooks:
             hook.remove()
+        for undo in self._undo:
+            undo()
         try:
             if self._replica is not None:
                 self._replica.end()
@@ -144,6 +156,8 @@ class Worker:
                 if self._environment is not None and self._environment.checkpoint is not None:
                     self._session.save(None, self._optimizer, self._taken_so_far(), parameters=False)
                 self._load_final()
+                if self._replica is not None and not self._session.stopped():
+                    self._replica.make_state_whole(self._session.ports.collectives)
         finally:
             self._session.close(failed=failed)
 

@@ -10,7 +10,7 @@ import inspect
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -19,20 +19,14 @@ from torch import nn
 from paceline.buckets import GradientBuckets
 from paceline.errors import PacelineError
 from paceline.flat import FlatBinding
-from paceline.transport.base import Counts
+from paceline.owned_pieces import ELEMENTWISE, check_elementwise, cut_flat_state
+from paceline.transport.base import Counts, Piece
 
 __all__ = ["BaseReplica", "BatchSource", "DivergedError", "RealClock", "Recorder", "TaskReplica", "raw_step"]
 
 _UPDATE_TIME_SMOOTHING = 0.1
 _NAN = math.nan
 _NO_COUNTS = (0, 0, 0, 0)
-
-# With these, every element of a parameter is updated from its own gradient and state alone, so one step over the whole flat
-# vector gives the same bits as one step per parameter, without a Python loop over parameters.
-_ELEMENTWISE = {
-    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax,
-    torch.optim.ASGD, torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Rprop,
-}  # fmt: skip
 
 
 class DivergedError(PacelineError):
@@ -219,7 +213,7 @@ class TaskReplica(BaseReplica):
         self.binding.bind_gradients(self._g)
         probe = make_optimizer(self.binding.parameters)
         self._flat: nn.Parameter | None = None
-        if type(probe) in _ELEMENTWISE:
+        if type(probe) in ELEMENTWISE:
             self._flat = nn.Parameter(torch.empty_like(self._g))
             self._flat.grad = self._g
             self.optimizer = make_optimizer([self._flat])
@@ -320,6 +314,21 @@ class TaskReplica(BaseReplica):
             else:
                 self.binding.bind(to)
             scaled_step(self._step, self.optimizer, scale)
+        self._count_apply(begun_s)
+
+    def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
+        """Lets the optimizer take its one step on `to` (S,), whose gradient is `g` (S,)."""
+        begun_s = self._now_s()
+        check_elementwise(self.optimizer)
+        assert self._flat is not None
+        if self._is_plain_sgd:
+            torch.add(to, g, alpha=-self.optimizer.param_groups[0]["lr"], out=to)
+        else:
+            cut_flat_state(self.optimizer.state[self._flat], self._g.numel(), to.numel(), pieces)
+            self._flat.grad = None
+            self._flat.data = to
+            self._flat.grad = g
+            self._step()
         self._count_apply(begun_s)
 
     def _add_own(self, x: torch.Tensor, to: torch.Tensor, factor: float) -> None:

@@ -51,6 +51,7 @@ ROWS = [
     Row(pl.Sequential()),
     Row(pl.Lockstep()),
     Row(pl.AllReduce()),
+    Row(pl.AllReduce(sharded=True)),
     Row(pl.Locked()),
     Row(pl.Locked(backoff=pl.Exponential())),
     Row(pl.Locked(step_size=pl.InverseStep()), scales_stale_updates=_ADAPTS),

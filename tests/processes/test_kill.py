@@ -153,7 +153,7 @@ def test_lockstep_is_not_restarted_but_says_so():
     assert "worker 1 did not" in result["outcome_reason"]
 
 
-@pytest.mark.parametrize("method", ["lockstep", "all-reduce", "local-sgd", "d-psgd"])
+@pytest.mark.parametrize("method", ["lockstep", "all-reduce", "all-reduce(sharded=true)", "local-sgd", "d-psgd"])
 def test_what_a_kill_has_ended_is_resumed(method, tmp_path):
     settings = {"workers": WORKERS, "checkpoint_every_s": 0}
     pl.train(pl.TrainConfig(algorithm=method, epochs=2, **settings), out=tmp_path)

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 
 from paceline.algorithms.base import Algorithm
+from paceline.algorithms.strips import OwnedStrips
 from paceline.transport.base import Collectives, Handle, Ports, Replica
 from paceline.transport.parameters import MemoryRequest
 
@@ -23,14 +24,24 @@ class AllReduce(Algorithm):
     missing batch is no exception. Parameters stay equal on all workers, bit for bit.
 
     Costs per step: 2 (n - 1) / n times the parameters' size sent and received by each worker, hidden behind backward except
-    for the first layers' part. Every step lasts as long as its slowest worker.
+    for the first layers' part. Every step lasts as long as its slowest worker. Sharded: as many bytes, of which
+    the parameters' half is not hidden; the optimizer's work and state are 1 / n per worker, with buffers of two vectors.
     Use when: workers are equally fast and links are good; it is what asynchronous methods are compared to.
     Not: `lockstep`, which begins to average when backward has ended; `local-sgd`, which averages parameters, and rarely.
 
+    Args:
+        sharded: every worker owns a strip of each bucket: it gets the mean gradient of its strips (part-reduce), lets the
+            optimizer step on them alone, and all collect the new parameters (part-broadcast). For optimizers that work element
+            by element, with the same result. A loop sees no whole mean gradient then: it may not clip or unscale it.
+
     Reference: Das et al., "Distributed Deep Learning Using Synchronous Stochastic Gradient Descent", 2016, arXiv:1602.06709;
         Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, arXiv:2006.15704.
-        There means are unweighted: a worker without a batch would count as one with a gradient of zero.
+        There means are unweighted: a worker without a batch would count as one with a gradient of zero. Das et al. let the
+        part-broadcast overlap with the next forward pass; here a step ends with all parameters in place, so that a loop may
+        look at its model at any time.
     """
+
+    sharded: bool = False
 
     lockstep: ClassVar[bool] = True
 
@@ -40,20 +51,46 @@ class AllReduce(Algorithm):
         return MemoryRequest("replicated", collectives=True)
 
     def work(self, replica: Replica, ports: Ports) -> None:
-        """x: this worker's parameters (P,); its gradient becomes the mean of all at the end of backward."""
+        """x: this worker's parameters (P,), g: its gradient, which becomes the mean of all while backward computes."""
         assert ports.collectives is not None
-        shared = ports.shared
-        mean = _OverlappedMean(replica, ports.collectives, ports.num_workers)
-        alone = ports.num_workers == 1
-        for _ in replica.steps():
-            version = shared.version
-            if alone:
-                replica.gradient(at=shared.x, version=version)
-            else:
-                replica.gradient(at=shared.x, version=version, ready=mean.begin, finish=mean.finish)
-            with shared.writing():
-                replica.apply(to=shared.x)
-                replica.applied(shared.advance(), gradient_version=version)
+        if ports.num_workers == 1:
+            _work_alone(replica, ports)
+        elif self.sharded:
+            _work_sharded(replica, ports, ports.collectives)
+        else:
+            _work_whole(replica, ports, ports.collectives)
+
+
+def _work_alone(replica: Replica, ports: Ports) -> None:
+    shared = ports.shared
+    for _ in replica.steps():
+        version = shared.version
+        replica.gradient(at=shared.x, version=version)
+        with shared.writing():
+            replica.apply(to=shared.x)
+            replica.applied(shared.advance(), gradient_version=version)
+
+
+def _work_whole(replica: Replica, ports: Ports, collectives: Collectives) -> None:
+    shared, mean = ports.shared, _OverlappedMean(replica, collectives, ports.num_workers)
+    for _ in replica.steps():
+        version = shared.version
+        replica.gradient(at=shared.x, version=version, ready=mean.begin, finish=mean.finish)
+        with shared.writing():
+            replica.apply(to=shared.x)
+            replica.applied(shared.advance(), gradient_version=version)
+
+
+def _work_sharded(replica: Replica, ports: Ports, collectives: Collectives) -> None:
+    shared = ports.shared
+    strips = OwnedStrips(replica, collectives, ports.worker_id, ports.num_workers, shared.x.numel())
+    for _ in replica.steps():
+        version = shared.version
+        replica.gradient(at=shared.x, version=version, ready=strips.begin, finish=strips.finish)
+        strips.update(shared.x)
+        with shared.writing():
+            strips.copy_to(shared.x)
+            replica.applied(shared.advance(), gradient_version=version)
 
 
 class _OverlappedMean:
@@ -80,7 +117,9 @@ class _OverlappedMean:
         if factor != 1.0:
             bucket.mul_(factor)
         if not self._under_way:
-            if bucket.numel() and bucket.dtype in (torch.float32, torch.float64):
+            if not bucket.numel():  # nothing but time is simulated
+                self._weight = torch.tensor([factor], dtype=torch.float64)
+            elif bucket.dtype in (torch.float32, torch.float64):
                 self._weight = bucket[-1:]
                 self._weight.fill_(factor)
             else:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from paceline.attached_replica import AttachedReplica
 from paceline.simulator.core import Core
+from paceline.transport.base import Piece
 
 __all__ = ["SimulatedAttachedReplica"]
 
@@ -57,6 +58,13 @@ class SimulatedAttachedReplica(AttachedReplica):
         self._core.update()
         self._apply_s += self._now_s() - begun_s
         super().apply(to, scale, of)
+
+    def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
+        """Lets the optimizer take its one step on `to` (S,), at the end of its time."""
+        begun_s = self._now_s()
+        self._core.update(self._core.cluster.workers)
+        self._apply_s += self._now_s() - begun_s
+        super().apply_pieces(to, g, pieces)
 
     def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
         self._apply_s += self._core.moved_s

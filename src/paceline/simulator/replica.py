@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import nn
 
 from paceline.replica import BaseReplica, BatchSource, TaskReplica, raw_step, scaled_step
 from paceline.simulator.core import Core
+from paceline.transport.base import Piece
 
 __all__ = ["RandomStates", "SimulatedReplica", "TimedReplica"]
 
@@ -138,6 +139,13 @@ class SimulatedReplica(_Timed, TaskReplica):
             scaled_step(self._step, self.optimizer, scale)
         self._count_apply(begun_s)
 
+    def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
+        """Lets the optimizer take its one step on `to` (S,), at the end of its time."""
+        begun_s = self._now_s()
+        self._core.update(self._core.cluster.workers)
+        self._apply_s += self._now_s() - begun_s
+        super().apply_pieces(to, g, pieces)
+
 
 class TimedReplica(_Timed):
     """A replica without model and data, for timing only: the same waits as `SimulatedReplica`, on empty tensors.
@@ -200,6 +208,12 @@ class TimedReplica(_Timed):
         begun_s = core.scheduler.now_s
         for _ in range(num_blocks):
             core.update(num_blocks)
+        self._count_apply(begun_s)
+
+    def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
+        """Takes the time of one worker's part of an update."""
+        begun_s = self._core.scheduler.now_s
+        self._core.update(self._core.cluster.workers)
         self._count_apply(begun_s)
 
     def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ Shapes: `x` and every vector here is flat, `(P,)`, one element per parameter of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, NamedTuple, Protocol
@@ -30,6 +30,7 @@ __all__ = [
     "Message",
     "PeerBack",
     "PeerLeft",
+    "Piece",
     "Ports",
     "Received",
     "Replica",
@@ -223,6 +224,14 @@ class Ports:
     incarnation: int = 0  # above 0: this worker takes a dead one's place, or comes late; its parameters may be stale
 
 
+class Piece(NamedTuple):
+    """Some elements of the flat vector (P,) that one worker owns, and where they lie among all that it owns."""
+
+    first: int
+    length: int
+    at: int
+
+
 class Replica(Protocol):
     """This worker's model, optimizer and data: what a program does its steps with.
 
@@ -276,6 +285,16 @@ class Replica(Protocol):
         """Lets the optimizer take its one step on `to` (P,), its learning rate multiplied by `scale`.
 
         With `of` (P,), `to` becomes `of` after the step; what was in it before does not matter.
+        """
+        ...
+
+    def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
+        """Lets the optimizer take its one step on some elements only: `to` (S,), whose gradient is `g` (S,).
+
+        It keeps state for these alone, so they are the same at every step. What lies between the pieces is zero.
+
+        Raises:
+            UsageError: the optimizer does not work element by element.
         """
         ...
 

@@ -32,7 +32,8 @@ class DistributedCollectives:
     """Implements `Collectives`. Operations run in the group's own threads, in the order in which they were started.
 
     Sums are the same bits on every worker, as each component is added up along the ring once and then passed on; the order of
-    addition is the ring's, not that of the ids.
+    addition is the ring's, not that of the ids. A reduce-scatter on the CPU adds up in the order of the ids: Gloo's own is an
+    all-reduce, which sends twice as much, so the pieces go straight to their owners, who add them up.
 
     A worker that is killed closes its connections, and its neighbours' operations fail at once. Whoever fails says so in
     the store; the others look there while they wait, say that they are there, and stop as well. Who has said nothing is
@@ -98,8 +99,16 @@ class DistributedCollectives:
     def start_reduce_scatter(self, vector: torch.Tensor, part: torch.Tensor) -> Handle:
         """Begins summing `vector` (n,); `part` (n / num_workers,) becomes this worker's piece of the sum."""
         self._count(1, vector)
+        if vector.device.type != "cpu":
+            return self._start(
+                "reduce-scatter", vector, lambda: _reduce_scatter(part, vector, group=self._group, async_op=True)
+            )
+        pieces = torch.empty_like(vector)  # of all workers, for this one
         return self._start(
-            "reduce-scatter", vector, lambda: _reduce_scatter(part, vector, group=self._group, async_op=True)
+            "reduce-scatter",
+            vector,
+            lambda: dist.all_to_all_single(pieces, vector, group=self._group, async_op=True),
+            finish=lambda: _add_up(pieces.view(self._num_workers, -1), part),
         )
 
     def start_all_gather(self, part: torch.Tensor, vector: torch.Tensor) -> Handle:
@@ -128,14 +137,16 @@ class DistributedCollectives:
         self.counts.messages += num_passes * others
         self.counts.sent_bytes += num_passes * others * vector.nbytes // self._num_workers
 
-    def _start(self, name: str, vector: torch.Tensor, issue: Callable[[], Any]) -> Handle:
+    def _start(
+        self, name: str, vector: torch.Tensor, issue: Callable[[], Any], finish: Callable[[], None] | None = None
+    ) -> Handle:
         self._num_started += 1
         label = f"{name} {self._num_started}"
         try:
             work = issue()
         except RuntimeError as error:  # a connection that broke before
             raise self._lost(label, error) from error
-        return _Started(self, work, label, in_slices=vector.device.type == "cpu")
+        return _Started(self, work, label, finish, in_slices=vector.device.type == "cpu")
 
     def wait_for(self, work: Any, label: str, *, in_slices: bool) -> None:
         """Waits for one operation, with an eye on the store."""
@@ -191,15 +202,33 @@ class DistributedCollectives:
 class _Started:
     """An operation that has been started."""
 
-    def __init__(self, collectives: DistributedCollectives, work: Any, label: str, *, in_slices: bool) -> None:
+    def __init__(
+        self,
+        collectives: DistributedCollectives,
+        work: Any,
+        label: str,
+        finish: Callable[[], None] | None,
+        *,
+        in_slices: bool,
+    ) -> None:
         self._collectives = collectives
         self._work = work
         self._label = label
+        self._finish = finish
         self._in_slices = in_slices
 
     def wait(self) -> None:
         """Returns when it is done, with its result in place."""
         self._collectives.wait_for(self._work, self._label, in_slices=self._in_slices)
+        if self._finish is not None:
+            self._finish()
+
+
+def _add_up(pieces: torch.Tensor, total: torch.Tensor) -> None:
+    """`total` (m,) becomes the sum of `pieces` (num_workers, m), in their order."""
+    total.copy_(pieces[0])
+    for piece in pieces[1:]:
+        total.add_(piece)
 
 
 def _first_line(why: object) -> str:

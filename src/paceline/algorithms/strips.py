@@ -1,0 +1,116 @@
+"""A mean gradient of which every worker gets its own strips only: part-reduce, owner's update, part-broadcast."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+from paceline.transport.base import Collectives, Handle, Piece, Replica
+
+__all__ = ["OwnedStrips"]
+
+_ALIGNMENT_ELEMENTS = 16  # 64 bytes of float32
+
+
+@dataclass
+class _Bucket:
+    """One bucket of the gradient, cut into one strip per worker."""
+
+    first: int  # where it begins in the flat vector (P,)
+    length: int
+    strip: int  # elements of a strip; all strips but the last ones are full
+    at: int  # where this worker's strip lies among all of its own
+    padded: torch.Tensor  # (num_workers * strip,)
+    g: torch.Tensor  # (strip,), this worker's strip of the mean
+    handle: Handle | None = None
+
+
+@dataclass
+class OwnedStrips:
+    """sum_k (w_k / u) g_k / sum_k (w_k / u) of this worker's strips, w_k: worker k's samples, u: a unit that all know.
+
+    Every bucket of the gradient is cut into one strip per worker, as in the paper every layer is: so its part-reduce begins
+    while backward computes the layers before it. One range of the whole vector per worker would lie in a few layers only,
+    whose owner would be waited for. Strips are exact ranges of elements; parameters may be cut anywhere.
+    """
+
+    replica: Replica
+    collectives: Collectives
+    worker_id: int
+    num_workers: int
+    num_elements: int
+    _buckets: list[_Bucket] = field(default_factory=list)
+    _num_begun: int = 0
+    _unit: float = 1.0
+    _weight: tuple[torch.Tensor, Handle | None] = (torch.zeros(1), None)
+    _x: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    _g: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    _pieces: list[Piece] = field(default_factory=list)
+
+    def begin(self, bucket: torch.Tensor) -> None:
+        """Starts the part-reduce of a bucket (m,), which keeps its values."""
+        factor = self.replica.samples / self._unit
+        if self._num_begun == 0:
+            weight = torch.tensor([factor], dtype=torch.float64)
+            self._weight = weight, self.collectives.start_all_reduce(weight) if bucket.numel() else None
+        if self._num_begun == len(self._buckets):
+            self._buckets.append(self._cut(bucket))
+        own = self._buckets[self._num_begun]
+        self._num_begun += 1
+        torch.mul(bucket, factor, out=own.padded[: own.length])
+        own.handle = self.collectives.start_reduce_scatter(own.padded, own.g)
+
+    def finish(self) -> None:
+        """Waits for the strips of the mean."""
+        weight, summed = self._weight
+        if summed is not None:
+            summed.wait()
+        for bucket in self._buckets:
+            assert bucket.handle is not None
+            bucket.handle.wait()
+        if not self._pieces:
+            self._lay_out()
+        torch.cat([bucket.g for bucket in self._buckets], out=self._g)
+        self._num_begun = 0
+        if total := weight.item():
+            self._g.div_(total)
+            self._unit *= 2.0 ** round(math.log2(total / self.num_workers))
+
+    def update(self, x: torch.Tensor) -> None:
+        """Steps on this worker's strips of `x` (P,), which is only read, and starts the part-broadcasts."""
+        for first, length, at in self._pieces:
+            self._x[at : at + length] = x[first : first + length]
+        self.replica.apply_pieces(to=self._x, g=self._g, pieces=self._pieces)
+        for bucket in reversed(self._buckets):  # the first layers first: the next forward pass begins with them
+            part = self._x[bucket.at : bucket.at + bucket.strip]
+            bucket.handle = self.collectives.start_all_gather(part, bucket.padded)
+        for bucket in reversed(self._buckets):
+            assert bucket.handle is not None
+            bucket.handle.wait()
+
+    def copy_to(self, x: torch.Tensor) -> None:
+        """Copies the strips of all workers to `x` (P,)."""
+        for bucket in self._buckets:
+            x[bucket.first : bucket.first + bucket.length] = bucket.padded[: bucket.length]
+
+    def _cut(self, bucket: torch.Tensor) -> _Bucket:
+        length, last = bucket.numel(), self._buckets[-1] if self._buckets else None
+        strip = math.ceil(length / self.num_workers / _ALIGNMENT_ELEMENTS) * _ALIGNMENT_ELEMENTS
+        return _Bucket(
+            first=(last.first if last else self.num_elements) - length,
+            length=length,
+            strip=strip,
+            at=last.at + last.strip if last else 0,
+            padded=bucket.new_zeros(self.num_workers * strip),
+            g=bucket.new_zeros(strip),
+        )
+
+    def _lay_out(self) -> None:
+        size = sum(bucket.strip for bucket in self._buckets)
+        self._x, self._g = (self._buckets[0].padded.new_zeros(size) for _ in range(2))
+        for bucket in self._buckets:
+            begin = min(self.worker_id * bucket.strip, bucket.length)
+            end = min(begin + bucket.strip, bucket.length)
+            self._pieces.append(Piece(bucket.first + begin, end - begin, bucket.at))

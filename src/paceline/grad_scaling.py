@@ -1,0 +1,47 @@
+"""`torch.amp.GradScaler` under `attach`: it asks for the step also where it has found an infinity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+__all__ = ["ask_for_every_step", "take_over_scaling"]
+
+_ATTRIBUTE = "_step_supports_amp_scaling"
+
+
+def ask_for_every_step(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    """Makes GradScaler call `step` whatever it finds, with `grad_scale` and `found_inf` on the optimizer; returns the undoing.
+
+    Else it leaves the call out where a gradient overflowed, which no hook sees, and workers in lockstep with this one would
+    wait for its round. GradScaler does so for optimizers with this attribute, which PyTorch's fused ones have.
+    """
+    had = optimizer.__dict__.get(_ATTRIBUTE)
+    setattr(optimizer, _ATTRIBUTE, True)
+
+    def undo() -> None:
+        if had is None:
+            delattr(optimizer, _ATTRIBUTE)
+        else:
+            setattr(optimizer, _ATTRIBUTE, had)
+
+    return undo
+
+
+def take_over_scaling(optimizer: torch.optim.Optimizer) -> bool:
+    """Unscales the gradients where the loop has not, as GradScaler would have; returns whether one overflowed.
+
+    Whether the step is made is then ours to say, also to a fused optimizer.
+    """
+    scale, found = optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+    overflowed = bool(found.item()) if isinstance(found, torch.Tensor) else bool(found)
+    if scale is not None:
+        inverse = scale.double().reciprocal().float()
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(inverse)
+    optimizer.grad_scale = None  # type: ignore[attr-defined]
+    optimizer.found_inf = None  # type: ignore[attr-defined]
+    return overflowed
