@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
+from paceline import checkpoint
 from paceline.algorithms import Algorithm, AllReduce, Hogwild, registry
 from paceline.attached_replica import AttachedReplica
 from paceline.batches import BatchPlan
@@ -35,8 +36,10 @@ def attach(model: nn.Module, optimizer: torch.optim.Optimizer, algorithm: Algori
 
     Workers that torchrun, Ray Train or TorchDistributor started, or Slurm or Open MPI where MASTER_ADDR and MASTER_PORT are
     set, meet at that address, and all start with worker 0's parameters and buffers; buffers then stay each worker's own, and
-    worker 0's are the run's. Nothing is recorded there. A worker that hangs is given up after PACELINE_DEADLINE_S seconds
-    (600).
+    worker 0's are the run's. Nothing is recorded there. With PACELINE_CHECKPOINT=FOLDER, on storage that all workers reach,
+    lockstep methods save every epoch's beginning, and start from the newest complete one if there is any: so
+    `torchrun --max-restarts` resumes. What a loop prints or schedules for epochs that are behind it, it does again.
+    A worker that hangs is given up after PACELINE_DEADLINE_S seconds (600).
 
     With `all-reduce`, gradients are the mean of all workers when `backward` returns. So clipping acts on the mean, and where
     one worker's gradients overflow, GradScaler finds the infinity on all workers and all skip that step alike. Under
@@ -96,6 +99,7 @@ class Worker:
         self._claims: dict[tuple[int, int], BatchClaims] = {}
         self._taken = 0
         self._epoch = 0
+        self._incomplete: int | None = None  # a checkpoint that not all workers have written
         self._copy: torch.Tensor | None = None
         self._replica: Any = None  # an AttachedReplica, once the `with` is entered
         self._consensus_distance: float | None = None
@@ -153,7 +157,8 @@ class Worker:
             if self._replica is not None:
                 self._replica.end()
             if not failed:
-                if self._environment is not None and self._environment.checkpoint is not None:
+                environment = self._environment
+                if environment is not None and environment.supervised and environment.checkpoint is not None:
                     self._session.save(None, self._optimizer, self._taken_so_far(), parameters=False)
                 self._load_final()
                 if self._replica is not None and not self._session.stopped():
@@ -249,6 +254,7 @@ class Worker:
             claims.taken = max(claims.taken, epoch * rounds)  # the loop may have left the epoch before at a `break`
             while claims.taken < (epoch + 1) * rounds:
                 first = self._maybe_save(claims, epoch, first, parameters=self.worker_id == 0)
+                self._maybe_complete()
                 yield claims.next()
                 if self._session.stopped():
                     return
@@ -272,7 +278,17 @@ class Worker:
         if self._session.arena.load("checkpoint_epoch") in (-1, epoch):
             number = epoch * claims.plan.batches_per_epoch
             self._session.save(number, self._optimizer, claims.taken, parameters=parameters)
+            if parameters and not environment.supervised:
+                self._incomplete = number
         return False
+
+    def _maybe_complete(self) -> None:
+        """Worker 0 marks a checkpoint complete when all have saved their parts, where no supervisor does."""
+        environment, number = self._environment, self._incomplete
+        if number is None or environment is None or environment.checkpoint is None:
+            return
+        if checkpoint.complete(environment.checkpoint, number, list(range(self.num_workers)), {}):
+            self._incomplete = None
 
     def _taken_so_far(self) -> int:
         return max((claims.taken for claims in self._claims.values()), default=self._taken)

@@ -30,6 +30,7 @@ __all__ = [
     "load_parameters",
     "load_worker",
     "newest",
+    "newest_or_none",
     "same_round",
     "save_parameters",
     "save_worker",
@@ -110,10 +111,16 @@ def newest(folder: Path) -> Path:
     Raises:
         UsageError: there is none.
     """
-    found = [path.parent for path in folder.glob(f"*/{_COMPLETE}")]
-    if not found:
+    found = newest_or_none(folder)
+    if found is None:
         raise UsageError(f"There is no complete checkpoint in {folder}; start the run again without --resume.")
-    return max(found, key=lambda path: int(path.name))
+    return found
+
+
+def newest_or_none(folder: Path) -> Path | None:
+    """The newest complete checkpoint in a folder, if it holds one."""
+    found = [path.parent for path in folder.glob(f"*/{_COMPLETE}")]
+    return max(found, key=lambda path: int(path.name)) if found else None
 
 
 def describe(checkpoint: Path) -> dict[str, Any]:

@@ -64,7 +64,9 @@ class Membership:
         self._worker_id, self._num_workers = environment.worker_id, environment.num_workers
         self.deadline_s = environment.deadline_s
         self._owns_default = not dist.is_initialized()
-        self.store: Any = _dist.PrefixStore(f"paceline/{_num_joined}", _common_store(environment))
+        # torchrun's own store outlives the workers that it starts again: what the dead ones said in it must not count.
+        life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self.store: Any = _dist.PrefixStore(f"paceline/{life}/{_num_joined}", _common_store(environment))
         self._agree(hello)
         group_timeout = timedelta(seconds=self.deadline_s + _GROUP_EXTRA_S)
         if self._owns_default:

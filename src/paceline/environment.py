@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline import checkpoint
 from paceline.errors import UsageError
 
 __all__ = ["WorkerEnvironment", "current_environment", "named_algorithm", "set_environment"]
@@ -89,6 +90,8 @@ def _of_another_launcher() -> WorkerEnvironment | None:
                 return None
             if not 0 <= worker_id < num_workers:
                 raise UsageError(f"{rank}={worker_id} does not exist among {size}={num_workers} workers, from 0.")
+            named = os.environ.get("PACELINE_CHECKPOINT")
+            folder = Path(named).absolute() if named else None
             return WorkerEnvironment(
                 worker_id=worker_id,
                 num_workers=num_workers,
@@ -97,6 +100,8 @@ def _of_another_launcher() -> WorkerEnvironment | None:
                 seed=0,
                 connection=None,
                 deadline_s=_number("PACELINE_DEADLINE_S", "600"),
+                checkpoint=folder,
+                resume=checkpoint.newest_or_none(folder) if folder is not None else None,
             )
     return None
 

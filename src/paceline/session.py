@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,7 @@ class Session:
         self.binding = FlatBinding(model.parameters())
         self.worker_id = environment.worker_id if environment is not None else 0
         self._resume = environment.resume if environment is not None else None
+        self._initial_version = 0
         self._shared_state = shared_state or {}
         self._buffers = {f"buffer {name}": buffer for name, buffer in model.named_buffers()}
         self.clock = RealClock()
@@ -110,17 +112,41 @@ class Session:
     def _meet(self, environment: WorkerEnvironment, hello: Hello) -> Membership:
         """Joins the workers that another launcher started, and takes worker 0's parameters and buffers."""
         check_algorithm(hello.algorithm, self.algorithm.memory)
+        if environment.checkpoint is not None and not self.algorithm.lockstep:
+            raise UsageError(
+                "PACELINE_CHECKPOINT is for algorithms whose workers go through rounds together, and"
+                f" {hello.algorithm} has none: leave it out, or use paceline.launch, whose checkpoints are for all."
+            )
+        if self._resume is not None:
+            self._read_checkpoint(self._resume, environment.num_workers)
         model = repr((hello.shapes, hello.dtype, sorted(hello.extra.items())))
         digest = hashlib.sha256(model.encode()).hexdigest()[:12]
         membership = Membership(
             environment,
-            {"algorithm": hello.algorithm, "model": f"{hello.num_parameters:,} parameters (shapes {digest})"},
+            {
+                "algorithm": hello.algorithm,
+                "model": f"{hello.num_parameters:,} parameters (shapes {digest})",
+                "checkpoint": self._resume.name if self._resume is not None else "none",
+            },
         )
+        if environment.checkpoint is not None and self.worker_id == 0:  # the others wait below, and save nothing before
+            checkpoint.clear(environment.checkpoint, keep=self._resume)
         with torch.no_grad():
             membership.start_from_worker_0(
                 [*(p.detach() for p in self.binding.parameters), *(b.detach() for b in self._buffers.values())]
             )
         return membership
+
+    def _read_checkpoint(self, resume: Path, num_workers: int) -> None:
+        """Parameters and buffers of a checkpoint, into a model whose workers have no supervisor."""
+        saved = checkpoint.load_parameters(resume)
+        self._check_saved(saved, resume, self.binding.num_elements, self.binding.dtype, num_workers)
+        self._initial_version = saved.version
+        with torch.no_grad():
+            for parameter, view in zip(self.binding.parameters, self.binding.views(saved.x), strict=True):
+                parameter.copy_(view)
+            for name, buffer in saved.buffers.items():
+                self._buffers[name].copy_(buffer)
 
     def _arena_of_its_own(self, hello: Hello) -> Arena:
         plan = plan_arena(
@@ -129,7 +155,8 @@ class Session:
         arena = Arena(Segment.create(plan.size_bytes), plan, participant_id=0)
         x = torch.empty(hello.num_elements, dtype=hello.dtype)
         self.binding.read(x)
-        arena.shared.initialise(x)
+        arena.shared.initialise(x, self._initial_version)
+        arena.store("checkpoint_epoch", -1)  # without a supervisor, every epoch is saved if any is
         for name, buffer in self._buffers.items():
             arena.extra(name).copy_(buffer)
         return arena
@@ -138,17 +165,7 @@ class Session:
         """The parameters that the run starts from, into `x` (P,): the model's own, or the checkpoint's."""
         if self._resume is not None:
             saved = checkpoint.load_parameters(self._resume)
-            if saved.x.shape != x.shape or saved.x.dtype != x.dtype:
-                raise UsageError(
-                    f"The checkpoint in {self._resume} holds {saved.x.numel()} elements of {saved.x.dtype}, this model has"
-                    f" {x.numel()} of {x.dtype}; resume with the task that the run was started with."
-                )
-            num_before = len(checkpoint.describe(self._resume)["workers"])
-            if self.algorithm.lockstep and num_before != arena.plan.num_workers:
-                raise UsageError(
-                    f"Lockstep rounds depend on the number of workers: resume this run with {num_before}, not"
-                    f" {arena.plan.num_workers}."
-                )
+            self._check_saved(saved, self._resume, x.numel(), x.dtype, arena.plan.num_workers)
             x.copy_(saved.x)
             buffers = saved.buffers
             if self._shared_state:
@@ -158,6 +175,20 @@ class Session:
             buffers = self._buffers
         for name, buffer in buffers.items():
             arena.extra(name).copy_(buffer)
+
+    def _check_saved(
+        self, saved: checkpoint.Parameters, resume: Path, num_elements: int, dtype: torch.dtype, num_workers: int
+    ) -> None:
+        if saved.x.shape != (num_elements,) or saved.x.dtype != dtype:
+            raise UsageError(
+                f"The checkpoint in {resume} holds {saved.x.numel()} elements of {saved.x.dtype}, this model has"
+                f" {num_elements} of {dtype}; resume with the task that the run was started with."
+            )
+        num_before = len(checkpoint.describe(resume)["workers"])
+        if self.algorithm.lockstep and num_before != num_workers:
+            raise UsageError(
+                f"Lockstep rounds depend on the number of workers: resume this run with {num_before}, not {num_workers}."
+            )
 
     def _write_shared_state(self, arena: Arena, saved: dict[int, dict[str, torch.Tensor]]) -> None:
         for name in self._shared_state:

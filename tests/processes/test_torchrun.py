@@ -153,6 +153,29 @@ def test_torchrun_reports_a_kill():
     assert "SIGKILL" in errors
 
 
+@pytest.mark.parametrize("algorithm", ["all-reduce", "all-reduce(sharded=true)", "d-psgd"])
+def test_a_run_that_torchrun_restarts_goes_on_from_its_checkpoint(algorithm, tmp_path):
+    """Bit for bit as if nothing had happened; 12 rounds an epoch, of which one is trained twice, in part."""
+    found = []
+    for folder, options, kill in (
+        ("undisturbed", [], {}),
+        ("killed", ["--max-restarts=1"], {"PACELINE_TEST_KILL": "1"}),
+    ):
+        environment = {"PACELINE_ALGORITHM": algorithm, "PACELINE_CHECKPOINT": str(tmp_path / folder), **kill}
+        code, output, errors = torchrun("restarted", 2, *options, **environment)
+        assert code == 0, errors
+        found.append(reports(output))
+    undisturbed, resumed = found
+    assert [one["steps"] for one in undisturbed] == [36, 36]
+    assert [one["steps"] for one in resumed] == [12, 12]
+    assert [one["bits"] for one in resumed] == [one["bits"] for one in undisturbed]
+
+
+def test_checkpoints_of_an_algorithm_without_rounds_are_refused(tmp_path):
+    results = run("train", 2, PACELINE_ALGORITHM="ad-psgd", PACELINE_CHECKPOINT=str(tmp_path))
+    assert "PACELINE_CHECKPOINT is for algorithms whose workers go through rounds" in failure(results[0])
+
+
 @pytest.mark.parametrize(
     ("program", "says"),
     [

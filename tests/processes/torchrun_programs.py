@@ -1,5 +1,6 @@
 """What the workers of test_torchrun.py run: `python torchrun_programs.py PROGRAM`. Each prints one line of JSON."""
 
+import hashlib
 import json
 import os
 import signal
@@ -160,6 +161,28 @@ def overflow():
             scaler.update()
             steps.append(not torch.equal(before, model[0].weight))
     report(model, scale=scaler.get_scale(), steps=steps)
+
+
+def restarted():
+    """Trains 3 epochs; in its first life worker 1 dies in the middle of the third, by when the second is a checkpoint."""
+    model, optimizer = make()
+    first_life = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0" and "PACELINE_TEST_KILL" in os.environ
+    steps = 0
+    with pl.attach(model, optimizer) as worker:
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        for epoch in range(3):
+            for number, (x, y) in enumerate(worker.batches(list(data())[:24])):
+                if first_life and (epoch, number, RANK) == (2, 9, 1):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                steps += 1
+            scheduler.step()
+    bits = [
+        t.detach().numpy().tobytes() for p in model.parameters() for t in (p, optimizer.state[p]["momentum_buffer"])
+    ]
+    print(json.dumps({"rank": RANK, "steps": steps, "bits": hashlib.sha256(b"".join(bits)).hexdigest()}), flush=True)
 
 
 def operations():
