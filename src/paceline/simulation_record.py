@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +66,7 @@ class SimulationRecord:
         self._evaluator = evaluator
         self._snapshot = _Snapshot(simulated.shared, model)
         self._initial_loss = initial_loss
-        self._recorded = {worker: bytearray() for worker in range(config.workers)}
+        self._recorded = _Records(config.workers)
         self._losses: deque[float] = deque(maxlen=WINDOW)
         self._samples = 0
         self._evaluate_every = max(1, num_samples // (4 if config.target_accuracy is not None else 1))
@@ -74,11 +76,11 @@ class SimulationRecord:
 
     def recorder(self, worker_id: int) -> _Recorder:
         """Takes one worker's records."""
-        return _Recorder(self._recorded[worker_id], self._watch if self._evaluator is not None else None)
+        return _Recorder(self._recorded, worker_id, self._watch if self._evaluator is not None else None)
 
     def records_of(self, worker_id: int) -> np.ndarray:
         """One worker's records so far."""
-        return np.frombuffer(bytes(self._recorded[worker_id]), RECORD_DTYPE)
+        return self._recorded.of(worker_id)
 
     def end(self, outcome: str, reason: str, trace: str = "") -> None:
         """Says how the run ended, if not by itself."""
@@ -117,7 +119,7 @@ class SimulationRecord:
 
     def finish(self, config: dict[str, Any], *, num_parameters: int) -> RunData:
         """The run as data."""
-        records = {worker: np.frombuffer(data, RECORD_DTYPE) for worker, data in self._recorded.items()}
+        records = self._recorded.by_worker()
         wall_s = max((float(rows["ended_s"][-1]) for rows in records.values() if len(rows)), default=0.0)
         own_models: dict[str, Any] = (
             {"consensus_distance": None, "worst_worker_accuracy": None} if self._is_gossip else {}
@@ -178,16 +180,48 @@ class SimulationRecord:
         return min((one for one in accuracies if one is not None), default=None)
 
 
-class _Recorder:
-    """Keeps one worker's records, packed: millions of tuples would keep the garbage collector busy."""
+class _Records:
+    """The records of all workers, packed, in the order in which they were made.
 
-    def __init__(self, data: bytearray, watch: Callable[[tuple[float, ...]], None] | None) -> None:
-        self._data = data
+    Millions of tuples would keep the garbage collector busy, and a buffer for each of thousands of workers would be in no
+    cache when its turn comes.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self.data = bytearray()
+        self.workers = array("i")  # of each record
+        self._num_workers = num_workers
+
+    def of(self, worker_id: int) -> np.ndarray:
+        """One worker's records."""
+        return self._all()[np.frombuffer(bytes(self.workers), np.int32) == worker_id]
+
+    def by_worker(self) -> dict[int, np.ndarray]:
+        """The records of each worker."""
+        workers = np.frombuffer(bytes(self.workers), np.int32)
+        ordered = self._all()[np.argsort(workers, kind="stable")]
+        ends = np.cumsum(np.bincount(workers, minlength=self._num_workers)).tolist()
+        return {worker: ordered[first:end] for worker, (first, end) in enumerate(pairwise([0, *ends]))}
+
+    def _all(self) -> np.ndarray:
+        return np.frombuffer(bytes(self.data), RECORD_DTYPE)
+
+
+class _Recorder:
+    """Takes one worker's records."""
+
+    __slots__ = ("_records", "_watch", "_worker_id")
+
+    def __init__(self, records: _Records, worker_id: int, watch: Callable[[tuple[float, ...]], None] | None) -> None:
+        self._records = records
+        self._worker_id = worker_id
         self._watch = watch
 
     def append(self, *fields: float) -> None:
         """Takes one record."""
-        self._data += RECORD_STRUCT.pack(*fields)
+        records = self._records
+        records.data += RECORD_STRUCT.pack(*fields)
+        records.workers.append(self._worker_id)
         if self._watch is not None:
             self._watch(fields)
 

@@ -45,7 +45,7 @@ _LONGEST_PAUSE_TURNS = 64
 _TURN, _END, _INVITE = Message("turn"), Message("end"), Message("invite")
 
 
-@dataclass
+@dataclass(slots=True)
 class _Request:
     """An exchange that this worker began."""
 
@@ -53,6 +53,7 @@ class _Request:
     number: int
     sent: torch.Tensor  # (P,)
     begun_s: float
+    until_s: float  # from then on it counts as failed
     turns_left: int  # partners that may yet be tried for this turn
 
 
@@ -74,6 +75,7 @@ class PairwiseAveraging:
         self._mailbox = ports.mailbox
         self._lock = lock
         self._x: torch.Tensor = ports.shared.x
+        self._now_s = ports.clock.now_s
         self._program: Joinable | None = None
         is_fixed = topology.period(ports.num_workers) == 1
         self._fixed_partners = topology.partners(ports.worker_id, ports.num_workers) if is_fixed else None
@@ -82,7 +84,7 @@ class PairwiseAveraging:
         self._deadline = MeasuredDeadline()
         self._num_turns = 0
         self._wanted: deque[int | None] = deque()  # exchanges to begin: with an inviting worker, or with anyone
-        self._waiting: deque[Received] = deque()  # requests from lower ids, until our own exchange is over
+        self._waiting: deque[tuple[int, Message]] = deque()  # requests from lower ids, until our own exchange is over
         self._own: _Request | None = None
         self._late: dict[int, _Request] = {}  # given up, by number; the answer may still come
         self._number = 0
@@ -128,22 +130,22 @@ class PairwiseAveraging:
         while True:
             if self._own is None:
                 self._begin_next()
-                if self._ended and self._own is None:
-                    return
-            self._handle(self._mailbox.receive(self._time_left_s(), kind=_KINDS))
+            if self._own is not None:
+                time_left_s = self._own.until_s - self._now_s()
+                event = self._mailbox.receive(max(0.0, time_left_s), kind=_KINDS)
+            elif self._ended:
+                return
+            else:
+                event = self._mailbox.receive(kind=_KINDS)
+            if isinstance(event, Received):
+                self._take(event.sender, event.message)
+            else:
+                self._handle(event)
 
-    def _time_left_s(self) -> float | None:
-        if self._own is None:
-            return None
-        return max(0.0, self._own.begun_s + self._deadline.value_s - self._ports.clock.now_s())
-
-    def _handle(self, event: Received | PeerLeft | PeerBack | None) -> None:
-        if isinstance(event, Received):
-            self._take(event)
-            return
+    def _handle(self, event: PeerLeft | PeerBack | None) -> None:
         match event:
             case None:
-                if self._own is not None and not self._time_left_s():
+                if self._own is not None and self._now_s() >= self._own.until_s:
                     self._give_up()
             case PeerLeft(peer=peer):
                 self._late = {number: one for number, one in self._late.items() if one.peer != peer}
@@ -153,8 +155,7 @@ class PairwiseAveraging:
             case PeerBack(peer=peer):
                 self._pauses.pop(peer, None)
 
-    def _take(self, received: Received) -> None:
-        peer, message = received.sender, received.message
+    def _take(self, peer: int, message: Message) -> None:
         match message.kind:
             case "turn":
                 self._num_turns += 1
@@ -163,7 +164,7 @@ class PairwiseAveraging:
                 self._want(peer)
             case "request":
                 self._pauses.pop(peer, None)
-                self._requested(received)
+                self._requested(peer, message)
             case "answer":
                 self._pauses.pop(peer, None)
                 self._answered(peer, message.number, message.x)
@@ -206,8 +207,9 @@ class PairwiseAveraging:
         with self._lock:
             sent = self._x.clone()
         self._number += 1
-        own = _Request(peer, self._number, sent, self._ports.clock.now_s(), turns_left)
-        self._own = own if self._send(peer, Message("request", self._number, x=sent)) else None
+        now_s = self._now_s()
+        own = _Request(peer, self._number, sent, now_s, now_s + self._deadline.value_s, turns_left)
+        self._own = own if self._send(peer, Message("request", self._number, 0.0, sent)) else None
 
     def _choose(self) -> int | None:
         """The next partner; None: there is none."""
@@ -252,7 +254,7 @@ class PairwiseAveraging:
         own = self._own
         if own is not None and own.number == number and own.peer == peer:
             self._own = None
-            self._deadline.add(self._ports.clock.now_s() - own.begun_s)
+            self._deadline.add(self._now_s() - own.begun_s)
         else:
             own = self._late.pop(number, None)  # too late for us, but the partner has done its half
         if own is not None and x is not None:
@@ -261,26 +263,26 @@ class PairwiseAveraging:
 
     # Answering
 
-    def _requested(self, request: Received) -> None:
+    def _requested(self, peer: int, request: Message) -> None:
         own = self._own
         if own is None:
-            self._answer(request)
-        elif request.sender == own.peer:  # both requested at once: each has the other's copy
-            self._answered(own.peer, own.number, request.message.x)
-        elif request.sender < self._ports.worker_id:
-            self._waiting.append(request)
+            self._answer(peer, request)
+        elif peer == own.peer:  # both requested at once: each has the other's copy
+            self._answered(peer, own.number, request.x)
+        elif peer < self._ports.worker_id:
+            self._waiting.append((peer, request))
         else:
-            self._send(request.sender, Message("busy", request.message.number))
+            self._send(peer, Message("busy", request.number))
 
     def _answer_waiting(self) -> None:
         while self._waiting:
-            self._answer(self._waiting.popleft())
+            self._answer(*self._waiting.popleft())
 
-    def _answer(self, request: Received) -> None:
-        assert request.message.x is not None
+    def _answer(self, peer: int, request: Message) -> None:
+        assert request.x is not None
         with self._lock:
-            if self._send(request.sender, Message("answer", request.message.number, x=self._x)):
-                self._move(request.message.x, self._x)
+            if self._send(peer, Message("answer", request.number, 0.0, self._x)):
+                self._move(request.x, self._x)
 
     # Both
 

@@ -24,6 +24,8 @@ class SimulatedConcurrency:
         waited_s: seconds that `work` itself has waited for locks; the caller reads it and sets it back to 0.
     """
 
+    __slots__ = ("_worker_id", "scheduler", "waited_s", "wake_s")
+
     def __init__(self, scheduler: Scheduler, worker_id: int, wake_s: float) -> None:
         self.waited_s = 0.0
         self.scheduler = scheduler
@@ -60,6 +62,8 @@ class SimulatedJoinable:
 
 class SimulatedLock:
     """Mutual exclusion in the order of arrival; implements `Lock`. Free, it costs nothing."""
+
+    __slots__ = ("_held", "_owner", "_waiting")
 
     def __init__(self, owner: SimulatedConcurrency) -> None:
         self._owner = owner

@@ -25,7 +25,7 @@ class Memory(Protocol):
 
 
 class OwnMemory:
-    """The memory of a worker that has a machine to itself."""
+    """The memories of workers that have a machine each: nobody shares anything."""
 
     def __init__(self, scheduler: Scheduler, core_bytes_per_s: float) -> None:
         self._scheduler = scheduler
@@ -43,6 +43,8 @@ class SimulatedClock:
     Attributes:
         waited_s: seconds slept; the caller reads it and sets it back to 0.
     """
+
+    __slots__ = ("_scheduler", "waited_s")
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -76,6 +78,11 @@ class Core:
             reads it and sets it back to 0.
         die: ends this worker, called by the scheduler at the step at which a fault kills it.
     """
+
+    __slots__ = (
+        "_batch_size", "_disturbances", "_draws_s", "_factor", "_memory", "_vector_bytes", "cluster", "die", "moved_s",
+        "scheduler", "worker_id",
+    )  # fmt: skip
 
     def __init__(
         self,

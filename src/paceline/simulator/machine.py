@@ -84,7 +84,10 @@ class SimulatedMachine:
         self._collective = cluster.collective or collective
         self._is_networked = request.mailbox or (request.collectives and self._collective != "memory")
         self._faults = faults or Faults()
-        self._bus = MemoryBus(self.scheduler, cluster.core_bytes_per_s, cluster.bus_bytes_per_s)
+        if self._is_networked:
+            self._memory = OwnMemory(self.scheduler, cluster.core_bytes_per_s)
+        else:
+            self._memory = MemoryBus(self.scheduler, cluster.core_bytes_per_s, cluster.bus_bytes_per_s)
         self._all_reduce: Any = None
         if request.collectives and self._collective == "memory":
             self._all_reduce = AllReduceState(self.scheduler, cluster.workers, cluster.wake_s)
@@ -114,7 +117,7 @@ class SimulatedMachine:
         disturbances = Disturbances(self._faults, worker_id) if self._faults.script else None
         core = Core(
             self.scheduler,
-            OwnMemory(self.scheduler, self.cluster.core_bytes_per_s) if self._is_networked else self._bus,
+            self._memory,
             self.cluster,
             worker_id=worker_id,
             seed=self._seed,

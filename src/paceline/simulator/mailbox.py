@@ -36,6 +36,11 @@ class SimulatedMailbox:
             back to 0.
     """
 
+    __slots__ = (
+        "_counts", "_declared_bytes", "_items", "_left", "_met", "_network", "_num_workers", "_peers", "_scheduler",
+        "_timer_at_s", "_waiters", "_worker_id", "waited_s",
+    )  # fmt: skip
+
     def __init__(
         self,
         scheduler: Scheduler,
@@ -147,9 +152,9 @@ class SimulatedMailbox:
 
     def _put(self, item: Item, wake: Callable[[Program], None]) -> None:
         waiters = self._waiters
-        for place, waiter in enumerate(waiters):
+        for waiter in waiters:
             if waiter.fits(item):
-                del waiters[place]
+                waiters.remove(waiter)
                 waiter.item = item
                 wake(waiter.program)
                 return

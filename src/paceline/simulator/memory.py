@@ -204,6 +204,8 @@ class NoVector(torch.Tensor):
 class SimulatedReplicated:
     """A worker's own vector; implements `ReplicatedParameters`. Nobody else touches it, so nothing is charged."""
 
+    __slots__ = ("version", "x")
+
     def __init__(self, x: torch.Tensor) -> None:
         self.x = x
         self.version = 0

@@ -119,7 +119,7 @@ class Scheduler:
         if self._runs_torch:
             self._hand_over()
         else:
-            self._hub.switch()
+            self._switch()
 
     def wait(self, what: str) -> None:
         """Waits until `wake` is called for this program; `what` is for the message should that never happen."""
@@ -131,8 +131,7 @@ class Scheduler:
         if self._runs_torch:
             self._hand_over()
         else:
-            self._hub.switch()
-        program.waits_for = ""
+            self._switch()
 
     def wake(self, program: Program, after_s: float = 0.0) -> None:
         """Lets a program that waits go on, `after_s` from now."""
@@ -148,7 +147,7 @@ class Scheduler:
             planned.append(what)
 
     def resume(self, program: Program) -> None:
-        """Lets a program that waits go on at once; for functions of `call_at` only, which run outside any program."""
+        """Lets a program that waits go on at once: the last thing that a function of `call_at` does, outside any program."""
         if program.over:
             return  # its worker was ended meanwhile
         self._current = program
@@ -157,7 +156,8 @@ class Scheduler:
                 self.on_resume(program.worker_id)
             program.here.switch()
         except Exception as error:
-            raise ProgramError(program.worker_id, error, self.now_s) from error
+            worker_id = self.current.worker_id  # another one by now, perhaps: programs hand over to each other
+            raise ProgramError(worker_id, error, self.now_s) from error
         finally:
             self._current = None
 
@@ -211,16 +211,16 @@ class Scheduler:
         try:
             while instants and not self._ended:
                 at_s = self.now_s = heappop(instants)
-                self._due, self._num_dealt_with = planned[at_s], 0
-                for what in self._due:  # which grows meanwhile
+                due = self._due = planned[at_s]  # which grows meanwhile
+                self._num_dealt_with = 0
+                while self._num_dealt_with < len(due) and not self._ended:
+                    what = due[self._num_dealt_with]
                     self._num_dealt_with += 1
-                    self.num_events += 1
                     if isinstance(what, Program):
                         self.resume(what)
                     else:
                         what()
-                    if self._ended:
-                        break
+                self.num_events += self._num_dealt_with
                 del planned[at_s]
             left = [program for program in self._programs if not program.greenlet.dead]
             if left and not self._ended:
@@ -239,13 +239,29 @@ class Scheduler:
             if not self._num_main:
                 self._ended = True
 
+    def _switch(self) -> None:
+        """Lets others run: the program that is due next in this instant, or the hub, which deals with all else.
+
+        The hub begins programs, too: a greenlet goes on counting the depth of recursion from where it was begun.
+        """
+        if self._num_dealt_with < len(self._due):
+            following = self._due[self._num_dealt_with]
+            if isinstance(following, Program) and following.greenlet and not following.over and not self._ended:
+                self._num_dealt_with += 1
+                self._current = following
+                if self.on_resume is not None:
+                    self.on_resume(following.worker_id)
+                following.here.switch()
+                return
+        self._hub.switch()
+
     def _hand_over(self) -> None:
         if _graph_task_id() != -1:
             # Switching greenlets inside backward hung or crashed PyTorch in trials: its engine keeps state per thread.
             raise RuntimeError("A simulated worker may not wait inside backward; wait before or after it.")
         gradients = torch.is_grad_enabled()
         self.current.here = getcurrent()
-        self._hub.switch()
+        self._switch()
         if torch.is_grad_enabled() is not gradients:
             torch.set_grad_enabled(gradients)
 

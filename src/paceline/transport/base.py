@@ -194,7 +194,7 @@ class Joinable(Protocol):
         ...
 
 
-@dataclass
+@dataclass(slots=True)
 class Counts:
     """What a worker has communicated so far; the record of each step takes the difference.
 
