@@ -84,3 +84,23 @@ def test_missing_file_and_wrong_suffix(tmp_path):
         Cluster.load(tmp_path / "none.toml")
     with pytest.raises(UsageError, match=r"\.toml or \.json"):
         Cluster.load(tmp_path / "cluster.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"workers": "four"}', "not 'four': write a whole number from 1"),
+        ('{"compute_s": "x"}', "Unknown compute time 'x'"),
+        ('{"compute_s": ["a"]}', "needs at least one number"),
+        ('{"wake_s": null}', "wake_s must be a number above 0, not None"),
+        ('{"slow": {"0": -2}}', "The slowness of worker 0 must be a number above 0, not -2"),
+        ('{"slow_link": {"0-1": "x"}}', "The slowness of link 0-1 must be a number above 0, not 'x'"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_with_the_file_and_the_name(tmp_path, text, says):
+    path = tmp_path / "cluster.json"
+    path.write_text(text)
+    with pytest.raises(UsageError) as refused:
+        Cluster.load(path)
+    assert str(refused.value).startswith(f"The cluster file {path}: ")
+    assert says in str(refused.value)

@@ -145,8 +145,9 @@ def _lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     if updates:
         shown = ", ".join(f"{count:,}" for count in updates[:16]) + (", ..." if len(updates) > 16 else "")
         lines.append(("updates per worker", shown))
-    line("dropped gradients", figure(result, "dropped_updates"))
-    line("failed publishes", figure(result, "failed_publishes"))
+    if not result.get("gossip"):  # there every gradient is applied, to the worker's own model
+        line("dropped gradients", figure(result, "dropped_updates"))
+        line("failed publishes", figure(result, "failed_publishes"))
     if result.get("workers_lost"):
         lines.append(("workers lost", ", ".join(map(str, result["workers_lost"]))))
     return lines

@@ -69,7 +69,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if isinstance(self.workers, bool) or not isinstance(self.workers, int) or self.workers < 1:
-            raise UsageError(f"A cluster needs at least 1 worker, not {self.workers}.")
+            raise UsageError(f"A cluster needs at least 1 worker, not {self.workers!r}: write a whole number from 1.")
         if isinstance(self.racing_blocks, bool) or not isinstance(self.racing_blocks, int) or self.racing_blocks < 1:
             raise UsageError(f"racing_blocks must be a whole number from 1, not {self.racing_blocks}.")
         if not isinstance(self.compute_s, ComputeTime):
@@ -84,13 +84,13 @@ class Cluster:
         if self.collective not in (None, "memory", "ring", "tree"):
             raise UsageError(f"collective must be memory, ring or tree, not {self.collective!r}.")
         for worker, factor in self.slowness:
-            _check(f"the slowness of worker {worker}", factor)
+            _check(f"The slowness of worker {worker}", factor)
             if not 0 <= worker < self.workers:
                 raise UsageError(
                     f"Worker {worker} cannot be slow: {self.workers} workers count from 0 to {self.workers - 1}."
                 )
         for a, b, factor in self.link_factors:
-            _check(f"the slowness of link {a}-{b}", factor)
+            _check(f"The slowness of link {a}-{b}", factor)
             if a == b or not (0 <= a < self.workers and 0 <= b < self.workers):
                 raise UsageError(
                     f"Link {a}-{b} cannot be slow: a link joins two of the workers from 0 to {self.workers - 1}."

@@ -43,13 +43,13 @@ def read(path: Path) -> dict[str, Any]:
         if key not in _KEYS:
             raise UsageError(f"The cluster file {path} has an unknown name '{key}'.{_closest(key)}")
     arguments = {key: value for key, value in table.items() if key not in _TABLES}
-    if "compute_s" in arguments:
-        arguments["compute_s"] = _compute_time(arguments["compute_s"])
     if "slow" in table:
         arguments["slowness"] = _slowness(path, table["slow"])
     if "slow_link" in table:
         arguments["link_factors"] = _link_factors(path, table["slow_link"])
     try:
+        if "compute_s" in arguments:
+            arguments["compute_s"] = _compute_time(arguments["compute_s"])
         Cluster(**arguments)
     except UsageError as error:
         raise UsageError(f"The cluster file {path}: {error}") from error
