@@ -108,7 +108,7 @@ def test_lockstep_is_one_big_batch():
     )
 
 
-@pytest.mark.parametrize("algorithm", ["lockstep", *GOSSIP, *ASYNCHRONOUS])
+@pytest.mark.parametrize("algorithm", ["lockstep", "all-reduce", *GOSSIP, *ASYNCHRONOUS])
 def test_timing_only_takes_the_same_times(algorithm):
     task = load_task("digits-mlp")
     assert sum(parameter.numel() for parameter in task.model().parameters()) % 16 != 0  # padding counts in both
