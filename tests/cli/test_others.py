@@ -49,7 +49,7 @@ def test_doctor_on_other_machines(monkeypatch, tmp_path):
     assert "treated as 1" in doctor._nodes().finding
 
 
-@pytest.mark.parametrize("verb", ["train", "compare", "algorithms", "doctor"])
+@pytest.mark.parametrize("verb", ["train", "compare", "simulate", "calibrate", "algorithms", "doctor"])
 def test_help_fits_a_screen_and_has_an_example(run, monkeypatch, verb):
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("TERMINAL_WIDTH", "100")

@@ -13,6 +13,7 @@ import typer.core
 
 import paceline
 from paceline.cli.algorithms import algorithms
+from paceline.cli.calibrate import calibrate
 from paceline.cli.compare import compare
 from paceline.cli.console import complain
 from paceline.cli.doctor import doctor
@@ -52,6 +53,7 @@ app = typer.Typer(
 app.command()(train)
 app.command()(compare)
 app.command()(simulate)
+app.command()(calibrate)
 app.command()(algorithms)
 app.command()(doctor)
 
