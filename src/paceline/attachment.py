@@ -13,15 +13,16 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from paceline import checkpoint
-from paceline.algorithms import Algorithm, AllReduce, Hogwild, registry
+from paceline.algorithms import ADPSGD, Algorithm, AllReduce, Hogwild, registry
 from paceline.attached_replica import AttachedReplica
 from paceline.batches import BatchPlan
-from paceline.environment import WorkerEnvironment, current_environment, named_algorithm
+from paceline.environment import Invitation, WorkerEnvironment, current_environment, named_algorithm
 from paceline.errors import UsageError
 from paceline.grad_scaling import ask_for_every_step
+from paceline.joining import JoinedRun
 from paceline.observe.summary import summarize
 from paceline.replica import DivergedError
-from paceline.session import Session
+from paceline.session import Session, model_words
 from paceline.sources import ABSENT, END, BatchClaims
 
 __all__ = ["Worker", "attach"]
@@ -69,7 +70,11 @@ def attach(model: nn.Module, optimizer: torch.optim.Optimizer, algorithm: Algori
         raise UsageError(
             f"attach names {registry.spec(named)} but the launcher {registry.spec(given)}: name the algorithm in one place."
         )
-    default = Hogwild() if environment is None or environment.supervised else AllReduce()
+    default = AllReduce()
+    if environment is None or environment.supervised:
+        default = Hogwild()
+    elif environment.invitation is not None:
+        default = ADPSGD()
     return Worker(model, optimizer, named or given or default, environment)
 
 
@@ -105,6 +110,8 @@ class Worker:
         self._consensus_distance: float | None = None
 
     def __enter__(self) -> Worker:
+        if self._environment is not None and self._environment.invitation is not None:
+            self._join(self._environment.invitation, self._environment.deadline_s)
         self.algorithm.check(self.num_workers)
         if self._environment is not None:
             if self._environment.attached:
@@ -122,6 +129,13 @@ class Worker:
             self._leave(failed=True)
             raise
         return self
+
+    def _join(self, invitation: Invitation, deadline_s: float) -> None:
+        """Takes a place in the run that this worker is invited to, and so learns its number."""
+        joined = JoinedRun(invitation, self.algorithm, model_words(self._model), deadline_s)
+        joined.write("started", self._model)
+        self._environment = joined.environment
+        self.worker_id, self.num_workers = joined.environment.worker_id, joined.environment.num_workers
 
     def _begin(self, simulation: Any) -> None:
         self._taken = self._session.restore(self._optimizer)
@@ -306,15 +320,10 @@ class Worker:
                 worker_id=self.worker_id,
                 num_workers=self.num_workers,
                 lockstep=self.algorithm.lockstep,
-                counter=self._counter(),
+                counter=self._session.batch_claims(),
                 taken=self._taken,
             )
         return self._claims[key]
-
-    def _counter(self) -> int | Callable[[], int]:
-        """Where batches are claimed: in shared memory, or in the store of workers that share none."""
-        membership = getattr(self._session, "membership", None)
-        return self._session.arena.address("next_batch") if membership is None else membership.claims()
 
     def _plan(self, loader: Iterable[Any]) -> tuple[BatchPlan, Callable[[torch.Tensor], Any]] | None:
         """How to hand out the loader's batches one by one; None where it can only be iterated."""
@@ -380,5 +389,14 @@ class Worker:
     def _load_final(self) -> None:
         """Leaves the model with the newest parameters, not with those that its last gradient was computed at."""
         final = self._newest()
-        self._consensus_distance = self._session.final_model(final)
+        mean = self._session.final_model(final)
+        self._consensus_distance = mean.consensus_distance if mean is not None else None
         self._session.binding.bind(final)
+        if self._environment is not None and self._environment.joined is not None and mean is not None:
+            self._environment.joined.write(
+                "ended",
+                self._model,
+                self._session.own_records(),
+                consensus_distance=mean.consensus_distance,
+                models_in_mean=mean.num_models,
+            )

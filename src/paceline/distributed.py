@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -100,6 +102,28 @@ class Membership:
             return numbers.pop(0)
 
         return claim
+
+    def address(self) -> tuple[str, Path | None]:
+        """The address by which the others reach this worker, and the key file, which is needed off loopback.
+
+        Raises:
+            UsageError: the workers are on several machines, and there is no key file.
+        """
+        key = os.environ.get("PACELINE_KEY")
+        here = f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/net').readlink()}"
+        self.store.set(f"machine/{self._worker_id}", here)
+        machines = {self.store.get(f"machine/{worker}").decode() for worker in range(self._num_workers)}
+        if len(machines) == 1:
+            return "127.0.0.1", Path(key) if key else None
+        if not key:
+            raise UsageError(
+                "The workers are on several machines, so what they send each other must be encrypted: make a key with"
+                " `paceline key FILE`, copy it to every machine, and set PACELINE_KEY=FILE for every worker."
+            )
+        with socket.create_connection(
+            (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), self.deadline_s
+        ) as probe:
+            return probe.getsockname()[0], Path(key)
 
     def close(self, *, failed: bool) -> None:
         """Leaves; worker 0, which may hold the store, stays until all have, or the deadline has passed.

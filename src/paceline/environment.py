@@ -11,7 +11,7 @@ from typing import Any
 from paceline import checkpoint
 from paceline.errors import UsageError
 
-__all__ = ["WorkerEnvironment", "current_environment", "named_algorithm", "set_environment"]
+__all__ = ["Invitation", "WorkerEnvironment", "current_environment", "named_algorithm", "set_environment"]
 
 # A worker's number and how many there are: torchrun (and Ray Train, TorchDistributor), Slurm, Open MPI.
 _LAUNCHERS = (
@@ -19,6 +19,23 @@ _LAUNCHERS = (
     ("SLURM_PROCID", "SLURM_NTASKS"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
 )
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """Where a worker joins a run.
+
+    Args:
+        address: HOST:PORT of the join point.
+        key: file that all workers of the run share; needed where other machines can reach the address.
+        of: how many workers the run has; None: as the first to come says.
+        out: folder for this worker's records and model; None: nothing is written.
+    """
+
+    address: str
+    key: Path | None = None
+    of: int | None = None
+    out: Path | None = None
 
 
 @dataclass
@@ -40,6 +57,8 @@ class WorkerEnvironment:
         store: host and port of the TCPStore where peers find each other; None: none is needed.
         simulation: what joins the worker to a simulated run; None: it is real.
         deadline_s: how long a worker without a supervisor waits for the others.
+        invitation: to a run that this worker has not joined yet; its number is not known before.
+        joined: what it holds of the run that it joined.
         attached: whether `attach` has joined the run; a second time would find no batches left.
     """
 
@@ -57,6 +76,8 @@ class WorkerEnvironment:
     store: tuple[str, int] | None = None
     simulation: Any = None
     deadline_s: float = 600.0
+    invitation: Invitation | None = None
+    joined: Any = None
     attached: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -71,12 +92,33 @@ _current: ContextVar[WorkerEnvironment | None] = ContextVar("paceline_environmen
 
 def current_environment() -> WorkerEnvironment | None:
     """The worker that this code runs as; None outside any launcher, and for another launcher's only worker."""
-    return _current.get() or _of_another_launcher()
+    return _current.get() or _invited() or _of_another_launcher()
 
 
 def named_algorithm() -> str | None:
     """The spec in PACELINE_ALGORITHM: for launchers that have no other way to pass it on."""
     return os.environ.get("PACELINE_ALGORITHM") or None
+
+
+def _invited() -> WorkerEnvironment | None:
+    """Read from PACELINE_JOIN, which `paceline launch` or the user sets."""
+    address = os.environ.get("PACELINE_JOIN")
+    if not address:
+        return None
+    key, out = os.environ.get("PACELINE_KEY"), os.environ.get("PACELINE_OUT")
+    of = _number("PACELINE_OF") if os.environ.get("PACELINE_OF") else None
+    if of is not None and of < 1:
+        raise UsageError(f"PACELINE_OF must be 1 or more, not {of}.")
+    return WorkerEnvironment(
+        worker_id=0,
+        num_workers=of or 1,
+        incarnation=0,
+        algorithm=None,
+        seed=0,
+        connection=None,
+        invitation=Invitation(address, Path(key) if key else None, of, Path(out) if out else None),
+        deadline_s=_number("PACELINE_DEADLINE_S", "600"),
+    )
 
 
 def _of_another_launcher() -> WorkerEnvironment | None:

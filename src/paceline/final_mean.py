@@ -20,14 +20,14 @@ class FinalMean(NamedTuple):
     num_models: int
 
 
-def take_final_mean(ports: Ports, x: torch.Tensor, deadline_s: float) -> float | None:
-    """Replaces a worker's model `x` (P,) by the mean of all; returns the consensus distance, where it is known."""
+def take_final_mean(ports: Ports, x: torch.Tensor, deadline_s: float) -> FinalMean | None:
+    """Replaces a worker's model `x` (P,) by the mean of all; returns what is known of it."""
     if ports.num_workers == 1:
-        return 0.0
+        return FinalMean(x, 0.0, 1)
     if ports.mailbox is not None:
         final = mean_of_all(ports.mailbox, ports.worker_id, ports.num_workers, x, deadline_s)
         x.copy_(final.x)
-        return final.consensus_distance
+        return final
     assert ports.collectives is not None
     ports.collectives.all_reduce_mean(x, weight=1.0)
     return None
@@ -48,6 +48,8 @@ def mean_of_all(mailbox: Mailbox, worker_id: int, num_workers: int, x: torch.Ten
         deadline_s: how long to wait for one worker.
     """
     for collector in range(worker_id):
+        if collector not in mailbox.peers():  # a late comer may never have met it, and need not wait for it
+            continue
         try:
             mailbox.send(collector, Message("final", collector, x=x))
         except PeerLostError:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from paceline.transport.mailbox import ZmqMailbox
 
 _dist: Any = dist  # its type stubs do not name the stores
 
-__all__ = ["Peers", "host_store", "store_of"]
+__all__ = ["Peers", "host_store", "mailbox_part", "store_of"]
 
 _STORE_DEADLINE_S = 60.0
 _SWITCH_INTERVAL_S = 100e-6
@@ -41,16 +42,24 @@ def store_of(environment: WorkerEnvironment | None) -> Any:
     return _dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
 
 
+def mailbox_part(store: Any) -> Any:
+    """The part of a run's store in which mailboxes find each other."""
+    return _dist.PrefixStore("mailbox", store)
+
+
 class Peers:
     """Mailbox and further programs of one worker.
 
     Args:
-        store: where the workers of this run find each other.
+        store: where the mailboxes of this run find each other, and nothing else is.
         worker_id: this worker.
         num_workers: of the run.
         counts: messages and bytes are added there.
         stopped: whether the run is being stopped.
         incarnation: how many processes this worker has had before.
+        host: address of this machine by which the others reach it.
+        key: the run's key file; needed off loopback.
+        connect: waits for all others at once; otherwise the caller does.
     """
 
     def __init__(
@@ -62,11 +71,16 @@ class Peers:
         stopped: Callable[[], bool],
         *,
         incarnation: int = 0,
+        host: str = "127.0.0.1",
+        key: Path | None = None,
+        connect: bool = True,
     ) -> None:
         self._zmq = ZmqMailbox(
-            _dist.PrefixStore("mailbox", store), worker_id, num_workers, incarnation=incarnation, counts=counts
+            store, worker_id, num_workers, incarnation=incarnation, host=host, keys=key, counts=counts
         )
-        self._zmq.connect(_STORE_DEADLINE_S)
+        self.connect = self._zmq.connect
+        if connect:
+            self.connect(_STORE_DEADLINE_S)
         # The program that averages needs the interpreter for microseconds at a time. By default it would get it from the one
         # that trains only after 5 ms, at every message.
         self._switch_interval_s = sys.getswitchinterval()

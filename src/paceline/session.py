@@ -18,15 +18,16 @@ from paceline.arena import Arena, plan_arena
 from paceline.distributed import Membership, check_algorithm, ports_for
 from paceline.environment import WorkerEnvironment
 from paceline.errors import UsageError
-from paceline.final_mean import take_final_mean
+from paceline.final_mean import FinalMean, take_final_mean
 from paceline.flat import FlatBinding
+from paceline.joining import JoinedRun
 from paceline.memory.records import PackedRecords
 from paceline.memory.segment import Segment
-from paceline.peers import Peers, store_of
+from paceline.peers import Peers, mailbox_part, store_of
 from paceline.replica import RealClock
 from paceline.worker_process import Hello, join_run
 
-__all__ = ["Session", "shared_state_of"]
+__all__ = ["Session", "model_words", "shared_state_of"]
 
 # Optimizers whose state is all zeros before the first step, so that workers can share it from the start.
 _ZERO_STATE = {
@@ -74,7 +75,8 @@ class Session:
             shapes=tuple(self.binding.describe()),
             extra=extra,
         )
-        self.membership: Membership | None = None
+        self.membership: Membership | JoinedRun | None = None
+        self.peers: Peers | None = None
         if environment is not None and environment.supervised:
             self.arena = join_run(environment, hello, self._write_initial)
         else:
@@ -83,24 +85,28 @@ class Session:
             self.arena = self._arena_of_its_own(hello)
         self._bind_buffers()
         self.ports = self.arena.ports(self.clock, environment.seed if environment is not None else 0)
-        if environment is not None and self.membership is not None:
+        if environment is not None and isinstance(self.membership, Membership):
             self.ports = ports_for(environment, algorithm.memory, self.ports, self.membership)
+        elif isinstance(self.membership, JoinedRun) and self.peers is not None:
+            self.ports = self.membership.ports(self.ports, self.peers)
         self.ring = self.arena.ring(self.arena.participant_id)
         self.records = PackedRecords() if self.membership is not None else None  # there is no supervisor to read a ring
-        self.peers: Peers | None = None
-        if algorithm.memory.mailbox:
+        if algorithm.memory.mailbox and self.peers is None:
             self._meet_peers()
 
     def _meet_peers(self) -> None:
-        environment = self.environment
-        store = self.membership.store if self.membership is not None else store_of(environment)
+        environment, membership = self.environment, self.membership
+        assert not isinstance(membership, JoinedRun)
+        host, key = membership.address() if membership is not None else ("127.0.0.1", None)
         self.peers = Peers(
-            store,
+            mailbox_part(membership.store if membership is not None else store_of(environment)),
             self.ports.worker_id,
             self.ports.num_workers,
             self.ports.counts,
             self.stopped,
             incarnation=environment.incarnation if environment is not None else 0,
+            host=host,
+            key=key,
         )
         self.ports = replace(
             self.ports,
@@ -109,8 +115,13 @@ class Session:
             incarnation=environment.incarnation if environment is not None else 0,
         )
 
-    def _meet(self, environment: WorkerEnvironment, hello: Hello) -> Membership:
-        """Joins the workers that another launcher started, and takes worker 0's parameters and buffers."""
+    def _meet(self, environment: WorkerEnvironment, hello: Hello) -> Membership | JoinedRun:
+        """Meets the workers that other launchers started, or that joined; takes worker 0's parameters and buffers."""
+        tensors = [*(p.detach() for p in self.binding.parameters), *(b.detach() for b in self._buffers.values())]
+        if environment.joined is not None:
+            with torch.no_grad():
+                self.peers = environment.joined.meet(tensors)
+            return environment.joined
         check_algorithm(hello.algorithm, self.algorithm.memory)
         if environment.checkpoint is not None and not self.algorithm.lockstep:
             raise UsageError(
@@ -119,22 +130,18 @@ class Session:
             )
         if self._resume is not None:
             self._read_checkpoint(self._resume, environment.num_workers)
-        model = repr((hello.shapes, hello.dtype, sorted(hello.extra.items())))
-        digest = hashlib.sha256(model.encode()).hexdigest()[:12]
         membership = Membership(
             environment,
             {
                 "algorithm": hello.algorithm,
-                "model": f"{hello.num_parameters:,} parameters (shapes {digest})",
+                "model": model_words(self.model),
                 "checkpoint": self._resume.name if self._resume is not None else "none",
             },
         )
         if environment.checkpoint is not None and self.worker_id == 0:  # the others wait below, and save nothing before
             checkpoint.clear(environment.checkpoint, keep=self._resume)
         with torch.no_grad():
-            membership.start_from_worker_0(
-                [*(p.detach() for p in self.binding.parameters), *(b.detach() for b in self._buffers.values())]
-            )
+            membership.start_from_worker_0(tensors)
         return membership
 
     def _read_checkpoint(self, resume: Path, num_workers: int) -> None:
@@ -224,18 +231,29 @@ class Session:
             return self.records
         return self.ring if self.environment is not None else None
 
-    def final_model(self, out: torch.Tensor) -> float | None:
+    def final_model(self, out: torch.Tensor) -> FinalMean | None:
         """Copies the run's newest model into `out` (P,), at the end of the training.
 
         Where workers without a supervisor have models of their own, it is the mean of all, which they send each other.
 
         Returns:
-            the consensus distance then, else None.
+            what is known of that mean; None where there is none.
         """
         self.arena.shared.snapshot(out)
         if self.membership is None or not self.algorithm.gossip:
             return None
+        if isinstance(self.membership, JoinedRun):
+            self.membership.end()
         return take_final_mean(self.ports, out, self.membership.deadline_s)
+
+    def batch_claims(self) -> int | Callable[[], int]:
+        """Where batches are claimed: an address in shared memory, or a function of workers that share none."""
+        if self.membership is None:
+            return self.arena.address("next_batch")
+        if isinstance(self.membership, JoinedRun):
+            assert self.peers is not None
+            return self.membership.claims(self.peers)
+        return self.membership.claims()
 
     def own_records(self) -> np.ndarray | None:
         """This worker's records, where no supervisor has them."""
@@ -299,6 +317,14 @@ class Session:
         self.binding.release()
         for buffer in self._buffers.values():
             buffer.data = buffer.data.clone()
+
+
+def model_words(model: nn.Module) -> str:
+    """A model's size, and a digest of its shapes: what workers must agree on."""
+    binding = FlatBinding(model.parameters())
+    buffers = sorted((name, tuple(buffer.shape), buffer.dtype) for name, buffer in model.named_buffers())
+    digest = hashlib.sha256(repr((binding.describe(), binding.dtype, buffers)).encode()).hexdigest()[:12]
+    return f"{binding.num_parameters:,} parameters (shapes {digest})"
 
 
 def shared_state_of(

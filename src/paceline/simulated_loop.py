@@ -18,7 +18,7 @@ from paceline.algorithms.lockstep import Lockstep
 from paceline.config import TrainConfig
 from paceline.environment import WorkerEnvironment, set_environment
 from paceline.errors import UsageError
-from paceline.final_mean import take_final_mean
+from paceline.final_mean import FinalMean, take_final_mean
 from paceline.flat import FlatBinding
 from paceline.observe.run import RunData
 from paceline.replica import DivergedError
@@ -239,8 +239,8 @@ class _SimulatedSession:
         """Nothing to restore."""
         return 0
 
-    def final_model(self, out: torch.Tensor) -> float | None:
-        """The worker's model (P,), or the mean of all workers', which they send each other; the consensus distance then."""
+    def final_model(self, out: torch.Tensor) -> FinalMean | None:
+        """The worker's model (P,), or the mean of all workers', which they send each other, and what is known of it."""
         if not self._is_gossip:
             self.arena.shared.snapshot(out)
             return None

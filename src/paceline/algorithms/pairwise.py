@@ -113,6 +113,8 @@ class PairwiseAveraging:
     def take_model(self) -> None:
         """Copies a neighbour's parameters, for a worker that comes late; keeps its own where nobody answers."""
         for peer in self._partners():
+            if peer not in self._mailbox.peers():
+                continue
             try:
                 self._mailbox.send(peer, Message("model?"))
             except PeerLostError:

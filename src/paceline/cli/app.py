@@ -17,6 +17,8 @@ from paceline.cli.calibrate import calibrate
 from paceline.cli.compare import compare
 from paceline.cli.console import complain
 from paceline.cli.doctor import doctor
+from paceline.cli.key import key
+from paceline.cli.launch import launch
 from paceline.cli.simulate import simulate
 from paceline.cli.train import train
 from paceline.errors import PacelineError, UsageError
@@ -52,8 +54,10 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(compare)
+app.command(context_settings={"allow_interspersed_args": False})(launch)
 app.command()(simulate)
 app.command()(calibrate)
+app.command()(key)
 app.command()(algorithms)
 app.command()(doctor)
 

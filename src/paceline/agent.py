@@ -1,0 +1,230 @@
+"""`paceline launch`: starts workers on this machine that join a run, and sees them to their ends, each by itself.
+
+The workers are the run; the agent only watches. It ends none because another died, and may itself be killed: its workers go
+on, also where it held the join point. Each worker writes what it has into the run's folder; the agent makes a result of that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.algorithms import registry
+from paceline.errors import UsageError
+from paceline.joining import check_joinable, num_places
+from paceline.meeting import Meeting
+from paceline.observe.report import write_report
+from paceline.observe.run import RunData, read_events
+from paceline.observe.summary import summarize
+from paceline.observe.trace import write_trace
+from paceline.system import machine, versions
+
+__all__ = ["Agent", "free_address"]
+
+_LOOK_EVERY_S = 0.05
+_GRACE_S = 5.0
+_TIMES = ("started_s", "gradient_started_s", "gradient_ended_s", "ended_s")
+
+
+def free_address() -> str:
+    """An address on loopback where nobody listens, for a run on this machine alone."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@dataclass
+class _Child:
+    """One worker's process."""
+
+    process: subprocess.Popen[bytes]
+    restarted: bool = False
+    reported: bool = False
+
+
+@dataclass
+class Agent:
+    """The workers of one run on this machine.
+
+    Args:
+        command: what each worker runs: a script and its arguments, as for `python`.
+        address: HOST:PORT of the join point.
+        workers: how many are started here.
+        of: how many the run has in all; None: as the first agent says, which is what it starts.
+        key: key file of the run; needed off loopback.
+        algorithm: spec for all workers; None: the script names it.
+        restarts: how many dead workers of this machine are replaced.
+        deadline_s: how long workers wait for each other.
+        folder: where workers write their records, and the result goes.
+        say: takes sentences for people.
+    """
+
+    command: Sequence[str]
+    address: str
+    workers: int
+    of: int | None
+    key: Path | None
+    algorithm: str | None
+    restarts: int
+    deadline_s: int
+    folder: Path
+    say: Callable[[str], None]
+    notes: list[str] = field(default_factory=list)
+    _children: list[_Child] = field(default_factory=list)
+    _num_restarted: int = 0
+
+    def run(self) -> RunData:
+        """Returns when all workers of this machine have ended.
+
+        Raises:
+            UsageError: something is wrong that every worker would find wrong.
+        """
+        if self.algorithm is not None:
+            check_joinable(registry.build(self.algorithm))
+        meeting = Meeting(self.address, self.key, self.deadline_s)
+        previous = signal.signal(signal.SIGTERM, _interrupt)
+        try:
+            of = num_places(meeting, self.of, own=self.workers)
+            if self.workers > of:
+                raise UsageError(
+                    f"The run at {self.address} has {of} workers in all, fewer than the {self.workers} to start here: lower"
+                    " --workers, or give --of on the first machine."
+                )
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.say(
+                f"{'Holding' if meeting.holds else 'Joining at'} {self.address}: {self.workers} of {of} workers start here,"
+                f" into {self.folder}"
+            )
+            for _ in range(self.workers):
+                self._start(of)
+            while any(child.process.poll() is None for child in self._children):
+                self._look(of)
+                time.sleep(_LOOK_EVERY_S)
+            self._look(of)
+            while any(child.process.poll() is None for child in self._children):  # the last look may have replaced one
+                self._look(of)
+                time.sleep(_LOOK_EVERY_S)
+        finally:
+            self._end_all()
+            signal.signal(signal.SIGTERM, previous)
+            meeting.close()
+        return self._result(of)
+
+    def _start(self, of: int) -> None:
+        environment = {
+            "OMP_NUM_THREADS": "1",
+            **os.environ,
+            "PACELINE_JOIN": self.address,
+            "PACELINE_OF": str(of),
+            "PACELINE_OUT": str(self.folder.resolve()),
+            "PACELINE_DEADLINE_S": str(self.deadline_s),
+        }
+        if self.key is not None:
+            environment["PACELINE_KEY"] = str(self.key.resolve())
+        if self.algorithm is not None:
+            environment["PACELINE_ALGORITHM"] = self.algorithm
+        # A session of its own: Ctrl-C comes to this process, which ends the workers.
+        process = subprocess.Popen([sys.executable, *self.command], env=environment, start_new_session=True)
+        self._children.append(_Child(process))
+
+    def _look(self, of: int) -> None:
+        """Says who has died, and starts another one in its place if that was asked for."""
+        for child in list(self._children):
+            code = child.process.poll()
+            if child.reported or not code:
+                continue
+            child.reported = True
+            worker_id = _written(self.folder).get(child.process.pid, {}).get("worker")
+            who = f"Worker {worker_id}" if worker_id is not None else f"A worker (process {child.process.pid})"
+            how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            note = f"{who} {how}."
+            if self._num_restarted < self.restarts and code not in (2, -signal.SIGINT):
+                self._num_restarted += 1
+                note += " Another one starts in its place."
+                self._start(of)
+            self.notes.append(note)
+            self.say(note)
+
+    def _end_all(self) -> None:
+        running = [child.process for child in self._children if child.process.poll() is None]
+        for process in running:
+            process.terminate()
+        until_s = time.monotonic() + _GRACE_S
+        for process in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until_s - time.monotonic()))
+        for process in running:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+    # The end
+
+    @property
+    def refused(self) -> bool:
+        """Whether all workers were turned away for something that the user can put right."""
+        return bool(self._children) and all(child.process.returncode == 2 for child in self._children)
+
+    def _result(self, of: int) -> RunData:
+        """What the workers of this machine did, from what they wrote."""
+        written = _written(self.folder)
+        own = [written[child.process.pid] for child in self._children if child.process.pid in written]
+        ended = [one for one in own if one["state"] == "ended"]
+        records = {one["worker"]: read_events(self.folder / f"events-{one['worker']}.jsonl") for one in ended}
+        start_s = min((float(rows["started_s"].min()) for rows in records.values() if len(rows)), default=0.0)
+        for rows in records.values():
+            for column in _TIMES:
+                rows[column] -= start_s
+        wall_s = max((float(rows["ended_s"].max()) for rows in records.values() if len(rows)), default=0.0)
+        about = {
+            "task": Path(self.command[0]).stem,
+            "algorithm": own[0]["algorithm"] if own else self.algorithm,
+            "workers": of,
+            "backend": "join",
+            "seed": 0,
+            "command": " ".join(sys.argv),
+        }
+        notes = [*self.notes, *dict.fromkeys(note for one in ended for note in one["notes"])]
+        result = {
+            **about,
+            "outcome": "stopped" if ended else "crashed",
+            "outcome_reason": "" if ended else " ".join(self.notes) or "No worker called paceline.attach.",
+            **summarize(records, num_workers=of, wall_s=wall_s, gossip=True),
+            "gossip": True,
+            "workers_here": sorted(records),
+            "workers_lost": [one["worker"] for one in own if one["state"] != "ended"],
+            "restarts": self._num_restarted,
+            "models_in_mean": max((one["models_in_mean"] for one in ended), default=0),
+            "consensus_distance": next((one["consensus_distance"] for one in ended), None),
+            "worst_worker_accuracy": None,
+            "notes": notes,
+            "machine": machine(),
+            "versions": versions(),
+        }
+        run = RunData({**about, "join": self.address, "workers_started_here": self.workers}, result, records, [])
+        run.save(self.folder)
+        write_trace(run, self.folder / "trace.json")
+        title = f"{about['task']}: {about['algorithm']}"
+        write_report([run], self.folder / "report.html", title=title, command=about["command"])
+        return run
+
+
+def _written(folder: Path) -> dict[int, dict[str, Any]]:
+    """What workers wrote about themselves, by process id."""
+    found = [json.loads(path.read_text()) for path in folder.glob("worker-*.json")]
+    return {one["pid"]: one for one in found}
+
+
+def _interrupt(signum: int, frame: Any) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,25 @@
+"""`paceline key`: a key file for runs over several machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.console import say
+
+__all__ = ["key"]
+
+
+def key(file: Annotated[Path, typer.Argument(help="File to make; only its owner may read it.")]) -> None:
+    """Make a key file, to be copied to every machine of a run: it encrypts, and keeps strangers out.
+
+    Example: paceline key run.key
+    """
+    from paceline.transport.keys import create_keys
+
+    create_keys(file)
+    say(
+        f"Wrote {file}. Copy it to every machine of the run (scp keeps it private), and give --key {file} or PACELINE_KEY."
+    )
