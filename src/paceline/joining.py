@@ -35,7 +35,7 @@ from paceline.transport.base import Counts, Mailbox, Message, PeerBack, Ports, R
 __all__ = ["JoinedRun", "check_joinable", "num_places"]
 
 _CLAIM_BATCHES = 4  # a trip to the join point takes as long as a small step; a claim of several shares it
-_PLACE_DEADLINE_S = 10.0  # how long a late comer looks for a place whose worker has died
+_PLACE_DEADLINE_S = 5.0  # how long a late comer looks for a place whose worker has died
 _PROBE_S = 2.0
 _LATE_CONNECT_S = 3.0
 _LOOK_EVERY_S = 2.0

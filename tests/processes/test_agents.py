@@ -1,0 +1,156 @@
+"""`paceline launch`: agents on (what stands for) two machines, each with workers of its own."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import leftovers
+from paceline.observe.run import RunData
+from processes.join_programs import free_address
+
+SCRIPT = """
+import json, os, pathlib, sys, time
+import torch
+from torch import nn
+import paceline as pl
+
+folder = pathlib.Path(sys.argv[1])
+torch.manual_seed(os.getpid())
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+with pl.attach(model, optimizer) as worker:
+    (folder / f"in-{worker.worker_id}-{os.getpid()}").touch()
+    steps = 0
+    for _ in range(1_000_000):
+        if (folder / "done").exists():
+            break
+        for _ in worker.batches(list(range(64))):
+            optimizer.zero_grad()
+            loss = (model(torch.randn(4, 8)) - 1).square().mean()
+            loss.backward()
+            optimizer.step()
+            worker.report(loss)
+            steps += 1
+            time.sleep(0.002)
+            if steps % 50 == 0:
+                (folder / f"steps-{os.getpid()}-{steps}").touch()
+(folder / f"out-{worker.worker_id}").write_text(json.dumps([p.tolist() for p in model.parameters()]))
+"""
+
+
+class Machines:
+    """Agents and their workers, none of which is left behind."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.agents = []
+        (folder / "script.py").write_text(SCRIPT)
+
+    def launch(self, name, *options):
+        command = [
+            *(sys.executable, "-c", "from paceline.cli.app import main; main()", "launch", *options),
+            *("--out", str(self.folder / name), "--json", "--", str(self.folder / "script.py"), str(self.folder)),
+        ]
+        agent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder)
+        self.agents.append(agent)
+        return agent
+
+    def workers(self):
+        """worker id -> process id, of the newest of each."""
+        found = sorted((path.stat().st_mtime_ns, path.name) for path in self.folder.glob("in-*"))
+        return {int(name.split("-")[1]): int(name.split("-")[2]) for _, name in found}
+
+    def wait_for(self, pattern, number=1):
+        leftovers.wait_until(lambda: len(list(self.folder.glob(pattern))) >= number, pattern, 120)
+
+    def finish(self):
+        (self.folder / "done").touch()
+
+    def end(self):
+        for agent in self.agents:
+            agent.kill()
+            agent.communicate()
+        for pid in (int(path.name.split("-")[2]) for path in self.folder.glob("in-*")):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def machines(tmp_path):
+    machines = Machines(tmp_path)
+    yield machines
+    machines.end()
+
+
+def test_two_agents_one_is_killed_and_so_is_a_worker_of_the_other(machines):
+    """The killed agent holds the join point; its workers go on without it."""
+    address = free_address()
+    first = machines.launch("first", "--join", address, "--workers", "2", "--of", "4", "--deadline", "60")
+    leftovers.wait_until(lambda: list(machines.folder.glob("in-*")) or _listens(address), "the join point", 60)
+    second = machines.launch("second", "--join", address, "--workers", "2", "--deadline", "60")
+    machines.wait_for("in-*", 4)
+    machines.wait_for("steps-*-50", 4)
+    written = {one["worker"]: one for one in map(_read, (machines.folder / "second").glob("worker-*.json"))}
+    victim = max(written)
+    first.kill()
+    first.communicate()
+    os.kill(written[victim]["pid"], signal.SIGKILL)
+    machines.wait_for("steps-*-250", 3)
+    machines.finish()
+    output, errors = second.communicate(timeout=120)
+    assert second.returncode == 0, errors
+    machines.wait_for("out-*", 3)
+    models = {path.read_text() for path in machines.folder.glob("out-*")}
+    assert len(models) == 1, "one model, also for the workers whose agent was killed"
+    assert f"Worker {victim} was ended by signal 9." in errors
+    result = json.loads(output.splitlines()[-1])
+    (other,) = set(written) - {victim}
+    assert (result["outcome"], result["workers"], result["workers_here"]) == ("stopped", 4, [other])
+    assert result["workers_lost"] == [victim]
+    assert result["models_in_mean"] == 3
+    assert any("The join point is gone" in note for note in result["notes"])
+    run = RunData.load(machines.folder / "second")
+    assert len(run.records[other]) == result["updates_per_worker"][other]
+    for name in ("model.pt", "report.html", "trace.json"):
+        assert (machines.folder / "second" / name).stat().st_size
+
+
+def test_a_dead_worker_is_replaced_if_asked_for(machines):
+    agent = machines.launch("run", "--workers", "2", "--restarts", "1", "--deadline", "60")
+    machines.wait_for("steps-*-50", 2)
+    victim = machines.workers()[0]
+    os.kill(victim, signal.SIGKILL)
+    machines.wait_for("in-0-*", 2)
+    machines.wait_for(f"steps-{machines.workers()[0]}-50")
+    machines.finish()
+    output, errors = agent.communicate(timeout=120)
+    assert agent.returncode == 0, errors
+    assert "Worker 0 was ended by signal 9. Another one starts in its place." in errors
+    result = json.loads(output.splitlines()[-1])
+    assert (result["restarts"], result["workers_here"], result["models_in_mean"]) == (1, [0, 1], 2)
+
+
+def test_what_every_worker_would_find_wrong_is_said_once(machines):
+    agent = machines.launch("run", "--join", "192.0.2.1:29400")
+    _, errors = agent.communicate(timeout=60)
+    assert agent.returncode == 2
+    assert errors.startswith("paceline: Other machines can reach 192.0.2.1:29400")
+    assert errors.count("\n") == 1
+
+
+def _read(path):
+    return json.loads(path.read_text())
+
+
+def _listens(address):
+    import socket
+
+    host, port = address.split(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1):
+        return True
+    return False

@@ -1,0 +1,179 @@
+"""Workers that join a run: whoever dies, be it the holder of the join point, the others go on and end with one model."""
+
+import random
+import signal
+import socket
+
+import pytest
+
+from paceline.transport.keys import create_keys
+from processes.join_programs import Crew, free_address, placed
+
+
+@pytest.fixture
+def crew():
+    with Crew(free_address(), PACELINE_OF="3") as crew:
+        yield crew
+
+
+def ends(crew, hands):
+    """All end, with the same model; their results by worker."""
+    crew.finish()
+    results = {hand.worker_id: hand.hear("result") for hand in hands}
+    assert all(one["x"] == next(iter(results.values()))["x"] for one in results.values())
+    return results
+
+
+def test_single_workers_make_one_run_in_which_every_batch_is_seen_once(crew):
+    workers = placed(crew.start(3, batches=400, epochs=1))
+    assert sorted(workers) == [0, 1, 2]
+    results = ends(crew, workers.values())
+    assert all(one["start"] == results[0]["start"] for one in results.values()), "they begin where worker 0 does"
+    assert sorted(batch for one in results.values() for batch in one["seen"]) == list(range(400))
+    assert all(one["averages_per_step"] > 0 for one in results.values())
+
+
+@pytest.mark.parametrize("victim", [0, 1 + random.Random("victim").randrange(2)])
+def test_a_killed_worker_is_left_behind_and_a_late_comer_takes_its_place(crew, victim):
+    keeper = crew.hold()
+    workers = placed(crew.start(3))
+    workers[victim].trains_on()
+    workers.pop(victim).signal(signal.SIGKILL)
+    for one in workers.values():
+        one.trains_on()
+    (late,) = crew.start(1)
+    assert late.hear("place") == (victim, 3)
+    late.trains_on()
+    results = ends(crew, [*workers.values(), late])
+    assert results[victim]["start"] != results[(victim + 1) % 3]["start"]
+    assert results[victim]["averages_per_step"] > 0
+    assert keeper.process.is_alive()
+
+
+def test_when_the_join_point_is_killed_every_batch_is_seen_and_few_are_seen_twice(crew):
+    keeper = crew.hold()
+    workers = placed(crew.start(3, batches=2000, epochs=1))
+    workers[1].trains_on()
+    keeper.signal(signal.SIGKILL)
+    results = {worker_id: hand.hear("result") for worker_id, hand in workers.items()}
+    seen = [batch for one in results.values() for batch in one["seen"]]
+    assert set(seen) == set(range(2000))
+    assert len(seen) - 2000 < 200
+    assert all(len(one["seen"]) > 30 for one in results.values())
+
+
+def test_join_point_and_a_worker_die(crew):
+    """As when one machine does: the share of the dead is dealt out to the others."""
+    keeper = crew.hold()
+    workers = placed(crew.start(3, batches=3000, epochs=1))
+    workers[2].trains_on()
+    keeper.signal(signal.SIGKILL)
+    workers.pop(2).signal(signal.SIGKILL)
+    results = {worker_id: hand.hear("result") for worker_id, hand in workers.items()}
+    seen = {batch for one in results.values() for batch in one["seen"]}
+    assert len(set(range(2000, 3000)) - seen) < 50, "hardly any is nobody's in the end"
+    assert results[0]["x"] == results[1]["x"]
+
+
+def test_the_first_worker_holds_the_join_point_where_no_agent_does(crew):
+    """It is one of the workers, and may die like any other."""
+    (first,) = crew.start(1)
+    others = crew.start(2)
+    workers = placed([first, *others])
+    for one in workers.values():
+        one.trains_on()
+    workers.pop(first.worker_id).signal(signal.SIGKILL)
+    for one in workers.values():
+        one.trains_on(60)
+    ends(crew, workers.values())
+
+
+def stop_and_continue(crew, until):
+    workers = placed(crew.start(3))
+    sleeper = workers[1]
+    sleeper.trains_on()
+    sleeper.signal(signal.SIGSTOP)
+    until([workers[0], workers[2]])
+    sleeper.signal(signal.SIGCONT)
+    sleeper.trains_on()
+    results = ends(crew, workers.values())
+    assert all(one["consensus_distance"] == results[0]["consensus_distance"] for one in results.values())
+
+
+def test_a_stopped_worker_holds_nobody_up_and_goes_on(crew):
+    stop_and_continue(crew, lambda others: [one.trains_on(200) for one in others])
+
+
+@pytest.mark.soak
+def test_a_worker_that_is_stopped_for_20_s(crew):
+    def wait(others):
+        signal.sigtimedwait([], 20)
+        for one in others:
+            one.trains_on(200)
+
+    stop_and_continue(crew, wait)
+
+
+# What does not fit is refused in one sentence
+
+
+def refused(hand):
+    return hand.hear("UsageError")
+
+
+def test_workers_that_disagree(crew):
+    crew.hold()
+    first = crew.start(1)
+    workers = [crew.start(1, **wish)[0] for wish in ({"width": 5}, {"algorithm": "ad-psgd(topology=complete)"})]
+    said = [refused(one) for one in workers]
+    del first
+    assert "This worker's model is 55 parameters" in said[0] or "has 55 parameters" in said[0], said
+    assert "This worker's algorithm is ad-psgd(topology=complete)" in said[1] or "has ad-psgd(topology" in said[1], said
+
+
+@pytest.mark.parametrize("algorithm", ["all-reduce", "d-psgd", "hogwild"])
+def test_algorithms_that_cannot_go_on_without_a_worker(crew, algorithm):
+    (worker,) = crew.start(1, algorithm=algorithm)
+    assert "workers cannot come and go: choose ad-psgd" in refused(worker)
+
+
+def test_a_number_that_differs_and_a_run_that_is_full(crew):
+    crew.hold()
+    workers = placed(crew.start(3))
+    (other,) = crew.start(1, environment={"PACELINE_OF": "4"})
+    assert "has 3 workers in all, and not 4" in refused(other)
+    (fourth,) = crew.start(1)
+    assert "All 3 places" in refused(fourth)
+    ends(crew, workers.values())
+
+
+def test_keys(crew, tmp_path):
+    mine, other = tmp_path / "run.key", tmp_path / "other.key"
+    create_keys(mine)
+    create_keys(other)
+    crew.environment |= {"PACELINE_KEY": str(mine), "PACELINE_OF": "2"}
+    (first,) = crew.start(1)
+    (second,) = crew.start(1)
+    workers = placed([first, second])
+    (wrong,) = crew.start(1, environment={"PACELINE_KEY": str(other)})
+    (none,) = crew.start(1, environment={"PACELINE_KEY": ""})
+    assert "all need the same --key" in refused(wrong)
+    assert "all need the same --key" in refused(none)
+    ends(crew, workers.values())
+
+
+def test_off_loopback_a_key_is_required():
+    with Crew("192.0.2.1:29400") as crew:
+        (worker,) = crew.start(1)
+        assert "make a key with `paceline key FILE`" in refused(worker)
+
+
+def test_a_port_in_use_by_something_else():
+    with socket.create_server(("127.0.0.1", 0)) as taken, Crew(f"127.0.0.1:{taken.getsockname()[1]}") as crew:
+        (worker,) = crew.start(1)
+        assert "choose a free port for --join" in refused(worker)
+
+
+def test_a_run_that_never_fills_up(crew):
+    (worker,) = crew.start(1, environment={"PACELINE_DEADLINE_S": "3"})
+    assert "The run needs 3 workers" in worker.hear("WorkerLostError")

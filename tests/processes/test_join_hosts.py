@@ -1,0 +1,71 @@
+"""Two machines, as two networks of this one: one of them is cut off, and both sides go on."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from paceline.transport.keys import create_keys
+from processes.join_programs import Crew, free_address, placed
+
+HOSTS = ("10.231.77.1", "10.231.77.2")
+
+
+def ip(*words):
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+@pytest.fixture
+def networks():
+    """Two network namespaces with an address each, joined by one wire; removed afterwards."""
+    if shutil.which("ip") is None:
+        pytest.skip("this machine has no `ip` (iproute2) to make networks with")
+    names = [f"paceline-{os.getpid()}-{side}" for side in "ab"]
+    wires = [f"pl{os.getpid() % 100_000}{side}" for side in "ab"]
+    try:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+            ip("link", "add", wires[0], "netns", names[0], "type", "veth", "peer", "name", wires[1], "netns", names[1])
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
+        for name, wire, host in zip(names, wires, HOSTS, strict=True):
+            ip("-n", name, "address", "add", f"{host}/24", "dev", wire)
+            ip("-n", name, "link", "set", wire, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield names, wires
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+
+
+def test_a_machine_that_is_cut_off(networks, tmp_path):
+    """The join point and two workers on one side, two workers on the other; messages are encrypted."""
+    names, wires = networks
+    create_keys(tmp_path / "run.key")
+    with Crew(free_address(HOSTS[0]), PACELINE_OF="4", PACELINE_KEY=str(tmp_path / "run.key")) as crew:
+        crew.hold(namespace=names[0])
+        hands = [
+            hand for name in names for hand in crew.start(2, namespace=name, algorithm="ad-psgd(topology=complete)")
+        ]
+        sides = [hands[:2], hands[2:]]
+        placed(hands)
+        for one in hands:
+            one.trains_on()
+        ip("-n", names[0], "link", "set", wires[0], "down")
+        for one in hands:
+            one.trains_on(600)
+        crew.finish()
+        results = [[one.hear("result") for one in side] for side in sides]
+    for side in results:
+        assert side[0]["x"] == side[1]["x"], "each side ends with the mean of its own models"
+        assert all(one["averages_per_step"] > 0 for one in side)
+    assert results[0][0]["x"] != results[1][0]["x"]
+
+
+def test_without_a_key_nobody_talks_between_machines(networks):
+    names, _ = networks
+    with Crew(free_address(HOSTS[0]), PACELINE_OF="2") as crew:
+        (worker,) = crew.start(1, namespace=names[1])
+        assert f"Other machines can reach {crew.address}" in worker.hear("UsageError")
