@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -28,17 +29,20 @@ from paceline.observe.summary import summarize
 from paceline.observe.trace import write_trace
 from paceline.system import machine, versions
 
-__all__ = ["Agent", "free_address"]
+__all__ = ["Agent", "free_address", "name_of"]
 
 _LOOK_EVERY_S = 0.05
 _GRACE_S = 5.0
 _TIMES = ("started_s", "gradient_started_s", "gradient_ended_s", "ended_s")
 
 
+def name_of(command: Sequence[str]) -> str:
+    """The script's or module's name."""
+    return command[1] if command[0] == "-m" and len(command) > 1 else Path(command[0]).stem
+
+
 def free_address() -> str:
     """An address on loopback where nobody listens, for a run on this machine alone."""
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
@@ -49,8 +53,7 @@ class _Child:
     """One worker's process."""
 
     process: subprocess.Popen[bytes]
-    restarted: bool = False
-    reported: bool = False
+    reported: bool = False  # its end has been looked at
 
 
 @dataclass
@@ -108,11 +111,7 @@ class Agent:
             )
             for _ in range(self.workers):
                 self._start(of)
-            while any(child.process.poll() is None for child in self._children):
-                self._look(of)
-                time.sleep(_LOOK_EVERY_S)
-            self._look(of)
-            while any(child.process.poll() is None for child in self._children):  # the last look may have replaced one
+            while not all(child.reported for child in self._children):
                 self._look(of)
                 time.sleep(_LOOK_EVERY_S)
         finally:
@@ -142,9 +141,11 @@ class Agent:
         """Says who has died, and starts another one in its place if that was asked for."""
         for child in list(self._children):
             code = child.process.poll()
-            if child.reported or not code:
+            if child.reported or code is None:
                 continue
             child.reported = True
+            if code == 0:
+                continue
             worker_id = _written(self.folder).get(child.process.pid, {}).get("worker")
             who = f"Worker {worker_id}" if worker_id is not None else f"A worker (process {child.process.pid})"
             how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
@@ -188,7 +189,7 @@ class Agent:
                 rows[column] -= start_s
         wall_s = max((float(rows["ended_s"].max()) for rows in records.values() if len(rows)), default=0.0)
         about = {
-            "task": Path(self.command[0]).stem,
+            "task": name_of(self.command),
             "algorithm": own[0]["algorithm"] if own else self.algorithm,
             "workers": of,
             "backend": "join",

@@ -42,6 +42,9 @@ def attach(model: nn.Module, optimizer: torch.optim.Optimizer, algorithm: Algori
     `torchrun --max-restarts` resumes. What a loop prints or schedules for epochs that are behind it, it does again.
     A worker that hangs is given up after PACELINE_DEADLINE_S seconds (600).
 
+    Workers that find an address in PACELINE_JOIN, which `paceline launch` sets, join the run there and outlive each other; see
+    `paceline.joining`. The algorithm is then `ad-psgd` unless one is named, and a process joins once.
+
     With `all-reduce`, gradients are the mean of all workers when `backward` returns. So clipping acts on the mean, and where
     one worker's gradients overflow, GradScaler finds the infinity on all workers and all skip that step alike. Under
     `lockstep`, too, all skip it, though the scale falls on that worker only. Where workers have models of their own, it leaves
@@ -82,7 +85,7 @@ class Worker:
     """One worker of a run, as the user's loop sees it; a context manager.
 
     Attributes:
-        worker_id: 0 to num_workers - 1.
+        worker_id: 0 to num_workers - 1; where workers join a run, known inside the `with`, as is the next.
         num_workers: workers of the run.
     """
 

@@ -154,7 +154,7 @@ class JoinedRun:
         )
         try:
             if self._late:
-                peers.connect(_LATE_CONNECT_S, at_least=min(1, num_workers - 1))
+                self._connect_late(peers)
                 self._stale = True
             else:
                 self._connect_all(peers)
@@ -193,7 +193,7 @@ class JoinedRun:
         """
         with contextlib.suppress(MeetingLostError):
             self._meeting.set("ending", "1")
-        if self._late and not self._counts.averages:
+        if self._late and self.environment.num_workers > 1 and not self._counts.averages:
             raise WorkerLostError(
                 f"Worker {self.environment.worker_id} came when the others were about to end, and averaged with none of them:"
                 " the run's result does not need it."
@@ -239,9 +239,9 @@ class JoinedRun:
             for worker_id in range(num_workers):
                 key = f"place/{worker_id}"
                 holder = meeting.get(key).decode() if meeting.check([key]) else ""
-                if holder and not self._has_died(worker_id):
-                    continue
                 incarnation = int(holder.split()[0]) + 1 if holder else 0
+                if holder and not self._has_died(worker_id, incarnation - 1):
+                    continue
                 mine = f"{incarnation} {token}"
                 if meeting.compare_set(key, holder, mine).decode() == mine:
                     return _Place(worker_id, incarnation, late)
@@ -252,11 +252,14 @@ class JoinedRun:
                 )
             time.sleep(_LOOK_EVERY_S / 4)
 
-    def _has_died(self, worker_id: int) -> bool:
+    def _has_died(self, worker_id: int, incarnation: int) -> bool:
         """Whether nobody listens any more where a worker said that it would; the kernel of its machine knows first."""
         if not self._meeting.check([f"peer/{worker_id}"]):
             return False  # it is just coming
-        host, _, port = self._meeting.get(f"peer/{worker_id}").decode().split("//")[1].rpartition(":")
+        told, endpoint = self._meeting.get(f"peer/{worker_id}").decode().split()
+        if int(told) < incarnation:
+            return False  # likewise, in the place of one that has died
+        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_S).close()
         except OSError:
@@ -282,6 +285,14 @@ class JoinedRun:
                     raise WorkerLostError(
                         f"{error} The run needs {self.environment.num_workers} workers; --of says how many."
                     ) from None
+
+    def _connect_late(self, peers: Peers) -> None:
+        try:
+            peers.connect(_LATE_CONNECT_S, at_least=min(1, self.environment.num_workers - 1))
+        except WorkerLostError as error:
+            raise WorkerLostError(
+                f"None of the other workers of the run at {self._meeting.address} can be reached ({error}): start it again."
+            ) from None
 
     def _start_alike(self, mailbox: Mailbox, tensors: list[torch.Tensor]) -> bool:
         """Worker 0 sends its tensors to all; False: it died before this worker had them."""

@@ -64,6 +64,29 @@ def test_a_machine_that_is_cut_off(networks, tmp_path):
     assert results[0][0]["x"] != results[1][0]["x"]
 
 
+def launched(names, wires, program_key, address):
+    """Workers as torchrun would start them on two machines."""
+    host, port = address.split(":")
+    with Crew(address) as crew:
+        hands = []
+        for rank, (name, wire) in enumerate(zip(names, wires, strict=True)):
+            environment = {
+                **{"PACELINE_JOIN": "", "MASTER_ADDR": host, "MASTER_PORT": port, "RANK": str(rank), "WORLD_SIZE": "2"},
+                **{"GLOO_SOCKET_IFNAME": wire, "PACELINE_KEY": program_key},
+            }
+            hands += crew.start(1, namespace=name, environment=environment, algorithm="d-psgd", batches=20, epochs=1)
+        yield from hands
+
+
+def test_workers_of_another_launcher_on_two_machines(networks, tmp_path):
+    create_keys(tmp_path / "run.key")
+    hands = launched(*networks, str(tmp_path / "run.key"), free_address(HOSTS[0]))
+    results = [one.hear("place") and one.hear("result") for one in hands]
+    assert results[0]["x"] == results[1]["x"]
+    for one in launched(*networks, "", free_address(HOSTS[0])):
+        assert "set PACELINE_KEY=FILE for every worker" in one.hear("UsageError")
+
+
 def test_without_a_key_nobody_talks_between_machines(networks):
     names, _ = networks
     with Crew(free_address(HOSTS[0]), PACELINE_OF="2") as crew:

@@ -72,13 +72,13 @@ def launch(
         )
     if out is not None:
         options.check_out(out)
-    folder = out or options.default_out("launch", Path(command[0]).stem)
     if key is None and os.environ.get("PACELINE_KEY"):
         key = Path(os.environ["PACELINE_KEY"])
 
-    from paceline.agent import Agent, free_address
+    from paceline.agent import Agent, free_address, name_of
     from paceline.cli.train import show
 
+    folder = out or options.default_out("launch", name_of(command), str(os.getpid()))
     agent = Agent(
         command=command,
         address=join or free_address(),
