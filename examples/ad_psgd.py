@@ -3,9 +3,11 @@
     python examples/ad_psgd.py [EPOCHS]
     python examples/ad_psgd.py [EPOCHS] --simulate 128
     torchrun --standalone --nproc-per-node 4 examples/ad_psgd.py [EPOCHS]
+    paceline launch --workers 4 -- examples/ad_psgd.py [EPOCHS]
 
-One function, three ways to run it: workers of this machine, a simulated cluster under a virtual clock (worker 0 computes ten
-times as slowly as the others, and holds nobody up), and workers that torchrun starts, on any number of machines.
+One function, four ways to run it: workers of this machine, a simulated cluster under a virtual clock (worker 0 computes ten
+times as slowly as the others, and holds nobody up), and workers on any number of machines, which torchrun ends when one
+of them dies and `paceline launch` does not.
 """
 
 import os
@@ -43,7 +45,9 @@ def show(staleness: dict, consensus_distance: float) -> None:
 
 
 if __name__ == "__main__":
-    if "WORLD_SIZE" in os.environ:  # torchrun has started the workers
+    if (
+        "WORLD_SIZE" in os.environ or "PACELINE_JOIN" in os.environ
+    ):  # torchrun or paceline launch has started the workers
         figures = train()
         show(figures["staleness"], figures["consensus_distance"])
     elif SIMULATED:

@@ -27,6 +27,7 @@ from torch import nn
 from paceline.algorithms import Algorithm, registry
 from paceline.environment import Invitation, WorkerEnvironment
 from paceline.errors import PacelineError, UsageError, WorkerLostError
+from paceline.joined_claims import JoinedClaims
 from paceline.meeting import Meeting, MeetingLostError
 from paceline.observe.run import write_events, write_json
 from paceline.peers import Peers
@@ -34,7 +35,6 @@ from paceline.transport.base import Counts, Mailbox, Message, PeerBack, Ports, R
 
 __all__ = ["JoinedRun", "check_joinable", "num_places"]
 
-_CLAIM_BATCHES = 4  # a trip to the join point takes as long as a small step; a claim of several shares it
 _PLACE_DEADLINE_S = 5.0  # how long a late comer looks for a place whose worker has died
 _PROBE_S = 2.0
 _LATE_CONNECT_S = 3.0
@@ -181,9 +181,10 @@ class JoinedRun:
             incarnation=max(1, environment.incarnation) if self._stale else 0,
         )
 
-    def claims(self, peers: Peers) -> Claims:
+    def claims(self, peers: Peers) -> JoinedClaims:
         """Claims of the next batch number of all workers."""
-        return Claims(self._meeting, peers.mailbox, self.environment, self.notes)
+        environment = self.environment
+        return JoinedClaims(self._meeting, peers.mailbox, environment.worker_id, environment.num_workers, self.notes)
 
     def end(self) -> None:
         """Says that the data is used up, so that nobody comes in any more.
@@ -310,48 +311,6 @@ class JoinedRun:
                 return False
             tensor.copy_(answer.message.x.view(tensor.dtype).view(tensor.shape))
         return True
-
-
-class Claims:
-    """Claims of the next batch number of all workers: from the counter at the join point, and without it by worker ids.
-
-    When the join point is gone, every worker goes on behind the last number that it has seen claimed: number n is then worker
-    n mod N's, and what belongs to a worker that cannot be reached is shared in the same way by those that can. So batches
-    that others had claimed since then may be seen twice, at most a few for each worker; batches that a worker took along when
-    it died are seen by nobody, as always; and around a later death, those may be missed that one worker left to another.
-    """
-
-    def __init__(self, meeting: Meeting, mailbox: Mailbox, environment: WorkerEnvironment, notes: list[str]) -> None:
-        self._meeting = meeting
-        self._mailbox = mailbox
-        self._worker_id, self._num_workers = environment.worker_id, environment.num_workers
-        self._notes = notes
-        self._numbers: list[int] = []
-        self._next = 0  # the first that this worker has not seen claimed
-
-    def __call__(self) -> int:
-        """The next number."""
-        if not self._numbers and not self._meeting.lost:
-            with contextlib.suppress(MeetingLostError):
-                self._next = self._meeting.add("next batch", _CLAIM_BATCHES)
-                self._numbers.extend(range(self._next - _CLAIM_BATCHES, self._next))
-            if self._meeting.lost:
-                self._notes.append(
-                    f"The join point is gone: batches from {self._next:,} on were dealt out by worker ids."
-                )
-        if self._numbers:
-            return self._numbers.pop(0)
-        while self._owner(self._next) != self._worker_id:
-            self._next += 1
-        self._next += 1
-        return self._next - 1
-
-    def _owner(self, number: int) -> int:
-        owner = number % self._num_workers
-        if owner == self._worker_id or owner in (there := self._mailbox.peers()):
-            return owner
-        alive = sorted({*there, self._worker_id})
-        return alive[number // self._num_workers % len(alive)]
 
 
 def _complain_in_one_sentence() -> None:

@@ -29,8 +29,11 @@ _CONNECT_S = 2.0
 _dist: Any = dist  # its type stubs do not name the stores
 
 
-class MeetingLostError(RuntimeError):
-    """The join point is gone, or does not answer; as when a store of torch's own is."""
+class MeetingLostError(WorkerLostError):
+    """The join point is gone, or does not answer: a RuntimeError, as where a store of torch's own is."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(f"The join point {address} is gone, or does not answer: start the run again at another one.")
 
 
 class Meeting:
@@ -120,7 +123,7 @@ class Meeting:
     def _ask(self, operation: Callable[[Any], Any]) -> Any:
         with self._lock:
             if self.lost:
-                raise MeetingLostError(f"the join point {self.address} is gone")
+                raise MeetingLostError(self.address)
             self._requests.put(operation)
             return self._await_answer()
 
@@ -133,7 +136,7 @@ class Meeting:
                     return answer
                 break
         self.lost = True
-        raise MeetingLostError(f"the join point {self.address} does not answer")
+        raise MeetingLostError(self.address)
 
     def _serve(self, listening: int | None) -> None:
         """The thread that asks: the only one that may have to wait for ever."""

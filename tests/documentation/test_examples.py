@@ -38,6 +38,13 @@ def test_own_task(shell):
     assert float(re.search(r"test accuracy +([\d.]+) %", printed)[1]) > 80, printed
 
 
+def test_ad_psgd_in_workers_that_outlive_each_other(shell):
+    printed = shell("paceline launch --workers 2 --out runs/joined -- examples/ad_psgd.py 4")
+    assert re.search(ACCURACY, printed)
+    assert len(re.findall(r"mean staleness [\d.]+, consensus distance [\d.e-]+\n", printed)) == 2, printed
+    assert re.search(r"updates +1,440\n", printed), printed
+
+
 def test_ad_psgd_under_torchrun_and_simulated_is_the_same_function(shell):
     figures = r"mean staleness [\d.]+, consensus distance [\d.e-]+\n"
     printed = shell("python -m torch.distributed.run --standalone --nproc-per-node 4 examples/ad_psgd.py 4")
