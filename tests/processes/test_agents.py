@@ -74,10 +74,11 @@ class Machines:
     def end(self):
         for agent in self.agents:
             agent.kill()
-            agent.communicate()
         for pid in (int(path.name.split("-")[2]) for path in self.folder.glob("in-*")):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        for agent in self.agents:
+            agent.communicate()
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ def test_two_agents_one_is_killed_and_so_is_a_worker_of_the_other(machines):
     written = {one["worker"]: one for one in map(_read, (machines.folder / "second").glob("worker-*.json"))}
     victim = max(written)
     first.kill()
-    first.communicate()
+    first.wait()  # its workers still write to its standard output
     os.kill(written[victim]["pid"], signal.SIGKILL)
     machines.wait_for("steps-*-250", 3)
     machines.finish()
