@@ -247,6 +247,10 @@ class _SimulatedSession:
         out.copy_(self.ports.shared.x)
         return take_final_mean(self.ports, out, _DEADLINE_S)
 
+    def batch_claims(self) -> Any:
+        """Where batches are claimed."""
+        return self.arena.address("next_batch")
+
     def own_records(self) -> np.ndarray:
         """This worker's records."""
         return self._record.records_of(self.ports.worker_id)
