@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from paceline import checkpoint
 from paceline.algorithms import ADPSGD, Algorithm, AllReduce, Hogwild, registry
@@ -23,7 +22,7 @@ from paceline.joining import JoinedRun
 from paceline.observe.summary import summarize
 from paceline.replica import DivergedError
 from paceline.session import Session, model_words
-from paceline.sources import ABSENT, END, BatchClaims
+from paceline.sources import ABSENT, END, BatchClaims, one_by_one
 
 __all__ = ["Worker", "attach"]
 
@@ -194,7 +193,9 @@ class Worker:
             hook.remove()
         del self._hooks[2:]
         epoch, self._epoch = self._epoch, self._epoch + 1
-        plan_and_fetch = self._plan(loader) if self.num_workers > 1 or self._environment is not None else None
+        seed = self._environment.seed if self._environment is not None else 0
+        alone = self.num_workers == 1 and self._environment is None
+        plan_and_fetch = None if alone else one_by_one(loader, seed)
         if plan_and_fetch is None:
             yield from self._whole_or_strided(loader)
             return
@@ -327,27 +328,6 @@ class Worker:
                 taken=self._taken,
             )
         return self._claims[key]
-
-    def _plan(self, loader: Iterable[Any]) -> tuple[BatchPlan, Callable[[torch.Tensor], Any]] | None:
-        """How to hand out the loader's batches one by one; None where it can only be iterated."""
-        seed = self._environment.seed if self._environment is not None else 0
-        if isinstance(loader, DataLoader):
-            known_sampler = isinstance(loader.sampler, RandomSampler | SequentialSampler)
-            if isinstance(loader.dataset, IterableDataset) or loader.batch_size is None or not known_sampler:
-                return None
-            dataset: Any = loader.dataset
-            plan = BatchPlan(
-                num_samples=len(dataset),
-                batch_size=loader.batch_size,
-                seed=seed,
-                shuffle=isinstance(loader.sampler, RandomSampler),
-                drop_last=loader.drop_last,
-            )
-            return plan, lambda indices: loader.collate_fn([dataset[i] for i in indices.tolist()])
-        if isinstance(loader, Sequence):
-            plan = BatchPlan(num_samples=len(loader), batch_size=1, seed=seed, shuffle=False)
-            return plan, lambda indices: loader[int(indices)]
-        return None
 
     def _whole_or_strided(self, loader: Iterable[Any]) -> Iterator[Any]:
         if self.algorithm.lockstep and self.num_workers > 1:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
 
 from paceline.batches import BatchPlan, Dynamic
 from paceline.memory import atomics
 
-__all__ = ["ABSENT", "END", "BatchClaims", "DatasetBatches"]
+__all__ = ["ABSENT", "END", "BatchClaims", "DatasetBatches", "one_by_one"]
 
 END = -1
 ABSENT = -2  # a lockstep round in which this worker has no batch: it takes part and weighs zero
@@ -138,3 +146,24 @@ class DatasetBatches:
         samples: Any = self._dataset
         inputs, targets = default_collate([samples[i] for i in indices.tolist()])
         return inputs, targets
+
+
+def one_by_one(loader: Iterable[Any], seed: int) -> tuple[BatchPlan, Callable[[torch.Tensor], Any]] | None:
+    """How to hand out the batches of a user's loader one by one, and how to fetch one; None where it can only be iterated."""
+    if isinstance(loader, DataLoader):
+        known_sampler = isinstance(loader.sampler, RandomSampler | SequentialSampler)
+        if isinstance(loader.dataset, IterableDataset) or loader.batch_size is None or not known_sampler:
+            return None
+        dataset: Any = loader.dataset
+        plan = BatchPlan(
+            num_samples=len(dataset),
+            batch_size=loader.batch_size,
+            seed=seed,
+            shuffle=isinstance(loader.sampler, RandomSampler),
+            drop_last=loader.drop_last,
+        )
+        return plan, lambda indices: loader.collate_fn([dataset[i] for i in indices.tolist()])
+    if isinstance(loader, Sequence):
+        plan = BatchPlan(num_samples=len(loader), batch_size=1, seed=seed, shuffle=False)
+        return plan, lambda indices: loader[int(indices)]
+    return None
