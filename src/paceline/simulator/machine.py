@@ -18,9 +18,11 @@ from paceline.simulator.faults import Disturbances, DropLink, Faults, Kill, Paus
 from paceline.simulator.locks import LockedState, LockState, SimulatedLocked
 from paceline.simulator.mailbox import SimulatedMailbox
 from paceline.simulator.memory import (
+    ServedState,
     RacingState,
     ReplicatedState,
     SimulatedRacing,
+    SimulatedCopy,
     SimulatedSlots,
     SimulatedStalenessCounts,
     SlotState,
@@ -91,7 +93,8 @@ class SimulatedMachine:
         elif request.collectives:
             self._all_reduce = NetworkCollectivesState(self.scheduler, cluster.workers)
             self._costs = CollectiveCosts(cluster, "tree" if self._collective == "tree" else "ring")
-        self._network = Network(self.scheduler, cluster)
+        self._num_servers = request.servers if cluster.workers > 1 else 0  # a lone worker needs none
+        self._network = Network(self.scheduler, cluster, self._num_servers)
         self.shared: Any = self._shared_state()
         self.lost: list[int] = []
         self._plan_faults()
@@ -108,6 +111,8 @@ class SimulatedMachine:
                 return LockedState(x, lock)
             case "replicated":
                 return ReplicatedState(x, self.cluster.workers, is_mean=self._is_gossip)
+            case "served":
+                return ServedState(x, self._num_servers)
 
     def core(self, worker_id: int) -> Core:
         """A worker's core, on a machine of its own if the workers talk over the network."""
@@ -134,7 +139,7 @@ class SimulatedMachine:
                 self.scheduler,
                 self._network,
                 worker_id=worker_id,
-                num_workers=self.cluster.workers,
+                num_workers=self.cluster.workers + self._num_servers,
                 counts=counts,
                 declared_bytes=self._declared_bytes,
             )
@@ -151,11 +156,13 @@ class SimulatedMachine:
             mailbox=mailbox,
             concurrency=concurrency,
             counts=counts,
+            num_servers=self._num_servers,
         )
 
     @property
     def _declared_bytes(self) -> int | None:
-        return self._vector_bytes if self._is_timing_only else None
+        """Of a message's vector, where there is none."""
+        return self._vector_bytes // max(1, self._num_servers) if self._is_timing_only else None
 
     def _collectives(self, core: Core, counts: Counts) -> Any:
         if not self.request.collectives:
@@ -172,6 +179,17 @@ class SimulatedMachine:
             self.scheduler.call_at(self.scheduler.now_s, partial(self._end, worker_id))
 
         self.scheduler.start(worker_id, run)
+
+    def start_servers(self, serve: Callable[[int, Ports], None]) -> None:
+        """Adds the servers' programs, each on a machine of its own; they are cut off when the last worker has ended."""
+        for shard in range(self._num_servers):
+            ports = self.ports(self.core(self.cluster.workers + shard))
+
+            def run(shard: int = shard, ports: Ports = ports) -> None:
+                with torch.no_grad():
+                    serve(shard, ports)
+
+            self.scheduler.start(self.cluster.workers + shard, run, is_main=False)
 
     def _end(self, worker_id: int) -> None:
         self.scheduler.end_worker(worker_id)
@@ -213,6 +231,12 @@ class SimulatedMachine:
                 return SimulatedLocked(self.shared, core)
             case "replicated":
                 return self.shared.workers[core.worker_id]
+            case "served" if core.worker_id >= self.cluster.workers or not self._num_servers:
+                shard = self.shared.shards[max(0, core.worker_id - self.cluster.workers)]
+                shard.core = core if self._num_servers else None
+                return shard
+            case "served":
+                return SimulatedCopy(self.shared.x.clone(), self.shared.ranges)
 
     def base_arguments(self, ports: Ports) -> dict[str, Any]:
         """What a worker's `BaseReplica` needs, except its binding and its recorder."""
