@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,13 +17,14 @@ from paceline.algorithms import Algorithm, registry
 from paceline.arena import Arena, plan_arena
 from paceline.distributed import Membership, check_algorithm, ports_for
 from paceline.environment import WorkerEnvironment
-from paceline.errors import UsageError
+from paceline.errors import PeerLostError, UsageError
 from paceline.final_mean import take_final_mean
 from paceline.flat import FlatBinding
 from paceline.memory.records import PackedRecords
 from paceline.memory.segment import Segment
 from paceline.peers import Peers, store_of
 from paceline.replica import RealClock
+from paceline.transport.base import Message
 from paceline.worker_process import Hello, join_run
 
 __all__ = ["Session", "shared_state_of"]
@@ -99,6 +101,7 @@ class Session:
             self.ports.counts,
             self.stopped,
             incarnation=environment.incarnation if environment is not None else 0,
+            num_servers=self.ports.num_servers,
         )
         self.ports = replace(
             self.ports,
@@ -237,6 +240,10 @@ class Session:
         if parameters:
             assert number is not None
             checkpoint.save_parameters(folder, number, self.parameters(next_batch=number))
+            for server in range(self.ports.num_servers):
+                assert self.peers is not None
+                with contextlib.suppress(PeerLostError):  # this checkpoint then stays incomplete
+                    self.peers.mailbox.send(self.ports.num_workers + server, Message("save", number))
 
     def parameters(self, next_batch: int) -> checkpoint.Parameters:
         """A copy of the parameters and buffers as they are now."""

@@ -21,7 +21,8 @@ from paceline.transport.base import Message, PeerBack, PeerLeft, Ports, Received
 
 __all__ = ["OnDeath", "Shard", "ShardRules"]
 
-_RETURN_DEADLINE_S = 10.0  # in which the workers of a shard that died must be back at its successor
+_FIRST_DEADLINE_S = 60.0  # in which workers must come; afterwards they are taken for dead until they do
+_RETURN_DEADLINE_S = 10.0  # the same, at the successor of a shard that died
 _DROPPED = -1
 
 OnDeath = Literal["shrink", "wait", "fail"]
@@ -102,15 +103,23 @@ class Shard:
         self._present = set(range(ports.num_workers))
         self._said_goodbye: set[int] = set()
         self._gone: set[int] = set()
-        self._not_back: set[int] = set()  # after a restart: workers who have not been heard of
+        self._not_back = set(self._present)  # workers who have not been heard of
+        self._patience_s = _FIRST_DEADLINE_S
         self._last_choice: Message | None = None
 
     def run(self) -> None:
         """Serves until all workers have said goodbye and left."""
         self._begin()
+        try:
+            self._serve()
+        finally:
+            if self._ports.storage is not None:
+                self._ports.storage.checkpoint(self.state(), None)
+
+    def _serve(self) -> None:
         while len(self._said_goodbye & self._gone) < self._ports.num_workers:
             self._keep()
-            match self._mailbox.receive(_RETURN_DEADLINE_S if self._not_back else None):
+            match self._mailbox.receive(self._patience_s if self._not_back else None):
                 case Received() as received:
                     self._not_back.discard(received.sender)
                     self._hear(received)
@@ -120,7 +129,7 @@ class Shard:
                     self._back(peer)
                 case None:
                     for worker in sorted(self._not_back):
-                        self._left(worker, "it did not come back to the shard's new server")
+                        self._left(worker, "it did not come")
                     self._not_back.clear()
             self._settle()
 
@@ -146,7 +155,7 @@ class Shard:
                 self._known = {worker: _Known(*one) for worker, one in kept["known"].items()}
                 self._said_goodbye = set(kept["goodbye"])
                 self._present -= self._said_goodbye
-                self._not_back = set(self._present)
+                self._not_back, self._patience_s = set(self._present), _RETURN_DEADLINE_S
                 for worker in self._said_goodbye:
                     self._admission.leave(worker)
                 if "clocks" in kept and hasattr(self._admission, "clocks"):
