@@ -149,6 +149,8 @@ class ParameterServer(Algorithm):
                 return Async()
             case "bounded":
                 assert self.clock_bound is not None
+                if shard_id:  # one keeps the clocks: with several, two workers could wait for each other at two shards
+                    return Async()
                 return Bounded(self.clock_bound, workers)
             case "sync":
                 kind = Follower if shard_id and self.quorum == "global" else Sync
