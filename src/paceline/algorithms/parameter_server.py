@@ -115,7 +115,7 @@ class ParameterServer(Algorithm):
         if not ports.num_servers:
             self._work_alone(replica, ports)
             return
-        client = Client(ports, self.codec)
+        client = Client(ports, self.codec, aligned=self.mode == "sync" and self.quorum == "global")
         client.join()
         try:
             for _ in replica.steps():

@@ -34,6 +34,7 @@ class Client:
     Args:
         ports: the worker's; `ports.shared.x` (P,) becomes what the servers send.
         codec: what gradients look like on their way.
+        aligned: whether all shards' parameters must be of one version: where a step is the same for all of them.
 
     Attributes:
         x: the parameters (P,).
@@ -41,7 +42,7 @@ class Client:
         sequence: number of the last update, from 1.
     """
 
-    def __init__(self, ports: Ports, codec: Codec | None = None) -> None:
+    def __init__(self, ports: Ports, codec: Codec | None = None, *, aligned: bool = False) -> None:
         assert ports.mailbox is not None
         self.x = ports.shared.x
         self.version = 0
@@ -55,6 +56,8 @@ class Client:
         self._echoes: list[torch.Tensor | None] = [None] * len(self._servers)
         self._settings: OptimizerSettings | None = None
         self._told: Message | None = None
+        self._aligned = aligned
+        self._num_fetches = 0
 
     def join(self) -> None:
         """Takes part from now on; waits for the parameters."""
@@ -99,8 +102,22 @@ class Client:
             with contextlib.suppress(PeerLostError):  # sent again when it is back
                 self._send(shard, messages[shard])
         answers = [self._answer(shard, server, messages[shard]) for shard, server in enumerate(self._servers)]
-        self.version = answers[0].version
+        if self._aligned:
+            self._align()
+        self.version = self._versions[0]
         return answers[0]
+
+    def _align(self) -> None:
+        """Fetches again from shards that were a step behind another: they had refused this worker's gradient before that."""
+        while (newest := max(self._versions)) != min(self._versions):
+            self._num_fetches += 1
+            fetch = Message("fetch", _FINAL - self._num_fetches, version=newest)
+            behind = [shard for shard, version in enumerate(self._versions) if version < newest]
+            for shard in behind:
+                with contextlib.suppress(PeerLostError):
+                    self._mailbox.send(self._servers[shard], fetch)
+            for shard in behind:
+                self._answer(shard, self._servers[shard], fetch)
 
     def _send(self, shard: int, message: Message) -> None:
         echo = self._echoes[shard]

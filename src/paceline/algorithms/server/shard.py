@@ -99,6 +99,7 @@ class Shard:
         self._held: dict[int, _Held] = {}
         self._echoes: dict[int, Tensor] = {}
         self._unanswered: dict[int, tuple[int, int]] = {}  # worker -> sequence and applied version, until it may read
+        self._fetches: dict[int, tuple[int, int]] = {}  # worker -> number of its request, and the version that it waits for
         self._awaiting_end: set[int] = set()
         self._present = set(range(ports.num_workers))
         self._said_goodbye: set[int] = set()
@@ -184,6 +185,8 @@ class Shard:
             case "bye":
                 self._said_goodbye.add(sender)
                 self._leave(sender)
+            case "fetch":
+                self._fetches[sender] = (message.number, message.version)
             case "final":
                 self._awaiting_end.add(sender)
             case "choice" if isinstance(self._admission, Follower) and message.x is not None:
@@ -239,6 +242,8 @@ class Shard:
                 self._drop(self._held.pop(worker))
         for worker in [one for one in self._unanswered if self._admission.may_read(one)]:
             self._answer(worker, *self._unanswered.pop(worker))
+        for worker in [one for one, (_, version) in self._fetches.items() if self._shared.version >= version]:
+            self._answer(worker, self._fetches.pop(worker)[0], 0)
         if self._awaiting_end and not self._present - self._gone:
             for worker in sorted(self._awaiting_end):
                 self._answer(worker, -1, 0)
@@ -313,6 +318,7 @@ class Shard:
             return
         self._gone.add(peer)
         self._unanswered.pop(peer, None)
+        self._fetches.pop(peer, None)
         self._awaiting_end.discard(peer)
         if peer in self._said_goodbye or reason == "ended" or self._rules.on_death == "shrink":
             self._leave(peer)
