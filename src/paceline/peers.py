@@ -23,6 +23,7 @@ __all__ = ["Peers", "ServerMailbox", "host_store", "store_of"]
 _STORE_DEADLINE_S = 60.0
 _SWITCH_INTERVAL_S = 100e-6
 _LOOK_EVERY_S = 0.1  # at whether the run is being stopped
+_LOOK_ROUND_S = 0.2  # in which a server dials all workers that are there
 _GRACE_S = 5.0  # in which a server answers what is under way when a run is stopped
 
 
@@ -74,7 +75,12 @@ class Peers:
             incarnation=incarnation,
             counts=counts,
         )
-        self._zmq.connect(0.0 if num_servers else _STORE_DEADLINE_S, at_least=0 if num_servers else None)
+        if worker_id >= num_workers:
+            self._zmq.connect(_LOOK_ROUND_S, at_least=0)  # a successor must be the one who dials
+        elif num_servers:
+            self._zmq.connect(0.0, at_least=0)
+        else:
+            self._zmq.connect(_STORE_DEADLINE_S)
         # The program that averages needs the interpreter for microseconds at a time. By default it would get it from the one
         # that trains only after 5 ms, at every message.
         self._switch_interval_s = sys.getswitchinterval()
