@@ -37,6 +37,8 @@ def attach(model: nn.Module, optimizer: torch.optim.Optimizer, algorithm: Algori
     worker 0's are the run's. Nothing is recorded there. A worker that hangs is given up after PACELINE_DEADLINE_S seconds
     (600).
 
+    A parameter server's shards are then threads of worker 0, and end with it.
+
     With `all-reduce`, gradients are the mean of all workers when `backward` returns. So clipping acts on the mean, and where
     one worker's gradients overflow, GradScaler finds the infinity on all workers and all skip that step alike.
     Every worker must then have a batch in every round, as a worker without one does not know how the others scale or clip:

@@ -95,7 +95,13 @@ def save_worker(
 
 
 def complete(
-    folder: Path, number: int, workers: list[int], about: dict[str, Any], *, keep: Path | None = None, num_servers: int = 0
+    folder: Path,
+    number: int,
+    workers: list[int],
+    about: dict[str, Any],
+    *,
+    keep: Path | None = None,
+    num_servers: int = 0,
 ) -> bool:
     """Marks a checkpoint as complete if every part is there, and removes older ones; returns whether it is.
 

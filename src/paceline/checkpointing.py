@@ -90,6 +90,4 @@ class Checkpointer:
         if supervisor.algorithm.lockstep and not checkpoint.same_round(self._folder / str(number), ended):
             return
         assert supervisor.arena is not None
-        checkpoint.complete(
-            self._folder, number, ended, about(number), num_servers=supervisor.arena.plan.num_servers
-        )
+        checkpoint.complete(self._folder, number, ended, about(number), num_servers=supervisor.arena.plan.num_servers)

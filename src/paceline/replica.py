@@ -27,6 +27,7 @@ _UPDATE_TIME_SMOOTHING = 0.1
 _NAN = math.nan
 _NO_COUNTS = (0, 0, 0, 0)
 
+
 class DivergedError(PacelineError):
     """The loss or the parameters are no longer finite: the run ends as `diverged`."""
 

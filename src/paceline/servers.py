@@ -98,7 +98,9 @@ class Servers:
             case Restored(shard_id=shard, first_lost=first, last_lost=last):
                 if last >= first:
                     self.lost.append((shard, first, last))
-                self._outcome.notes.append(f"Shard {shard} of the server was replaced; {last - first + 1} updates are lost.")
+                self._outcome.notes.append(
+                    f"Shard {shard} of the server was replaced; {last - first + 1} updates are lost."
+                )
 
     def lose(self, state: WorkerState, *, run_ends: bool) -> None:
         """A server died: another takes its place, unless that has not helped so far."""

@@ -14,12 +14,14 @@ from torch import nn
 
 from paceline import checkpoint
 from paceline.algorithms import Algorithm, registry
+from paceline.algorithms.server.client import Client
 from paceline.arena import Arena, plan_arena
 from paceline.distributed import Membership, check_algorithm, ports_for
 from paceline.environment import WorkerEnvironment
 from paceline.errors import PeerLostError, UsageError
 from paceline.final_mean import take_final_mean
 from paceline.flat import FlatBinding
+from paceline.hosted_servers import HostedServers
 from paceline.memory.records import PackedRecords
 from paceline.memory.segment import Segment
 from paceline.peers import Peers, store_of
@@ -87,6 +89,7 @@ class Session:
             self.ports = ports_for(environment, algorithm.memory, self.ports, self.membership)
         self.ring = self.arena.ring(self.arena.participant_id)
         self.records = PackedRecords() if self.membership is not None else None  # there is no supervisor to read a ring
+        self.servers: HostedServers | None = None
         self.peers: Peers | None = None
         if algorithm.memory.mailbox:
             self._meet_peers()
@@ -94,6 +97,8 @@ class Session:
     def _meet_peers(self) -> None:
         environment = self.environment
         store = self.membership.store if self.membership is not None else store_of(environment)
+        if self.membership is not None and environment is not None and self.ports.num_servers and not self.worker_id:
+            self.servers = HostedServers(self.algorithm, self.arena, store, environment.seed)
         self.peers = Peers(
             store,
             self.ports.worker_id,
@@ -126,13 +131,21 @@ class Session:
         return membership
 
     def _arena_of_its_own(self, hello: Hello) -> Arena:
+        served = self.algorithm.memory.kind == "served" and self.environment is not None
         plan = plan_arena(
-            self.algorithm.memory, num_workers=1, num_elements=hello.num_elements, dtype=hello.dtype, extra=hello.extra
+            self.algorithm.memory,
+            num_workers=self.environment.num_workers if served and self.environment is not None else 1,
+            num_elements=hello.num_elements,
+            dtype=hello.dtype,
+            extra=hello.extra,
         )
-        arena = Arena(Segment.create(plan.size_bytes), plan, participant_id=0)
+        arena = Arena(Segment.create(plan.size_bytes), plan, participant_id=self.worker_id if served else 0)
         x = torch.empty(hello.num_elements, dtype=hello.dtype)
         self.binding.read(x)
         arena.shared.initialise(x)
+        if served:
+            arena.shared.is_elsewhere = True
+            arena.shared.x.copy_(x)
         for name, buffer in self._buffers.items():
             arena.extra(name).copy_(buffer)
         return arena
@@ -205,6 +218,9 @@ class Session:
             the consensus distance then, else None.
         """
         self.arena.shared.snapshot(out)
+        if self.membership is not None and self.ports.num_servers:
+            Client(self.ports).final()
+            out.copy_(self.ports.shared.x)
         if self.membership is None or not self.algorithm.gossip:
             return None
         return take_final_mean(self.ports, out, self.membership.deadline_s)
@@ -272,6 +288,8 @@ class Session:
             self.peers.close()
         if self.membership is not None:
             self.membership.close(failed=failed)
+        if self.servers is not None:
+            self.servers.close()
         self.binding.release()
         for buffer in self._buffers.values():
             buffer.data = buffer.data.clone()

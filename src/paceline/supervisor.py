@@ -313,7 +313,11 @@ class Supervisor:
         self._start_when_ready()
 
     def _start_when_ready(self) -> None:
-        if self.started_s is None and all(one.ready or not one.running for one in self.workers) and self.servers.all_ready:
+        if (
+            self.started_s is None
+            and all(one.ready or not one.running for one in self.workers)
+            and self.servers.all_ready
+        ):
             assert self.arena is not None
             self.started_s = time.monotonic()
             self.arena.store("go", 1)

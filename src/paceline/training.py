@@ -86,10 +86,8 @@ class _Training:
         self.algorithm.check(config.workers)
         served = self.algorithm.memory.kind == "served"
         if (self.algorithm.lockstep or self.algorithm.gossip or served) and self.config.optimizer_state == "shared":
-            raise UsageError(
-                f"{config.algorithm} keeps an optimizer of its own {'at its servers' if served else 'on every worker'}; leave out the"
-                " shared state."
-            )
+            where = "at its servers" if served else "on every worker"
+            raise UsageError(f"{config.algorithm} keeps an optimizer of its own {where}; leave out the shared state.")
         train_set, self.test_set = self.task.load(config.data)
         self.plan = self._plan(train_set)
         self.evaluator = Evaluator(self.task, self.test_set, self.config.seed)

@@ -62,7 +62,9 @@ def test_a_shard_is_killed_and_every_update_is_accounted_for(round_number, snaps
     for _, first, last in result["lost_versions"]:
         lost |= (rows["applied_version"] >= first) & (rows["applied_version"] <= last)
     assert len(set(rows["applied_version"])) == len(rows), "no version is made twice"
-    assert 0 <= result["lost_updates"] - lost.sum() <= 2 * 3  # a worker whose answer was lost has sent its gradient again
+    assert (
+        0 <= result["lost_updates"] - lost.sum() <= 2 * 3
+    )  # a worker whose answer was lost has sent its gradient again
     assert parameters.x[:SIZE].unique().tolist() == [planted_sum(rows[~lost])]
 
 

@@ -84,7 +84,9 @@ class ParameterServer(Algorithm):
         if self.clock_bound is not None and self.clock_bound < 0:
             raise UsageError(f"clock_bound must be 0 or more, not {self.clock_bound}.")
         if self.mode == "bounded" and self.clock_bound is None:
-            raise UsageError("mode=bounded needs a clock_bound, such as 4: parameter-server(mode=bounded, clock_bound=4).")
+            raise UsageError(
+                "mode=bounded needs a clock_bound, such as 4: parameter-server(mode=bounded, clock_bound=4)."
+            )
         if self.mode != "bounded" and self.clock_bound is not None:
             raise UsageError(f"clock_bound is for mode=bounded, not for mode={self.mode}: leave it out.")
         if self.mode != "sync":

@@ -46,6 +46,9 @@ class ServedVector:
         participant_id: a worker's id; a server's, from the number of workers on; an evaluator's is beyond all.
         incarnation: unused here, as nothing is held that others wait for.
         abort_address: unused here, as nothing waits.
+
+    Attributes:
+        is_elsewhere: the servers write to memory of another process; a worker's snapshot is then its own copy.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class ServedVector:
         else:
             self.x = self._vector
         self._version = self._word(self._shard)
+        self.is_elsewhere = False
         self.waited_s = 0.0
 
     @property
@@ -136,6 +140,9 @@ class ServedVector:
 
         A shard whose server died in the middle of a write is waited for, as its successor takes over.
         """
+        if self.is_elsewhere:
+            out.copy_(self.x)
+            return self.version
         versions = [self._copy(shard, out) for shard in range(len(self.ranges))]
         return versions[0]
 

@@ -18,11 +18,11 @@ from paceline.simulator.faults import Disturbances, DropLink, Faults, Kill, Paus
 from paceline.simulator.locks import LockedState, LockState, SimulatedLocked
 from paceline.simulator.mailbox import SimulatedMailbox
 from paceline.simulator.memory import (
-    ServedState,
     RacingState,
     ReplicatedState,
-    SimulatedRacing,
+    ServedState,
     SimulatedCopy,
+    SimulatedRacing,
     SimulatedSlots,
     SimulatedStalenessCounts,
     SlotState,

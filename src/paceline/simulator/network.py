@@ -50,7 +50,9 @@ class Network:
         num_members = cluster.workers + num_servers
         self.boxes: dict[int, _Box] = {}
         self.contacts: list[set[int]] = [set() for _ in range(num_members)]
-        for server in range(cluster.workers, num_members):  # which must hear of the death of one that has sent nothing yet
+        for server in range(
+            cluster.workers, num_members
+        ):  # which must hear of the death of one that has sent nothing yet
             self.contacts[server].update(range(cluster.workers))
         for worker in range(cluster.workers):
             self.contacts[worker].update(range(cluster.workers, num_members))

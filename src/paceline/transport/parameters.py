@@ -163,7 +163,9 @@ class MemoryRequest(NamedTuple):
     staleness_counts: bool = False  # whether it asks `ports.staleness` how stale updates have been
     mailbox: bool = False  # whether the program uses `ports.mailbox` and `ports.concurrency`
     own_models: bool = False  # every worker's vector is a model of its own; a snapshot is their mean
-    servers: int = 0  # programs beside the workers that hold the run's vector in shards ("served"); a lone worker has none
+    servers: int = (
+        0  # programs beside the workers that hold the run's vector in shards ("served"); a lone worker has none
+    )
 
 
 def shard_ranges(num_elements: int, num_shards: int) -> tuple[tuple[int, int], ...]:

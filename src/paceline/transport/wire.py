@@ -85,7 +85,17 @@ def _pack_header(sort: Sort, message: Message, sender: int, incarnation: int) ->
     code, numel = (_NO_VECTOR, 0) if x is None else (_CODES[x.dtype], x.numel())
     try:
         return _HEADER.pack(
-            _MAGIC, _VERSION, sort, code, kind, message.number, message.version, message.weight, numel, sender, incarnation
+            _MAGIC,
+            _VERSION,
+            sort,
+            code,
+            kind,
+            message.number,
+            message.version,
+            message.weight,
+            numel,
+            sender,
+            incarnation,
         )
     except struct.error as error:
         raise ValueError(f"A message's numbers and sender must fit into 64 and 32 bits: {error}.") from None

@@ -144,10 +144,12 @@ class Client:
                         if self._told is not None:
                             self._mailbox.send(server, self._told)
                         self._send(shard, message)
-                case PeerLeft() as event if left is None:
+                case PeerLeft(reason=reason) as event if left is None and reason != "ended":
                     left = event
                 case None | PeerLeft():
-                    why = left.reason if left is not None else "it has ended"
-                    raise WorkerLostError(f"Shard {shard} of the parameter server has left ({why}) and nobody took its place.")
+                    why = left.reason if left is not None else "its program has ended"
+                    raise WorkerLostError(
+                        f"Shard {shard} of the parameter server has left ({why}) and nobody took its place."
+                    )
                 case _:
                     pass

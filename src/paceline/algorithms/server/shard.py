@@ -99,7 +99,9 @@ class Shard:
         self._held: dict[int, _Held] = {}
         self._echoes: dict[int, Tensor] = {}
         self._unanswered: dict[int, tuple[int, int]] = {}  # worker -> sequence and applied version, until it may read
-        self._fetches: dict[int, tuple[int, int]] = {}  # worker -> number of its request, and the version that it waits for
+        self._fetches: dict[
+            int, tuple[int, int]
+        ] = {}  # worker -> number of its request, and the version that it waits for
         self._awaiting_end: set[int] = set()
         self._present = set(range(ports.num_workers))
         self._said_goodbye: set[int] = set()
