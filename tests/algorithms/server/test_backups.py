@@ -44,9 +44,9 @@ def test_few_machines_have_no_backups_and_no_arrivals_are_refused():
         StepsModel(half_efficient=-1)
 
 
-def test_steps_have_the_published_shape():
+def test_steps_nearly_halve_when_workers_double():
     steps = StepsModel()
-    assert steps.steps(50) / steps.steps(100) == pytest.approx(137.5 / 76.2, rel=0.02)
+    assert 1.7 < steps.steps(50) / steps.steps(100) < 1.9
     assert StepsModel(half_efficient=float("inf")).steps(4) == 0.25
 
 
@@ -87,7 +87,7 @@ def test_a_worker_that_leaves_is_no_machine_any_more():
     assert controller.step_done(3) == 1
 
 
-def test_within_the_published_times_three_to_eight_backups_are_within_two_percent():
+def test_of_a_hundred_machines_with_rare_stragglers_three_to_eight_are_backups():
     from_seed = np.random.default_rng(0)
     arrivals_s = from_seed.gamma(100, 0.0152, (4000, 100))
     slow = from_seed.random((4000, 100)) < 0.01

@@ -25,7 +25,7 @@ class Adagrad(ApplyRule):
         initial: z before the first gradient.
         eps: added to the root.
 
-    Reference: Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, section 4.1.
+    Reference: Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012.
     """
 
     initial: float = 0.0

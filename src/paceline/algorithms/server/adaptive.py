@@ -18,7 +18,7 @@ class RMSProp(ApplyRule):
     """v <- alpha v + (1 - alpha) g^2; x <- x - rate g / (sqrt(v) + eps). Costs: one vector of state, two with momentum.
 
     Args:
-        alpha: share of the old mean square that is kept. (The Inception runs of Chen et al. used 0.9, momentum 0.9, eps 1.)
+        alpha: share of the old mean square that is kept. (TensorFlow's distributed Inception: 0.9, momentum 0.9, eps 1.)
         eps: added to the root, outside it as in torch; TensorFlow adds it inside.
         momentum: beta of m <- beta m + g / (sqrt(v) + eps); x <- x - rate m.
     """

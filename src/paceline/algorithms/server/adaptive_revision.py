@@ -27,8 +27,9 @@ class AdaptiveRevision(ApplyRule):
     The last term of x is the revision: gradients that were applied meanwhile get the rate that is now known to be right. z'
     keeps rates from rising where gradients contradict each other. Without delay this is AdaGrad with z = 1 + sum of g^2.
 
-    Costs: three vectors of state. Echo: G travels with the parameters and comes back with the gradient, which doubles the
-    traffic; a codec must leave it exact. Snapshot: the server keeps one vector per version that a worker may still answer.
+    Costs: three vectors of state, three more during an update. Echo: G travels with the parameters and comes back with the
+    gradient, which doubles the traffic; a codec must leave it exact. Snapshot: the server keeps one vector per version that a
+    worker may still answer.
     Use when: gradients are sparse and hundreds of updates late; the best alpha then hardly depends on the delay.
     Not: `async-adagrad`, whose best rate falls with the delay.
 

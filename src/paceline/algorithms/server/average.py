@@ -18,7 +18,7 @@ class MovingAverage:
 
     Args:
         x: first value (P,), copied.
-        decay: share of the old average that is kept; Chen et al. used 0.9999.
+        decay: share of the old average that is kept.
         warm_up: keeps at most (1 + n) / (10 + n) at the n-th update, so that short runs do not evaluate where they began.
 
     Reference: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981. The warm-up is TensorFlow's.
