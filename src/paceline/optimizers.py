@@ -76,8 +76,8 @@ def settings_of(
     if kind not in ELEMENTWISE:
         known = ", ".join(sorted(_BY_NAME))
         raise UsageError(
-            f"A server cannot apply {kind.__name__}, which it knows nothing of: choose one of {known}, or let the server apply a"
-            " rule of its own (apply=...)."
+            f"A server cannot apply {kind.__name__}, which it knows nothing of: choose one of {known}, or let the server apply"
+            " a rule of its own (apply=...)."
         )
     groups = []
     for group in optimizer.param_groups:

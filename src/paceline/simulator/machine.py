@@ -213,8 +213,8 @@ class SimulatedMachine:
             return
         reason = f"killed at {self.scheduler.now_s:.6g} s"
         self.lost.append(worker_id)
+        self._network.kill(worker_id)  # first: what its program sends while it is being ended, the dead do not send
         self.scheduler.end_worker(worker_id)
-        self._network.kill(worker_id)
         if self.request.kind == "replicated":
             self.shared.lose(worker_id)
         if self._all_reduce is not None:
