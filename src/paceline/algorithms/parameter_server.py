@@ -56,8 +56,8 @@ class ParameterServer(Algorithm):
             (`fail`).
         snapshot_s: a server keeps a snapshot so often.
 
-    Reference: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981, Algorithms 1 to 4; for `bounded` Ho
-        et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013. There, every
+    Reference: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981, Algorithms 1 to 4; for `bounded`
+        Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013. There, every
         shard chooses for itself, and means are unweighted; here they are weighted by samples.
     """
 
