@@ -16,6 +16,7 @@ from paceline.memory.racing import RacingVector
 from paceline.memory.replicated import ReplicatedVector
 from paceline.memory.ring import RecordRing
 from paceline.memory.segment import Layout, Segment
+from paceline.memory.served import ServedVector
 from paceline.memory.slots import SlotPool
 from paceline.memory.staleness import SharedStalenessCounts
 from paceline.replica import RealClock
@@ -27,7 +28,7 @@ __all__ = ["Arena", "ArenaPlan", "plan_arena"]
 # A worker at full speed on a tiny model makes about 5,000 steps a second; the supervisor empties the rings every 50 ms.
 _RING_RECORDS = 16_384
 
-_CONTROL_WORDS = ("abort", "go", "next_batch", "checkpoint_epoch", "epoch", "initial_version")
+_CONTROL_WORDS = ("abort", "go", "next_batch", "checkpoint_epoch", "epoch", "initial_version", "workers_done")
 _CONTROL_STRIDE_BYTES = 64
 
 
@@ -37,6 +38,7 @@ class ArenaPlan:
 
     size_bytes: int
     num_workers: int
+    num_servers: int
     num_elements: int
     dtype: torch.dtype
     request: MemoryRequest
@@ -56,7 +58,7 @@ def plan_arena(
     dtype: torch.dtype,
     extra: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
 ) -> ArenaPlan:
-    """Lays out the memory for `num_workers` workers and one evaluator.
+    """Lays out the memory for `num_workers` workers, the servers that they need, and one evaluator.
 
     Args:
         request: the kind of shared parameters.
@@ -67,9 +69,11 @@ def plan_arena(
     """
     layout = Layout()
     control = layout.reserve("control", _CONTROL_STRIDE_BYTES * len(_CONTROL_WORDS), alignment_bytes=64)
-    num_participants = num_workers + 1
+    num_servers = request.servers if num_workers > 1 else 0  # a lone worker needs none
+    num_participants = num_workers + num_servers + 1
     kind = _KINDS[request.kind]
-    shared = kind.reserve(layout, num_elements, num_participants, num_evaluators=1, dtype=dtype)
+    options = {"num_servers": num_servers} if request.kind == "served" else {}
+    shared = kind.reserve(layout, num_elements, num_participants, num_evaluators=1, dtype=dtype, **options)
     collectives = (
         SharedMemoryCollectives.reserve(layout, num_elements, num_workers, dtype=dtype) if request.collectives else None
     )
@@ -84,6 +88,7 @@ def plan_arena(
     return ArenaPlan(
         size_bytes=layout.size_bytes,
         num_workers=num_workers,
+        num_servers=num_servers,
         num_elements=num_elements,
         dtype=dtype,
         request=request,
@@ -102,7 +107,7 @@ class Arena:
     Args:
         segment: mapped memory of at least `plan.size_bytes`.
         plan: from `plan_arena`.
-        participant_id: a worker's id, or `plan.num_workers` for the evaluator.
+        participant_id: a worker's id; a server's, which come after them; the evaluator's comes last.
         incarnation: of that worker.
     """
 
@@ -159,6 +164,7 @@ class Arena:
             shared=self.shared,
             staleness=self.staleness,
             collectives=self.collectives,
+            num_servers=self.plan.num_servers,
         )
 
     def waits(self, clock: RealClock) -> list[Any]:
@@ -171,6 +177,7 @@ _KINDS: dict[str, Any] = {
     "locked": LockedVector,
     "slots": SlotPool,
     "replicated": ReplicatedVector,
+    "served": ServedVector,
 }
 
 

@@ -18,8 +18,9 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from paceline.buckets import GradientBuckets
 from paceline.errors import UsageError
 from paceline.grad_scaling import take_over_scaling
+from paceline.optimizers import OptimizerSettings, raw_step, settings_of
 from paceline.owned_pieces import OwnedPieces
-from paceline.replica import BaseReplica, DivergedError, raw_step, scaled_step
+from paceline.replica import BaseReplica, DivergedError, scaled_step
 from paceline.transport.base import Collectives, Piece
 
 __all__ = ["AttachedReplica"]
@@ -57,7 +58,7 @@ class AttachedReplica(BaseReplica):
         self._inside = False  # the replica itself is stepping: its hooks keep still
         self._ended = False
         self._state = "idle"  # idle -> gradient -> apply -> idle: what the program waits for
-        self._rates: list[float] = []
+        self._ranges: dict[Any, tuple[int, int]] = {}  # where each parameter lies in the flat vector, once asked for
         self._kept: list[torch.Tensor | None] | None = None
         self._ready: Callable[[torch.Tensor], None] | None = None
         self._finish: Callable[[], None] | None = None
@@ -362,6 +363,13 @@ class AttachedReplica(BaseReplica):
         if self._held is not None:
             self._write(*self._held[:-1], self.loss)
             self._held = None
+
+    def optimizer_settings(self) -> OptimizerSettings:
+        """The user's optimizer as data."""
+        if not self._ranges:
+            offsets = zip(self.binding.parameters, self.binding.offsets, strict=True)
+            self._ranges = {parameter: (offset, offset + parameter.numel()) for parameter, offset in offsets}
+        return settings_of(self._optimizer, self._ranges.get)
 
     def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
         """`after - before` (P,), in memory of its own: the gradients belong to the loop."""

@@ -44,6 +44,8 @@ def attach(model: nn.Module, optimizer: torch.optim.Optimizer, algorithm: Algori
     Workers that find an address in PACELINE_JOIN, which `paceline launch` sets, join the run there and outlive each other; see
     `paceline.joining`. The algorithm is then `ad-psgd` unless one is named, and a process joins once.
 
+    A parameter server's shards are then threads of worker 0, and end with it.
+
     With `all-reduce`, gradients are the mean of all workers when `backward` returns. So clipping acts on the mean, and where
     one worker's gradients overflow, GradScaler finds the infinity on all workers and all skip that step alike. Under
     `lockstep`, too, all skip it, though the scale falls on that worker only. Where workers have models of their own, it leaves

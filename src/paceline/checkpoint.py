@@ -10,7 +10,7 @@ import json
 import os
 import pickle
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,13 @@ __all__ = [
     "load_model",
     "load_optimizer_state",
     "load_parameters",
+    "load_rule_state",
     "load_worker",
     "newest",
     "newest_or_none",
     "same_round",
     "save_parameters",
+    "save_server",
     "save_worker",
 ]
 
@@ -56,6 +58,25 @@ def save_parameters(folder: Path, number: int, parameters: Parameters) -> None:
     _save(_inside(folder, number) / _PARAMETERS, vars(parameters))
 
 
+def save_server(folder: Path, number: int | None, shard_id: int, state: dict[str, Any]) -> None:
+    """Writes one server's part: `range`, `x` and `version` of its shard, and the `rule`'s state."""
+    _save(_inside(folder, number) / f"server-{shard_id}.pt", state)
+
+
+def load_rule_state(checkpoint: Path, begin: int, end: int) -> dict[str, torch.Tensor]:
+    """The servers' state for elements `begin` to `end` of the flat vector, whatever the shards were that saved it."""
+    states = _server_states(checkpoint)
+    found: dict[str, torch.Tensor] = {}
+    for name, first in (states[0]["rule"] if states else {}).items():
+        per_element = first.dim() == 1 and len(first) == states[0]["range"][1] - states[0]["range"][0]
+        found[name] = torch.cat([one["rule"][name] for one in states])[begin:end] if per_element else first
+    return found
+
+
+def _server_states(checkpoint: Path) -> list[dict[str, Any]]:
+    return sorted(map(_load, checkpoint.glob("server-*.pt")), key=lambda state: state["range"])
+
+
 def save_worker(
     folder: Path,
     number: int | None,
@@ -74,7 +95,15 @@ def save_worker(
     _save(_inside(folder, number) / f"worker-{worker_id}.pt", state)
 
 
-def complete(folder: Path, number: int, workers: list[int], about: dict[str, Any], *, keep: Path | None = None) -> bool:
+def complete(
+    folder: Path,
+    number: int,
+    workers: list[int],
+    about: dict[str, Any],
+    *,
+    keep: Path | None = None,
+    num_servers: int = 0,
+) -> bool:
     """Marks a checkpoint as complete if every part is there, and removes older ones; returns whether it is.
 
     Args:
@@ -83,8 +112,9 @@ def complete(folder: Path, number: int, workers: list[int], about: dict[str, Any
         workers: ids of the workers whose parts it needs.
         about: what a resumed run must know besides, as JSON: samples trained on, time trained, ...
         keep: an older one that stays.
+        num_servers: whose parts it needs.
     """
-    if not all_there(folder, number, workers):
+    if not all_there(folder, number, workers, num_servers):
         return False
     inside = folder / str(number)
     content = json.dumps({"number": number, "workers": workers, **about})
@@ -97,12 +127,10 @@ def complete(folder: Path, number: int, workers: list[int], about: dict[str, Any
     return True
 
 
-def all_there(folder: Path, number: int, workers: list[int]) -> bool:
-    """Whether the parameters and these workers' parts of a checkpoint are written."""
-    inside = folder / str(number)
-    return all(
-        path.exists() for path in [inside / _PARAMETERS, *(inside / f"worker-{worker}.pt" for worker in workers)]
-    )
+def all_there(folder: Path, number: int, workers: list[int], num_servers: int = 0) -> bool:
+    """Whether the parameters and these workers' and servers' parts of a checkpoint are written."""
+    names = [_PARAMETERS, *(f"worker-{one}.pt" for one in workers), *(f"server-{one}.pt" for one in range(num_servers))]
+    return all((folder / str(number) / name).exists() for name in names)
 
 
 def newest(folder: Path) -> Path:
@@ -129,8 +157,13 @@ def describe(checkpoint: Path) -> dict[str, Any]:
 
 
 def load_parameters(checkpoint: Path) -> Parameters:
-    """Reads the shared part."""
-    return Parameters(**_load(checkpoint / _PARAMETERS))
+    """Reads the shared part; where servers hold the vector, theirs counts, which has its version and their state with it."""
+    parameters = Parameters(**_load(checkpoint / _PARAMETERS))
+    states = _server_states(checkpoint)
+    if not states:
+        return parameters
+    x = torch.cat([state["x"] for state in states])
+    return replace(parameters, x=x, version=states[0]["version"])
 
 
 def load_worker(checkpoint: Path, worker_id: int, optimizer: torch.optim.Optimizer) -> int:

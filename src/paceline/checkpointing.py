@@ -47,7 +47,14 @@ class Checkpointer:
                 continue
             number = int(path.name)
             if self._recorded(supervisor, number, needed, running):
-                checkpoint.complete(self._folder, number, needed, about(number), keep=self._resumed)
+                checkpoint.complete(
+                    self._folder,
+                    number,
+                    needed,
+                    about(number),
+                    keep=self._resumed,
+                    num_servers=supervisor.arena.plan.num_servers,
+                )
         if self._every_s == 0:
             supervisor.arena.store("checkpoint_epoch", -1)
         elif elapsed_s - self._last_s >= self._every_s:
@@ -63,7 +70,8 @@ class Checkpointer:
         in a checkpoint whose parts are all there is behind us.
         """
         if number not in self._written:
-            if not checkpoint.all_there(self._folder, number, needed):
+            assert supervisor.arena is not None
+            if not checkpoint.all_there(self._folder, number, needed, supervisor.arena.plan.num_servers):
                 return False
             self._written[number] = {worker: supervisor.spool.num_written(worker) for worker in running}
         before = self._written[number]
@@ -81,4 +89,5 @@ class Checkpointer:
         ended = [worker.worker_id for worker in supervisor.workers if worker.ended]
         if supervisor.algorithm.lockstep and not checkpoint.same_round(self._folder / str(number), ended):
             return
-        checkpoint.complete(self._folder, number, ended, about(number))
+        assert supervisor.arena is not None
+        checkpoint.complete(self._folder, number, ended, about(number), num_servers=supervisor.arena.plan.num_servers)

@@ -38,7 +38,7 @@ def check_algorithm(spec: str, request: MemoryRequest) -> None:
     Raises:
         UsageError: with the remedy.
     """
-    if request.kind != "replicated":
+    if request.kind not in ("replicated", "served"):
         raise UsageError(
             f"{spec} works on memory that all workers share, and workers that torchrun or another launcher started share none:"
             " start them with paceline.launch, or choose an algorithm that sends, such as all-reduce."

@@ -167,7 +167,7 @@ def _learn_algorithm(recording: Recording, supervisor: Supervisor) -> None:
     """The algorithm is known once the first worker has attached, which may have named it."""
     if supervisor.algorithm is not None:
         recording.gossip = supervisor.algorithm.gossip
-        recording.lockstep = supervisor.algorithm.lockstep and not recording.gossip
+        recording.lockstep = supervisor.algorithm.together
 
 
 def raise_failure(supervisor: Supervisor) -> None:

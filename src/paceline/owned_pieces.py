@@ -10,16 +10,10 @@ from torch import nn
 
 from paceline.errors import UsageError
 from paceline.flat import FlatBinding
+from paceline.optimizers import ELEMENTWISE
 from paceline.transport.base import Collectives, Piece
 
-__all__ = ["ELEMENTWISE", "OwnedPieces", "check_elementwise", "cut_flat_state"]
-
-# With these, every element of a parameter is updated from its own gradient and state alone, so one step over the whole flat
-# vector, or over a part of it, gives the same bits as one step per parameter.
-ELEMENTWISE = {
-    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax,
-    torch.optim.ASGD, torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Rprop,
-}  # fmt: skip
+__all__ = ["OwnedPieces", "check_elementwise", "cut_flat_state"]
 
 
 def check_elementwise(optimizer: torch.optim.Optimizer) -> None:

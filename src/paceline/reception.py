@@ -80,6 +80,10 @@ class Reception:
         else:
             self._waiting.append(worker)
 
+    def admit_server(self, server: WorkerState) -> None:
+        """Sends a server the run's memory; it waits there until training begins."""
+        self._send_plan(server, initialise=False)
+
     def count_ready(self, worker: WorkerState) -> None:
         """A worker has mapped the memory; if it was to initialise it, those who wait may come in."""
         if self._initialising == worker.worker_id:
@@ -125,7 +129,7 @@ class Reception:
         )
         segment = Segment.create(plan.size_bytes)
         self.note = placement_registry.build(self._placement).place(segment)
-        self.arena = Arena(segment, plan, participant_id=self._num_workers)
+        self.arena = Arena(segment, plan, participant_id=self._num_workers + plan.num_servers)
         self.arena.store("next_batch", self._first_batch)
         self.arena.store("initial_version", self._first_version)
         if algorithm.memory.mailbox:

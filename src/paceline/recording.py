@@ -170,6 +170,7 @@ class Recording:
             "workers_lost": outcome.workers_lost,
             "torn_updates": outcome.torn_updates,
             "restarts": outcome.restarts,
+            **served(supervisor),
             "events_lost": supervisor.spool.lost,
             "vectors_touched": touched() if touched is not None else None,
             "ready_after_s": supervisor.ready_after_s,
@@ -212,6 +213,20 @@ def earlier_part(folder: Path) -> tuple[RunData, Path]:
     result = {"samples": about["samples"], "wall_s": about["elapsed_s"], "initial_loss": about["initial_loss"]}
     evaluations = [one for one in run.evaluations if one["elapsed_s"] <= about["elapsed_s"]]
     return RunData(run.config, result, records, evaluations), newest
+
+
+def served(supervisor: Supervisor) -> dict[str, Any]:
+    """What the servers have counted; nothing where there are none."""
+    counts = getattr(supervisor.arena.shared, "counts", None) if supervisor.arena is not None else None
+    if counts is None or not supervisor.servers.states:
+        return {}
+    lost = supervisor.servers.lost
+    return {
+        "shards": counts(),
+        "server_restarts": supervisor.servers.restarts,
+        "lost_updates": sum(last - first + 1 for _, first, last in lost),
+        "lost_versions": [list(one) for one in lost],
+    }
 
 
 def keep_earlier_part(folder: Path, previous: RunData) -> None:

@@ -6,7 +6,6 @@ Two replicas share the bookkeeping. `TaskReplica` owns its loop, for `paceline t
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
 import time
@@ -19,10 +18,11 @@ from torch import nn
 from paceline.buckets import GradientBuckets
 from paceline.errors import PacelineError
 from paceline.flat import FlatBinding
-from paceline.owned_pieces import ELEMENTWISE, check_elementwise, cut_flat_state
+from paceline.optimizers import ELEMENTWISE, OptimizerSettings, raw_step, settings_of
+from paceline.owned_pieces import check_elementwise, cut_flat_state
 from paceline.transport.base import Counts, Piece
 
-__all__ = ["BaseReplica", "BatchSource", "DivergedError", "RealClock", "Recorder", "TaskReplica", "raw_step"]
+__all__ = ["BaseReplica", "BatchSource", "DivergedError", "RealClock", "Recorder", "TaskReplica"]
 
 _UPDATE_TIME_SMOOTHING = 0.1
 _NAN = math.nan
@@ -340,6 +340,11 @@ class TaskReplica(BaseReplica):
             elif after is not before:
                 after.copy_(before)
 
+    def optimizer_settings(self) -> OptimizerSettings:
+        """The optimizer as data."""
+        whole = (0, self.binding.num_elements) if self._flat is not None else None
+        return settings_of(self.optimizer, lambda parameter: whole)
+
     def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
         """`after - before` (P,), in the gradient's memory."""
         return torch.sub(after, before, out=self._g)
@@ -364,14 +369,3 @@ def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a step is `x -= lr * g` and nothing else."""
     extras = ("momentum", "weight_decay", "nesterov", "maximize", "differentiable", "fused")
     return type(optimizer) is torch.optim.SGD and not any(optimizer.defaults[extra] for extra in extras)
-
-
-def raw_step(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
-    """The optimizer's own step without PyTorch's wrappers (profiler range, hooks, gradient mode): the caller is under no_grad.
-
-    The wrappers cost about a tenth of a small model's step. A class of the user's own keeps them: it may rely on them.
-    """
-    wrapped = type(optimizer).step
-    if type(optimizer).__module__.startswith("torch.optim."):
-        return inspect.unwrap(wrapped).__get__(optimizer)
-    return optimizer.step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,17 +15,20 @@ from torch import nn
 
 from paceline import checkpoint
 from paceline.algorithms import Algorithm, registry
+from paceline.algorithms.server.client import Client
 from paceline.arena import Arena, plan_arena
 from paceline.distributed import Membership, check_algorithm, ports_for
 from paceline.environment import WorkerEnvironment
-from paceline.errors import UsageError
+from paceline.errors import PeerLostError, UsageError
 from paceline.final_mean import FinalMean, take_final_mean
 from paceline.flat import FlatBinding
+from paceline.hosted_servers import HostedServers
 from paceline.joining import JoinedRun
 from paceline.memory.records import PackedRecords
 from paceline.memory.segment import Segment
 from paceline.peers import Peers, mailbox_part, store_of
 from paceline.replica import RealClock
+from paceline.transport.base import Message
 from paceline.worker_process import Hello, join_run
 
 __all__ = ["Session", "model_words", "shared_state_of"]
@@ -91,6 +95,7 @@ class Session:
             self.ports = self.membership.ports(self.ports, self.peers)
         self.ring = self.arena.ring(self.arena.participant_id)
         self.records = PackedRecords() if self.membership is not None else None  # there is no supervisor to read a ring
+        self.servers: HostedServers | None = None
         if algorithm.memory.mailbox and self.peers is None:
             self._meet_peers()
 
@@ -98,13 +103,17 @@ class Session:
         environment, membership = self.environment, self.membership
         assert not isinstance(membership, JoinedRun)
         host, key = membership.address() if membership is not None else ("127.0.0.1", None)
+        store = mailbox_part(membership.store if membership is not None else store_of(environment))
+        if membership is not None and environment is not None and self.ports.num_servers and not self.worker_id:
+            self.servers = HostedServers(self.algorithm, self.arena, store, environment.seed, host=host, key=key)
         self.peers = Peers(
-            mailbox_part(membership.store if membership is not None else store_of(environment)),
+            store,
             self.ports.worker_id,
             self.ports.num_workers,
             self.ports.counts,
             self.stopped,
             incarnation=environment.incarnation if environment is not None else 0,
+            num_servers=self.ports.num_servers,
             host=host,
             key=key,
         )
@@ -156,14 +165,22 @@ class Session:
                 self._buffers[name].copy_(buffer)
 
     def _arena_of_its_own(self, hello: Hello) -> Arena:
+        served = self.algorithm.memory.kind == "served" and self.environment is not None
         plan = plan_arena(
-            self.algorithm.memory, num_workers=1, num_elements=hello.num_elements, dtype=hello.dtype, extra=hello.extra
+            self.algorithm.memory,
+            num_workers=self.environment.num_workers if served and self.environment is not None else 1,
+            num_elements=hello.num_elements,
+            dtype=hello.dtype,
+            extra=hello.extra,
         )
-        arena = Arena(Segment.create(plan.size_bytes), plan, participant_id=0)
+        arena = Arena(Segment.create(plan.size_bytes), plan, participant_id=self.worker_id if served else 0)
         x = torch.empty(hello.num_elements, dtype=hello.dtype)
         self.binding.read(x)
         arena.shared.initialise(x, self._initial_version)
         arena.store("checkpoint_epoch", -1)  # without a supervisor, every epoch is saved if any is
+        if served:
+            arena.shared.is_elsewhere = True
+            arena.shared.x.copy_(x)
         for name, buffer in self._buffers.items():
             arena.extra(name).copy_(buffer)
         return arena
@@ -240,6 +257,9 @@ class Session:
             what is known of that mean; None where there is none.
         """
         self.arena.shared.snapshot(out)
+        if self.membership is not None and self.ports.num_servers:
+            Client(self.ports).final()
+            out.copy_(self.ports.shared.x)
         if self.membership is None or not self.algorithm.gossip:
             return None
         if isinstance(self.membership, JoinedRun):
@@ -286,6 +306,10 @@ class Session:
         if parameters:
             assert number is not None
             checkpoint.save_parameters(folder, number, self.parameters(next_batch=number))
+            for server in range(self.ports.num_servers):
+                assert self.peers is not None
+                with contextlib.suppress(PeerLostError):  # this checkpoint then stays incomplete
+                    self.peers.mailbox.send(self.ports.num_workers + server, Message("save", number))
 
     def parameters(self, next_batch: int) -> checkpoint.Parameters:
         """A copy of the parameters and buffers as they are now."""
@@ -314,6 +338,8 @@ class Session:
             self.peers.close()
         if self.membership is not None:
             self.membership.close(failed=failed)
+        if self.servers is not None:
+            self.servers.close()
         self.binding.release()
         for buffer in self._buffers.values():
             buffer.data = buffer.data.clone()

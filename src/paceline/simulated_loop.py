@@ -177,8 +177,17 @@ class _Simulation:
                 seed=self.seed,
             )
             self.record = SimulationRecord(
-                about, self.machine, None, None, None, 0, is_gossip=algorithm.gossip, timing_only=False
+                about,
+                self.machine,
+                None,
+                None,
+                None,
+                0,
+                is_gossip=algorithm.gossip,
+                together=algorithm.together,
+                timing_only=False,
             )
+            self.machine.start_servers(algorithm.serve)
         elif algorithm != self.algorithm or list(binding.describe()) != list(self._wanted.describe()):
             raise UsageError(
                 f"Worker {environment.worker_id} wants {registry.spec(algorithm)} on {binding.num_parameters:,} parameters,"

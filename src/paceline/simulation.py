@@ -153,6 +153,7 @@ class _Simulation:
             initial_loss,
             self._num_samples,
             is_gossip=self.algorithm.gossip,
+            together=self.algorithm.together,
         )
         self._next_batch = np.zeros(1, np.int64)  # the counter that all workers claim batches from
 
@@ -251,6 +252,7 @@ class _Simulation:
                     self.model.train()
                 make = self._make_replicas()
                 replicas = [make(worker_id) for worker_id in range(self.config.workers)]
+                self.machine.start_servers(self.algorithm.serve)
                 self._run_programs()
                 del replicas
         finally:

@@ -44,6 +44,7 @@ class SimulationRecord:
         initial_loss: before the first update.
         num_samples: in an epoch.
         is_gossip: whether every worker has a model of its own.
+        together: whether several workers' gradients make one update.
         timing_only: whether no gradients are computed; None: if nothing is evaluated.
     """
 
@@ -57,10 +58,12 @@ class SimulationRecord:
         num_samples: int,
         *,
         is_gossip: bool = False,
+        together: bool = False,
         timing_only: bool | None = None,
     ) -> None:
         self._timing_only = evaluator is None if timing_only is None else timing_only
         self._is_gossip = is_gossip
+        self._together = together
         self._config = config
         self._simulated = simulated
         self._evaluator = evaluator
@@ -142,7 +145,7 @@ class SimulationRecord:
             target_loss=own.target_loss,
             target_accuracy=own.target_accuracy,
             evaluations=self._evaluations,
-            lockstep=self._simulated.request.collectives and not self._is_gossip,
+            lockstep=self._together,
             gossip=self._is_gossip,
         )
         if self._outcome == "stopped" and figures["time_to_target_s"] is not None:
@@ -164,6 +167,7 @@ class SimulationRecord:
             "target_loss": own.target_loss,
             "target_accuracy": own.target_accuracy,
             "vectors_touched": touched() if touched is not None else None,
+            **({"shards": counts()} if (counts := getattr(self._simulated.shared, "counts", None)) is not None else {}),
         }
         return RunData(config, result, records, self._evaluations)
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import os
 import pickle
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from multiprocessing import reduction
 from typing import Any
 
-from paceline.environment import current_environment
+from paceline.environment import WorkerEnvironment, current_environment
 from paceline.errors import UsageError
 from paceline.placement import placement_registry
-from paceline.worker_process import Failure
+from paceline.worker_process import Failure, process_main, run_worker
 
-__all__ = ["Outcome", "WorkerState", "check_launch", "pickled"]
+__all__ = ["Outcome", "WorkerState", "check_launch", "pickled", "start_process", "start_thread"]
 
 
 @dataclass
@@ -80,3 +84,42 @@ def pickled(target: Callable[[], Any]) -> bytes:
             f"The function to train cannot be sent to a worker process ({error}); define it at the top level of a"
             " module, or use backend='threads'."
         ) from error
+
+
+def start_thread(
+    worker: WorkerState,
+    target: Callable[[], Any],
+    environment: WorkerEnvironment,
+    handles: tuple[int, ...],
+    connection: Any,
+) -> None:
+    """Starts a worker as a thread of this process; `connection` is its end of the one to the supervisor."""
+    options = {**environment.options, "handles": tuple(map(os.dup, handles))}
+    worker.handle = threading.Thread(
+        target=run_worker,
+        args=(target, replace(environment, connection=connection, options=options)),
+        kwargs={"own_process": False},
+        name=f"paceline-worker-{worker.worker_id}",
+        daemon=True,
+    )
+    worker.handle.start()
+
+
+def start_process(
+    worker: WorkerState,
+    context: Any,
+    pickled_target: bytes,
+    environment: WorkerEnvironment,
+    handles: tuple[int, ...],
+    connection: Any,
+) -> None:
+    """Starts a worker as a process, which is then sent what it runs and the file descriptors that it may use."""
+    worker.handle = context.Process(
+        target=process_main, args=(connection,), name=f"paceline-worker-{worker.worker_id}", daemon=True
+    )
+    worker.handle.start()
+    connection.close()
+    with contextlib.suppress(OSError):  # it died at once: its end is the next news
+        worker.connection.send((pickled_target, environment, len(handles)))
+        for handle in handles:
+            reduction.send_handle(worker.connection, handle, worker.handle.pid)

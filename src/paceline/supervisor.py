@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing import connection as mp_connection
-from multiprocessing import reduction
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +21,17 @@ from paceline.fork_server import fork_server_context
 from paceline.memory import failpoints
 from paceline.memory.waiting import wake_all
 from paceline.reception import Reception
+from paceline.server_process import ServerMain
+from paceline.servers import Servers
 from paceline.spool import Spool
-from paceline.supervised import Outcome, WorkerState, check_launch, pickled
-from paceline.worker_process import Done, Failure, Hello, Ready, process_main, run_worker
+from paceline.supervised import Outcome, WorkerState, check_launch, pickled, start_process, start_thread
+from paceline.worker_process import Done, Failure, Hello, Ready
 
 __all__ = ["Supervisor"]
 
 _POLL_S = 0.05
 _RUN_HAS_ENDED = "The run has ended."
+_SERVERS_DEADLINE_S = 30.0
 _START_DEADLINE_S = 300.0  # importing the user's modules and loading data; a hang beyond it is an error
 
 
@@ -90,6 +90,13 @@ class Supervisor:
             first_batch=first_batch,
             first_version=first_version,
         )
+        self.servers = Servers(
+            launch=self._launch_server,
+            admit=self._reception.admit_server,
+            fail=self._fail,
+            outcome=self.outcome,
+        )
+        self._folder = folder
         self._context = fork_server_context()
 
     # Life of the run
@@ -115,12 +122,14 @@ class Supervisor:
                 self._drain()
                 if self._on_tick is not None and self.started_s is not None:
                     self._on_tick(self)
+            self._end_servers()
         except BaseException:
             self._interrupt(grace_s=5.0)
             raise
         finally:
             self._drain()
             self._end_all(grace_s=30.0)
+            self.servers.close()
             self.spool.close()
             self._reception.close()
             self._on_tick = None  # it holds the run that holds us, and so its shared memory
@@ -160,6 +169,7 @@ class Supervisor:
         deadline_s = time.monotonic() + grace_s
         while self.started_s is not None and time.monotonic() < deadline_s and any(one.running for one in self.workers):
             self._wait_for_news()
+        self._end_servers()
         self._end_all(grace_s=0.0)
 
     def parameters(self, next_batch: int) -> Parameters:
@@ -175,48 +185,51 @@ class Supervisor:
         assert self.arena is not None
         return self.arena.shared.consensus_distance(self.parameters(0).x)
 
+    def _end_servers(self) -> None:
+        """Lets the servers end, which still have what the workers sent last to write down."""
+        if self.arena is None:
+            return
+        self.arena.store("workers_done", 1)
+        deadline_s = time.monotonic() + _SERVERS_DEADLINE_S
+        while time.monotonic() < deadline_s and any(server.running for server in self.servers.states):
+            self._wait_for_news()
+
     def _start(self, worker: WorkerState) -> None:
+        self._launch(worker, self._target, self._pickled, self._handles, self._environment)
+
+    def _launch_server(self, server: WorkerState, main: ServerMain) -> None:
+        environment = replace(self._environment, options={**self._environment.options, "pin": False})
+        self._launch(server, main, pickled(main) if self._backend == "processes" else b"", (), environment)
+
+    def _launch(
+        self,
+        worker: WorkerState,
+        target: Callable[[], Any],
+        pickled_target: bytes,
+        handles: tuple[int, ...],
+        environment: WorkerEnvironment,
+    ) -> None:
         ours, theirs = self._context.Pipe(duplex=True)
         worker.connection = ours
         worker.ready = worker.lost = worker.ended = False
         environment = replace(
-            self._environment,
+            environment,
             worker_id=worker.worker_id,
             num_workers=self.num_workers,
             incarnation=worker.incarnation,
-            taken=self.spool.num_written(worker.worker_id) if worker.incarnation else 0,
+            taken=self.spool.num_written(worker.worker_id) if worker.incarnation and worker in self.workers else 0,
             algorithm=registry.spec(self.algorithm) if self.algorithm is not None else None,
             connection=None,
-            options={**self._environment.options, "fail_point": os.environ.get(failpoints.ENVIRONMENT_VARIABLE, "")},
+            options={**environment.options, "fail_point": os.environ.get(failpoints.ENVIRONMENT_VARIABLE, "")},
         )
         if self._backend == "threads":
-            environment = replace(
-                environment,
-                connection=theirs,
-                options={**environment.options, "handles": tuple(map(os.dup, self._handles))},
-            )
-            worker.handle = threading.Thread(
-                target=run_worker,
-                args=(self._target, environment),
-                kwargs={"own_process": False},
-                name=f"paceline-worker-{worker.worker_id}",
-                daemon=True,
-            )
-            worker.handle.start()
-            return
-        worker.handle = self._context.Process(
-            target=process_main, args=(theirs,), name=f"paceline-worker-{worker.worker_id}", daemon=True
-        )
-        worker.handle.start()
-        theirs.close()
-        with contextlib.suppress(OSError):  # it died at once: its end is the next news
-            ours.send((self._pickled, environment, len(self._handles)))
-            for handle in self._handles:
-                reduction.send_handle(ours, handle, worker.handle.pid)
+            start_thread(worker, target, environment, handles, theirs)
+        else:
+            start_process(worker, self._context, pickled_target, environment, handles, theirs)
 
     def _wait_for_news(self) -> None:
         sources: dict[Any, WorkerState] = {}
-        for worker in self.workers:
+        for worker in [*self.workers, *self.servers.states]:
             if worker.running:
                 sources[worker.connection] = worker
                 if self._backend == "processes":
@@ -237,6 +250,10 @@ class Supervisor:
         except (EOFError, ConnectionResetError):
             self._lose(worker)
             return
+        if worker in self.servers.states:
+            self.servers.hear(worker, message)
+            self._start_when_ready()
+            return
         match message:
             case Hello():
                 self._welcome(worker, message)
@@ -248,7 +265,7 @@ class Supervisor:
             case Failure():
                 worker.ended = True
                 worker.failure = message
-                self._fail(worker, message)
+                self._fail(f"Worker {worker.worker_id}: ", message)
                 self._tell_waiters(worker)
 
     # Start
@@ -264,24 +281,33 @@ class Supervisor:
             self.spool.open(self.arena)
             if self._reception.note:
                 self.outcome.notes.append(self._reception.note)
+            self.servers.begin(self.algorithm, self.arena, self._folder, own_processes=self._backend == "processes")
 
     def _count_ready(self, worker: WorkerState) -> None:
         worker.ready = True
         assert self.arena is not None
         self._reception.count_ready(worker)
-        if self.started_s is None and all(one.ready or not one.running for one in self.workers):
+        self._start_when_ready()
+
+    def _start_when_ready(self) -> None:
+        if (
+            self.started_s is None
+            and all(one.ready or not one.running for one in self.workers)
+            and self.servers.all_ready
+        ):
+            assert self.arena is not None
             self.started_s = time.monotonic()
             self.arena.store("go", 1)
             wake_all(self.arena.address("go"))
 
     # Ends, good and bad
 
-    def _fail(self, worker: WorkerState, failure: Failure) -> None:
+    def _fail(self, who: str, failure: Failure) -> None:
         """The first failure names the outcome; those that follow from it do not."""
         if self.outcome.kind == "":
             self.outcome.name = "diverged" if failure.kind == "diverged" else "crashed"
             self.outcome.kind = failure.kind
-            where = "" if failure.kind in ("worker-lost", "usage") else f"Worker {worker.worker_id}: "
+            where = "" if failure.kind in ("worker-lost", "usage") else who
             self.outcome.reason = where + failure.message
             if failure.kind == "worker-lost" and self.outcome.workers_lost:
                 # Who told us may have waited for a survivor.
@@ -294,8 +320,13 @@ class Supervisor:
 
     def _lose(self, worker: WorkerState) -> None:
         """A worker died: repair what it held; go on, restart it, or let the others end with its name."""
-        worker.lost = True
         worker.handle.join()
+        if worker in self.servers.states:
+            run_ends = self.outcome.kind != "" or not any(one.running for one in self.workers)
+            self.servers.lose(worker, run_ends=run_ends)
+            return
+        worker.lost = True
+        who = f"Worker {worker.worker_id}: "
         code = worker.handle.exitcode if self._backend == "processes" else None
         self.outcome.workers_lost.append(worker.worker_id)
         how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
@@ -309,7 +340,7 @@ class Supervisor:
                 if code is not None and code > 0
                 else "."
             )
-            self._fail(worker, Failure("error", f"{how} before training began{hint}"))
+            self._fail(who, Failure("error", f"{how} before training began{hint}"))
             return
         if self.arena.shared.recover(worker.worker_id, worker.incarnation):
             self.outcome.torn_updates += 1
@@ -318,14 +349,14 @@ class Supervisor:
             if (self.arena.collectives is not None or self.algorithm.memory.mailbox) and self.num_workers > 1:
                 self._tell_waiters(worker)  # their errors say what they were waiting for
             else:
-                self._fail(worker, Failure("error", f"{how}; {registry.spec(self.algorithm)} cannot go on without it."))
+                self._fail(who, Failure("error", f"{how}; {registry.spec(self.algorithm)} cannot go on without it."))
         elif self._restarts_left > 0:
             self._restarts_left -= 1
             self.outcome.restarts += 1
             worker.incarnation += 1
             self._start(worker)
         elif not any(other.running or other.ended for other in self.workers):
-            self._fail(worker, Failure("error", f"{how}, and no worker is left."))
+            self._fail(who, Failure("error", f"{how}, and no worker is left."))
 
     def _tell_waiters(self, worker: WorkerState) -> None:
         """Whoever waits in lockstep for a worker that has left need not go on waiting."""
@@ -335,7 +366,7 @@ class Supervisor:
     def _end_all(self, grace_s: float) -> None:
         """Joins every worker; those that do not end within `grace_s` are killed."""
         deadline_s = time.monotonic() + grace_s
-        for worker in self.workers:
+        for worker in [*self.workers, *self.servers.states]:
             if worker.handle is None:
                 continue
             worker.handle.join(max(0.0, deadline_s - time.monotonic()))

@@ -84,10 +84,10 @@ class _Training:
         self.on_progress = on_progress
         check_launch(num_workers=config.workers, backend=config.backend, placement=config.placement)
         self.algorithm.check(config.workers)
-        if (self.algorithm.lockstep or self.algorithm.gossip) and self.config.optimizer_state == "shared":
-            raise UsageError(
-                f"{config.algorithm} keeps an optimizer of its own on every worker; leave out the shared state."
-            )
+        served = self.algorithm.memory.kind == "served"
+        if (self.algorithm.lockstep or self.algorithm.gossip or served) and self.config.optimizer_state == "shared":
+            where = "at its servers" if served else "on every worker"
+            raise UsageError(f"{config.algorithm} keeps an optimizer of its own {where}; leave out the shared state.")
         train_set, self.test_set = self.task.load(config.data)
         self.plan = self._plan(train_set)
         self.evaluator = Evaluator(self.task, self.test_set, self.config.seed)
@@ -101,8 +101,7 @@ class _Training:
                 f" resumed with {earlier_workers} workers, not {config.workers}."
             )
         gossip = self.algorithm.gossip
-        lockstep = self.algorithm.lockstep and not gossip
-        self.recording = Recording(previous, config.workers, lockstep=lockstep, gossip=gossip)
+        self.recording = Recording(previous, config.workers, lockstep=self.algorithm.together, gossip=gossip)
         self.checkpointer = (
             Checkpointer(out / "checkpoint", config.checkpoint_every_s, self.checkpoint) if out is not None else None
         )

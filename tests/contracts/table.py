@@ -29,7 +29,12 @@ class Row:
     @property
     def together(self):
         """Whether all workers make one update together, on equal models."""
-        return self.algorithm.lockstep and not self.algorithm.gossip
+        return self.algorithm.together
+
+    @property
+    def served(self):
+        """Whether servers hold the vector, and the optimizer."""
+        return self.algorithm.memory.kind == "served"
 
     @property
     def spec(self):
@@ -79,6 +84,10 @@ ROWS = [
     Row(pl.DPSGD(topology=OnePeerExponential())),
     Row(pl.ADPSGD()),
     Row(pl.ADPSGD(topology=Complete(), peers="rotate")),
+    Row(pl.ParameterServer()),
+    Row(pl.ParameterServer(backups=1, shards=2), drops_updates="gradients that come after the first N are dropped"),
+    Row(pl.ParameterServer(mode="async")),
+    Row(pl.ParameterServer(mode="bounded", clock_bound=2, shards=2)),
 ]
 
 assert {type(row.algorithm) for row in ROWS} == set(dict(pl.algorithms.registry.items()).values()), "a row for each"

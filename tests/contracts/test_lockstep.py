@@ -9,7 +9,7 @@ from contracts.table import rows
 
 
 @pytest.mark.parametrize(("workers", "backend"), [(2, "processes"), (3, "threads"), (5, "processes")])
-@rows(lambda row: row.together)
+@rows(lambda row: row.together and not row.drops_updates)
 def test_equals_one_big_batch(row, workers, backend):
     """180 batches of 8, the last of 5: with 2, 3 and 5 workers the last round is uneven in samples; with 7 in workers, too."""
     rounds = -(-180 // workers)
@@ -20,7 +20,7 @@ def test_equals_one_big_batch(row, workers, backend):
     assert np.concatenate(list(run.records.values()))["samples"].sum() == 2 * 1437
 
 
-@rows(lambda row: row.together)
+@rows(lambda row: row.together and row.algorithm.lockstep)
 def test_workers_without_a_batch_weigh_zero(row):
     """90 batches of 16 in rounds of 4: two workers have nothing to do in an epoch's last round."""
     x, _ = plain_run(steps=2 * 23, batch_size=16, batches_per_step=4)

@@ -47,7 +47,11 @@ def test_equals_plain_pytorch_in_a_process_of_its_own(row):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd(weight_decay=0.001)", "adam"])
-@rows(lambda row: row.algorithm == type(row.algorithm)() and not row.algorithm.lockstep and not row.algorithm.gossip)
+@rows(
+    lambda row: (
+        row.algorithm == type(row.algorithm)() and not (row.algorithm.lockstep or row.algorithm.gossip or row.served)
+    )
+)
 def test_shared_optimizer_state_is_the_same(row, optimizer):
     run, parameters = run_task(row, optimizer=optimizer, steps=STEPS, optimizer_state="shared", **OPTIMIZERS[optimizer])
     check_equal(run, parameters, optimizer)

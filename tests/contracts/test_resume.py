@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+import paceline as pl
 from contracts.runs import plain_run, run_task
-from contracts.table import ROWS, rows
+from contracts.table import ROWS, Row, rows
 
 EXACT = {"sgd(weight_decay=0.001)": {"momentum": 0.9, "learning_rate": 0.05}, "adamw": {"learning_rate": 0.002}}
 
@@ -52,6 +53,17 @@ def test_counts_go_on(row, tmp_path):
     assert third_epoch["loss"].mean() < 0.6 * run.result["initial_loss"]
     second = np.concatenate([own[own["batch"] >= 2 * 180] for own in run.records.values()])
     assert second["started_s"].min() >= records[records["batch"] < 2 * 180]["ended_s"].max() - 1e-3
+
+
+def test_a_servers_checkpoint_does_not_depend_on_its_shards(tmp_path):
+    """Two epochs with one shard, two with three: momentum and all, as four epochs in one go."""
+    one, three = (Row(pl.ParameterServer(shards=shards)) for shards in (1, 3))
+    settings = {"optimizer": "adamw", "learning_rate": 0.002, "workers": 3}
+    _, straight = run_task(one, epochs=4, **settings)
+    run_task(one, out=tmp_path, epochs=2, **settings)
+    _, parameters = run_task(three, resume=tmp_path, epochs=4, **settings)
+    torch.testing.assert_close(parameters.x, straight.x, rtol=1e-3, atol=1e-4)
+    assert parameters.version == straight.version == 4 * 60
 
 
 def test_shared_optimizer_state_goes_on_and_stays_shared(tmp_path):

@@ -22,7 +22,7 @@ def exact(row):
 
 
 @pytest.mark.parametrize(("workers", "backend"), [(1, "threads"), (2, "processes"), (3, "threads"), (4, "processes")])
-@rows(lambda row: exact(row) and not row.algorithm.lockstep and not row.algorithm.gossip)
+@rows(lambda row: exact(row) and not row.together and not row.algorithm.gossip)
 def test_parameters_are_the_sum_of_the_applied_updates(row, workers, backend):
     if workers not in row.workers([workers]):
         pytest.skip("one worker at most")
@@ -52,7 +52,7 @@ def test_the_mean_of_the_models_is_the_sum_of_all_updates(row, workers, backend)
 
 
 @pytest.mark.parametrize(("workers", "backend"), [(2, "processes"), (4, "threads")])
-@rows(lambda row: row.together)
+@rows(lambda row: row.together and not row.drops_updates)
 def test_lockstep_applies_each_rounds_mean_once(row, workers, backend):
     """With the learning rate times the workers, a round adds the sum of its batches (halves and quarters are exact)."""
     train = AddUp(SIZE, epochs=2, learning_rate=2.0 * workers)

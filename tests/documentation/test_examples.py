@@ -12,6 +12,12 @@ SAYS = {
     "lockstep": [ACCURACY, r"staleness: 0\.0", r"share of the time spent waiting, workers 0, 1, 2: \d+%, \d+%, \d+%"],
     "all_reduce": [ACCURACY, "with 2 workers", "180 updates of 5748 samples, staleness 0"],
     "ad_psgd": [ACCURACY, r"1440 gradients, [01]\.\d+ averages each"],
+    "parameter_server": [
+        ACCURACY,
+        r"parameter-server: 180 updates in [\d.]+ s of virtual time, 0 gradients dropped, mean staleness 0\.00",
+        r"parameter-server\(backups=1\): \d+ updates in .*, [1-9]\d* gradients dropped",
+        r"mode=async, shards=2\): 720 updates in .* 0 gradients dropped, mean staleness [1-4]\.",
+    ],
     "locked": [ACCURACY, r"locked\(kind=rwlock\)", r"locked\(backoff=exponential\(cap=16\)\)", r"samples/s, waiting"],
     "hogwild": [ACCURACY, r"staleness: [\d.]+ on average", r"0: +\d+ #"],
     "leashed": [ACCURACY, r"after the gradient 0\.000\nlost races: (\d+), dropped gradients: \1\n"],

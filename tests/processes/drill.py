@@ -28,6 +28,10 @@ METHODS = [
     "d-psgd",
     "ad-psgd",
     "ad-psgd(topology=complete, peers=rotate)",
+    "parameter-server",
+    "parameter-server(backups=1, shards=2)",
+    "parameter-server(mode=async)",
+    "parameter-server(mode=bounded, clock_bound=2, shards=2)",
 ]
 
 

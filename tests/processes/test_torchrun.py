@@ -109,6 +109,15 @@ def test_a_public_style_loop_under_torchrun_is_one_with_bigger_batches(algorithm
     assert {one["algorithm"] for one in reports(output)} == {"all-reduce"}
 
 
+@pytest.mark.parametrize("algorithm", ["parameter-server(shards=2)", "parameter-server(mode=async)"])
+def test_a_parameter_server_is_hosted_by_worker_0_and_all_end_with_its_model(algorithm):
+    results = run("train", 3, PACELINE_ALGORITHM=algorithm)
+    assert [code for code, *_ in results.values()] == [0, 0, 0], results
+    found = [reports(output)[0] for _, output, _ in results.values()]
+    assert all(one["x"] == found[0]["x"] for one in found)
+    assert found[0]["x"] != [p.flatten().tolist() for p in torchrun_programs.make(seed=0)[0].parameters()]
+
+
 def test_three_workers_of_a_launcher_that_sets_slurms_variables():
     """Each is told its number by Slurm's variables alone."""
     results = run("train", 3, names=("SLURM_PROCID", "SLURM_NTASKS"))

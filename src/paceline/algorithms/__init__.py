@@ -12,7 +12,10 @@ from paceline.algorithms.leashed import Leashed
 from paceline.algorithms.local_sgd import LocalSGD
 from paceline.algorithms.locked import Locked
 from paceline.algorithms.lockstep import Lockstep
+from paceline.algorithms.parameter_server import ParameterServer
 from paceline.algorithms.sequential import Sequential
+from paceline.algorithms.server import registries
+from paceline.algorithms.server.user import UserOptimizer
 from paceline.algorithms.step_size import ExponentialStep, FullStep, InverseStep, StepSize, TailStep
 from paceline.specs import Registry
 from paceline.topology import Topology, topology_registry
@@ -35,6 +38,7 @@ __all__ = [
     "Locked",
     "Lockstep",
     "NoBackoff",
+    "ParameterServer",
     "Sequential",
     "StepSize",
     "TailStep",
@@ -57,8 +61,16 @@ step_size_registry.register("inverse", InverseStep)
 step_size_registry.register("exponential", ExponentialStep)
 step_size_registry.register("tail", TailStep)
 
+registries.apply_registry.register("user", UserOptimizer)
+
 registry = Registry(
-    "algorithm", nested={Backoff: backoff_registry, StepSize: step_size_registry, Topology: topology_registry}
+    "algorithm",
+    nested={
+        Backoff: backoff_registry,
+        StepSize: step_size_registry,
+        Topology: topology_registry,
+        **registries.nested,
+    },
 )
 registry.register("sequential", Sequential)
 registry.register("lockstep", Lockstep)
@@ -69,6 +81,7 @@ registry.register("leashed", Leashed)
 registry.register("local-sgd", LocalSGD)
 registry.register("d-psgd", DPSGD)
 registry.register("ad-psgd", ADPSGD)
+registry.register("parameter-server", ParameterServer)
 
 
 def parse(text: str) -> Algorithm:

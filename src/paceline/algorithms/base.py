@@ -33,6 +33,11 @@ class Algorithm:
         """Whether every worker has a model of its own, and the run's is their mean; versions are then each worker's own."""
         return self.memory.own_models
 
+    @property
+    def together(self) -> bool:
+        """Whether several workers' gradients make one update of one model: they then share its version, and none is stale."""
+        return self.lockstep and not self.gossip
+
     def check(self, num_workers: int) -> None:
         """Refuses a number of workers that the algorithm cannot run with.
 
@@ -48,3 +53,7 @@ class Algorithm:
     def work(self, replica: Replica, ports: Ports) -> None:
         """One worker's program, from its first step to its last; blocking, and the same on every backend."""
         raise TypeError(f"{type(self).__name__} has no worker program")
+
+    def serve(self, shard_id: int, ports: Ports) -> None:
+        """One server's program, where `memory` asks for servers; it ends when all workers have said goodbye and left."""
+        raise TypeError(f"{type(self).__name__} has no server program")

@@ -21,6 +21,7 @@ FAIL_POINTS = (
     "locked.mid_write",  # the locked vector is marked as being written
     "lockstep.arrived",  # this worker has brought its gradient and announced it; the others are still waited for
     "replicated.mid_write",  # this worker is marked as writing its own replica
+    "served.mid_write",  # this server is marked as writing its shard
     "racing.mid_write",  # this worker is marked as writing the racing vector
     "slots.claimed",  # a slot belongs to this worker and holds nothing yet
     "slots.hazard_set",  # this worker protects the newest version from reuse and has not used it yet

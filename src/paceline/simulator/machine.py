@@ -20,6 +20,8 @@ from paceline.simulator.mailbox import SimulatedMailbox
 from paceline.simulator.memory import (
     RacingState,
     ReplicatedState,
+    ServedState,
+    SimulatedCopy,
     SimulatedRacing,
     SimulatedSlots,
     SimulatedStalenessCounts,
@@ -94,7 +96,8 @@ class SimulatedMachine:
         elif request.collectives:
             self._all_reduce = NetworkCollectivesState(self.scheduler, cluster.workers)
             self._costs = CollectiveCosts(cluster, "tree" if self._collective == "tree" else "ring")
-        self._network = Network(self.scheduler, cluster)
+        self._num_servers = request.servers if cluster.workers > 1 else 0  # a lone worker needs none
+        self._network = Network(self.scheduler, cluster, self._num_servers)
         self.shared: Any = self._shared_state()
         self.lost: list[int] = []
         self._plan_faults()
@@ -111,6 +114,8 @@ class SimulatedMachine:
                 return LockedState(x, lock)
             case "replicated":
                 return ReplicatedState(x, self.cluster.workers, is_mean=self._is_gossip)
+            case "served":
+                return ServedState(x, self._num_servers)
 
     def core(self, worker_id: int) -> Core:
         """A worker's core, on a machine of its own if the workers talk over the network."""
@@ -137,7 +142,7 @@ class SimulatedMachine:
                 self.scheduler,
                 self._network,
                 worker_id=worker_id,
-                num_workers=self.cluster.workers,
+                num_workers=self.cluster.workers + self._num_servers,
                 counts=counts,
                 declared_bytes=self._declared_bytes,
             )
@@ -154,11 +159,13 @@ class SimulatedMachine:
             mailbox=mailbox,
             concurrency=concurrency,
             counts=counts,
+            num_servers=self._num_servers,
         )
 
     @property
     def _declared_bytes(self) -> int | None:
-        return self._vector_bytes if self._is_timing_only else None
+        """Of a message's vector, where there is none."""
+        return self._vector_bytes // max(1, self._num_servers) if self._is_timing_only else None
 
     def _collectives(self, core: Core, counts: Counts) -> Any:
         if not self.request.collectives:
@@ -175,6 +182,17 @@ class SimulatedMachine:
             self.scheduler.call_at(self.scheduler.now_s, partial(self._end, worker_id))
 
         self.scheduler.start(worker_id, run)
+
+    def start_servers(self, serve: Callable[[int, Ports], None]) -> None:
+        """Adds the servers' programs, each on a machine of its own; they are cut off when the last worker has ended."""
+        for shard in range(self._num_servers):
+            ports = self.ports(self.core(self.cluster.workers + shard))
+
+            def run(shard: int = shard, ports: Ports = ports) -> None:
+                with torch.no_grad():
+                    serve(shard, ports)
+
+            self.scheduler.start(self.cluster.workers + shard, run, is_main=False)
 
     def _end(self, worker_id: int) -> None:
         self.scheduler.end_worker(worker_id)
@@ -198,8 +216,8 @@ class SimulatedMachine:
             return
         reason = f"killed at {self.scheduler.now_s:.6g} s"
         self.lost.append(worker_id)
+        self._network.kill(worker_id)  # first: what its program sends while it is being ended, the dead do not send
         self.scheduler.end_worker(worker_id)
-        self._network.kill(worker_id)
         if self.request.kind == "replicated":
             self.shared.lose(worker_id)
         if self._all_reduce is not None:
@@ -216,6 +234,12 @@ class SimulatedMachine:
                 return SimulatedLocked(self.shared, core)
             case "replicated":
                 return self.shared.workers[core.worker_id]
+            case "served" if core.worker_id >= self.cluster.workers or not self._num_servers:
+                shard = self.shared.shards[max(0, core.worker_id - self.cluster.workers)]
+                shard.core = core if self._num_servers else None
+                return shard
+            case "served":
+                return SimulatedCopy(self.shared.x.clone(), self.shared.ranges)
 
     def base_arguments(self, ports: Ports) -> dict[str, Any]:
         """What a worker's `BaseReplica` needs, except its binding and its recorder."""

@@ -71,7 +71,7 @@ class SimulatedMailbox:
         num_bytes = HEADER_BYTES
         if x is not None:
             if self._declared_bytes is None:
-                message = Message(message.kind, message.number, message.weight, x.clone())
+                message = message._replace(x=x.clone())
                 num_bytes += x.numel() * x.element_size()
             else:
                 num_bytes += self._declared_bytes

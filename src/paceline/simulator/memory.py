@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from paceline.simulator.core import COPY_VECTORS, RETRY_VECTORS, Core
-from paceline.transport.parameters import View
+from paceline.transport.parameters import View, shard_ranges
 
 __all__ = [
     "RacingState", "ReplicatedState", "SimulatedRacing", "SimulatedReplicated", "SimulatedSlots", "SimulatedStalenessCounts",
@@ -272,6 +272,75 @@ class ReplicatedState:
         for one in self.present:
             total += self.workers[one].x
         return total / len(self.present)
+
+
+class SimulatedShard:
+    """A server's shard; implements `ServedParameters`. Without servers, a lone worker's vector, whose replica counts the time.
+
+    Args:
+        x: the shard's elements (n,).
+        ranges: of all shards.
+        core: takes an update's time; None: nobody charges for it here.
+    """
+
+    def __init__(self, x: torch.Tensor, ranges: tuple[tuple[int, int], ...]) -> None:
+        self.x = x
+        self.ranges = ranges
+        self.version = 0
+        self.counts = {"dropped": 0, "duplicate": 0, "incomplete": 0}
+        self.core: Core | None = None
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Takes the time of an optimizer's step on the shard."""
+        if self.core is not None:
+            self.core.update(len(self.ranges))
+        return _EXCLUDES_NOBODY
+
+    def advance(self) -> int:
+        """Counts one update."""
+        self.version += 1
+        return self.version
+
+    def count(self, what: str, number: int = 1) -> None:
+        """Counts for the run's result."""
+        self.counts[what] += number
+
+
+class SimulatedCopy:
+    """A worker's copy of what the servers hold; implements `ServedParameters`."""
+
+    def __init__(self, x: torch.Tensor, ranges: tuple[tuple[int, int], ...]) -> None:
+        self.x = x
+        self.ranges = ranges
+        self.version = 0
+
+
+class ServedState:
+    """One vector in shards, as an onlooker sees it.
+
+    Args:
+        x: initial parameters (P,), kept.
+        num_servers: how many shards; 0: a lone worker has it.
+    """
+
+    def __init__(self, x: torch.Tensor, num_servers: int) -> None:
+        self.x = x
+        self.ranges = shard_ranges(x.numel(), max(1, num_servers))
+        self.shards = [SimulatedShard(x[begin:end], self.ranges) for begin, end in self.ranges]
+
+    @property
+    def version(self) -> int:
+        """The first shard's number of updates."""
+        return self.shards[0].version
+
+    def snapshot(self, out: torch.Tensor) -> int:
+        """Copies the vector (P,); returns its version."""
+        out.copy_(self.x)
+        return self.version
+
+    def counts(self) -> list[dict[str, int]]:
+        """What each shard has counted, and its version."""
+        return [{"version": shard.version, **shard.counts} for shard in self.shards]
 
 
 class SimulatedStalenessCounts:

@@ -38,6 +38,7 @@ class Network:
     Args:
         scheduler: virtual time.
         cluster: speeds.
+        num_servers: members beside its workers, each with a NIC like theirs.
 
     Attributes:
         boxes: by worker, filled in by the caller.
@@ -45,9 +46,16 @@ class Network:
         contacts: for each worker those that it has exchanged messages with or waited for.
     """
 
-    def __init__(self, scheduler: Scheduler, cluster: Cluster) -> None:
+    def __init__(self, scheduler: Scheduler, cluster: Cluster, num_servers: int = 0) -> None:
+        num_members = cluster.workers + num_servers
         self.boxes: dict[int, _Box] = {}
-        self.contacts: list[set[int]] = [set() for _ in range(cluster.workers)]
+        self.contacts: list[set[int]] = [set() for _ in range(num_members)]
+        for server in range(
+            cluster.workers, num_members
+        ):  # which must hear of the death of one that has sent nothing yet
+            self.contacts[server].update(range(cluster.workers))
+        for worker in range(cluster.workers):
+            self.contacts[worker].update(range(cluster.workers, num_members))
         self.is_calm = True
         self._scheduler = scheduler
         self._latency_s = cluster.latency_s
@@ -55,8 +63,8 @@ class Network:
         self._s_per_byte = 1.0 / cluster.bandwidth_bytes_per_s
         self._switch_s_per_byte = 1.0 / cluster.switch_bytes_per_s if cluster.switch_bytes_per_s is not None else 0.0
         self._factors = {pair: factor for a, b, factor in cluster.link_factors for pair in ((a, b), (b, a))}
-        self._out_free_s = [0.0] * cluster.workers
-        self._in_free_s = [0.0] * cluster.workers
+        self._out_free_s = [0.0] * num_members
+        self._in_free_s = [0.0] * num_members
         self._link_free_s: dict[tuple[int, int], float] = {}
         self._switch_free_s = 0.0
         self._gone: dict[int, tuple[str, float]] = {}  # why, and from when on others can know it

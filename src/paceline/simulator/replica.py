@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.replica import BaseReplica, BatchSource, TaskReplica, raw_step, scaled_step
+from paceline.optimizers import OptimizerSettings, SettingsGroup, raw_step
+from paceline.replica import BaseReplica, BatchSource, TaskReplica, scaled_step
 from paceline.simulator.core import Core
 from paceline.transport.base import Piece
 
@@ -42,6 +43,9 @@ class RandomStates:
             torch.default_generator.manual_seed(seed)
         else:
             torch.set_rng_state(state if state is not None else self._first)
+
+
+_NO_OPTIMIZER = OptimizerSettings("SGD", (SettingsGroup((), (("lr", 0.0),)),))
 
 
 class _Timed(BaseReplica):
@@ -215,6 +219,10 @@ class TimedReplica(_Timed):
         begun_s = self._core.scheduler.now_s
         self._core.update(self._core.cluster.workers)
         self._count_apply(begun_s)
+
+    def optimizer_settings(self) -> OptimizerSettings:
+        """Those of an optimizer that has nothing to do."""
+        return _NO_OPTIMIZER
 
     def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
         """An empty tensor."""

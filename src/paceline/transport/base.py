@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from paceline.optimizers import OptimizerSettings
 from paceline.transport.parameters import StalenessCounts
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Ports",
     "Received",
     "Replica",
+    "Storage",
 ]
 
 
@@ -98,6 +100,7 @@ class Message(NamedTuple):
     number: int = 0  # a round, a version: 64 bits, signed
     weight: float = 0.0
     x: torch.Tensor | None = None  # flat, (n,), or nothing
+    version: int = 0  # of the parameters that this is about: 64 bits, signed
 
 
 class Received(NamedTuple):
@@ -194,6 +197,25 @@ class Joinable(Protocol):
         ...
 
 
+class Storage(Protocol):
+    """Where a server keeps what must outlive it."""
+
+    def restore(self) -> dict[str, Any] | None:
+        """The newest state that was kept, by a process before this one or by the run that this one resumes."""
+        ...
+
+    def keep(self, state: Callable[[], dict[str, Any]], version: int) -> None:
+        """Keeps a snapshot if one is due; `state` is then called at once, and what it returns is written meanwhile.
+
+        Plain containers, numbers and tensors; the tensors must not be changed afterwards.
+        """
+        ...
+
+    def checkpoint(self, state: dict[str, Any], number: int | None) -> None:
+        """Writes this server's part of checkpoint `number`; None: of the run's last."""
+        ...
+
+
 @dataclass(slots=True)
 class Counts:
     """What a worker has communicated so far; the record of each step takes the difference.
@@ -222,6 +244,8 @@ class Ports:
     concurrency: Concurrency | None = None
     counts: Counts = field(default_factory=Counts)
     incarnation: int = 0  # above 0: this worker takes a dead one's place, or comes late; its parameters may be stale
+    num_servers: int = 0  # in the mailbox, servers' ids come after the workers'
+    storage: Storage | None = None  # a server's; None: nothing outlives it
 
 
 class Piece(NamedTuple):
@@ -251,6 +275,14 @@ class Replica(Protocol):
     @property
     def update_time_s(self) -> float:
         """A running mean of how long `apply` takes: the unit of back-off."""
+        ...
+
+    def optimizer_settings(self) -> OptimizerSettings:
+        """The user's optimizer as of now, in a form that can be sent.
+
+        Raises:
+            UsageError: it is not one that works element by element.
+        """
         ...
 
     def steps(self) -> Iterator[int]:

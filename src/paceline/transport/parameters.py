@@ -15,11 +15,15 @@ __all__ = [
     "MemoryRequest",
     "RacingParameters",
     "ReplicatedParameters",
+    "ServedParameters",
     "SharedParameters",
     "SlotParameters",
     "StalenessCounts",
     "View",
+    "shard_ranges",
 ]
+
+_ALIGNMENT = 16  # elements: shards begin at whole cache lines of float32
 
 
 class View(NamedTuple):
@@ -112,6 +116,28 @@ class ReplicatedParameters(SharedParameters, Protocol):
         ...
 
 
+class ServedParameters(SharedParameters, Protocol):
+    """One vector, cut into contiguous shards, each written by the one server that holds it.
+
+    A server sees its own shard, a worker a private copy of all of it, a lone worker the vector itself.
+    """
+
+    x: torch.Tensor  # (n,) of a shard, or (P,)
+    ranges: tuple[tuple[int, int], ...]  # each shard's first element, and the one after its last
+
+    def writing(self) -> AbstractContextManager[Any]:
+        """Marks the shard as being written, so that an onlooker's copy is not torn."""
+        ...
+
+    def advance(self) -> int:
+        """Counts one update; returns the version that it made."""
+        ...
+
+    def count(self, what: str, number: int = 1) -> None:
+        """Counts for the run's result: updates `dropped` or `duplicate`, rounds `incomplete`."""
+        ...
+
+
 class StalenessCounts(Protocol):
     """How often each staleness occurred, over all workers; racing counters."""
 
@@ -131,9 +157,23 @@ class StalenessCounts(Protocol):
 class MemoryRequest(NamedTuple):
     """Which kind of shared parameters an algorithm runs on; the backend provides it as `ports.shared`."""
 
-    kind: Literal["racing", "locked", "slots", "replicated"]
+    kind: Literal["racing", "locked", "slots", "replicated", "served"]
     lock: Literal["mutex", "rwlock"] = "mutex"  # for "locked"
     collectives: bool = False  # whether the program uses `ports.collectives`
     staleness_counts: bool = False  # whether it asks `ports.staleness` how stale updates have been
     mailbox: bool = False  # whether the program uses `ports.mailbox` and `ports.concurrency`
     own_models: bool = False  # every worker's vector is a model of its own; a snapshot is their mean
+    servers: int = (
+        0  # programs beside the workers that hold the run's vector in shards ("served"); a lone worker has none
+    )
+
+
+def shard_ranges(num_elements: int, num_shards: int) -> tuple[tuple[int, int], ...]:
+    """Contiguous ranges of nearly equal length that cover a vector.
+
+    >>> shard_ranges(100, 3)
+    ((0, 32), (32, 64), (64, 100))
+    """
+    lines = num_elements // _ALIGNMENT
+    cuts = [_ALIGNMENT * (lines * shard // num_shards) for shard in range(num_shards)]
+    return tuple(zip(cuts, [*cuts[1:], num_elements], strict=True))

@@ -1,8 +1,8 @@
 """A message as bytes: a header of fixed size and the memory of its vector. Nothing is pickled.
 
 Header, little-endian: magic (4 bytes), version, sort, dtype code (1 byte each), 1 byte of zero, kind (16 bytes of ASCII,
-filled up with zeros), number (i64), weight (f64), number of elements (u64), sender (u32), incarnation (u32). A short
-vector follows in the same frame, a long one is a second frame.
+filled up with zeros), number (i64), version (i64), weight (f64), number of elements (u64), sender (u32), incarnation (u32). A
+short vector follows in the same frame, a long one is a second frame.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from paceline.transport.base import Message, Received
 __all__ = ["HEADER_BYTES", "MalformedFrameError", "Parcel", "Sort", "pack", "sort_of", "unpack"]
 
 _MAGIC = b"PCLM"
-_VERSION = 1
-_HEADER = struct.Struct("<4sBBBx16sqdQII")
+_VERSION = 2
+_HEADER = struct.Struct("<4sBBBx16sqqdQII")
 HEADER_BYTES = _HEADER.size
 
 _DTYPES = {
@@ -85,10 +85,20 @@ def _pack_header(sort: Sort, message: Message, sender: int, incarnation: int) ->
     code, numel = (_NO_VECTOR, 0) if x is None else (_CODES[x.dtype], x.numel())
     try:
         return _HEADER.pack(
-            _MAGIC, _VERSION, sort, code, kind, message.number, message.weight, numel, sender, incarnation
+            _MAGIC,
+            _VERSION,
+            sort,
+            code,
+            kind,
+            message.number,
+            message.version,
+            message.weight,
+            numel,
+            sender,
+            incarnation,
         )
     except struct.error as error:
-        raise ValueError(f"A message's number and sender must fit into 64 and 32 bits: {error}.") from None
+        raise ValueError(f"A message's numbers and sender must fit into 64 and 32 bits: {error}.") from None
 
 
 def sort_of(head: bytes) -> int:
@@ -104,8 +114,8 @@ def unpack(head: bytes, memory: memoryview | None) -> Parcel:
     """
     if len(head) < HEADER_BYTES or (len(head) > HEADER_BYTES and memory is not None):
         raise MalformedFrameError(f"a first frame of {len(head)} bytes")
-    magic, version, sort, code, kind, number, weight, numel, sender, incarnation = _HEADER.unpack_from(head)
-    if magic != _MAGIC or version != _VERSION or head[7]:
+    magic, wire, sort, code, kind, number, version, weight, numel, sender, incarnation = _HEADER.unpack_from(head)
+    if magic != _MAGIC or wire != _VERSION or head[7]:
         raise MalformedFrameError(f"no header of version {_VERSION}")
     kind = kind.rstrip(b"\0")
     if not kind or not kind.isascii() or b"\0" in kind:
@@ -113,7 +123,7 @@ def unpack(head: bytes, memory: memoryview | None) -> Parcel:
     if sort not in _SORTS:
         raise MalformedFrameError(f"unknown sort {sort}")
     x = _vector(code, numel, head, memory)
-    message = Message(kind.decode("ascii"), number, weight, x)
+    message = Message(kind.decode("ascii"), number, weight, x, version)
     return Parcel(Sort(sort), Received(sender, incarnation, message))
 
 

@@ -1,0 +1,182 @@
+"""A parameter server: the vector lies with servers, in shards; workers send gradients and get parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from paceline.algorithms.base import Algorithm
+from paceline.algorithms.server.admission import Admission, Async, Bounded, Follower, Sync
+from paceline.algorithms.server.apply import ApplyRule
+from paceline.algorithms.server.client import Client
+from paceline.algorithms.server.codec import Codec, NoCodec
+from paceline.algorithms.server.shard import OnDeath, Shard, ShardRules
+from paceline.algorithms.server.update import UpdateInfo
+from paceline.algorithms.server.user import UserOptimizer
+from paceline.errors import UsageError
+from paceline.transport.base import Ports, Replica
+from paceline.transport.parameters import MemoryRequest
+
+__all__ = ["ParameterServer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterServer(Algorithm):
+    """A parameter server, synchronous with backup workers, asynchronous, or with bounded clocks.
+
+    `sync` makes one update of the first N = workers - backups gradients of every step and drops those that come later, so that
+    up to `backups` slow or dead workers delay nobody. `async` applies each gradient as it comes. `bounded` does so too, but no
+    worker begins a step while it is more than `clock_bound` steps ahead of the slowest.
+
+    A dead worker is not waited for, one that ends early says goodbye, and one that comes late gets the current parameters. A
+    server that dies is replaced, and goes on from a snapshot; updates since then are lost, counted and reported.
+    A lone worker needs no server and has none.
+
+    Costs per step: a gradient sent and the parameters received by every worker; each passes the servers' network, which is the
+    bottleneck when workers are many: use more shards, on machines of their own. The optimizer's state exists once, at the
+    servers.
+    Use when: workers come and go, or are unequally fast: `sync` with backups where results must be those of large batches,
+    `async` and `bounded` where every gradient should count.
+    When N doubles: `sync` makes half as many updates of twice the batch: see `rate`; `async` doubles the staleness: lower the
+    learning rate.
+    Not: `all-reduce`, which needs no server, and every worker; `locked`, whose workers share the memory of one machine.
+
+    Args:
+        mode: `sync`, `async` or `bounded`.
+        backups: b, for `sync`: workers whose gradients a step can do without.
+        clock_bound: s, for `bounded`. Clocks are what it bounds: with n workers a gradient may be (2 s + 1) (n - 1) versions
+            stale.
+        shards: servers, each with a contiguous part of the vector.
+        apply: what applies gradients: the user's own optimizer, or a rule of the server's, which overrides it.
+        codec: what gradients look like on their way.
+        quorum: whose gradients make a step of `sync` is chosen once for all shards, or by each shard for itself, as in the
+            paper; then an update may be of different gradients in different shards.
+        rate: `linear` multiplies the learning rate by the number of gradients in an update.
+        on_death: a dead worker is not waited for (`shrink`), waited for until it has been replaced (`wait`), or ends the run
+            (`fail`).
+        snapshot_s: a server keeps a snapshot so often.
+
+    Reference: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981, Algorithms 1 to 4; for `bounded`
+        Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013. There, every
+        shard chooses for itself, and means are unweighted; here they are weighted by samples.
+    """
+
+    mode: Literal["sync", "async", "bounded"] = "sync"
+    backups: int = 0
+    clock_bound: int | None = None
+    shards: int = 1
+    apply: ApplyRule = field(default_factory=UserOptimizer)
+    codec: Codec = field(default_factory=NoCodec)
+    quorum: Literal["global", "per-shard"] = "global"
+    rate: Literal["none", "linear"] = "none"
+    on_death: OnDeath = "shrink"
+    snapshot_s: float = 5.0
+
+    tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
+
+    def __post_init__(self) -> None:
+        if self.backups < 0:
+            raise UsageError(f"backups must be 0 or more, not {self.backups}.")
+        if self.shards < 1:
+            raise UsageError(f"A parameter server has 1 shard or more, not {self.shards}.")
+        if self.snapshot_s < 0:
+            raise UsageError(f"snapshot_s must be 0 (at every update) or more seconds, not {self.snapshot_s}.")
+        if self.clock_bound is not None and self.clock_bound < 0:
+            raise UsageError(f"clock_bound must be 0 or more, not {self.clock_bound}.")
+        if self.mode == "bounded" and self.clock_bound is None:
+            raise UsageError(
+                "mode=bounded needs a clock_bound, such as 4: parameter-server(mode=bounded, clock_bound=4)."
+            )
+        if self.mode != "bounded" and self.clock_bound is not None:
+            raise UsageError(f"clock_bound is for mode=bounded, not for mode={self.mode}: leave it out.")
+        if self.mode != "sync":
+            for name, default in (("backups", 0), ("quorum", "global"), ("rate", "none")):
+                if getattr(self, name) != default:
+                    raise UsageError(f"{name} is for mode=sync, not for mode={self.mode}: leave it out.")
+
+    @property
+    def memory(self) -> MemoryRequest:
+        """One vector at the servers, and messages."""
+        return MemoryRequest("served", mailbox=True, servers=self.shards)
+
+    @property
+    def together(self) -> bool:
+        """In `sync`, the gradients of a step make one update."""
+        return self.mode == "sync"
+
+    def check(self, num_workers: int) -> None:
+        """Refuses as many backups as there are workers."""
+        super().check(num_workers)
+        if num_workers > 1 and self.backups >= num_workers:
+            raise UsageError(
+                f"Of {num_workers} workers at most {num_workers - 1} can be backups, not {self.backups}: start more workers."
+            )
+
+    def work(self, replica: Replica, ports: Ports) -> None:
+        """x: the parameters as this worker last got them (P,); g: its gradient, which the servers apply."""
+        if not ports.num_servers:
+            self._work_alone(replica, ports)
+            return
+        client = Client(ports, self.codec, aligned=self.mode == "sync" and self.quorum == "global")
+        client.join()
+        try:
+            for _ in replica.steps():
+                replica.gradient(at=client.x, version=client.version)
+                client.tell(replica.optimizer_settings())
+                answer = client.push(replica.g, replica.samples)
+                if answer.applied_version > 0:
+                    # What was newest when the gradient was ready, nobody here can know: it is counted from its arrival.
+                    replica.applied(answer.applied_version, gradient_version=answer.applied_version - 1)
+                else:
+                    replica.dropped(gradient_version=answer.version)
+        finally:
+            client.leave()
+
+    def serve(self, shard_id: int, ports: Ports) -> None:
+        """x: the shard (P_s,), updated as `mode` admits gradients and `apply` applies them."""
+        rules = ShardRules(
+            admission=lambda shard: self._admission(shard, ports.num_workers),
+            apply=self.apply,
+            codec=self.codec,
+            on_death=self.on_death,
+            scales_rate=self.rate == "linear",
+            chooses=self.mode == "sync" and self.quorum == "global",
+        )
+        Shard(shard_id, rules, ports).run()
+
+    def _admission(self, shard_id: int, num_workers: int) -> Admission:
+        workers = range(num_workers)
+        match self.mode:
+            case "async":
+                return Async()
+            case "bounded":
+                assert self.clock_bound is not None
+                if shard_id:  # one keeps the clocks: with several, two workers could wait for each other at two shards
+                    return Async()
+                return Bounded(self.clock_bound, workers)
+            case "sync":
+                kind = Follower if shard_id and self.quorum == "global" else Sync
+                return kind(num_workers - self.backups, workers)
+
+    def _work_alone(self, replica: Replica, ports: Ports) -> None:
+        """x: the parameters (P,), in this worker's own memory."""
+        shared = ports.shared
+        own = None if isinstance(self.apply, UserOptimizer) else self.apply.start(len(shared.x), shared.x.dtype)
+        for step in replica.steps():
+            version = shared.version
+            replica.gradient(at=shared.x, version=version)
+            with shared.writing():
+                if own is None:
+                    replica.apply(to=shared.x)
+                else:
+                    echo = own.read(ports.worker_id, version)
+                    update = UpdateInfo(
+                        worker_id=ports.worker_id,
+                        sequence=step,
+                        step=version,
+                        version_read=version,
+                        version=version,
+                        num_samples=replica.samples,
+                    )
+                    own.apply(shared.x, replica.g, update, replica.optimizer_settings().learning_rate, echo)
+                replica.applied(shared.advance(), gradient_version=version)

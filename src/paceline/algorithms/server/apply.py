@@ -1,0 +1,168 @@
+"""How a shard applies a gradient to its part of the vector: what every rule is, and the rules without second moments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.algorithms.server.update import UpdateInfo
+
+__all__ = ["SGD", "Applier", "ApplyRule", "Momentum", "StalenessScaled"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplyRule:
+    """A rule by which gradients become updates; immutable, and so fit for a spec. `start` makes what keeps its state."""
+
+    @property
+    def echoes(self) -> bool:
+        """Whether readers get a vector with the parameters that must come back with the gradient (`Applier.read`)."""
+        return False
+
+    def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
+        """An applier for a shard of so many elements."""
+        raise TypeError(f"{type(self).__name__} must define start")
+
+
+class Applier:
+    """A rule at work on one shard. Subclasses keep tensors, name them in `_state`, and define `apply`."""
+
+    def __init__(self, **state: Tensor) -> None:
+        self._state = state
+
+    def apply(
+        self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
+    ) -> None:
+        """Apply one gradient (P_s,) to the shard's vector x (P_s,), in place; the gradient is only read.
+
+        Args:
+            x: the shard's parameters.
+            gradient: mean over the update's samples.
+            info: where it comes from.
+            learning_rate: the current one.
+            echo: what `read` gave with the parameters that the gradient was computed at; only where the rule `echoes`.
+        """
+        raise TypeError(f"{type(self).__name__} must define apply")
+
+    def read(self, worker_id: int, version: int) -> Tensor | None:
+        """To be called whenever the shard's vector is handed to a worker.
+
+        Returns:
+            What travels with it, live: copy or send it before the next `apply`. None where the rule does not echo.
+        """
+        return None
+
+    def accepts(self, info: UpdateInfo) -> bool:
+        """Whether a gradient computed at `info.version_read` can be applied; if not, drop it and count it as dropped."""
+        return True
+
+    def forget(self, worker_id: int) -> None:
+        """A worker has left, or has been started again: what was kept for its next gradient can go."""
+
+    def state(self) -> dict[str, Tensor]:
+        """The live tensors of a snapshot. One dimension: a number per element of the shard; none: one for all of it."""
+        return dict(self._state)
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take over a snapshot's tensors, by copy.
+
+        Raises:
+            ValueError: it is of another rule, or of a shard of another size.
+        """
+        if state.keys() != self._state.keys():
+            raise ValueError(f"This snapshot holds {sorted(state)}, where the rule needs {sorted(self._state)}.")
+        for name, own in self._state.items():
+            if state[name].shape != own.shape:
+                raise ValueError(f"'{name}' has shape {tuple(state[name].shape)}, where {tuple(own.shape)} is needed.")
+        for name, own in self._state.items():
+            own.copy_(state[name])
+
+
+def check_share(name: str, value: float) -> None:
+    """Refuses what is not from 0 up to, but not including, 1."""
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} is from 0 up to, but not including, 1, not {value}")
+
+
+def check_not_negative(name: str, value: float) -> None:
+    """Refuses negative numbers and those that are none."""
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{name} must be 0 or more, not {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD(ApplyRule):
+    """x <- x - rate g. Costs: no state."""
+
+    def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
+        """Stateless."""
+        return _SGDApplier()
+
+
+class _SGDApplier(Applier):
+    def apply(
+        self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
+    ) -> None:
+        x.sub_(gradient, alpha=learning_rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Momentum(ApplyRule):
+    """Heavy ball in torch's form: m <- beta m + g; x <- x - rate m. Costs: one vector of state.
+
+    With many asynchronous workers their staleness already acts like momentum: lower beta as workers are added.
+
+    Args:
+        beta: share of the old direction that is kept.
+        nesterov: step along g + beta m instead of m.
+    """
+
+    beta: float = 0.9
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        check_share("beta", self.beta)
+
+    def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
+        """State: m."""
+        return _MomentumApplier(self, momentum=torch.zeros(num_elements, dtype=dtype))
+
+
+class _MomentumApplier(Applier):
+    def __init__(self, rule: Momentum, momentum: Tensor) -> None:
+        super().__init__(momentum=momentum)
+        self._rule, self._momentum = rule, momentum
+
+    def apply(
+        self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
+    ) -> None:
+        m, beta = self._momentum, self._rule.beta
+        m.mul_(beta).add_(gradient)
+        if self._rule.nesterov:
+            x.sub_(gradient, alpha=learning_rate)
+            x.sub_(m, alpha=learning_rate * beta)
+        else:
+            x.sub_(m, alpha=learning_rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StalenessScaled(ApplyRule):
+    """x <- x - (rate / tau) g for a gradient of staleness tau; a fresh one, tau = 0, takes the full rate. No state.
+
+    Not: the step size `inverse` of the shared-memory algorithms, 1 / (tau + 1), which is half of this one at tau = 1.
+
+    Reference: after Zhang et al., "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI 2016, arXiv:1511.05950.
+    """
+
+    def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
+        """Stateless."""
+        return _StalenessScaledApplier()
+
+
+class _StalenessScaledApplier(Applier):
+    def apply(
+        self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
+    ) -> None:
+        x.sub_(gradient, alpha=learning_rate / max(1, info.staleness))

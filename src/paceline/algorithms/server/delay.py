@@ -1,0 +1,152 @@
+"""Staleness on purpose: gradients wait so many updates before they are applied, also with a single worker.
+
+For studying what staleness does, without the luck of real timing: a `DelayQueue` goes in front of anything that applies
+gradients; `Delayed` is an apply rule with one.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right, insort
+from dataclasses import dataclass
+from functools import cached_property
+from random import Random
+from typing import Generic, TypeVar
+
+__all__ = ["ConstantDelay", "Delay", "DelayQueue", "RandomDelay", "RecordedDelay"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delay:
+    """How many updates the n-th gradient waits; the same every time that it is asked.
+
+    Args:
+        ramp_updates: over so many updates the delay grows in proportion from 0 to its full length. Training with 20 or more
+            updates of staleness from the first step tends to fail where one with a ramp over the first epochs succeeds.
+
+    Reference of the ramp: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981.
+    """
+
+    ramp_updates: int = 0
+
+    def __post_init__(self) -> None:
+        if self.ramp_updates < 0:
+            raise ValueError(f"ramp_updates must be 0 or more, not {self.ramp_updates}")
+
+    def full_updates(self, n: int) -> int:
+        """Delay of the n-th gradient, from 0, without the ramp."""
+        raise TypeError(f"{type(self).__name__} must define full_updates")
+
+    def updates(self, n: int) -> int:
+        """Delay of the n-th gradient, from 0, with the ramp."""
+        full = self.full_updates(n)
+        return full if n >= self.ramp_updates else full * n // self.ramp_updates
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstantDelay(Delay):
+    """The same delay for every gradient.
+
+    Args:
+        updates_late: the delay.
+    """
+
+    updates_late: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.updates_late < 0:
+            raise ValueError(f"updates_late must be 0 or more, not {self.updates_late}")
+
+    def full_updates(self, n: int) -> int:
+        """`updates_late`."""
+        return self.updates_late
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomDelay(Delay):
+    """Uniformly random from `lowest` to `highest`, both included; gradients may overtake each other.
+
+    Args:
+        lowest: least delay.
+        highest: greatest delay.
+        seed: of the draws; the n-th gradient's is the same whatever was drawn before.
+    """
+
+    lowest: int = 0
+    highest: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.lowest <= self.highest:
+            raise ValueError(f"0 <= lowest <= highest must hold, not lowest={self.lowest} and highest={self.highest}")
+
+    def full_updates(self, n: int) -> int:
+        """A draw of its own for every n."""
+        return Random(f"{self.seed} {n}").randint(self.lowest, self.highest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedDelay(Delay):
+    """Delays one after the other as recorded, from the start again after the last.
+
+    Args:
+        delays: as "0_3_1"; from a list with `RecordedDelay.of`.
+
+    >>> [RecordedDelay(delays="0_3_1").updates(n) for n in range(4)]
+    [0, 3, 1, 0]
+    """
+
+    delays: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not re.fullmatch(r"[0-9]+(_[0-9]+)*", self.delays):
+            raise ValueError(f"delays are written as 0_3_1, not '{self.delays[:80]}'")
+
+    @classmethod
+    def of(cls, delays: list[int], *, ramp_updates: int = 0) -> RecordedDelay:
+        """From a list."""
+        return cls(delays="_".join(map(str, delays)), ramp_updates=ramp_updates)
+
+    @cached_property
+    def _delays(self) -> tuple[int, ...]:
+        return tuple(map(int, self.delays.split("_")))
+
+    def full_updates(self, n: int) -> int:
+        """The n-th, modulo their number."""
+        return self._delays[n % len(self._delays)]
+
+
+class DelayQueue(Generic[T]):
+    """Gradients on hold. A constant delay d turns one worker's staleness 0 into d, after the first d updates.
+
+    Args:
+        delay: how long each waits, in gradients that are put in after it.
+
+    Attributes:
+        num_put: how many have been put in.
+        waiting: those that are not due yet, as (due at which put, number, item), in the order in which they will come.
+    """
+
+    def __init__(self, delay: Delay) -> None:
+        self._delay = delay
+        self.num_put = 0
+        self.waiting: list[tuple[int, int, T]] = []
+
+    def put(self, item: T) -> list[T]:
+        """Put one in; get those that are due, longest due first. With delay 0 that is the item itself."""
+        n = self.num_put
+        self.num_put += 1
+        insort(self.waiting, (n + self._delay.updates(n), n, item), key=lambda one: one[:2])
+        num_due = bisect_right(self.waiting, n, key=lambda one: one[0])
+        due, self.waiting = self.waiting[:num_due], self.waiting[num_due:]
+        return [one for _, _, one in due]
+
+    def drain(self) -> list[T]:
+        """Take out what still waits, in the order in which it would have come: for the end of a run."""
+        rest, self.waiting = self.waiting, []
+        return [item for _, _, item in rest]

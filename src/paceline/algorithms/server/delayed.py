@@ -1,0 +1,108 @@
+"""An apply rule whose gradients wait: staleness injected into any server, with any rule."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.algorithms.server.adaptive_revision import AdaptiveRevision
+from paceline.algorithms.server.apply import SGD, Applier, ApplyRule
+from paceline.algorithms.server.delay import Delay, DelayQueue
+from paceline.algorithms.server.update import UpdateInfo
+
+__all__ = ["Delayed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delayed(ApplyRule):
+    """Another rule, whose gradients wait for some updates before they are applied.
+
+    Costs: one vector for every gradient that waits (two if the rule echoes). What waits when a run ends is never applied.
+    Use when: studying staleness; real servers have enough of it.
+
+    Args:
+        delay: how long each gradient waits.
+        rule: what applies it then. It sees the version of that time, so `staleness` includes the wait.
+    """
+
+    delay: Delay
+    rule: ApplyRule = field(default_factory=SGD)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rule, AdaptiveRevision) and not self.rule.echoes:
+            raise ValueError("a gradient on hold would outlive the server's snapshots: take revision_state=echo")
+
+    @property
+    def echoes(self) -> bool:
+        """As the rule within."""
+        return self.rule.echoes
+
+    def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
+        """State: the rule's, and every gradient that waits."""
+        return _DelayedApplier(self.rule.start(num_elements, dtype), DelayQueue(self.delay), num_elements, dtype)
+
+
+class _Waiting(NamedTuple):
+    gradient: Tensor
+    echo: Tensor | None
+    info: UpdateInfo
+
+
+class _DelayedApplier(Applier):
+    def __init__(self, within: Applier, queue: DelayQueue[_Waiting], num_elements: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._within, self._queue = within, queue
+        self._num_elements, self._dtype = num_elements, dtype
+
+    def apply(
+        self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
+    ) -> None:
+        own = _Waiting(gradient.clone(), None if echo is None else echo.clone(), info)
+        for due in self._queue.put(own):
+            then = dataclasses.replace(due.info, version=info.version)
+            self._within.apply(x, due.gradient, then, learning_rate, due.echo)
+
+    def read(self, worker_id: int, version: int) -> Tensor | None:
+        return self._within.read(worker_id, version)
+
+    def accepts(self, info: UpdateInfo) -> bool:
+        return self._within.accepts(info)
+
+    def forget(self, worker_id: int) -> None:
+        self._within.forget(worker_id)
+
+    def state(self) -> dict[str, Tensor]:
+        """The rule's, and `waiting.<place>.gradient`, `.echo`, `.info` (1, 8) of every gradient on hold."""
+        state = self._within.state() | {"num_put": torch.tensor(self._queue.num_put)}
+        for place, (due, n, one) in enumerate(self._queue.waiting):
+            state[f"waiting.{place}.gradient"] = one.gradient
+            state[f"waiting.{place}.info"] = torch.tensor([[due, n, *dataclasses.astuple(one.info)]])
+            if one.echo is not None:
+                state[f"waiting.{place}.echo"] = one.echo
+        return state
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take over the rule's state and the queue."""
+        own = {name: tensor for name, tensor in state.items() if name.startswith("waiting.") or name == "num_put"}
+        if "num_put" not in own:
+            raise ValueError("This snapshot is of a rule without a delay.")
+        names = [item.name for item in dataclasses.fields(UpdateInfo)]
+        waiting = []
+        while f"waiting.{len(waiting)}.info" in own:
+            place = f"waiting.{len(waiting)}"
+            due, n, *values = map(int, own[f"{place}.info"].flatten().tolist())
+            echo = own.get(f"{place}.echo")
+            one = _Waiting(
+                own[f"{place}.gradient"].to(self._dtype, copy=True),
+                None if echo is None else echo.to(self._dtype, copy=True),
+                UpdateInfo(**dict(zip(names, values, strict=True))),
+            )
+            if one.gradient.shape != (self._num_elements,):
+                raise ValueError(f"A gradient on hold has {one.gradient.numel()} elements, not {self._num_elements}.")
+            waiting.append((due, n, one))
+        self._within.load({name: tensor for name, tensor in state.items() if name not in own})
+        self._queue.num_put, self._queue.waiting = int(own["num_put"]), waiting

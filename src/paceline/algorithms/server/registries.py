@@ -1,0 +1,42 @@
+"""The names of the server's rules in specs: `apply=momentum(beta=0.9)`, `codec=top-k(fraction=0.01)`."""
+
+from __future__ import annotations
+
+from paceline.algorithms.server.adagrad import Adagrad, AsyncAdagrad
+from paceline.algorithms.server.adaptive import Adam, RMSProp
+from paceline.algorithms.server.adaptive_revision import AdaptiveRevision
+from paceline.algorithms.server.apply import SGD, ApplyRule, Momentum, StalenessScaled
+from paceline.algorithms.server.codec import BFloat16, Codec, NoCodec, TopK
+from paceline.algorithms.server.delay import ConstantDelay, Delay, RandomDelay, RecordedDelay
+from paceline.algorithms.server.delayed import Delayed
+from paceline.specs import Registry
+
+__all__ = ["apply_registry", "codec_registry", "delay_registry", "nested"]
+
+delay_registry = Registry("delay")
+delay_registry.register("constant", ConstantDelay)
+delay_registry.register("random", RandomDelay)
+delay_registry.register("recorded", RecordedDelay)
+
+_undelayed = Registry("apply rule")
+_undelayed.register("sgd", SGD)
+_undelayed.register("momentum", Momentum)
+_undelayed.register("rmsprop", RMSProp)
+_undelayed.register("adagrad", Adagrad)
+_undelayed.register("adam", Adam)
+_undelayed.register("staleness-scaled", StalenessScaled)
+_undelayed.register("async-adagrad", AsyncAdagrad)
+_undelayed.register("adaptive-revision", AdaptiveRevision)
+
+apply_registry = Registry("apply rule", nested={ApplyRule: _undelayed, Delay: delay_registry})
+for _name, _rule in _undelayed.items():
+    apply_registry.register(_name, _rule)
+apply_registry.register("delayed", Delayed)
+
+codec_registry = Registry("codec")
+codec_registry.register("none", NoCodec)
+codec_registry.register("bf16", BFloat16)
+codec_registry.register("top-k", TopK)
+
+#: For the registry of algorithms.
+nested: dict[type, Registry] = {ApplyRule: apply_registry, Codec: codec_registry, Delay: delay_registry}

@@ -1,0 +1,33 @@
+"""What is known of a gradient when it is applied, besides its values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["UpdateInfo"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateInfo:
+    """Where a gradient comes from, and how old it is.
+
+    Args:
+        worker_id: who computed it.
+        sequence: the worker's own count of what it has sent; the same twice is a duplicate.
+        step: the step that the gradient was computed for, as stamped by the worker.
+        version_read: version of the parameters that it was computed at.
+        version: version of the parameters now, before it is applied.
+        num_samples: samples that it is the mean over.
+    """
+
+    worker_id: int
+    sequence: int
+    step: int
+    version_read: int
+    version: int
+    num_samples: int
+
+    @property
+    def staleness(self) -> int:
+        """Updates applied since the parameters were read."""
+        return self.version - self.version_read

@@ -1,0 +1,63 @@
+"""The user's own optimizer, applied by the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.algorithms.server.apply import Applier, ApplyRule
+from paceline.algorithms.server.update import UpdateInfo
+from paceline.optimizers import FlatOptimizer, OptimizerSettings
+
+__all__ = ["UserApplier", "UserOptimizer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserOptimizer(ApplyRule):
+    """What the workers' optimizer would do, at the rates that their schedulers have come to.
+
+    The workers send its class and its groups' settings, once and whenever they change. So it must be one of torch's that work
+    element by element: SGD, Adam, AdamW, RMSprop, Adagrad and their kin. Its state is the server's.
+    """
+
+    def start(self, num_elements: int, dtype: torch.dtype) -> UserApplier:
+        """An applier that waits to be told the settings."""
+        return UserApplier()
+
+
+class UserApplier(Applier):
+    """Attributes to be set before `apply`.
+
+    Attributes:
+        begin: where the shard begins in the flat vector.
+        settings: of the update's worker.
+        scale: factor on every group's learning rate.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin = 0
+        self.settings: OptimizerSettings | None = None
+        self.scale = 1.0
+        self._optimizer: FlatOptimizer | None = None
+        self._loaded: dict[str, Tensor] = {}
+
+    def apply(
+        self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
+    ) -> None:
+        """One step of the optimizer; it goes by its groups' own rates."""
+        assert self.settings is not None
+        if self._optimizer is None:
+            self._optimizer = FlatOptimizer(self.settings, x, self.begin)
+            self._optimizer.load(self._loaded)
+        self._optimizer.step(gradient, self.settings, self.scale)
+
+    def state(self) -> dict[str, Tensor]:
+        """The optimizer's."""
+        return self._optimizer.state() if self._optimizer is not None else dict(self._loaded)
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """The optimizer begins with it."""
+        self._loaded, self._optimizer = dict(state), None

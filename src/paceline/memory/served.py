@@ -1,0 +1,165 @@
+"""One parameter vector whose parts are written by servers, in shared memory so that others can look."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from paceline.memory.atomics import fetch_add, load, store
+from paceline.memory.failpoints import fail_point
+from paceline.memory.segment import LINE_BYTES, Layout, Segment
+from paceline.transport.parameters import shard_ranges
+
+__all__ = ["COUNTED", "ServedVector"]
+
+COUNTED = ("dropped", "duplicate", "incomplete")
+_SNAPSHOT_DEADLINE_S = 60.0
+_BETWEEN_TRIES_S = 50e-6
+
+
+@dataclass(frozen=True)
+class ServedPlan:
+    """Where the vector and its words lie; the same in every process."""
+
+    vector: int
+    words: int  # of each shard, on a line of its own: version, writing, and one for each of COUNTED
+    num_parameters: int
+    num_workers: int
+    num_servers: int
+    dtype: torch.dtype
+
+
+class ServedVector:
+    """The run's vector, as a server, a worker or an onlooker sees it; implements `ServedParameters`.
+
+    A server's `x` (n,) is its shard. A worker's `x` (P,) is a copy in its own memory, which servers' messages fill. Without
+    servers, a lone worker's `x` is the vector itself. The words of a shard are a sequence lock: whoever copies it tries
+    again if it was written meanwhile. They outlive the server, so that its successor counts on.
+
+    Args:
+        segment: shared memory made from the layout of `plan`.
+        plan: from `reserve`.
+        participant_id: a worker's id; a server's, from the number of workers on; an evaluator's is beyond all.
+        incarnation: unused here, as nothing is held that others wait for.
+        abort_address: unused here, as nothing waits.
+
+    Attributes:
+        is_elsewhere: the servers write to memory of another process; a worker's snapshot is then its own copy.
+    """
+
+    def __init__(
+        self, segment: Segment, plan: ServedPlan, participant_id: int, incarnation: int = 0, abort_address: int = 0
+    ) -> None:
+        self._segment = segment
+        self._plan = plan
+        self.ranges = shard_ranges(plan.num_parameters, max(1, plan.num_servers))
+        self._shard = max(0, participant_id - plan.num_workers) if participant_id < self._num_members else 0
+        self._vector = segment.tensor(plan.vector, (plan.num_parameters,), plan.dtype)
+        if participant_id < plan.num_workers and plan.num_servers:
+            self.x = torch.zeros_like(self._vector)
+        elif participant_id < self._num_members:
+            self.x = self._vector[slice(*self.ranges[self._shard])]
+        else:
+            self.x = self._vector
+        self._version = self._word(self._shard)
+        self.is_elsewhere = False
+        self.waited_s = 0.0
+
+    @property
+    def _num_members(self) -> int:
+        return self._plan.num_workers + self._plan.num_servers
+
+    @staticmethod
+    def reserve(
+        layout: Layout,
+        num_parameters: int,
+        num_participants: int,
+        *,
+        num_evaluators: int = 0,
+        num_servers: int = 0,
+        dtype: torch.dtype = torch.float32,
+        name: str = "served",
+    ) -> ServedPlan:
+        """Reserves one vector for all; `num_participants` counts servers and evaluators in."""
+        vector = layout.vector(f"{name}.x", num_parameters, dtype)
+        words = layout.words(f"{name}.words", max(1, num_servers))
+        num_workers = num_participants - num_evaluators - num_servers
+        return ServedPlan(vector, words, num_parameters, num_workers, num_servers, dtype)
+
+    def _word(self, shard: int) -> int:
+        return self._segment.address + self._plan.words + LINE_BYTES * shard
+
+    @property
+    def version(self) -> int:
+        """Updates applied to this server's shard; for all others, to the first one."""
+        return load(self._version)
+
+    def initialise(self, x: torch.Tensor, version: int = 0) -> None:
+        """Gives the vector the values of `x` (P,)."""
+        self._vector.copy_(x)
+        for shard in range(len(self.ranges)):
+            store(self._word(shard), version)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Marks the shard as being written."""
+        store(self._version + 8, 1)
+        try:
+            fail_point("served.mid_write")
+            yield
+        finally:
+            store(self._version + 8, 0)
+
+    def advance(self) -> int:
+        """Counts one update."""
+        return fetch_add(self._version, 1) + 1
+
+    def restore(self, x: torch.Tensor) -> None:
+        """Gives this server's shard the values of `x` (n,), however it was left."""
+        store(self._version + 8, 1)
+        self.x.copy_(x)
+        store(self._version + 8, 0)
+
+    def count(self, what: str, number: int = 1) -> None:
+        """Counts something for the run's result."""
+        fetch_add(self._version + 16 + 8 * COUNTED.index(what), number)
+
+    def counts(self) -> list[dict[str, int]]:
+        """What each shard has counted, and its version."""
+        return [
+            {"version": load(word), **{what: load(word + 16 + 8 * n) for n, what in enumerate(COUNTED)}}
+            for word in map(self._word, range(len(self.ranges)))
+        ]
+
+    def snapshot(self, out: torch.Tensor) -> int:
+        """Copies the run's vector into `out` (P,), each shard as nobody was writing it; returns the first one's version.
+
+        A shard whose server died in the middle of a write is waited for, as its successor takes over.
+        """
+        if self.is_elsewhere:
+            out.copy_(self.x)
+            return self.version
+        versions = [self._copy(shard, out) for shard in range(len(self.ranges))]
+        return versions[0]
+
+    def _copy(self, shard: int, out: torch.Tensor) -> int:
+        word, part = self._word(shard), slice(*self.ranges[shard])
+        until_s = time.monotonic() + _SNAPSHOT_DEADLINE_S
+        while True:
+            before = load(word)
+            if load(word + 8) == 0:
+                out[part].copy_(self._vector[part])
+                if load(word + 8) == 0 and load(word) == before:
+                    return before
+            if time.monotonic() > until_s:
+                raise RuntimeError(f"server {shard} was writing at every look for {_SNAPSHOT_DEADLINE_S:.0f} s")
+            # It may have lost its core (or, with threads, the interpreter) in the middle of a write.
+            time.sleep(_BETWEEN_TRIES_S)
+
+    def recover(self, participant_id: int, incarnation: int) -> bool:
+        """Nothing that a worker holds is anybody else's: no update is torn by its death."""
+        return False

@@ -1,0 +1,202 @@
+"""A server's life inside the process (or thread) that the supervisor starts, and the files that outlive it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from multiprocessing import reduction
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline import checkpoint
+from paceline.algorithms import registry
+from paceline.arena import Arena
+from paceline.environment import current_environment
+from paceline.memory.segment import Segment
+from paceline.memory.waiting import raise_if_stopped, wait_briefly
+from paceline.peers import Peers, mailbox_part, store_of
+from paceline.replica import RealClock
+from paceline.worker_process import Ready, Welcome
+
+__all__ = ["Restored", "ServerMain", "ServerStorage"]
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A server has taken a dead one's place.
+
+    Args:
+        shard_id: whose.
+        first_lost: version of the first update that is lost.
+        last_lost: of the last one; below `first_lost` where none is.
+    """
+
+    shard_id: int
+    first_lost: int
+    last_lost: int
+
+
+@dataclass(frozen=True)
+class ServerMain:
+    """What a server runs, as data that can be sent to a process.
+
+    Args:
+        algorithm: its spec.
+        snapshots: folder for what a successor goes on from; None: there will be none.
+    """
+
+    algorithm: str
+    snapshots: Path | None
+
+    def __call__(self) -> None:
+        """Serves until all workers have ended."""
+        environment = current_environment()
+        assert environment is not None
+        connection = environment.connection
+        algorithm: Any = registry.build(self.algorithm)
+        welcome: Welcome = connection.recv()
+        assert welcome.plan is not None
+        plan = welcome.plan
+        segment = Segment.from_fd(reduction.recv_handle(connection), plan.size_bytes)
+        environment.store = welcome.store
+        arena = Arena(segment, plan, environment.worker_id, environment.incarnation)
+        shard_id = environment.worker_id - plan.num_workers
+        storage = ServerStorage(
+            shard_id, arena, self.snapshots, algorithm.snapshot_s, environment.checkpoint, environment.resume
+        )
+        connection.send(Ready())
+        while not wait_briefly(arena.address("go"), 0):
+            raise_if_stopped(arena.address("abort"))
+        lost = storage.begin(restarted=environment.incarnation > 0)
+        if lost is not None:
+            connection.send(Restored(shard_id, *lost))
+        ports = arena.ports(RealClock(), environment.seed)
+        peers = Peers(
+            mailbox_part(store_of(environment)),
+            environment.worker_id,
+            plan.num_workers,
+            ports.counts,
+            lambda: arena.load("workers_done") != 0,
+            incarnation=environment.incarnation,
+            num_servers=plan.num_servers,
+        )
+        with contextlib.closing(storage), contextlib.closing(peers), torch.no_grad():
+            algorithm.serve(shard_id, replace(ports, mailbox=peers.mailbox, storage=storage))
+
+
+class ServerStorage:
+    """A server's snapshots, and its part of the run's checkpoints; implements `Storage`.
+
+    A snapshot is copied at once and written by a thread, under another name and renamed: a kill at any instant leaves the last
+    one whole. While one is being written, no other is begun.
+
+    Args:
+        shard_id: this server's.
+        arena: the run's memory.
+        snapshots: folder; None: none are kept.
+        every_s: at most one snapshot in this time.
+        folder: the run's `checkpoint` folder, or None.
+        resume: the checkpoint that the run goes on from, or None.
+    """
+
+    def __init__(
+        self,
+        shard_id: int,
+        arena: Arena,
+        snapshots: Path | None,
+        every_s: float,
+        folder: Path | None,
+        resume: Path | None,
+    ) -> None:
+        self._shard_id = shard_id
+        self._shared = arena.shared
+        self._path = snapshots / f"shard-{shard_id}.pt" if snapshots is not None else None
+        self._every_s = every_s
+        self._folder = folder
+        self._resume = resume
+        self._restored: dict[str, Any] | None = None
+        self._kept_version = -1
+        self._kept_at_s = time.monotonic()
+        self._writer: threading.Thread | None = None
+        self._due = threading.Event()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._state: dict[str, Any] | None = None
+
+    def begin(self, *, restarted: bool) -> tuple[int, int] | None:
+        """Finds what to go on from; a successor also takes over the parameters.
+
+        Returns:
+            the versions of the first and last update that were lost; None where nobody died.
+        """
+        if restarted:
+            assert self._path is not None
+            self._restored = torch.load(self._path, weights_only=True)
+            assert self._restored is not None
+            self._shared.restore(self._restored["x"])
+            return self._restored["version"] + 1, self._shared.version
+        begin, end = self._shared.ranges[self._shard_id]
+        if self._resume is not None:
+            self._restored = {"rule": checkpoint.load_rule_state(self._resume, begin, end)}
+        return None
+
+    def restore(self) -> dict[str, Any] | None:
+        """What `begin` found."""
+        return self._restored
+
+    def keep(self, state: Callable[[], dict[str, Any]], version: int) -> None:
+        """Begins a snapshot if there is something new, the last one is written, and its time has come; the first at once."""
+        if self._path is None or version == self._kept_version or not self._idle.is_set():
+            return
+        now_s = time.monotonic()
+        if self._kept_version >= 0 and now_s - self._kept_at_s < self._every_s:
+            return
+        first = self._kept_version < 0
+        self._kept_version, self._kept_at_s = version, now_s
+        if first:  # before the first update is applied there must be something to go on from
+            self._write(state())
+            return
+        if self._writer is None:
+            self._writer = threading.Thread(target=self._write_all, name="snapshots", daemon=True)
+            self._writer.start()
+        self._idle.clear()
+        self._state = state()
+        self._due.set()
+
+    def checkpoint(self, state: dict[str, Any], number: int | None) -> None:
+        """Writes this server's part of a checkpoint."""
+        if self._folder is not None:
+            kept = {"range": tuple(state["range"]), "x": state["x"], "version": state["version"], "rule": state["rule"]}
+            checkpoint.save_server(self._folder, number, self._shard_id, kept)
+
+    def close(self) -> None:
+        """Ends the thread that writes."""
+        if self._writer is not None:
+            self._idle.wait()
+            self._state = None
+            self._due.set()
+            self._writer.join()
+
+    def _write_all(self) -> None:
+        while True:
+            self._due.wait()
+            self._due.clear()
+            if self._state is None:
+                return
+            try:
+                self._write(self._state)
+            finally:
+                self._state = None
+                self._idle.set()
+
+    def _write(self, state: dict[str, Any]) -> None:
+        assert self._path is not None
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        torch.save(state, temporary)
+        temporary.rename(self._path)

@@ -1,0 +1,161 @@
+"""A shard's program with a scripted mailbox: duplicates, strangers' messages, answers, and what a successor is left with."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import paceline as pl
+from paceline.algorithms.server.admission import Async, Sync
+from paceline.algorithms.server.apply import SGD
+from paceline.algorithms.server.codec import NoCodec
+from paceline.algorithms.server.shard import Shard, ShardRules
+from paceline.algorithms.server.user import UserOptimizer
+from paceline.optimizers import FlatOptimizer, OptimizerSettings, settings_of
+from paceline.transport.base import Message, PeerLeft, Received
+
+SETTINGS = settings_of(torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], lr=1.0), lambda _: (0, 3))
+
+
+class Storage:
+    def __init__(self, state=None):
+        self.state, self.kept = state, []
+
+    def restore(self):
+        return self.state
+
+    def keep(self, state, version):
+        self.kept.append(state())
+
+    def checkpoint(self, state, number):
+        self.last = state
+
+
+def serve(arrivals, *, workers=2, admission=None, rule=None, storage=None, x=None, version=0, on_death="shrink"):
+    """Runs a shard over what arrives; everybody leaves at the end. Returns its vector and what it sent."""
+    counts = dict.fromkeys(("dropped", "duplicate", "incomplete"), 0)
+    shared = SimpleNamespace(x=torch.zeros(3) if x is None else x, version=version, ranges=((0, 3),), counts=counts)
+    shared.writing = lambda: torch.no_grad()
+
+    def advance():
+        shared.version += 1
+        return shared.version
+
+    def count(what, number=1):
+        counts[what] += number
+
+    shared.advance, shared.count = advance, count
+    sent = []
+    ends = [one for w in range(workers) for one in (Received(w, 9, Message("bye")), PeerLeft(w, 9, "ended"))]
+    queue = iter([*arrivals, *ends])
+    mailbox = SimpleNamespace(
+        receive=lambda timeout_s=None, **_: next(queue),
+        send=lambda to, message: sent.append(
+            (to, message._replace(x=None if message.x is None else message.x.clone()))
+        ),
+    )
+    ports = SimpleNamespace(mailbox=mailbox, shared=shared, num_workers=workers, num_servers=1, storage=storage)
+    rules = ShardRules(
+        admission=lambda _: admission or Async(), apply=rule or SGD(), codec=NoCodec(), on_death=on_death
+    )
+    Shard(0, rules, ports).run()
+    return shared, sent
+
+
+def settings(worker=0, incarnation=0):
+    return Received(worker, incarnation, Message("settings", x=SETTINGS.to_tensor()))
+
+
+def push(worker, sequence, value, version=0, incarnation=0, samples=1):
+    return Received(worker, incarnation, Message("push", sequence, samples, torch.full((3,), float(value)), version))
+
+
+def test_a_duplicate_is_answered_and_not_applied():
+    shared, sent = serve([settings(), push(0, 1, 1), push(0, 1, 1), push(0, 2, 10, 1), push(0, 1, 1)])
+    assert shared.x.tolist() == [-11.0] * 3
+    assert shared.counts["duplicate"] == 2
+    assert [(m.number, m.weight, m.version) for _, m in sent] == [(1, 1, 1), (1, 1, 1), (2, 2, 2), (1, 2, 2)]
+
+
+def test_a_new_process_counts_from_1_again_and_its_predecessor_is_refused():
+    shared, _ = serve([settings(), push(0, 5, 1), push(0, 1, 10, 1, incarnation=1), push(0, 6, 100, 2)])
+    assert shared.x.tolist() == [-11.0] * 3
+
+
+def test_a_gradient_that_waits_for_others_is_not_counted_twice():
+    arrivals = [settings(0), settings(1), push(0, 1, 2), push(0, 1, 2), push(1, 1, 4)]
+    shared, sent = serve(arrivals, admission=Sync(2, range(2)))
+    assert shared.x.tolist() == [-3.0] * 3
+    assert [to for to, _ in sent] == [0, 1]
+
+
+def test_means_are_weighted_by_samples():
+    arrivals = [settings(0), settings(1), push(0, 1, 2, samples=1), push(1, 1, 10, samples=3)]
+    shared, _ = serve(arrivals, admission=Sync(2, range(2)))
+    assert shared.x.tolist() == [-8.0] * 3
+
+
+def test_what_no_worker_sends_is_ignored():
+    serve([Received(0, 0, Message("nonsense", 3)), Received(1, 0, Message("choice", 1, x=torch.tensor([0])))])
+
+
+@pytest.mark.parametrize("rule", [SGD(), UserOptimizer()])
+def test_a_successor_goes_on_from_the_snapshot_and_knows_what_is_in_it(rule):
+    """Update 1 of worker 0 is in it: sent again it is a duplicate. Update 2 was lost: sent again it is applied."""
+    storage = Storage()
+    serve([settings(), push(0, 1, 1)], rule=rule, storage=storage)
+    state = next(kept for kept in storage.kept if kept["version"] == 1)
+    assert state["x"].tolist() == [-1.0] * 3
+    arrivals = [settings(), push(0, 1, 1), push(0, 2, 10, 1)]
+    shared, sent = serve(arrivals, rule=rule, storage=Storage(state), x=state["x"].clone(), version=2)
+    assert shared.x.tolist() == [-11.0] * 3
+    assert [(m.number, m.weight, m.version) for _, m in sent] == [(1, 1, 2), (2, 3, 3)]
+
+
+def test_a_death_ends_the_run_where_that_is_wished():
+    with pytest.raises(pl.WorkerLostError, match="worker 1 has left"):
+        serve([settings(), PeerLeft(1, 0, "its connection broke")], on_death="fail")
+
+
+@pytest.mark.parametrize(
+    "kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.NAdam]
+)
+def test_the_users_optimizer_in_parts_is_the_whole_one_bit_for_bit(kind):
+    """Two groups, whose rates a scheduler changes; parts that cut a parameter in two; state handed over half-way."""
+    extra = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+    shapes, offsets = [(2, 3), (5,), (4,)], [0, 8, 16]
+    torch.manual_seed(0)
+    own = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    optimizer = kind([{"params": own[:2]}, {"params": own[2:], "lr": 0.5, "weight_decay": 0.1}], lr=0.1, **extra)
+    where = {p: (offset, offset + p.numel()) for p, offset in zip(own, offsets, strict=True)}
+    x = torch.zeros(24)
+    for p, (begin, end) in where.items():
+        x[begin:end] = p.detach().flatten()
+    parts = [(0, 10), (10, 24)]
+    others = None
+    with torch.no_grad():
+        for step in range(6):
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.9
+            settings = OptimizerSettings.from_tensor(settings_of(optimizer, where.get).to_tensor())
+            g = torch.randn(24)
+            if step in (0, 3):
+                states = [other.state() for other in others] if others else [{}, {}]
+                others = [FlatOptimizer(settings, x[begin:end], begin) for begin, end in parts]
+                for other, state in zip(others, states, strict=True):
+                    other.load(state)
+            for other, (begin, end) in zip(others, parts, strict=True):
+                other.step(g[begin:end], settings)
+            for p, (begin, end) in where.items():
+                p.grad = g[begin:end].view(p.shape).clone()
+            optimizer.step()
+            for p, (begin, end) in where.items():
+                assert torch.equal(x[begin:end], p.flatten())
+
+
+def test_an_optimizer_of_the_users_own_is_refused_in_a_sentence():
+    class Mine(torch.optim.SGD):
+        pass
+
+    with pytest.raises(pl.UsageError, match="Mine"):
+        settings_of(Mine([torch.nn.Parameter(torch.zeros(3))], lr=1.0), lambda _: (0, 3))
