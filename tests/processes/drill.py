@@ -104,7 +104,7 @@ def kill_one(algorithm, random):
         assert result["outcome"] == "crashed"
         # A survivor may have waited for another survivor, who had left: what is always said, and first, is who died.
         assert f"Worker {victim} was ended by signal 9." in result["outcome_reason"], result["outcome_reason"]
-        assert " did not " in result["outcome_reason"], result["outcome_reason"]
+        assert "did not" in result["outcome_reason"], result["outcome_reason"]
     else:
         assert result["outcome"] == "stopped", result["outcome_reason"]
         assert result["test_accuracy"] > 0.7
