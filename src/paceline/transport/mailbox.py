@@ -12,7 +12,7 @@ from typing import Any
 
 import zmq
 
-from paceline.errors import PacelineError, PeerLostError, WorkerLostError
+from paceline.errors import PacelineError, PeerLostError, WorkerLostError, name_workers
 from paceline.transport.base import Counts, Message, PeerBack, PeerLeft, Received
 from paceline.transport.inbox import Frames, Inbox, Lost
 from paceline.transport.keys import load_keys
@@ -386,8 +386,9 @@ class ZmqMailbox:
     def _why_missing(self, missing: set[int], timeout_s: float) -> str:
         silent = sorted(worker_id for worker_id in missing if self._peers[worker_id].endpoint)
         absent = sorted(missing - set(silent))
-        parts = [f"worker {', '.join(map(str, absent))} has not come"] if absent else []
+        parts = [f"{name_workers(absent)} {'have' if absent[1:] else 'has'} not come"] if absent else []
         if silent:
-            parts.append(f"worker {', '.join(map(str, silent))} has come but does not answer")
+            have, do = ("have", "do") if silent[1:] else ("has", "does")
+            parts.append(f"{name_workers(silent)} {have} come but {do} not answer")
         remedy = " Do all workers have the same key file?" if self.refused else ""
         return f"After {timeout_s:g} s {' and '.join(parts)}.{remedy}"
