@@ -1,0 +1,481 @@
+"""Linear models by Hogwild! with scikit-learn's conventions, and the parameters of its `SGDClassifier` and `SGDRegressor`.
+
+What differs from those:
+
+* `n_jobs` threads share the work of one fit; None means all cores here. Fits too small to be worth a thread use fewer.
+* Threads race, so that two fits with one seed differ slightly. `deterministic=True` makes updates in the order of the
+  seed, one after the
+  other: the same bits for any `n_jobs`, and no speed-up.
+* Several classes are learned in one pass over the data, one against the rest, and stop together.
+* Penalties are proximal steps, and L1 is exact: each weight pays all it owes.
+* `learning_rate` may also be "decay" (times `decay` after every pass, as in the Hogwild! paper) and "adagrad"; `loss`
+  may also be a
+  `paceline.sparse.Loss` of one's own. There is no averaging.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any, ClassVar
+
+import numpy as np
+from scipy.sparse import issparse
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model._base import LinearClassifierMixin, SparseCoefMixin
+from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
+from sklearn.utils import check_random_state, compute_class_weight
+from sklearn.utils.extmath import safe_sparse_dot
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import check_classification_targets, unique_labels
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+from paceline.errors import UsageError
+from paceline.sparse.linear import LinearModel, Pass
+from paceline.sparse.losses import CLASSIFICATION, REGRESSION, Loss
+from paceline.sparse.matrix import rows_of
+from paceline.sparse.options import plan_for
+from paceline.sparse.team import Team, count_threads
+
+__all__ = ["HogwildClassifier", "HogwildRegressor"]
+
+
+class _Hogwild(SparseCoefMixin, BaseEstimator):
+    """What classifier and regressor share: one model, passes until the loss stops falling."""
+
+    _losses: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self,
+        loss: str | Loss = "",
+        *,
+        penalty: str | None = "l2",
+        alpha: float = 0.0001,
+        l1_ratio: float = 0.15,
+        fit_intercept: bool = True,
+        max_iter: int = 1000,
+        tol: float | None = 1e-3,
+        shuffle: bool = True,
+        verbose: int = 0,
+        epsilon: float = 0.1,
+        n_jobs: int | None = None,
+        random_state: Any = None,
+        learning_rate: str = "optimal",
+        eta0: float = 0.01,
+        power_t: float = 0.5,
+        decay: float = 0.9,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 5,
+        warm_start: bool = False,
+        deterministic: bool = False,
+    ) -> None:
+        self.loss = loss
+        self.penalty = penalty
+        self.alpha = alpha
+        self.l1_ratio = l1_ratio
+        self.fit_intercept = fit_intercept
+        self.max_iter = max_iter
+        self.tol = tol
+        self.shuffle = shuffle
+        self.verbose = verbose
+        self.epsilon = epsilon
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+        self.learning_rate = learning_rate
+        self.eta0 = eta0
+        self.power_t = power_t
+        self.decay = decay
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.warm_start = warm_start
+        self.deterministic = deterministic
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def _check_numbers(self) -> None:
+        for name in ("max_iter", "n_iter_no_change"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+                raise UsageError(f"{name} must be a whole number, 1 or more, not {value!r}.")
+        if not 0 < self.decay <= 1:
+            raise UsageError(f"decay must be above 0 and up to 1, not {self.decay!r}.")
+        if not 0 < self.validation_fraction < 1:
+            raise UsageError(f"validation_fraction must be between 0 and 1, not {self.validation_fraction!r}.")
+
+    def _learn(
+        self,
+        X: Any,
+        targets: np.ndarray,
+        sample_weight: Any,
+        *,
+        outputs: int,
+        max_iter: int,
+        fresh: bool,
+        balance: np.ndarray | None = None,
+        stopping: bool = True,
+    ) -> None:
+        """Make passes from the present coefficients, or from zero if `fresh`."""
+        self._check_numbers()
+        dense = isinstance(X, np.ndarray)
+        watching = stopping and (self.tol is not None or self.early_stopping or bool(self.verbose))
+        plan = plan_for(
+            loss=self.loss,
+            allowed=self._losses,
+            penalty=self.penalty,
+            alpha=self.alpha,
+            l1_ratio=self.l1_ratio,
+            learning_rate=self.learning_rate,
+            eta0=self.eta0,
+            power_t=self.power_t,
+            epsilon=self.epsilon,
+            fit_intercept=self.fit_intercept,
+            dense=dense,
+            tracking=watching or self.learning_rate == "adaptive",
+        )
+        threads = count_threads(self.n_jobs, X.size if dense else X.nnz)
+        weights = None
+        if sample_weight is not None:
+            weights = _check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
+        random = check_random_state(self.random_state)
+        seed = int(random.randint(np.iinfo(np.int32).max)) if self.shuffle else None
+        subset = validation = None
+        if self.early_stopping and stopping:
+            subset, validation = self._split(targets, random)
+        model = self._model(X.shape[1], outputs, X.dtype, fresh)
+        with Team(1 if self.deterministic else threads) as team:
+            learning = model.learn(
+                rows_of(X),
+                targets.astype(X.dtype, copy=False),
+                plan,
+                team,
+                loss=self.loss if isinstance(self.loss, Loss) else None,
+                weights=weights,
+                balance=balance,
+                subset=subset,
+                seed=seed,
+            )
+            eta, best, idle = plan.eta, math.inf, 0
+            for number in range(1, max_iter + 1):
+                made = learning.make_pass(eta=eta)
+                if self.verbose:
+                    print(f"Pass {number}: mean loss {made.loss:.6f}, {made.seconds:.3f} s")
+                if self.learning_rate == "decay":
+                    eta *= self.decay
+                if not watching and self.learning_rate != "adaptive":
+                    continue
+                worse = made.loss
+                if validation is not None:
+                    learning.settle()
+                    self._take(model)
+                    worse = -self._score(X[validation], targets[validation], weights, validation)
+                idle = idle + 1 if self.tol is not None and worse > best - self.tol else 0
+                best = min(best, worse)
+                if idle >= self.n_iter_no_change:
+                    if self.learning_rate != "adaptive" or eta <= 1e-6:
+                        break
+                    eta, idle = eta / 5, 0
+            learning.settle()
+        self._take(model)
+        self._squares = model.squares
+        self.n_iter_ = len(learning.passes)
+        self.t_ = float(model.steps + 1)
+        self.n_threads_ = team.threads
+        self.passes_: list[Pass] = learning.passes
+
+    def _model(self, features: int, outputs: int, dtype: np.dtype, fresh: bool) -> LinearModel:
+        model = LinearModel(features, outputs, dtype)
+        if not fresh:
+            coefficients = self.coef_.toarray() if issparse(self.coef_) else np.atleast_2d(self.coef_)
+            if coefficients.shape != (outputs, features):
+                raise UsageError(
+                    f"The data has {features} features for {outputs} outputs, and the coefficients to go on from are for "
+                    f"{coefficients.shape[1]} and {coefficients.shape[0]}; use warm_start=False."
+                )
+            model.coordinates[:] = coefficients.T
+            model.intercepts[:] = self.intercept_
+            model.steps = int(getattr(self, "t_", 1.0)) - 1
+            model.squares = getattr(self, "_squares", model.squares).astype(dtype)
+        return model
+
+    def _take(self, model: LinearModel) -> None:
+        self.coef_ = model.coordinates.T
+        self.intercept_ = model.intercepts.astype(model.dtype)
+
+    def _warn(self) -> None:
+        """Say, after a fit, when it did not end as it should."""
+        message = ""
+        if self.passes_[-1].limited:
+            message = "The fit diverged: slopes had to be limited. Scale the data, or make eta0 smaller."
+        elif self.tol is not None and self.n_iter_ == self.max_iter:
+            message = "Maximum number of iterations reached before convergence; consider a larger max_iter."
+        if message:
+            warnings.warn(message, ConvergenceWarning, stacklevel=3)
+
+    def _split(self, targets: np.ndarray, random: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Rows to learn from, and rows to stop by."""
+        kind = StratifiedShuffleSplit if isinstance(self, ClassifierMixin) else ShuffleSplit
+        split = kind(1, test_size=self.validation_fraction, random_state=random)
+        try:
+            subset, validation = next(split.split(np.zeros((len(targets), 1)), targets))
+        except ValueError as error:
+            raise UsageError(f"Too little data to hold out a part for early_stopping: {error}") from error
+        return np.sort(subset), np.sort(validation)
+
+    def _score(self, X: Any, targets: np.ndarray, weights: np.ndarray | None, chosen: np.ndarray) -> float:
+        raise NotImplementedError
+
+    def _decide(self, X: Any) -> np.ndarray:
+        return safe_sparse_dot(X, self.coef_.T, dense_output=True) + self.intercept_
+
+
+class HogwildClassifier(LinearClassifierMixin, ClassifierMixin, _Hogwild):
+    """Linear classifiers (SVM, logistic regression, ...) learned by SGD on all cores, for sparse data.
+
+    In place of `SGDClassifier`, with its parameters and their meanings; the module's text lists what differs. A pass
+    costs a few nanoseconds per non-zero. Use when data is sparse and large: text, clicks. Not for small dense data,
+    where threads only meet.
+
+    Args:
+        loss: "hinge", "log_loss", "squared_hinge", "modified_huber", "perceptron", a loss of `HogwildRegressor`, or a
+            `paceline.sparse.Loss`.
+        penalty: "l2", "l1", "elasticnet" or None.
+        alpha: weight of the penalty.
+        l1_ratio: L1's part of elastic net.
+        fit_intercept: whether to learn intercepts.
+        max_iter: passes at most.
+        tol: stop when the loss falls by less than this in `n_iter_no_change` passes; None makes `max_iter` passes.
+        shuffle: visit examples in a new order in each pass.
+        verbose: print each pass.
+        epsilon: width of Huber's and the insensitive losses.
+        n_jobs: threads; None and -1 are all cores of this process.
+        random_state: seed of the order.
+        learning_rate: "optimal", "constant", "invscaling", "adaptive", "decay" or "adagrad".
+        eta0: the (first) step.
+        power_t: exponent of "invscaling".
+        decay: factor of the step after each pass, with "decay".
+        early_stopping: stop by the accuracy on a part of the data that is held out.
+        validation_fraction: how large that part is.
+        n_iter_no_change: how many passes without progress end the fit.
+        class_weight: dictionary, or "balanced".
+        warm_start: go on from the last fit's coefficients.
+        deterministic: the same bits for a seed and any `n_jobs`, without a speed-up.
+
+    Attributes:
+        coef_: (1 or classes, features).
+        intercept_: one per row of `coef_`.
+        classes_: the labels.
+        n_iter_: passes made.
+        n_threads_: threads used: one for small data.
+        passes_: loss, time and staleness of each pass.
+    """
+
+    _losses = CLASSIFICATION
+
+    def __init__(
+        self,
+        loss: str | Loss = "hinge",
+        *,
+        penalty: str | None = "l2",
+        alpha: float = 0.0001,
+        l1_ratio: float = 0.15,
+        fit_intercept: bool = True,
+        max_iter: int = 1000,
+        tol: float | None = 1e-3,
+        shuffle: bool = True,
+        verbose: int = 0,
+        epsilon: float = 0.1,
+        n_jobs: int | None = None,
+        random_state: Any = None,
+        learning_rate: str = "optimal",
+        eta0: float = 0.01,
+        power_t: float = 0.5,
+        decay: float = 0.9,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 5,
+        class_weight: Any = None,
+        warm_start: bool = False,
+        deterministic: bool = False,
+    ) -> None:
+        super().__init__(
+            loss, penalty=penalty, alpha=alpha, l1_ratio=l1_ratio, fit_intercept=fit_intercept, max_iter=max_iter,
+            tol=tol, shuffle=shuffle, verbose=verbose, epsilon=epsilon, n_jobs=n_jobs, random_state=random_state,
+            learning_rate=learning_rate, eta0=eta0, power_t=power_t, decay=decay, early_stopping=early_stopping,
+            validation_fraction=validation_fraction, n_iter_no_change=n_iter_no_change, warm_start=warm_start,
+            deterministic=deterministic,
+        )  # fmt: skip
+        self.class_weight = class_weight
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> HogwildClassifier:
+        """Learn from X (CSR or dense) and labels.
+
+        Raises:
+            UsageError: a parameter is wrong, or there is only one class.
+            DivergedError: the steps are too large.
+        """
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], order="C", reset=True)
+        fresh = not (self.warm_start and hasattr(self, "coef_"))
+        classes = unique_labels(y)
+        if not fresh and not np.array_equal(classes, self.classes_):
+            raise UsageError("The labels are not those of the last fit; use warm_start=False.")
+        self.t_ = 1.0
+        self._learn_classes(X, y, classes, sample_weight, self.max_iter, fresh, stopping=True)
+        self._warn()
+        return self
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> HogwildClassifier:
+        """Make one pass over more data; the first call names all classes."""
+        fresh = not hasattr(self, "classes_")
+        if fresh and classes is None:
+            raise UsageError("classes must be passed on the first call to partial_fit.")
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], order="C", reset=fresh)
+        known = unique_labels(classes) if fresh else self.classes_
+        if not fresh and classes is not None and not np.array_equal(unique_labels(classes), known):
+            raise UsageError(f"classes={classes!r} is not the same as on the last call to partial_fit: {known!r}.")
+        if self.class_weight == "balanced":
+            raise UsageError(
+                "class_weight 'balanced' is not supported for partial_fit, which does not see all data; compute weights with "
+                "compute_class_weight('balanced', classes=classes, y=y) and pass them as a dictionary."
+            )
+        self._learn_classes(X, y, known, sample_weight, 1, fresh, stopping=False)
+        return self
+
+    def _learn_classes(
+        self, X: Any, y: Any, classes: np.ndarray, sample_weight: Any, max_iter: int, fresh: bool, stopping: bool
+    ) -> None:
+        check_classification_targets(y)
+        if len(classes) < 2:
+            raise UsageError(
+                f"Labels of one class only: {classes[0]!r}; a classifier needs at least 2, "
+                "the number of classes has to be greater than one."
+            )
+        codes = np.searchsorted(classes, y)
+        if not np.array_equal(classes[np.minimum(codes, len(classes) - 1)], y):
+            raise UsageError(f"y has labels that are not in classes, which are {classes!r}.")
+        emphasis = compute_class_weight(self.class_weight, classes=classes, y=y)
+        self.classes_ = classes
+        if len(classes) == 2:
+            targets, balance = np.where(codes == 1, 1.0, -1.0), emphasis[None, :]
+        else:
+            targets, balance = codes.astype(X.dtype), np.column_stack([np.ones(len(classes)), emphasis])
+        self._learn(
+            X, targets, sample_weight, outputs=len(balance), max_iter=max_iter, fresh=fresh, balance=balance,
+            stopping=stopping,
+        )  # fmt: skip
+
+    def _score(self, X: Any, targets: np.ndarray, weights: np.ndarray | None, chosen: np.ndarray) -> float:
+        scores = self._decide(X)
+        right = scores.argmax(1) == targets if scores.shape[1] > 1 else (scores[:, 0] > 0) == (targets > 0)
+        return float(np.average(right, weights=None if weights is None else weights[chosen]))
+
+    def _has_probabilities(self) -> bool:
+        if self.loss not in ("log_loss", "modified_huber"):
+            raise AttributeError(f"probability estimates are not available for loss={self.loss!r}")
+        return True
+
+    @available_if(_has_probabilities)
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities of the classes: the logistic function of the decision, or `modified_huber`'s line; sums are one."""
+        check_is_fitted(self)
+        scores = self.decision_function(X)
+        if self.loss == "log_loss":
+            return self._predict_proba_lr(X)
+        positive = (np.clip(scores, -1, 1) + 1) / 2
+        if positive.ndim == 1:
+            return np.column_stack([1 - positive, positive])
+        sums = positive.sum(axis=1, keepdims=True)
+        positive[sums[:, 0] == 0] = 1
+        return positive / positive.sum(axis=1, keepdims=True)
+
+    @available_if(_has_probabilities)
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """Logarithms of `predict_proba`."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.predict_proba(X))
+
+
+class HogwildRegressor(RegressorMixin, _Hogwild):
+    """Linear regression learned by SGD on all cores, for sparse data: in place of `SGDRegressor`, with its parameters.
+
+    Args are `HogwildClassifier`'s but for `class_weight`; `loss` is "squared_error", "huber", "epsilon_insensitive",
+    "squared_epsilon_insensitive" or a `paceline.sparse.Loss`. Features and targets should be scaled.
+    """
+
+    _losses = REGRESSION
+
+    def __init__(
+        self,
+        loss: str | Loss = "squared_error",
+        *,
+        penalty: str | None = "l2",
+        alpha: float = 0.0001,
+        l1_ratio: float = 0.15,
+        fit_intercept: bool = True,
+        max_iter: int = 1000,
+        tol: float | None = 1e-3,
+        shuffle: bool = True,
+        verbose: int = 0,
+        epsilon: float = 0.1,
+        n_jobs: int | None = None,
+        random_state: Any = None,
+        learning_rate: str = "invscaling",
+        eta0: float = 0.01,
+        power_t: float = 0.25,
+        decay: float = 0.9,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 5,
+        warm_start: bool = False,
+        deterministic: bool = False,
+    ) -> None:
+        super().__init__(
+            loss, penalty=penalty, alpha=alpha, l1_ratio=l1_ratio, fit_intercept=fit_intercept, max_iter=max_iter,
+            tol=tol, shuffle=shuffle, verbose=verbose, epsilon=epsilon, n_jobs=n_jobs, random_state=random_state,
+            learning_rate=learning_rate, eta0=eta0, power_t=power_t, decay=decay, early_stopping=early_stopping,
+            validation_fraction=validation_fraction, n_iter_no_change=n_iter_no_change, warm_start=warm_start,
+            deterministic=deterministic,
+        )  # fmt: skip
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> HogwildRegressor:
+        """Learn from X (CSR or dense) and numbers."""
+        X, y = self._checked(X, y, reset=True)
+        fresh = not (self.warm_start and hasattr(self, "coef_"))
+        self.t_ = 1.0
+        self._learn(X, y, sample_weight, outputs=1, max_iter=self.max_iter, fresh=fresh)
+        self._flatten()
+        self._warn()
+        return self
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> HogwildRegressor:
+        """Make one pass over more data."""
+        fresh = not hasattr(self, "coef_")
+        X, y = self._checked(X, y, reset=fresh)
+        self._learn(X, y, sample_weight, outputs=1, max_iter=1, fresh=fresh, stopping=False)
+        self._flatten()
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """One number per row."""
+        check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse="csr", reset=False)
+        return safe_sparse_dot(X, self.coef_.T, dense_output=True).ravel() + self.intercept_
+
+    def _checked(self, X: Any, y: Any, *, reset: bool) -> Any:
+        return validate_data(
+            self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], order="C", y_numeric=True, reset=reset
+        )
+
+    def _flatten(self) -> None:
+        self.coef_ = np.ravel(self.coef_)
+
+    def _score(self, X: Any, targets: np.ndarray, weights: np.ndarray | None, chosen: np.ndarray) -> float:
+        from sklearn.metrics import r2_score
+
+        emphasis = None if weights is None else weights[chosen]
+        return float(r2_score(targets, self._decide(X)[:, 0], sample_weight=emphasis))

@@ -1,0 +1,144 @@
+"""A copy of the weights per thread, merged coordinate by coordinate, the hot ones most often.
+
+A cache line that two threads write in turn moves from one core's cache to the other's at every update. In text a few
+words are in most rows, and even without hot features the weights of a usual problem fit into one core's cache and are
+all written by the other: on two cores threads that share one vector are then no faster than one. Here each thread
+updates a copy of its own, and now and then *merges*: it adds what it has changed since the last time to the shared
+vector, and takes the shared value as its new one.
+
+How often a coordinate is merged follows from its frequency in the data. Merged too seldom, both threads correct the
+same error, and the sum of both corrections overshoots; merged after every update, nothing is gained. So each is merged
+after about `VISITS` updates of the team. Coordinates come in tiers of periods, each four times the one before: the
+hottest few every `VISITS` examples, and so on; from the period on in which a large part of all is due, the whole vector
+is swept, which costs a fraction per coordinate. What is updated less often than that in a whole pass is merged at its
+end. Intercepts, which every example changes, go with the hottest.
+
+Merging takes no lock: an addition is lost when two threads merge the same coordinate within the same few nanoseconds,
+as any update of Hogwild! may be. At the end of a pass, when all threads have ended, nothing is lost. What was measured:
+benchmarks/results/sparse.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.sparse.instructions import compiled
+
+__all__ = ["Copies", "Tiers", "begin", "collect", "copies_for", "merge", "merge_intercept", "tiers_for"]
+
+VISITS = 32
+U = np.uint64
+
+
+class Copies(NamedTuple):
+    """What a thread has of its own, and when it merges."""
+
+    own: np.ndarray  # its weights
+    bases: np.ndarray  # what they were after the last merge; empty: `own` is the shared vector
+    hot: np.ndarray  # coordinates that are merged one by one, the most frequent first
+    ends: np.ndarray  # how many of `hot` each tier takes
+    periods: np.ndarray  # examples between a tier's merges
+    sweep: int  # examples between merges of everything; 0: at the end of the pass only
+    late: int  # where the thread begins to count, so that threads do not merge at the same moment
+    every: int  # examples between merges of the intercepts; 0: the only thread, which writes to the model itself
+    intercepts: np.ndarray
+    intercept_bases: np.ndarray
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """Which coordinates are merged when; `hot` names coordinates by their feature."""
+
+    hot: np.ndarray
+    ends: tuple[int, ...]
+    periods: tuple[int, ...]
+    sweep: int
+
+
+def tiers_for(frequencies: np.ndarray, examples: int, threads: int) -> Tiers:
+    """Choose from each feature's fraction of examples.
+
+    Args:
+        frequencies: of each feature, the fraction of examples that have it.
+        examples: in one thread's part of a pass; nothing is merged less often.
+        threads: of the team: more threads change more between two merges of one.
+    """
+    visits = max(1, VISITS // threads)
+    order = np.argsort(-frequencies, kind="stable")
+    ordered = frequencies[order]
+    ends, periods = [], []
+    period, sweep = visits, 0
+    while period < examples:
+        # Half of `visits`: those that barely miss a tier are then merged after twice as many, and not four times.
+        due = int(np.searchsorted(-ordered, -0.5 * visits / period, side="right"))
+        if due > frequencies.size // 8:
+            sweep = period
+            break
+        ends.append(due)
+        periods.append(period)
+        period *= 4
+    return Tiers(order[: ends[-1] if ends else 0], tuple(ends), tuple(periods), sweep)
+
+
+def copies_for(thread: int, threads: int, shared: np.ndarray, classes: int, tiers: Tiers | None) -> Copies:
+    """A thread's own part. Without tiers, all threads write to the shared vector, and only intercepts have copies."""
+    every = max(1, VISITS // threads) if threads > 1 else 0
+    none = np.zeros(0, np.uint32)
+    intercepts = (np.zeros(classes), np.zeros(classes))
+    if tiers is None or threads == 1:
+        empty = np.zeros(0, np.int64)
+        return Copies(shared, shared[:0], none, empty, empty, 0, thread, every, *intercepts)
+    # Coordinate j of class k is at j * classes + k.
+    hot = (tiers.hot[:, None] * classes + np.arange(classes)).reshape(-1).astype(np.uint32)
+    late = thread * (every + max((tiers.sweep, *tiers.periods))) // threads
+    ends = np.asarray(tiers.ends, np.int64) * classes
+    periods = np.asarray(tiers.periods, np.int64)
+    own, bases = np.empty_like(shared), np.empty_like(shared)
+    return Copies(own, bases, hot, ends, periods, tiers.sweep, late, every, *intercepts)
+
+
+@compiled
+def begin(copies: Copies, shared: np.ndarray, intercepts: np.ndarray) -> None:
+    """Take the model as it is; each thread does this first in a pass."""
+    if copies.bases.size:
+        for place in range(shared.size):
+            copies.own[place] = copies.bases[place] = shared[place]
+    copies.intercepts[:] = intercepts
+    copies.intercept_bases[:] = intercepts
+
+
+@compiled
+def merge(copies: Copies, shared: np.ndarray, since: int) -> None:
+    """Exchange what is due after `since` examples."""
+    if copies.sweep and since % copies.sweep == 0:
+        for place in range(shared.size):
+            merged = shared[place] + (copies.own[place] - copies.bases[place])
+            shared[place] = copies.own[place] = copies.bases[place] = merged
+        return
+    for tier in range(copies.periods.size - 1, -1, -1):
+        if since % copies.periods[tier] == 0:
+            for number in range(U(copies.ends[tier])):
+                place = U(copies.hot[number])
+                merged = shared[place] + (copies.own[place] - copies.bases[place])
+                shared[place] = copies.own[place] = copies.bases[place] = merged
+            return
+
+
+@compiled
+def merge_intercept(copies: Copies, shared: np.ndarray, number: int, own: float) -> float:
+    """Exchange an intercept; returns the thread's new one."""
+    merged = shared[number] + (own - copies.intercept_bases[number])
+    shared[number] = copies.intercept_bases[number] = merged
+    return merged
+
+
+@compiled
+def collect(copies: Copies, shared: np.ndarray, intercepts: np.ndarray) -> None:
+    """Add what a thread has not merged to the model; no thread may be running."""
+    for place in range(copies.bases.size):
+        shared[place] += copies.own[place] - copies.bases[place]
+    for number in range(intercepts.size):
+        intercepts[number] += copies.intercepts[number] - copies.intercept_bases[number]

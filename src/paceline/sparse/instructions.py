@@ -1,0 +1,58 @@
+"""What Numba has no word for: a hint to the memory system, and an addition that no other thread can split."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+__all__ = ["FAST", "add_atomically", "compiled", "prefetch"]
+
+FAST = {"contract", "reassoc", "nsz"}
+"""Sums may be reordered and multiply-adds fused. NaN and infinity stay what they are: divergence must be seen."""
+
+_BYTES = ir.IntType(8).as_pointer()
+
+
+def compiled(function: Any = None, *, fast: bool = True) -> Any:
+    """Numba's compiler as the kernels of this package use it: lazily, cached on disk, without the GIL."""
+    if function is None:
+        return functools.partial(compiled, fast=fast)
+    return njit(cache=True, nogil=True, fastmath=FAST if fast else False)(function)
+
+
+def _element(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> Any:
+    """The address of an array's element; no bounds, no wrap-around."""
+    return builder.gep(context.make_array(kind)(context, builder, array).data, [index])
+
+
+@intrinsic
+def prefetch(typing_context, array, index):  # noqa: ANN001, ANN201  (the shape Numba prescribes; so below)
+    """Ask for the cache line of `array[index]`; reads nothing, so that an index beyond the end does no harm."""
+
+    def generate(context, builder, signature, arguments):  # noqa: ANN001, ANN202
+        place = builder.bitcast(_element(context, builder, signature.args[0], *arguments), _BYTES)
+        word = ir.IntType(32)
+        hint = ir.FunctionType(ir.VoidType(), [_BYTES, word, word, word])
+        function = cgutils.get_or_insert_function(builder.module, hint, "llvm.prefetch.p0")
+        read, keep, data = (ir.Constant(word, value) for value in (0, 3, 1))
+        builder.call(function, [place, read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(array, types.uint64), generate
+
+
+@intrinsic
+def add_atomically(typing_context, array, index, value):  # noqa: ANN001, ANN201
+    """Add to `array[index]` so that no other thread's addition is lost; a compare-and-swap loop on x86."""
+
+    def generate(context, builder, signature, arguments):  # noqa: ANN001, ANN202
+        place = _element(context, builder, signature.args[0], *arguments[:2])
+        builder.atomic_rmw("fadd", place, arguments[2], "monotonic")
+        return context.get_dummy_value()
+
+    return types.void(array, types.uint64, array.dtype), generate

@@ -1,0 +1,229 @@
+"""Linear models learned by Hogwild!: one object that makes passes over a matrix."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from paceline.errors import PacelineError
+from paceline.sparse.hot import collect, copies_for, tiers_for
+from paceline.sparse.instructions import compiled
+from paceline.sparse.losses import Loss
+from paceline.sparse.matrix import frequencies
+from paceline.sparse.rows import Rows
+from paceline.sparse.steps import SMALLEST_SCALE, Plan, chart, settle
+from paceline.sparse.team import Team, shuffle
+from paceline.sparse.walk import LIMITED, LOSS, OTHERS, ROWS, Examples, Model, walk, walk_classes
+
+__all__ = ["DivergedError", "LinearModel", "Pass"]
+
+CHUNK = 256
+LARGEST_COPY = 2**26
+"""Bytes of weights that threads still have copies of. Larger vectors do not fit into any cache, and threads seldom
+meet in them."""
+
+
+class DivergedError(PacelineError, ValueError):
+    """Weights became infinite or not a number."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one pass did: mean loss met on the way (NaN where it was not asked for), time, and staleness.
+
+    `staleness` is how many updates other threads made, on average, while a thread made one; `limited` counts slopes so
+    steep that they were limited, which good steps never are.
+    """
+
+    loss: float
+    seconds: float
+    examples: int
+    staleness: float
+    limited: int
+
+
+@dataclass
+class LinearModel:
+    """Weights of `outputs` linear functions of `features` numbers, and the state of the learning.
+
+    Not thread-safe itself: one `learn` at a time. Weights are in `dtype`, intercepts in double precision.
+    """
+
+    features: int
+    outputs: int
+    dtype: np.dtype
+    steps: int = 0
+    coordinates: np.ndarray = field(init=False)
+    squares: np.ndarray = field(init=False)
+    intercepts: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.dtype = np.dtype(self.dtype)
+        self.coordinates = np.zeros((self.features, self.outputs), self.dtype)
+        self.squares = np.zeros(0, self.dtype)
+        self.intercepts = np.zeros(self.outputs)
+
+    def learn(
+        self,
+        rows: Rows,
+        targets: np.ndarray,
+        plan: Plan,
+        team: Team,
+        *,
+        loss: Loss | None = None,
+        weights: np.ndarray | None = None,
+        balance: np.ndarray | None = None,
+        subset: np.ndarray | None = None,
+        seed: int | None = 0,
+        copies: bool = True,
+    ) -> Learning:
+        """Begin to learn from a matrix; `Learning.make_pass` makes the passes.
+
+        Args:
+            rows: the matrix; not copied.
+            targets: one number per row in the weights' type; -1 and +1 for classes, their number with several outputs.
+            plan: losses, penalties and steps.
+            team: the threads.
+            loss: in place of the plan's, the user's own.
+            weights: one per row, or None.
+            balance: (outputs, 2), what examples that are not, and are, of an output's class weigh.
+            subset: numbers of the rows to learn from; all by default.
+            seed: of the order of examples; None visits them in their order.
+            copies: a copy of the weights per thread, merged now and then (`hot.py`); otherwise all write to one vector.
+        """
+        return Learning(self, rows, targets, plan, team, loss, weights, balance, subset, seed, copies)
+
+
+class Learning:
+    """Passes of a model over a matrix."""
+
+    def __init__(
+        self,
+        model: LinearModel,
+        rows: Rows,
+        targets: np.ndarray,
+        plan: Plan,
+        team: Team,
+        loss: Loss | None,
+        weights: np.ndarray | None,
+        balance: np.ndarray | None,
+        subset: np.ndarray | None,
+        seed: int | None,
+        copies: bool,
+    ) -> None:
+        self.model, self.rows, self.team, self._seed = model, rows, team, seed
+        count = len(targets) if subset is None else len(subset)
+        self.plan = plan._replace(chunk=max(1, min(CHUNK, count // (4 * team.threads))))
+        order = np.arange(count, dtype=np.int32 if rows.begins.size < 2**31 else np.int64)
+        if subset is not None:
+            order[:] = subset
+        none = np.zeros(0, model.dtype)
+        even = np.ones((model.outputs, 2))
+        self.examples = Examples(
+            order,
+            targets,
+            none if weights is None else weights,
+            even if balance is None else np.asarray(balance, float),
+        )
+        shared = model.coordinates.reshape(-1)
+        # Under Adagrad and L1, threads share a weight's other numbers, and so the weight.
+        copying = copies and team.threads > 1 and not plan.adagrad and plan.l1 == 0.0 and shared.nbytes <= LARGEST_COPY
+        part = count // team.threads
+        self.tiers = tiers_for(frequencies(rows, model.features), part, team.threads) if copying else None
+        self._copies = [
+            copies_for(thread, team.threads, shared, model.outputs, self.tiers) for thread in range(team.threads)
+        ]
+        if plan.adagrad and not model.squares.size:
+            model.squares = np.full(model.coordinates.size, 1e-10, model.dtype)
+        paid = np.zeros(model.features if plan.l1 > 0 else 0, model.dtype)
+        self._shared = Model(shared, paid, model.squares, model.intercepts)
+        self._walk = _kernel(model.outputs > 1, loss)
+        self._scale, self._owed = 1.0, 0.0
+        self.passes: list[Pass] = []
+
+    def make_pass(self, **changes: Any) -> Pass:
+        """Visit every example once. `changes` replace fields of the plan, such as `eta`.
+
+        Raises:
+            DivergedError: a weight is not finite afterwards.
+        """
+        self.plan = plan = self.plan._replace(**changes)
+        began_s = time.perf_counter()
+        order = self.examples.order
+        if self._seed is not None:
+            shuffle(order, (self._seed * 1_000_003 + self.model.steps) % 2**63)
+        report = np.zeros((self.team.threads, 8))  # a cache line each
+        chunks = -(-order.size // plan.chunk) + 1
+        scales, totals = np.empty(chunks), np.empty(chunks)
+        first = 0
+        while first < order.size:
+            step = self.model.steps
+            count = chart(plan, step, order.size - first, self._scale, self._owed, scales, totals)
+            span = (first, first + count, step)
+            self.team.run(
+                lambda thread, span=span: self._walk(
+                    self.rows, self.examples, plan, self._shared, self._copies[thread], span, scales, totals,
+                    self.team.clock, report[thread],
+                )
+            )  # fmt: skip
+            if self.team.threads > 1:
+                for copies in self._copies:
+                    collect(copies, self._shared.weights, self._shared.intercepts)
+            end = -(-count // plan.chunk)
+            self._scale, self._owed = float(scales[end]), float(totals[end])
+            self.model.steps += count
+            first += count
+            if self._scale < SMALLEST_SCALE:
+                self.settle()
+        sums = report.sum(axis=0)
+        loss = float(sums[LOSS]) / (order.size * self.model.outputs) if plan.tracking else math.nan
+        staleness = float(sums[OTHERS] / max(1.0, sums[ROWS]))
+        done = Pass(loss, time.perf_counter() - began_s, order.size, staleness, int(sums[LIMITED]))
+        self.passes.append(done)
+        self._check(len(self.passes))
+        return done
+
+    def settle(self) -> None:
+        """Make the model's weights what they are: penalties paid, scale one. Before they are used or read."""
+        if self._scale != 1.0 or self._owed != 0.0:
+            settle(self.model.coordinates.reshape(-1), self.model.outputs, self._shared.paid, self._scale, self._owed)
+            self._scale, self._owed = 1.0, 0.0
+
+    def _check(self, number: int) -> None:
+        if not (np.isfinite(self.model.intercepts).all() and all_finite(self.model.coordinates.reshape(-1))):
+            raise DivergedError(
+                f"The weights are not finite after pass {number}: the steps are too large for the data. "
+                "Make eta0 smaller, or scale the data."
+            )
+
+
+@compiled
+def all_finite(weights: np.ndarray) -> bool:
+    """Whether no number is infinite or NaN; without a copy."""
+    total = weights.dtype.type(0.0)
+    for value in weights:
+        total += value * weights.dtype.type(0.0)
+    return total == 0.0
+
+
+@functools.lru_cache(maxsize=32)
+def _kernel(classes: bool, loss: Loss | None) -> Any:
+    """The compiled walk; with the user's loss in place of the built-in ones, compiled from the same source."""
+    built_in = walk_classes if classes else walk
+    if loss is None:
+        return built_in
+    value, slope = (njit(function) for function in (loss.value, loss.slope))
+    source = built_in.py_func
+    own = {
+        **source.__globals__,
+        "value_of": njit(lambda code, p, y, epsilon: value(p, y)),
+        "slope_of": njit(lambda code, p, y, epsilon: slope(p, y)),
+    }
+    return njit(nogil=True, fastmath={"contract", "reassoc", "nsz"})(FunctionType(source.__code__, own))

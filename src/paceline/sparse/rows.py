@@ -1,0 +1,96 @@
+"""What is done with one row of a matrix: ask for it early, multiply it with weights, add it to weights.
+
+Rows are visited in random order, which the processor cannot foresee: without a request ahead, each waits for memory.
+Indices are unsigned, so that no code for negative ones is compiled. In a dense matrix all rows share one list of
+indices: 0, 1, 2, ...
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.sparse.instructions import compiled, prefetch
+from paceline.sparse.steps import pay
+
+__all__ = ["Rows", "add", "add_adagrad", "ask_for", "dot", "pay_row"]
+
+U = np.uint64
+FAR = np.uint64(12)
+"""Rows ahead whose beginning is asked for."""
+NEAR = np.uint64(6)
+"""Rows ahead whose entries are asked for: their beginning has arrived by then."""
+
+
+class Rows(NamedTuple):
+    """A matrix in CSR, or a dense one as CSR would see it; views of the caller's arrays."""
+
+    begins: np.ndarray
+    indices: np.ndarray
+    values: np.ndarray
+    dense: bool
+
+
+@compiled
+def ask_for(rows: Rows, order: np.ndarray, position: int, last: int) -> None:
+    """Prefetch what the rows after `position` will need."""
+    far, near = U(position) + FAR, U(position) + NEAR
+    if far < U(last):
+        prefetch(rows.begins, U(order[far]))  # pyright: ignore[reportCallIssue]
+    if near < U(last):
+        row = U(order[near])
+        k, end = U(rows.begins[row]), U(rows.begins[row + U(1)])
+        step = U(64 // rows.values.itemsize)
+        while k < end:
+            if not rows.dense:
+                prefetch(rows.indices, k)  # pyright: ignore[reportCallIssue]
+            prefetch(rows.values, k)  # pyright: ignore[reportCallIssue]
+            k += step
+
+
+@compiled
+def dot(rows: Rows, begin: np.uint64, end: np.uint64, weights: np.ndarray) -> float:
+    """The row times the weights."""
+    shift = begin if rows.dense else U(0)
+    total = weights.dtype.type(0.0)
+    for k in range(begin, end):
+        total += weights[U(rows.indices[k - shift])] * rows.values[k]
+    return total
+
+
+@compiled
+def add(rows: Rows, begin: np.uint64, end: np.uint64, weights: np.ndarray, factor: float) -> None:
+    """Add `factor` times the row to the weights."""
+    shift = begin if rows.dense else U(0)
+    step = weights.dtype.type(factor)
+    for k in range(begin, end):
+        weights[U(rows.indices[k - shift])] += step * rows.values[k]
+
+
+@compiled
+def add_adagrad(
+    rows: Rows, begin: np.uint64, end: np.uint64, weights: np.ndarray, squares: np.ndarray, slope: float, step: float
+) -> None:
+    """Add `-step slope x / sqrt(sum of squared gradients)`, coordinate by coordinate."""
+    shift = begin if rows.dense else U(0)
+    for k in range(begin, end):
+        j = U(rows.indices[k - shift])
+        gradient = weights.dtype.type(slope) * rows.values[k]
+        squares[j] += gradient * gradient
+        weights[j] -= weights.dtype.type(step) * gradient / np.sqrt(squares[j])
+
+
+@compiled
+def pay_row(
+    rows: Rows, begin: np.uint64, end: np.uint64, weights: np.ndarray, width: int, paid: np.ndarray, owed: float
+) -> None:
+    """Weights of the row's coordinates (`width` each) pay what they owe of the L1 penalty."""
+    shift = begin if rows.dense else U(0)
+    for k in range(begin, end):
+        j = U(rows.indices[k - shift])
+        due = weights.dtype.type(owed - paid[j])
+        if due > 0.0:
+            paid[j] = owed
+            for place in range(j * U(width), (j + U(1)) * U(width)):
+                weights[place] = pay(weights[place], due)

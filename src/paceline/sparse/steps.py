@@ -1,0 +1,117 @@
+"""Step sizes, and penalties that are paid late: what a weight owes is settled when it is next touched.
+
+After the gradient's step, each step of elastic net is proximal: every weight moves towards zero by `eta l1` and is then
+divided by `1 + eta l2`. Done at once this would cost every weight at every example. Instead the weights are stored as v
+with w = scale v:
+
+* the division is one of `scale` alone;
+* the move towards zero is added to a running total, `owed` (in units of v). A weight remembers the total it has paid
+  (`paid`), and
+  pays the difference when an example touches it.
+
+Both depend on the number of the step only, so that threads need not share them: `chart` says what they are wherever a
+thread may begin.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.sparse.instructions import compiled
+
+__all__ = ["CONSTANT", "INVSCALING", "OPTIMAL", "Plan", "chart", "settle", "step_size"]
+
+CONSTANT, OPTIMAL, INVSCALING = range(3)
+
+SMALLEST_SCALE = 1e-6
+"""Below this, weights are settled: single precision still holds v = w / scale well."""
+
+
+class Plan(NamedTuple):
+    """Numbers that a pass is made with; `step` counts examples from 0, over all passes."""
+
+    loss: int
+    epsilon: float
+    schedule: int
+    eta: float
+    power: float
+    offset: float
+    l1: float
+    l2: float
+    adagrad: bool
+    tracking: bool
+    intercept_rate: float
+    chunk: int
+
+
+@compiled
+def step_size(plan: Plan, step: int) -> float:
+    """The learning rate at a step: constant, 1 / (alpha (offset + step)), or inverse scaling."""
+    if plan.schedule == OPTIMAL:
+        return plan.eta / (plan.offset + step)  # eta is 1 / alpha
+    if plan.schedule == INVSCALING:
+        return plan.eta / (step + 1.0) ** plan.power
+    return plan.eta
+
+
+@compiled
+def chart(
+    plan: Plan, first_step: int, count: int, scale: float, owed: float, scales: np.ndarray, totals: np.ndarray
+) -> int:
+    """Fill in `scale` and `owed` at the beginning of each chunk and at the end.
+
+    Returns:
+        How many steps can be made before the scale becomes too small; at least one.
+    """
+    penalised = plan.l1 > 0.0 or plan.l2 > 0.0
+    steady = penalised and plan.l1 == 0.0 and plan.schedule == CONSTANT
+    chunk = 0
+    done = 0
+    while done < count:
+        scales[chunk], totals[chunk] = scale, owed
+        chunk += 1
+        stop = min(done + plan.chunk, count)
+        if steady:  # the usual case, in closed form: a serial loop over all steps would hold up the other threads
+            most = int(math.log(scale / (0.1 * SMALLEST_SCALE)) / math.log1p(plan.eta * plan.l2)) + 1
+            moved = min(stop - done, most)
+            scale *= math.exp(-moved * math.log1p(plan.eta * plan.l2))
+            done += moved
+            if done < stop:
+                break
+        elif penalised:
+            while done < stop and scale >= 0.1 * SMALLEST_SCALE:
+                eta = step_size(plan, first_step + done)
+                owed += eta * plan.l1 / scale
+                scale /= 1.0 + eta * plan.l2
+                done += 1
+            if done < stop:
+                break
+        else:
+            done = stop
+        if scale < SMALLEST_SCALE:
+            break
+    scales[chunk], totals[chunk] = scale, owed
+    return done
+
+
+@compiled
+def pay(v: float, due: float) -> float:
+    """Move towards zero, not beyond. A thread may see another's later payment: then nothing is due."""
+    if due <= 0.0:
+        return v
+    if v > 0.0:
+        return max(v - due, v * 0.0)
+    return min(v + due, v * 0.0)
+
+
+@compiled
+def settle(weights: np.ndarray, width: int, paid: np.ndarray, scale: float, owed: float) -> None:
+    """Make every weight what it is: all pay, and the scale becomes 1."""
+    for j in range(weights.size // width):
+        due = weights.dtype.type(owed - paid[j]) if paid.size else weights.dtype.type(0.0)
+        for k in range(j * width, (j + 1) * width):
+            weights[k] = pay(weights[k], due) * weights.dtype.type(scale)
+    paid[:] = 0.0
