@@ -5,6 +5,7 @@
 array([1])
 """
 
+from paceline.integrations.factorization import HogwildMatrixFactorization
 from paceline.integrations.sklearn import HogwildClassifier, HogwildRegressor
 
-__all__ = ["HogwildClassifier", "HogwildRegressor"]
+__all__ = ["HogwildClassifier", "HogwildMatrixFactorization", "HogwildRegressor"]

@@ -20,6 +20,7 @@ from paceline.cli.doctor import doctor
 from paceline.cli.key import key
 from paceline.cli.launch import launch
 from paceline.cli.simulate import simulate
+from paceline.cli.sparse import sparse
 from paceline.cli.train import train
 from paceline.errors import PacelineError, UsageError
 
@@ -60,6 +61,7 @@ app.command()(calibrate)
 app.command()(key)
 app.command()(algorithms)
 app.command()(doctor)
+app.add_typer(sparse, name="sparse")
 
 
 def _version(wanted: bool) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -45,6 +46,7 @@ class _Hogwild(SparseCoefMixin, BaseEstimator):
     """What classifier and regressor share: one model, passes until the loss stops falling."""
 
     _losses: ClassVar[tuple[str, ...]]
+    _on_pass: ClassVar[Callable[[int, Pass], None] | None] = None  # for progress on the command line
 
     def __init__(
         self,
@@ -163,6 +165,8 @@ class _Hogwild(SparseCoefMixin, BaseEstimator):
             eta, best, idle = plan.eta, math.inf, 0
             for number in range(1, max_iter + 1):
                 made = learning.make_pass(eta=eta)
+                if self._on_pass is not None:
+                    self._on_pass(number, made)
                 if self.verbose:
                     print(f"Pass {number}: mean loss {made.loss:.6f}, {made.seconds:.3f} s")
                 if self.learning_rate == "decay":

@@ -46,9 +46,7 @@ class _Alias:
 def _writable(array: np.ndarray) -> np.ndarray:
     """The same memory, called writable.
 
-    Read-only arrays are another type to Numba, and kernels would be compiled again.
-
-    No kernel writes to a matrix.
+    Read-only arrays are another type to Numba, and kernels would be compiled again. No kernel writes to a matrix.
     """
     return array if array.flags.writeable or not array.size else np.asarray(_Alias(array))
 

@@ -1,0 +1,129 @@
+"""`paceline sparse`: linear models and ratings by Hogwild! on all cores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli.console import out, say
+from paceline.errors import UsageError
+
+__all__ = ["fit", "predict", "sparse"]
+
+sparse = typer.Typer(
+    no_args_is_help=True,
+    help="Fit sparse linear models and ratings on all cores, and predict with them.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_LOSSES = {"logistic": "log_loss", "squared": "squared_error"}
+
+Data = Annotated[Path, typer.Argument(help="svmlight/libsvm text, .npz, or .csv of user,item,rating")]
+
+
+@sparse.command()
+def fit(
+    data: Data,
+    loss: Annotated[str, typer.Option(help="logistic, hinge, squared-hinge, squared, huber, ...")] = "logistic",
+    penalty: Annotated[str, typer.Option(help="l2, l1, elasticnet or none")] = "l2",
+    alpha: Annotated[float | None, typer.Option(help="Weight of the penalty; default 1e-4, ratings 1.0")] = None,
+    learning_rate: Annotated[
+        str, typer.Option(help="optimal, constant, invscaling, adaptive, decay, adagrad")
+    ] = "optimal",
+    eta0: Annotated[float | None, typer.Option(help="First step; default 0.01, ratings 0.05")] = None,
+    passes: Annotated[int, typer.Option(help="Over the data, at most.")] = 20,
+    tol: Annotated[float | None, typer.Option(help="Stop when 5 passes gain less; default: all passes")] = None,
+    rank: Annotated[int, typer.Option(help="Of the factors, for ratings.")] = 10,
+    n_jobs: Annotated[int, typer.Option(help="Threads; -1 is all cores.")] = -1,
+    seed: Annotated[int, typer.Option(help="Of the order of examples.")] = 0,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Same bits for any --n-jobs; no speed-up.")
+    ] = False,
+    test: Annotated[Path | None, typer.Option(help="Data to measure on, in place of the data itself.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Where to write the model, as .npz")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Result as JSON, in stdout's last line.")] = False,
+) -> None:
+    """Fit a model, and report loss, speed, sparsity, and whether threads paid.
+
+    Example: paceline sparse fit data.svm --loss logistic --n-jobs 2 --json
+    """
+    from paceline.sparse import jobs
+
+    if model is not None and model.suffix != ".npz":
+        raise UsageError(f"--model {model} must end with .npz.")
+    if model is not None and not model.parent.is_dir():
+        raise UsageError(f"--model {model}: its folder does not exist.")
+    if seed < 0:
+        raise UsageError(f"--seed must be 0 or more, not {seed}.")
+    common: dict[str, Any] = {
+        "n_jobs": n_jobs, "random_state": seed, "deterministic": deterministic, "max_iter": passes, "tol": tol,
+    }  # fmt: skip
+
+    def progress(number: int, done: Any) -> None:
+        say(f"Pass {number} of {passes}: mean loss {done.loss:.5f}, {done.examples / done.seconds:,.0f} examples/s")
+
+    if data.suffix == ".csv":
+        result, arrays = jobs.fit_ratings(
+            data, test, progress, n_components=rank, **common, **_given(alpha=alpha, eta0=eta0)
+        )
+    else:
+        name = loss.replace("-", "_")
+        result, arrays = jobs.fit_linear(
+            data, test, progress, loss=_LOSSES.get(name, name), penalty=None if penalty == "none" else penalty,
+            learning_rate=learning_rate, **common, **_given(alpha=alpha, eta0=eta0),
+        )  # fmt: skip
+    if model is not None:
+        jobs.write_model(model, arrays)
+        result["model"] = str(model)
+    _show(result, as_json)
+
+
+@sparse.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="What `paceline sparse fit --model` wrote")],
+    data: Data,
+    write: Annotated[
+        Path | None, typer.Option("--out", help="File for one prediction per line; default stdout")
+    ] = None,
+    probabilities: Annotated[bool, typer.Option("--probabilities", help="Of the classes, for logistic loss.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Measures as JSON, in stdout's last line.")] = False,
+) -> None:
+    """Predict with a model, one line per example.
+
+    Example: paceline sparse predict model.npz data.svm --out predictions.txt
+    """
+    from paceline.sparse import jobs
+
+    lines, measures = jobs.predict(model, data, probabilities=probabilities)
+    if write is None:
+        if not as_json:
+            print("\n".join(lines))
+    else:
+        if not write.parent.is_dir():
+            raise UsageError(f"--out {write}: its folder does not exist.")
+        write.write_text("\n".join(lines) + "\n")
+    if as_json:
+        print(json.dumps(measures))
+    elif measures:
+        say(", ".join(f"{name} {value:.5g}" for name, value in measures.items() if name != "examples"))
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _show(result: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(result))
+        return
+    from rich import box
+    from rich.table import Table
+
+    table = Table("What", "Measured", box=box.SIMPLE_HEAD)
+    for name, value in result.items():
+        if value is not None:
+            table.add_row(name.replace("_", " "), f"{value:,.5g}" if isinstance(value, float) else str(value))
+    out().print(table)

@@ -1,0 +1,198 @@
+"""Sparse data from files: svmlight/libsvm text, NPZ, and ratings as CSV."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import sparse
+
+from paceline.errors import UsageError
+
+__all__ = ["Ratings", "read_labelled", "read_ratings"]
+
+_LABELS = ("y", "labels", "targets")
+
+
+class Ratings(NamedTuple):
+    """Users and items by number, and what their numbers were called in the file."""
+
+    matrix: sparse.csr_matrix
+    users: np.ndarray
+    items: np.ndarray
+
+
+def read_labelled(path: Path, *, features: int | None = None, labels: bool = True) -> tuple[Any, np.ndarray]:
+    """A matrix and its labels.
+
+    Args:
+        path: `.npz` as of `scipy.sparse.save_npz`, or with a dense `X`, and labels `y`; anything else is svmlight text.
+        features: of a model that the data is for; the file may have fewer, not more.
+        labels: whether an NPZ file must have them.
+
+    Raises:
+        UsageError: says what is wrong with the file, and in which line.
+    """
+    if not path.is_file():
+        raise UsageError(f"{path} is not a file; check the path.")
+    if path.stat().st_size == 0:
+        raise UsageError(f"{path} is empty.")
+    return _read_npz(path, labels) if path.suffix == ".npz" else _read_svmlight(path, features)
+
+
+def _read_svmlight(path: Path, features: int | None) -> tuple[Any, np.ndarray]:
+    from sklearn.datasets import load_svmlight_file
+
+    # An entry as short as " 9:1" becomes 12 bytes; arrays grow by doubling while they are read.
+    refuse_if_too_large(path, 4 * path.stat().st_size)
+    try:
+        matrix, labels = load_svmlight_file(str(path), zero_based="auto")[:2]
+    except (ValueError, OverflowError, IndexError) as error:
+        number, why = _first_bad_line(path)
+        where = f"line {number}: {why}" if number else str(error)
+        raise UsageError(f"{path}, {where}. A line is: label index:value index:value ...") from error
+    if not matrix.shape[0]:
+        raise UsageError(f"{path} has no examples.")
+    if features is not None:
+        if matrix.shape[1] > features:
+            raise UsageError(f"{path} has {matrix.shape[1]} features, and the model knows {features}.")
+        matrix.resize(matrix.shape[0], features)
+    _refuse_bad_numbers(path, matrix.data, labels)
+    return matrix, labels
+
+
+def _first_bad_line(path: Path) -> tuple[int, str]:
+    with path.open(errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            words = line.partition("#")[0].split()
+            last = -1
+            for place, word in enumerate(words):
+                index, colon, value = word.partition(":")
+                if place == 0 and not colon:
+                    if not _is_number(word):
+                        return number, f"the label '{word}' is not a number"
+                    continue
+                if index == "qid":
+                    continue
+                if not colon or not index.isdigit() or not _is_number(value):
+                    return number, f"'{word}' is not index:value"
+                if int(index) <= last:
+                    kind = "twice" if int(index) == last else "unsorted"
+                    return number, f"index {index} is {kind}; indices must rise"
+                last = int(index)
+    return 0, ""
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _read_npz(path: Path, labels: bool) -> tuple[Any, np.ndarray]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            refuse_if_too_large(path, sum(entry.file_size for entry in archive.infolist()))
+        with np.load(path, allow_pickle=False) as arrays:
+            held = {name: arrays[name] for name in arrays.files}
+    except (zipfile.BadZipFile, ValueError, OSError) as error:
+        raise UsageError(f"{path} is not an NPZ file of plain arrays: {error}.") from error
+    names = ", ".join(sorted(held)) or "nothing"
+    if "X" in held:
+        matrix = np.ascontiguousarray(held["X"], dtype=np.float32 if held["X"].dtype == np.float32 else np.float64)
+        if matrix.ndim != 2:
+            raise UsageError(f"X in {path} must have two dimensions, not {matrix.ndim}.")
+    elif {"data", "indices", "indptr", "shape"} <= held.keys():
+        kind = held.get("format", np.array(b"csr")).item()
+        if kind not in (b"csr", "csr"):
+            raise UsageError(
+                f"{path} holds a matrix in {kind!r}; save it as CSR: scipy.sparse.save_npz(path, X.tocsr())."
+            )
+        try:
+            matrix = sparse.csr_matrix((held["data"], held["indices"], held["indptr"]), shape=tuple(held["shape"]))
+            matrix.check_format(full_check=True)
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"The CSR matrix in {path} is damaged: {error}") from error
+        if matrix.dtype not in (np.float32, np.float64):
+            matrix = matrix.astype(np.float64)
+    else:
+        raise UsageError(
+            f"{path} holds {names}; it needs X, or data, indices, indptr and shape as scipy.sparse.save_npz writes."
+        )
+    target = next((held[name] for name in _LABELS if name in held), None)
+    if target is None:
+        if labels:
+            raise UsageError(f"{path} has no labels: it holds {names}, and needs y.")
+        target = np.zeros(matrix.shape[0])
+    if target.shape != (matrix.shape[0],):
+        raise UsageError(f"y in {path} has shape {target.shape}, and X has {matrix.shape[0]} rows.")
+    _refuse_bad_numbers(path, matrix.data if sparse.issparse(matrix) else matrix, target)
+    return matrix, target
+
+
+def read_ratings(path: Path) -> Ratings:
+    """A CSV file of user, item, rating; more columns are ignored, and so is a first line that has no number as its rating.
+
+    Raises:
+        UsageError: says what is wrong, and in which line.
+    """
+    if not path.is_file():
+        raise UsageError(f"{path} is not a file; check the path.")
+    refuse_if_too_large(path, 12 * path.stat().st_size)
+    users: dict[str, int] = {}
+    items: dict[str, int] = {}
+    rows, columns, values = [], [], []
+    with path.open(newline="", errors="replace") as text:
+        for number, fields in enumerate(csv.reader(text), 1):
+            if not fields:
+                continue
+            if len(fields) < 3 or not _is_number(fields[2]):
+                if number == 1 and len(fields) >= 3:
+                    continue
+                raise UsageError(f"{path}, line {number}: '{','.join(fields)}' is not user,item,rating.")
+            value = float(fields[2])
+            if not math.isfinite(value):
+                raise UsageError(f"{path}, line {number}: the rating is {fields[2]}; it must be finite.")
+            rows.append(users.setdefault(fields[0], len(users)))
+            columns.append(items.setdefault(fields[1], len(items)))
+            values.append(value)
+    if not values:
+        raise UsageError(f"{path} has no ratings.")
+    matrix = sparse.csr_matrix((values, (rows, columns)), shape=(len(users), len(items)))
+    if matrix.nnz < len(values):
+        raise UsageError(
+            f"{path} has {len(values) - matrix.nnz} ratings of a user and item that were rated before; keep one."
+        )
+    return Ratings(matrix, np.array(list(users)), np.array(list(items)))
+
+
+def refuse_if_too_large(path: Path, needed_bytes: int) -> None:
+    """Refuse what will not fit into memory, before reading it."""
+    available = _available_bytes()
+    if needed_bytes > available:
+        raise UsageError(
+            f"{path} needs about {needed_bytes / 2**30:.1f} GiB of memory, and {available / 2**30:.1f} GiB are available; "
+            "split it and use partial_fit of paceline.sklearn.HogwildClassifier."
+        )
+
+
+def _available_bytes() -> int:
+    info = Path("/proc/meminfo")
+    for line in info.read_text().splitlines() if info.is_file() else ():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _refuse_bad_numbers(path: Path, values: np.ndarray, labels: np.ndarray) -> None:
+    if not np.isfinite(values).all():
+        raise UsageError(f"{path} has values that are NaN or infinite; remove them.")
+    if np.issubdtype(labels.dtype, np.floating) and not np.isfinite(labels).all():
+        raise UsageError(f"{path} has labels that are NaN or infinite; remove them.")

@@ -1,0 +1,134 @@
+"""`paceline sparse`, as typed."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy import sparse
+from sklearn.datasets import dump_svmlight_file
+from typer.testing import CliRunner
+
+from paceline.cli.app import app
+from paceline.sparse import files
+
+
+@pytest.fixture
+def run():
+    def invoke(*arguments):
+        result = CliRunner().invoke(app, ["sparse", *map(str, arguments)], prog_name="paceline")
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return invoke
+
+
+@pytest.fixture
+def data(tmp_path):
+    rng = np.random.default_rng(0)
+    X = sparse.random(3000, 400, density=0.1, format="csr", random_state=0)
+    y = np.where(X @ rng.standard_normal(400) > 0, 1, -1)
+    dump_svmlight_file(X, y, str(tmp_path / "data.svm"))
+    return tmp_path / "data.svm"
+
+
+def test_fit_reports_and_predict_uses_the_model(run, data, tmp_path):
+    model = tmp_path / "model.npz"
+    fitted = run("fit", data, "--loss", "logistic", "--n-jobs", 2, "--passes", 30, "--json", "--model", model)
+    assert fitted.exit_code == 0
+    report = json.loads(fitted.stdout.splitlines()[-1])
+    assert report["accuracy"] > 0.9
+    assert 0 < report["loss"] < 0.3
+    assert report["threads"] == 2
+    assert report["speed_up"] > 0
+    assert report["omega"] == max(line.count(":") for line in data.read_text().splitlines())
+    assert 0 < report["delta"] < 1
+    assert report["delta"] <= report["rho"] <= 1
+    assert "Threads" in report["verdict"]
+    assert "Pass 30 of 30" in fitted.stderr
+
+    lines = run("predict", model, data).stdout.split()
+    labels = [line.split()[0] for line in data.read_text().splitlines()]
+    assert np.mean([one == other for one, other in zip(lines, labels, strict=True)]) == pytest.approx(
+        report["accuracy"]
+    )
+    chances = run("predict", model, data, "--probabilities", "--out", tmp_path / "p.txt")
+    assert chances.exit_code == 0
+    assert np.loadtxt(tmp_path / "p.txt").sum(axis=1) == pytest.approx(1, abs=1e-5)
+
+
+def test_ratings(run, tmp_path):
+    rng = np.random.default_rng(0)
+    truth = 3 + rng.standard_normal((40, 1)) @ rng.standard_normal((1, 30))
+    rows = [f"u{u},i{i},{truth[u, i]:.4f}" for u in range(40) for i in range(30) if rng.random() < 0.7]
+    (tmp_path / "ratings.csv").write_text("user,item,rating\n" + "\n".join(rows) + "\n")
+    options = ("--rank", 2, "--eta0", 0.1, "--alpha", 0.1, "--passes", 40, "--json", "--model", tmp_path / "m.npz")
+    report = json.loads(run("fit", tmp_path / "ratings.csv", *options).stdout.splitlines()[-1])
+    assert report["rmse"] < 0.1
+    assert (report["users"], report["items"], report["ratings"]) == (40, 30, len(rows))
+    first = run("predict", tmp_path / "m.npz", tmp_path / "ratings.csv").stdout.splitlines()[0].split(",")
+    assert float(first[2]) == pytest.approx(truth[int(first[0][1:]), int(first[1][1:])], abs=0.3)
+
+
+def test_a_matrix_in_npz(run, tmp_path):
+    X = sparse.csr_matrix(np.eye(4))
+    parts = {"data": X.data, "indices": X.indices, "indptr": X.indptr, "shape": X.shape}
+    np.savez(tmp_path / "data.npz", y=[0, 1, 0, 1], **parts)
+    options = ("--loss", "hinge", "--passes", 50, "--json")
+    assert json.loads(run("fit", tmp_path / "data.npz", *options).stdout.splitlines()[-1])["accuracy"] == 1.0
+
+
+BAD = {
+    "1 1:1 2:x\n": "line 1: '2:x' is not index:value",
+    "1 1:1\n-1 3:1 2:1\n": "line 2: index 2 is unsorted",
+    "1 1:1\n-1 3:1 3:1\n": "line 2: index 3 is twice",
+    "1 1:1\nspam 3:1\n": "line 2: the label 'spam' is not a number",
+    "1 1:1\n1 2:1\n": "Labels of one class only",
+    "1 1:nan\n-1 2:1\n": "values that are NaN",
+    "": "is empty",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_bad_files_are_refused_in_a_sentence(run, tmp_path, text):
+    (tmp_path / "bad.svm").write_text(text)
+    result = run("fit", tmp_path / "bad.svm")
+    assert result.exit_code == 2
+    assert BAD[text] in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--loss nonsense", "Unknown loss 'nonsense'"),
+        ("--n-jobs -2", "n_jobs must be 1 or more"),
+        ("--n-jobs 0", "n_jobs must be 1 or more"),
+        ("--alpha -1", "alpha must be"),
+        ("--penalty l3", "penalty must be one of"),
+        ("--learning-rate fast", "learning_rate must be one of"),
+        ("--passes 0", "max_iter must be"),
+        ("--model nowhere/m.npz", "its folder does not exist"),
+        ("--seed -1", "--seed must be 0 or more"),
+    ],
+)
+def test_bad_options_are_refused_in_a_sentence(run, data, options, words):
+    result = run("fit", data, *options.split())
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+def test_other_bad_files(run, tmp_path, monkeypatch):
+    assert "is not a file" in run("fit", tmp_path / "missing.svm").stderr
+    (tmp_path / "bad.csv").write_text("1,2,3\n1,3\n")
+    assert "line 2: '1,3' is not user,item,rating" in run("fit", tmp_path / "bad.csv").stderr
+    (tmp_path / "bad.npz").write_text("text")
+    assert "is not an NPZ file" in run("fit", tmp_path / "bad.npz").stderr
+    np.savez(tmp_path / "bad.npz", X=np.eye(2), y=[1, 2, 3])
+    assert "y in" in run("fit", tmp_path / "bad.npz").stderr
+    np.savez(tmp_path / "bad.npz", data=[1.0], indices=[5], indptr=[0, 1], shape=(1, 2), y=[1])
+    assert "damaged" in run("fit", tmp_path / "bad.npz").stderr
+    assert "is not a model" in run("predict", tmp_path / "bad.npz", tmp_path / "bad.npz").stderr
+    (tmp_path / "large.svm").write_text("1 1:1\n")
+    monkeypatch.setattr(files, "_available_bytes", lambda: 5)
+    assert "GiB of memory" in run("fit", tmp_path / "large.svm").stderr
