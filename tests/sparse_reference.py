@@ -31,7 +31,22 @@ def learning_rate(plan, step):
     return plan.eta / (step + 1) ** plan.power if plan.schedule == INVSCALING else plan.eta / (plan.offset + step)
 
 
-def sgd(X, targets, weights, plan, slope_of, order, *, w, b, squares, first_step=0):
+class Account:
+    """The cumulative L1 penalty: in units of the weights before all divisions by 1 + eta l2."""
+
+    def __init__(self, width):
+        self.scale, self.owed, self.paid = 1.0, 0.0, np.zeros(width)
+
+    def charge(self, w, eta, plan):
+        v = w / self.scale
+        self.owed += eta * plan.l1 / self.scale
+        after = np.where(v > 0, np.maximum(0, v - (self.owed + self.paid)), np.minimum(0, v + (self.owed - self.paid)))
+        self.paid += after - v
+        self.scale /= 1 + eta * plan.l2
+        return after * self.scale
+
+
+def sgd(X, targets, weights, plan, slope_of, order, *, w, b, squares, account, first_step=0):
     """One output; every weight pays every penalty at every step. Returns w, b, squares."""
     for number, row in enumerate(order):
         x, y = X[row], targets[row]
@@ -44,6 +59,5 @@ def sgd(X, targets, weights, plan, slope_of, order, *, w, b, squares, first_step
         else:
             w = w - eta * gradient
         b = b - eta * g * plan.intercept_rate
-        w = np.sign(w) * np.maximum(np.abs(w) - eta * plan.l1, 0)
-        w = w / (1 + eta * plan.l2)
+        w = account.charge(w, eta, plan)
     return w, b, squares

@@ -12,7 +12,7 @@ from paceline.sparse.losses import CODES
 from paceline.sparse.matrix import rows_of
 from paceline.sparse.steps import CONSTANT, INVSCALING, OPTIMAL, Plan
 from paceline.sparse.team import Team
-from sparse_reference import VALUES, sgd, slope
+from sparse_reference import VALUES, Account, sgd, slope
 
 PROBLEM = {
     "loss": st.sampled_from(sorted(CODES)),
@@ -52,11 +52,11 @@ def test_one_thread_equals_numpy(loss, penalty, schedule, adagrad, classes, dens
     for number in range(classes):
         y = np.where(targets == number, 1.0, -1.0) if classes > 1 else targets
         share = weights * balance[number, (y > 0).astype(int)]
-        w, b, squares = np.zeros(width), 0.0, np.full(width, 1e-10)
+        w, b, squares, account = np.zeros(width), 0.0, np.full(width, 1e-10), Account(width)
         for done in range(passes):
             w, b, squares = sgd(
                 X, y, share, plan, lambda p, t: losses.slope_of.py_func(CODES[loss], p, t, 0.3),
-                range(count), w=w, b=b, squares=squares, first_step=done * count,
+                range(count), w=w, b=b, squares=squares, first_step=done * count, account=account,
             )  # fmt: skip
         np.testing.assert_allclose(model.coordinates[:, number], w, rtol=1e-9, atol=1e-11)
         np.testing.assert_allclose(model.intercepts[number], b, rtol=1e-9, atol=1e-11)
@@ -89,6 +89,8 @@ def test_a_loss_of_one_s_own_is_compiled_into_the_same_loop():
         learning = model.learn(rows_of(X), y, plan, team, loss=own, seed=None)
         learning.make_pass()
         learning.settle()
-    w, b, _ = sgd(X, y, np.ones(40), plan, own.slope, range(40), w=np.zeros(5), b=0.0, squares=np.zeros(5))
+    w, b, _ = sgd(
+        X, y, np.ones(40), plan, own.slope, range(40), w=np.zeros(5), b=0.0, squares=np.zeros(5), account=Account(5)
+    )
     np.testing.assert_allclose(model.coordinates[:, 0], w, rtol=1e-10)
     assert model.intercepts[0] == pytest.approx(b)

@@ -66,6 +66,7 @@ def examine() -> list[Check]:
         "paceline": lambda: Check("paceline", True, f"{paceline.__version__}."),
         "shared memory": _shared_memory,
         "atomic operations": _atomics,
+        "sparse kernels": _sparse_kernels,
         "starting workers": _fork_server,
         "CUDA": _cuda,
     }
@@ -160,6 +161,26 @@ def _atomics() -> Check:
     if (before, bool(swapped), bool(refused), atomics.load(address)) != (0, True, False, 7):
         return Check("atomic operations", False, "They gave wrong results.", "Report this with your processor's name.")
     return Check("atomic operations", True, "Compare-and-swap and fetch-and-add are compiled and right.")
+
+
+def _sparse_kernels() -> Check:
+    import numpy as np
+
+    from paceline.sklearn import HogwildClassifier
+
+    started_s = time.monotonic()
+    for kind in (np.float32, np.float64):
+        for classes in (2, 3):
+            labels = np.arange(12) % classes
+            model = HogwildClassifier(max_iter=30, tol=None, random_state=0)
+            if model.fit(np.eye(classes, dtype=kind)[labels], labels).score(np.eye(classes), np.arange(classes)) != 1.0:
+                return Check(
+                    "sparse kernels", False, "They gave wrong results.", "Report this with your processor's name."
+                )
+    took_s = time.monotonic() - started_s
+    return Check(
+        "sparse kernels", True, f"Compiled, or loaded from Numba's cache, in {took_s:.1f} s; cached from now on."
+    )
 
 
 def _fork_server() -> Check:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from scipy import sparse
@@ -54,7 +53,7 @@ class HogwildMatrixFactorization(ClassNamePrefixFeaturesOutMixin, TransformerMix
         passes_: error, time and staleness of each pass.
     """
 
-    _on_pass: ClassVar[Callable[[int, Pass], None] | None] = None  # for progress on the command line
+    _on_pass: Any = None  # called with the number of a pass and the pass, for progress on the command line
 
     def __init__(
         self,
@@ -130,9 +129,9 @@ class HogwildMatrixFactorization(ClassNamePrefixFeaturesOutMixin, TransformerMix
         self.reconstruction_err_ = self.passes_[-1].loss
         return self
 
-    def fit_transform(self, X: Any, y: Any = None) -> np.ndarray:
+    def fit_transform(self, X: Any, y: Any = None, **fit_params: Any) -> np.ndarray:
         """Learn, and solve for the rows of X."""
-        return self.fit(X).transform(X)
+        return self.fit(X, **fit_params).transform(X)
 
     def transform(self, X: Any) -> np.ndarray:
         """Factors of rows, each by least squares against the columns' factors: new rows, too."""

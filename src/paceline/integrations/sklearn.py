@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -46,7 +45,7 @@ class _Hogwild(SparseCoefMixin, BaseEstimator):
     """What classifier and regressor share: one model, passes until the loss stops falling."""
 
     _losses: ClassVar[tuple[str, ...]]
-    _on_pass: ClassVar[Callable[[int, Pass], None] | None] = None  # for progress on the command line
+    _on_pass: Any = None  # called with the number of a pass and the pass, for progress on the command line
 
     def __init__(
         self,
@@ -195,7 +194,8 @@ class _Hogwild(SparseCoefMixin, BaseEstimator):
     def _model(self, features: int, outputs: int, dtype: np.dtype, fresh: bool) -> LinearModel:
         model = LinearModel(features, outputs, dtype)
         if not fresh:
-            coefficients = self.coef_.toarray() if issparse(self.coef_) else np.atleast_2d(self.coef_)
+            coefficients: Any = self.coef_
+            coefficients = coefficients.toarray() if issparse(coefficients) else np.atleast_2d(coefficients)
             if coefficients.shape != (outputs, features):
                 raise UsageError(
                     f"The data has {features} features for {outputs} outputs, and the coefficients to go on from are for "

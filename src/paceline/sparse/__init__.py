@@ -4,7 +4,10 @@ Compiled kernels (Numba) that release the GIL, run by threads that share one vec
 estimators over them are in `paceline.sklearn`.
 """
 
+from paceline.sparse.completion import Completion
+from paceline.sparse.cuts import GraphCut
 from paceline.sparse.linear import DivergedError, LinearModel
 from paceline.sparse.losses import Loss
+from paceline.sparse.team import Team
 
-__all__ = ["DivergedError", "LinearModel", "Loss"]
+__all__ = ["Completion", "DivergedError", "GraphCut", "LinearModel", "Loss", "Team"]

@@ -55,8 +55,7 @@ def complete(
     clock: int,
     report: np.ndarray,
 ) -> None:
-    """One thread's part of a pass; `report` gets squared errors (in units), entries, and entries' rows that others
-    claimed meanwhile."""
+    """One thread's part of a pass; `report` gets squared errors, entries, and rows that others claimed meanwhile."""
     left, right = factors.rows, factors.columns
     rank = U(left.shape[1])
     kind = left.dtype.type

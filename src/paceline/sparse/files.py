@@ -51,7 +51,8 @@ def _read_svmlight(path: Path, features: int | None) -> tuple[Any, np.ndarray]:
     # An entry as short as " 9:1" becomes 12 bytes; arrays grow by doubling while they are read.
     refuse_if_too_large(path, 4 * path.stat().st_size)
     try:
-        matrix, labels = load_svmlight_file(str(path), zero_based="auto")[:2]
+        loaded: Any = load_svmlight_file(str(path), zero_based="auto")
+        matrix, labels = loaded[0], loaded[1]
     except (ValueError, OverflowError, IndexError) as error:
         number, why = _first_bad_line(path)
         where = f"line {number}: {why}" if number else str(error)
@@ -105,6 +106,7 @@ def _read_npz(path: Path, labels: bool) -> tuple[Any, np.ndarray]:
     except (zipfile.BadZipFile, ValueError, OSError) as error:
         raise UsageError(f"{path} is not an NPZ file of plain arrays: {error}.") from error
     names = ", ".join(sorted(held)) or "nothing"
+    matrix: Any
     if "X" in held:
         matrix = np.ascontiguousarray(held["X"], dtype=np.float32 if held["X"].dtype == np.float32 else np.float64)
         if matrix.ndim != 2:

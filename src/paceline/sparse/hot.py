@@ -13,9 +13,10 @@ hottest few every `VISITS` examples, and so on; from the period on in which a la
 is swept, which costs a fraction per coordinate. What is updated less often than that in a whole pass is merged at its
 end. Intercepts, which every example changes, go with the hottest.
 
-Merging takes no lock: an addition is lost when two threads merge the same coordinate within the same few nanoseconds,
-as any update of Hogwild! may be. At the end of a pass, when all threads have ended, nothing is lost. What was measured:
-benchmarks/results/sparse.md.
+Coordinates that are merged one by one are added atomically: a thread that the system puts aside in the middle of an
+ordinary addition would undo what all others have merged meanwhile. In a sweep, where few threads meet in the
+coordinates that are left, an addition may be lost, as any update of Hogwild! may be. At the end of a pass, when all
+threads have ended, nothing is lost. What was measured: benchmarks/results/sparse.md.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.sparse.instructions import compiled
+from paceline.sparse.instructions import add_atomically, compiled
 
 __all__ = ["Copies", "Tiers", "begin", "collect", "copies_for", "merge", "merge_intercept", "tiers_for"]
 
@@ -46,6 +47,8 @@ class Copies(NamedTuple):
     every: int  # examples between merges of the intercepts; 0: the only thread, which writes to the model itself
     intercepts: np.ndarray
     intercept_bases: np.ndarray
+    products: np.ndarray  # one per class, for a row
+    slopes: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,12 @@ def copies_for(thread: int, threads: int, shared: np.ndarray, classes: int, tier
     """A thread's own part. Without tiers, all threads write to the shared vector, and only intercepts have copies."""
     every = max(1, VISITS // threads) if threads > 1 else 0
     none = np.zeros(0, np.uint32)
-    intercepts = (np.zeros(classes), np.zeros(classes))
+    intercepts = (
+        np.zeros(classes),
+        np.zeros(classes),
+        np.empty(classes, shared.dtype),
+        np.empty(classes, shared.dtype),
+    )
     if tiers is None or threads == 1:
         empty = np.zeros(0, np.int64)
         return Copies(shared, shared[:0], none, empty, empty, 0, thread, every, *intercepts)
@@ -106,32 +114,37 @@ def begin(copies: Copies, shared: np.ndarray, intercepts: np.ndarray) -> None:
     if copies.bases.size:
         for place in range(shared.size):
             copies.own[place] = copies.bases[place] = shared[place]
-    copies.intercepts[:] = intercepts
-    copies.intercept_bases[:] = intercepts
+    for number in range(intercepts.size):
+        copies.intercepts[number] = copies.intercept_bases[number] = intercepts[number]
 
 
 @compiled
 def merge(copies: Copies, shared: np.ndarray, since: int) -> None:
     """Exchange what is due after `since` examples."""
-    if copies.sweep and since % copies.sweep == 0:
+    sweeps = copies.sweep > 0 and since % copies.sweep == 0
+    tier = copies.periods.size - 1
+    while tier >= 0 and not sweeps and since % copies.periods[tier] != 0:
+        tier -= 1
+    if tier >= 0:
+        for number in range(U(copies.ends[tier])):
+            place = U(copies.hot[number])
+            change = copies.own[place] - copies.bases[place]
+            merged = add_atomically(shared, place, change) + change  # pyright: ignore[reportCallIssue]
+            copies.own[place] = copies.bases[place] = merged
+    if sweeps:
         for place in range(shared.size):
-            merged = shared[place] + (copies.own[place] - copies.bases[place])
-            shared[place] = copies.own[place] = copies.bases[place] = merged
-        return
-    for tier in range(copies.periods.size - 1, -1, -1):
-        if since % copies.periods[tier] == 0:
-            for number in range(U(copies.ends[tier])):
-                place = U(copies.hot[number])
-                merged = shared[place] + (copies.own[place] - copies.bases[place])
-                shared[place] = copies.own[place] = copies.bases[place] = merged
-            return
+            change = copies.own[place] - copies.bases[place]
+            if change != 0.0:  # what was added just now must not be written back
+                shared[place] += change
+            copies.own[place] = copies.bases[place] = shared[place]
 
 
 @compiled
 def merge_intercept(copies: Copies, shared: np.ndarray, number: int, own: float) -> float:
     """Exchange an intercept; returns the thread's new one."""
-    merged = shared[number] + (own - copies.intercept_bases[number])
-    shared[number] = copies.intercept_bases[number] = merged
+    change = own - copies.intercept_bases[number]
+    merged = add_atomically(shared, U(number), change) + change  # pyright: ignore[reportCallIssue]
+    copies.intercept_bases[number] = merged
     return merged
 
 

@@ -18,11 +18,16 @@ FAST = {"contract", "reassoc", "nsz"}
 _BYTES = ir.IntType(8).as_pointer()
 
 
-def compiled(function: Any = None, *, fast: bool = True) -> Any:
-    """Numba's compiler as the kernels of this package use it: lazily, cached on disk, without the GIL."""
+def compiled(function: Any = None, *, allocates: bool = False) -> Any:
+    """Numba's compiler as the kernels of this package use it: lazily, cached on disk, without the GIL.
+
+    Functions that make no arrays are compiled without reference counts: counting is an atomic operation for each use of
+    an array, which costs as much as several non-zeros, and on several threads much more.
+    """
     if function is None:
-        return functools.partial(compiled, fast=fast)
-    return njit(cache=True, nogil=True, fastmath=FAST if fast else False)(function)
+        return functools.partial(compiled, allocates=allocates)
+    options: dict[str, Any] = {"nogil": True, "fastmath": FAST, "_nrt": allocates}
+    return njit(cache=True, **options)(function)
 
 
 def _element(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> Any:
@@ -48,11 +53,10 @@ def prefetch(typing_context, array, index):  # noqa: ANN001, ANN201  (the shape 
 
 @intrinsic
 def add_atomically(typing_context, array, index, value):  # noqa: ANN001, ANN201
-    """Add to `array[index]` so that no other thread's addition is lost; a compare-and-swap loop on x86."""
+    """Add to `array[index]` so that no other thread's addition is lost; returns what was there."""
 
     def generate(context, builder, signature, arguments):  # noqa: ANN001, ANN202
         place = _element(context, builder, signature.args[0], *arguments[:2])
-        builder.atomic_rmw("fadd", place, arguments[2], "monotonic")
-        return context.get_dummy_value()
+        return builder.atomic_rmw("fadd", place, arguments[2], "monotonic")
 
-    return types.void(array, types.uint64, array.dtype), generate
+    return array.dtype(array, types.uint64, array.dtype), generate

@@ -36,8 +36,8 @@ def fit_linear(data: Path, test: Path | None, progress: Progress, **options: Any
         raise UsageError(f"Unknown loss '{options['loss']}'; choose logistic, {known}.")
     regression = options["loss"] in REGRESSION
     X, y = read_labelled(data)
-    estimator = (HogwildRegressor if regression else HogwildClassifier)(**options)
-    estimator._on_pass = progress  # type: ignore[misc]
+    estimator: Any = (HogwildRegressor if regression else HogwildClassifier)(**options)
+    estimator._on_pass = progress
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the number of passes was asked for
         # A tolerance that nothing reaches: the loss is measured for the progress, and no pass is left out.
@@ -105,7 +105,7 @@ def fit_ratings(data: Path, test: Path | None, progress: Progress, **options: An
     """Fit factors of a file of ratings."""
     ratings = read_ratings(data)
     estimator = HogwildMatrixFactorization(**options)
-    estimator._on_pass = progress  # type: ignore[misc]
+    estimator._on_pass = progress
     estimator.fit(ratings.matrix)
     arrays = {
         "mean": np.array(estimator.mean_), "users": ratings.users, "items": ratings.items,
@@ -114,17 +114,18 @@ def fit_ratings(data: Path, test: Path | None, progress: Progress, **options: An
     }  # fmt: skip
     held = ratings if test is None else read_ratings(test)
     found, wanted = _rate(arrays, held)
-    rows = rows_of(ratings.matrix)
+    matrix: Any = ratings.matrix
+    rows = rows_of(matrix)
     passes = estimator.passes_[1:] or estimator.passes_
     known = np.isfinite(found)
     threads = estimator.n_threads_
-    sparsity = sparsity_of(rows, ratings.matrix.shape[1])
+    sparsity = sparsity_of(rows, matrix.shape[1])
     return {
         "rmse": float(np.sqrt(np.mean((found - wanted)[known] ** 2))) if known.any() else None,
         "unknown": int((~known).sum()),
         "users": len(ratings.users),
         "items": len(ratings.items),
-        "ratings": int(ratings.matrix.nnz),
+        "ratings": int(matrix.nnz),
         "passes": estimator.n_iter_,
         "threads": threads,
         "ratings_per_s": float(np.median([made.examples / made.seconds for made in passes])),
@@ -135,7 +136,7 @@ def fit_ratings(data: Path, test: Path | None, progress: Progress, **options: An
 
 def _rate(arrays: Arrays, ratings: Any) -> tuple[np.ndarray, np.ndarray]:
     """Predictions of a file's ratings, NaN for users or items that the model has not met; and the ratings."""
-    entries = ratings.matrix.tocoo()
+    entries: Any = ratings.matrix.tocoo()
     user_number = {name: number for number, name in enumerate(arrays["users"].tolist())}
     item_number = {name: number for number, name in enumerate(arrays["items"].tolist())}
     users = np.array([user_number.get(name, -1) for name in ratings.users.tolist()])[entries.row]
@@ -173,7 +174,7 @@ def predict(model: Path, data: Path, *, probabilities: bool) -> tuple[list[str],
         held = read_ratings(data)
         found, wanted = _rate(arrays, held)
         known = np.isfinite(found)
-        entries = held.matrix.tocoo()
+        entries: Any = held.matrix.tocoo()
         lines = [
             f"{held.users[user]},{held.items[item]},{value:.6g}"
             for user, item, value in zip(entries.row, entries.col, found, strict=True)

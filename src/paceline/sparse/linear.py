@@ -14,7 +14,7 @@ from numba import njit
 
 from paceline.errors import PacelineError
 from paceline.sparse.hot import collect, copies_for, tiers_for
-from paceline.sparse.instructions import compiled
+from paceline.sparse.instructions import FAST, compiled
 from paceline.sparse.losses import Loss
 from paceline.sparse.matrix import frequencies
 from paceline.sparse.rows import Rows
@@ -142,7 +142,7 @@ class Learning:
         ]
         if plan.adagrad and not model.squares.size:
             model.squares = np.full(model.coordinates.size, 1e-10, model.dtype)
-        paid = np.zeros(model.features if plan.l1 > 0 else 0, model.dtype)
+        paid = np.zeros(shared.size if plan.l1 > 0 else 0, model.dtype)
         self._shared = Model(shared, paid, model.squares, model.intercepts)
         self._walk = _kernel(model.outputs > 1, loss)
         self._scale, self._owed = 1.0, 0.0
@@ -193,8 +193,8 @@ class Learning:
     def settle(self) -> None:
         """Make the model's weights what they are: penalties paid, scale one. Before they are used or read."""
         if self._scale != 1.0 or self._owed != 0.0:
-            settle(self.model.coordinates.reshape(-1), self.model.outputs, self._shared.paid, self._scale, self._owed)
-            self._scale, self._owed = 1.0, 0.0
+            settle(self._shared.weights, self._shared.paid, self._scale, self._owed)
+            self._scale, self._owed = 1.0, self._owed * self._scale
 
     def _check(self, number: int) -> None:
         if not (np.isfinite(self.model.intercepts).all() and all_finite(self.model.coordinates.reshape(-1))):
@@ -226,4 +226,5 @@ def _kernel(classes: bool, loss: Loss | None) -> Any:
         "value_of": njit(lambda code, p, y, epsilon: value(p, y)),
         "slope_of": njit(lambda code, p, y, epsilon: slope(p, y)),
     }
-    return njit(nogil=True, fastmath={"contract", "reassoc", "nsz"})(FunctionType(source.__code__, own))
+    options: dict[str, Any] = {"nogil": True, "fastmath": FAST, "_nrt": False}
+    return njit(**options)(FunctionType(source.__code__, own))

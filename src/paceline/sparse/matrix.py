@@ -52,8 +52,7 @@ def _writable(array: np.ndarray) -> np.ndarray:
 
 
 def sample_rows(rows: Rows, limit: int = SAMPLE) -> np.ndarray:
-    """Row numbers at even distances; all of them if there are few. (Even, so that the same data always gives the same
-    answer.)"""
+    """Row numbers at even distances, so that the same data always gives the same answer; all of them if there are few."""
     count = rows.begins.size - 1
     return np.unique(np.linspace(0, count - 1, min(count, limit)).astype(np.int64)) if count else np.zeros(0, np.int64)
 
@@ -66,7 +65,7 @@ def frequencies(rows: Rows, features: int, limit: int = SAMPLE) -> np.ndarray:
     return count_rows_with(rows, chosen, features) / max(1, chosen.size)
 
 
-@compiled
+@compiled(allocates=True)
 def count_rows_with(rows: Rows, chosen: np.ndarray, features: int) -> np.ndarray:
     """In how many of the chosen rows each feature is; entries that are stored count, as they cost."""
     counts = np.zeros(features, np.int64)

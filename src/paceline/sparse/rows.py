@@ -87,10 +87,12 @@ def pay_row(
 ) -> None:
     """Weights of the row's coordinates (`width` each) pay what they owe of the L1 penalty."""
     shift = begin if rows.dense else U(0)
+    due = weights.dtype.type(owed)
     for k in range(begin, end):
         j = U(rows.indices[k - shift])
-        due = weights.dtype.type(owed - paid[j])
-        if due > 0.0:
-            paid[j] = owed
-            for place in range(j * U(width), (j + U(1)) * U(width)):
-                weights[place] = pay(weights[place], due)
+        for place in range(j * U(width), (j + U(1)) * U(width)):
+            before = weights[place]
+            if before != 0.0:
+                after = pay(before, due, paid[place])
+                paid[place] += after - before
+                weights[place] = after

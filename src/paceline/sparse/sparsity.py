@@ -58,7 +58,7 @@ def sparsity_of(rows: Rows, features: int) -> Sparsity:
     return Sparsity(omega, delta, float(most), float(meeting.mean()) if meeting.size else 0.0, chosen.size)
 
 
-@compiled
+@compiled(allocates=True)
 def _meetings(rows: Rows, probes: np.ndarray, chosen: np.ndarray, features: int) -> np.ndarray:
     """Of each probe, the fraction of the chosen rows that share a feature with it."""
     marked = np.full(features, -1, np.int64)

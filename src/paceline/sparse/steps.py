@@ -1,16 +1,20 @@
 """Step sizes, and penalties that are paid late: what a weight owes is settled when it is next touched.
 
-After the gradient's step, each step of elastic net is proximal: every weight moves towards zero by `eta l1` and is then
-divided by `1 + eta l2`. Done at once this would cost every weight at every example. Instead the weights are stored as v
-with w = scale v:
+L2 is proximal: after each step every weight is divided by `1 + eta l2`. L1 keeps an account for each weight (Tsuruoka
+and others): of the total that a weight could have been moved towards zero so far, `owed`, it has moved by `paid`, and
+it never crosses zero; what it has not used is taken when a step moves it away from zero again. That gives more exact
+zeros than a step-by-step threshold, which the noise of SGD outruns.
+
+Done at once this would cost every weight at every example. Instead the weights are stored as v with w = scale v:
 
 * the division is one of `scale` alone;
-* the move towards zero is added to a running total, `owed` (in units of v). A weight remembers the total it has paid
-  (`paid`), and
-  pays the difference when an example touches it.
+* `owed` is one running total (in units of v), and a weight pays when an example touches it, for all steps since the last time.
 
 Both depend on the number of the step only, so that threads need not share them: `chart` says what they are wherever a
 thread may begin.
+
+Reference: Tsuruoka, Tsujii, Ananiadou, "Stochastic Gradient Descent Training for L1-regularized Log-linear Models with
+Cumulative Penalty", 2009, section 3.2.
 """
 
 from __future__ import annotations
@@ -98,20 +102,22 @@ def chart(
 
 
 @compiled
-def pay(v: float, due: float) -> float:
-    """Move towards zero, not beyond. A thread may see another's later payment: then nothing is due."""
-    if due <= 0.0:
-        return v
+def pay(v: float, owed: float, paid: float) -> float:
+    """Where a weight is once it has paid; `paid` is negative for weights that were positive."""
     if v > 0.0:
-        return max(v - due, v * 0.0)
-    return min(v + due, v * 0.0)
+        return max(v - (owed + paid), v * 0.0)
+    if v < 0.0:
+        return min(v + (owed - paid), v * 0.0)
+    return v
 
 
 @compiled
-def settle(weights: np.ndarray, width: int, paid: np.ndarray, scale: float, owed: float) -> None:
-    """Make every weight what it is: all pay, and the scale becomes 1."""
-    for j in range(weights.size // width):
-        due = weights.dtype.type(owed - paid[j]) if paid.size else weights.dtype.type(0.0)
-        for k in range(j * width, (j + 1) * width):
-            weights[k] = pay(weights[k], due) * weights.dtype.type(scale)
-    paid[:] = 0.0
+def settle(weights: np.ndarray, paid: np.ndarray, scale: float, owed: float) -> None:
+    """Make every weight what it is: all pay, and the scale becomes 1. The caller multiplies `owed` by the scale."""
+    number = weights.dtype.type
+    for place in range(weights.size):
+        if paid.size:
+            after = pay(weights[place], number(owed), paid[place])
+            paid[place] = (paid[place] + (after - weights[place])) * number(scale)
+            weights[place] = after
+        weights[place] *= number(scale)

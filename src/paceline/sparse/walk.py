@@ -117,8 +117,10 @@ def walk(
                 merge(copies, model.weights, since)
         report[ROWS] += stop - start
         report[OTHERS] += (load(clock) - chunk - 1) * plan.chunk
-    own = copies.intercepts if copies.every else model.intercepts
-    own[0] = intercept
+    if copies.every:
+        copies.intercepts[0] = intercept
+    else:
+        model.intercepts[0] = intercept
 
 
 @compiled
@@ -138,12 +140,10 @@ def walk_classes(
     order, weights = examples.order, copies.own
     first, last, first_step = span
     classes = U(model.intercepts.size)
-    product = np.empty(model.intercepts.size, weights.dtype)
-    slopes = np.empty(model.intercepts.size, weights.dtype)
-    intercepts = model.intercepts.copy()
+    product, slopes = copies.products, copies.slopes
+    intercepts = copies.intercepts
     since = copies.late
-    if copies.every:
-        begin(copies, model.weights, model.intercepts)
+    begin(copies, model.weights, model.intercepts)
     while True:
         chunk = fetch_add(clock, 1)
         start = first + chunk * plan.chunk
@@ -158,7 +158,8 @@ def walk_classes(
             shift = head if rows.dense else U(0)
             if plan.l1 > 0.0:
                 pay_row(rows, head, end, weights, model.intercepts.size, model.paid, owed)
-            product[:] = 0.0
+            for c in range(classes):
+                product[c] = 0.0
             for k in range(head, end):
                 j, x = U(rows.indices[k - shift]) * classes, rows.values[k]
                 for c in range(classes):
@@ -202,5 +203,6 @@ def walk_classes(
                 merge(copies, model.weights, since)
         report[ROWS] += stop - start
         report[OTHERS] += (load(clock) - chunk - 1) * plan.chunk
-    own = copies.intercepts if copies.every else model.intercepts
-    own[:] = intercepts
+    if not copies.every:
+        for c in range(classes):
+            model.intercepts[c] = intercepts[c]

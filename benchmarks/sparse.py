@@ -1,0 +1,292 @@
+"""Sparse Hogwild! against scikit-learn, and two threads against one: ratios, measured in turn in one run.
+
+    python benchmarks/sparse.py [--pairs 5] [--rows 100000] [--only sgd,threads,liblinear,cold,memory,news]
+
+Prints a table and writes benchmarks/results/sparse.md. A ratio above 1 means that the first-named is faster. Every
+figure is the median over interleaved pairs; in brackets the middle half. Compile time is excluded but in `cold`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+from scipy import sparse
+from sklearn.linear_model import LogisticRegression, SGDClassifier
+from sklearn.svm import LinearSVC
+
+from paceline.sklearn import HogwildClassifier
+from paceline.sparse.linear import LinearModel
+from paceline.sparse.losses import CODES
+from paceline.sparse.matrix import rows_of
+from paceline.sparse.sparsity import sparsity_of
+from paceline.sparse.steps import CONSTANT, Plan
+from paceline.sparse.team import Team
+from paceline.system import machine, versions
+
+RESULTS = Path(__file__).parent / "results" / "sparse.md"
+FEATURES, NONZEROS = 47_236, 76
+PASSES = 5
+
+
+def rcv1_like(rows: int, *, skewed: bool = True, seed: int = 0, dtype: type = np.float32) -> tuple:
+    """Text-like data of RCV1's shape: log TF-IDF of words by Zipf's law (or all equally frequent), rows of length 1;
+    noisy labels."""
+    random = np.random.default_rng(seed)
+    lengths = random.poisson(NONZEROS, rows).clip(8)
+    if skewed:
+        chances = 1 / (np.arange(FEATURES) + 6.0)
+        words = np.searchsorted(np.cumsum(chances / chances.sum()), random.random(lengths.sum())).clip(max=FEATURES - 1)
+        words = random.permutation(FEATURES)[words]
+    else:
+        words = random.integers(0, FEATURES, lengths.sum())
+    matrix = sparse.csr_matrix((np.ones(lengths.sum()), (np.repeat(np.arange(rows), lengths), words)), (rows, FEATURES))
+    matrix.sum_duplicates()
+    documents = np.bincount(matrix.indices, minlength=FEATURES)
+    matrix.data = (1 + np.log(matrix.data)) * np.log(1.01 * rows / np.maximum(documents, 1))[matrix.indices]
+    norms = np.sqrt(np.asarray(matrix.multiply(matrix).sum(1)).ravel())
+    matrix.data /= np.repeat(norms, np.diff(matrix.indptr))
+    scores = matrix @ random.standard_normal(FEATURES)
+    labels = np.sign(scores + 0.3 * scores.std() * random.standard_normal(rows))
+    return matrix.astype(dtype), labels.astype(dtype)
+
+
+def split(rows: int, **how: object) -> tuple:
+    """Training part, its labels, test part (a tenth more), its labels."""
+    X, y = rcv1_like(rows + rows // 10, **how)
+    return X[:rows], y[:rows].copy(), X[rows:], y[rows:].copy()
+
+
+def summary(values: list[float], digits: int = 2) -> str:
+    """Median and middle half."""
+    low, middle, high = np.percentile(values, [25, 50, 75])
+    return f"**{middle:.{digits}f}** ({low:.{digits}f} to {high:.{digits}f}, {len(values)} pairs)"
+
+
+def seconds(action: object) -> float:
+    """How long a call takes."""
+    began_s = time.perf_counter()
+    action()
+    return time.perf_counter() - began_s
+
+
+def against_sgd(rows: int, pairs: int) -> list[str]:
+    """One thread against SGDClassifier: same data, passes and constant step; whole fits."""
+    lines = []
+    X, y, X_test, y_test = split(rows)
+    for loss in ("log_loss", "hinge"):
+        options = {
+            "alpha": 1e-6,
+            "learning_rate": "constant",
+            "eta0": 0.5,
+            "max_iter": PASSES,
+            "tol": None,
+            "random_state": 0,
+        }
+        ours, theirs = HogwildClassifier(loss, n_jobs=1, **options), SGDClassifier(loss, **options)
+        ours.fit(X[:2000], y[:2000])
+        times = [(seconds(lambda: ours.fit(X, y)), seconds(lambda: theirs.fit(X, y))) for _ in range(pairs)]
+        ratios = [other / own for own, other in times]
+        each = [statistics.median(column) / PASSES / X.nnz * 1e9 for column in zip(*times, strict=True)]
+        scores = f"test accuracy {ours.score(X_test, y_test):.4f} and {theirs.score(X_test, y_test):.4f}"
+        lines.append(
+            f"| 1 thread, {loss}, whole fit of {PASSES} passes, against `SGDClassifier` | {each[0]:.2f} ns a non-zero | "
+            f"{each[1]:.2f} ns | {summary(ratios)}; {scores} | 2.2 |"
+        )
+    return lines
+
+
+def threads(rows: int, pairs: int) -> list[str]:
+    """Two threads, with and without copies, against one; time of the best pass, and loss after 15."""
+    lines = []
+    for skewed in (True, False):
+        X, y, X_test, y_test = split(rows, skewed=skewed)
+        view = rows_of(X)
+        found = sparsity_of(view, FEATURES)
+        kinds = {"1 thread": (1, True), "2 threads, copies merged": (2, True), "2 threads, all shared": (2, False)}
+        times: dict[str, list[float]] = {name: [] for name in kinds}
+        losses: dict[str, list[float]] = {name: [] for name in kinds}
+        for pair in range(pairs):
+            for name, (count, copies) in kinds.items():
+                model = LinearModel(FEATURES, 1, np.dtype("f4"))
+                with Team(count) as team:
+                    plan = Plan(CODES["log_loss"], 0.1, CONSTANT, 1.0, 0.5, 1.0, 0.0, 1e-6, False, False, 0.01, 256)
+                    learning = model.learn(view, y, plan, team, seed=pair, copies=copies)
+                    made = [learning.make_pass(eta=0.9**number).seconds for number in range(3 * PASSES)]
+                    learning.settle()
+                times[name].append(min(made) / X.nnz * 1e9)
+                scores = X_test @ model.coordinates[:, 0] + model.intercepts[0]
+                losses[name].append(float(np.logaddexp(0, -y_test * scores).mean()))
+        data = "skewed data" if skewed else "no hot features"
+        lines.append(
+            f"| {data}: Omega {found.omega}, Delta {found.delta:.3f}, rho {found.rho:.3f}; 1 thread | "
+            f"{statistics.median(times['1 thread']):.2f} ns a non-zero | - | test loss "
+            f"{np.median(losses['1 thread']):.4f} | 2.7 ns |"
+        )
+        for name in list(kinds)[1:]:
+            ratios = [one / two for one, two in zip(times["1 thread"], times[name], strict=True)]
+            worst = max(abs(a - b) for a, b in zip(losses[name], losses["1 thread"], strict=True))
+            target = ("1.7" if skewed else "1.9") if "copies" in name else ""
+            lines.append(
+                f"| {data}: {name}, against 1 thread | {statistics.median(times[name]):.2f} ns a non-zero | - | "
+                f"{summary(ratios)}; test loss {np.median(losses[name]):.4f}, at most {worst:.4f} from one thread's | {target} |"
+            )
+    return lines
+
+
+def liblinear(rows: int, pairs: int) -> list[str]:
+    """Time to LIBLINEAR's test loss: passes are made until it is reached."""
+    lines = []
+    X, y, X_test, y_test = split(rows // 2)
+    for name, peer, loss in (
+        ("LogisticRegression(solver='liblinear')", LogisticRegression(solver="liblinear"), "log_loss"),
+        ("LinearSVC", LinearSVC(loss="hinge"), "hinge"),
+    ):
+
+        def measure(fitted: object, loss: str = loss) -> float:
+            margins = y_test * fitted.decision_function(X_test)
+            return float((np.logaddexp(0, -margins) if loss == "log_loss" else np.maximum(0, 1 - margins)).mean())
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            theirs = [seconds(lambda: peer.fit(X, y)) for _ in range(min(pairs, 3))]
+        goal = measure(peer)
+        for passes in range(1, 31):
+            ours = HogwildClassifier(
+                loss,
+                alpha=1 / len(y),
+                learning_rate="decay",
+                eta0=4.0,
+                decay=0.7,
+                max_iter=passes,
+                tol=None,
+                random_state=0,
+            )
+            own_s = min(seconds(lambda: ours.fit(X, y)) for _ in range(3))
+            if measure(ours) <= goal:
+                break
+        reached = f"test loss {measure(ours):.4f} after {passes} passes, its {goal:.4f}"
+        lines.append(
+            f"| time to equal test loss, 2 threads, against {name} | {own_s:.3f} s | {statistics.median(theirs):.3f} s | "
+            f"**{statistics.median(theirs) / own_s:.1f}**; {reached} | |"
+        )
+    return lines
+
+
+COLD = """
+import time, numpy as np, scipy.sparse as s
+from paceline.sklearn import HogwildClassifier
+X = s.random(4000, 1000, 0.05, "csr", dtype=np.float32, random_state=0); y = np.arange(4000) % 2
+began = time.perf_counter(); HogwildClassifier(max_iter=5, tol=None).fit(X, y); print(time.perf_counter() - began)
+"""
+
+
+def cold(rows: int, pairs: int) -> list[str]:
+    """A first fit in a new process, without and with kernels on disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {"NUMBA_CACHE_DIR": folder}
+        both = [
+            float(
+                subprocess.run(
+                    [sys.executable, "-c", COLD], env=environment, check=True, capture_output=True, text=True
+                ).stdout
+            )
+            for _ in range(2)
+        ]
+    return [
+        f"| first `fit` in a new process: cold, and warm from the cache | {both[0]:.2f} s | {both[1]:.2f} s | - | 5 s more |"
+    ]
+
+
+def memory(rows: int, pairs: int) -> list[str]:
+    """Peak memory above the input in a fit with two threads: Linux keeps the peak since it was last asked to forget it."""
+    X, y, *_ = split(rows)
+    fit = HogwildClassifier("log_loss", max_iter=2, tol=None, n_jobs=2)
+    fit.fit(X[:20000], y[:20000])
+    Path("/proc/self/clear_refs").write_text("5")
+
+    def resident(name: str) -> float:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
+
+    before = resident("VmRSS")
+    fit.fit(X, y)
+    grown = resident("VmHWM") - before
+    goal = (1.1 * 2 * FEATURES * 4 + 16 * rows) / 2**20
+    return [f"| peak memory above the input, {rows:,} rows, 2 threads | {grown:.1f} MiB | - | - | {goal:.1f} MiB |"]
+
+
+def news(rows: int, pairs: int) -> list[str]:
+    """AG's News, TF-IDF, one against the rest: accuracy beside SGDClassifier's."""
+    if not os.environ.get("PACELINE_DATA"):
+        return []
+    import csv
+    import gzip
+
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    parts = []
+    for name in ("train", "test"):
+        with gzip.open(Path(os.environ["PACELINE_DATA"]) / "ag_news" / f"{name}.csv.gz", "rt", newline="") as text:
+            parts.append(list(zip(*((row["content"], row["label"]) for row in csv.DictReader(text)), strict=True)))
+    vectorizer = TfidfVectorizer(sublinear_tf=True)
+    X, X_test = vectorizer.fit_transform(parts[0][0]), vectorizer.transform(parts[1][0])
+    ours, theirs = HogwildClassifier(n_jobs=2, random_state=0), SGDClassifier(random_state=0)
+    ours.fit(X, parts[0][1])
+    times = [
+        (seconds(lambda: ours.fit(X, parts[0][1])), seconds(lambda: theirs.fit(X, parts[0][1]))) for _ in range(pairs)
+    ]
+    ratios = [other / own for own, other in times]
+    return [
+        f"| AG's News, 4 classes, defaults, 2 threads, against `SGDClassifier` | accuracy "
+        f"{ours.score(X_test, parts[1][1]):.4f} | {theirs.score(X_test, parts[1][1]):.4f} | {summary(ratios)} in time | within 0.003 |"
+    ]
+
+
+SECTIONS = {
+    "sgd": against_sgd,
+    "threads": threads,
+    "liblinear": liblinear,
+    "cold": cold,
+    "memory": memory,
+    "news": news,
+}
+
+
+def main() -> None:
+    """Measure and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--only", default=",".join(SECTIONS))
+    chosen = parser.parse_args()
+    about, used = machine(), versions()
+    head = [
+        "# Sparse Hogwild!: linear models on RCV1-like data",
+        "",
+        f"Machine: {about['processor']}, {about['cores']} cores, {about['memory_gib']} GiB, {about['system']}. "
+        f"Python {used['python']}, Numba {used['numba']}.",
+        f"Command: `python benchmarks/sparse.py --pairs {chosen.pairs} --rows {chosen.rows} --only {chosen.only}`.",
+        f"Data: {chosen.rows:,} x {FEATURES:,}, about {NONZEROS} non-zeros a row, float32; load average at the start "
+        f"{os.getloadavg()[0]:.1f}.",
+        "",
+        "| what | ours | peer | ratio | target |",
+        "|---|---|---|---|---|",
+    ]
+    lines = []
+    for name in chosen.only.split(","):
+        lines += SECTIONS[name](chosen.rows, chosen.pairs)
+        print(*lines[-4:], sep="\n", flush=True)
+    RESULTS.write_text("\n".join([*head, *lines]) + "\n")
+
+
+if __name__ == "__main__":
+    main()
