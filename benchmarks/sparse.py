@@ -38,8 +38,10 @@ PASSES = 5
 
 
 def rcv1_like(rows: int, *, skewed: bool = True, seed: int = 0, dtype: type = np.float32) -> tuple:
-    """Text-like data of RCV1's shape: log TF-IDF of words by Zipf's law (or all equally frequent), rows of length 1;
-    noisy labels."""
+    """Text-like data of RCV1's shape, with noisy labels.
+
+    Log TF-IDF of words by Zipf's law, or all equally frequent; rows have length 1.
+    """
     random = np.random.default_rng(seed)
     lengths = random.poisson(NONZEROS, rows).clip(8)
     if skewed:
@@ -137,7 +139,8 @@ def threads(rows: int, pairs: int) -> list[str]:
             target = ("1.7" if skewed else "1.9") if "copies" in name else ""
             lines.append(
                 f"| {data}: {name}, against 1 thread | {statistics.median(times[name]):.2f} ns a non-zero | - | "
-                f"{summary(ratios)}; test loss {np.median(losses[name]):.4f}, at most {worst:.4f} from one thread's | {target} |"
+                f"{summary(ratios)}; "
+                f"test loss {np.median(losses[name]):.4f}, at most {worst:.4f} from one thread's | {target} |"
             )
     return lines
 
@@ -247,7 +250,8 @@ def news(rows: int, pairs: int) -> list[str]:
     ratios = [other / own for own, other in times]
     return [
         f"| AG's News, 4 classes, defaults, 2 threads, against `SGDClassifier` | accuracy "
-        f"{ours.score(X_test, parts[1][1]):.4f} | {theirs.score(X_test, parts[1][1]):.4f} | {summary(ratios)} in time | within 0.003 |"
+        f"{ours.score(X_test, parts[1][1]):.4f} | {theirs.score(X_test, parts[1][1]):.4f} | "
+        f"{summary(ratios)} in time | within 0.003 |"
     ]
 
 

@@ -74,7 +74,7 @@ def test_racing_fits_stay_within_two_percent_of_the_deterministic_loss(data, thr
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])
 @pytest.mark.parametrize("classes", [1, 3])
 def test_what_threads_change_in_their_copies_arrives_in_the_model(data, threads, classes):
-    """With a slope of 1 everywhere, the end is known: minus the sum of the rows. Merges that meet may lose a little."""
+    """With a slope of 1 everywhere, the end is known: minus the sum of the rows."""
     X, _ = data
     model = LinearModel(X.shape[1], classes, np.dtype("f8"))
     plan = Plan(9, 0.1, CONSTANT, 1.0, 0.5, 1.0, 0.0, 0.0, False, False, 1.0, 256)
@@ -85,8 +85,8 @@ def test_what_threads_change_in_their_copies_arrives_in_the_model(data, threads,
     expected = -2 * np.asarray(X.sum(axis=0)).ravel()
     assert (learning.tiers is not None) == (threads > 1)
     lost = np.abs(model.coordinates - expected[:, None]).sum() / np.abs(expected).sum() / classes
-    assert lost < (1e-12 if threads == 1 else 0.01)
-    assert model.intercepts == pytest.approx(-2 * X.shape[0], rel=1e-12 if threads == 1 else 0.01)
+    assert lost < 1e-12
+    assert model.intercepts == pytest.approx(-2 * X.shape[0], rel=1e-12)
 
 
 def test_every_example_is_visited_once_a_pass():

@@ -13,10 +13,10 @@ hottest few every `VISITS` examples, and so on; from the period on in which a la
 is swept, which costs a fraction per coordinate. What is updated less often than that in a whole pass is merged at its
 end. Intercepts, which every example changes, go with the hottest.
 
-Coordinates that are merged one by one are added atomically: a thread that the system puts aside in the middle of an
-ordinary addition would undo what all others have merged meanwhile. In a sweep, where few threads meet in the
-coordinates that are left, an addition may be lost, as any update of Hogwild! may be. At the end of a pass, when all
-threads have ended, nothing is lost. What was measured: benchmarks/results/sparse.md.
+Nothing is lost at merges, and nobody waits: a thread that the system puts aside in the middle of an ordinary addition
+would undo what all others have merged meanwhile. So coordinates that are merged one by one are added atomically, and a
+sweep, which writes only what the thread has changed, is one thread's at a time; one that finds another sweeping leaves
+its own for the next time. What was measured: benchmarks/results/sparse.md.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paceline.memory.atomics import compare_and_swap, store
 from paceline.sparse.instructions import add_atomically, compiled
 
 __all__ = ["Copies", "Tiers", "begin", "collect", "copies_for", "merge", "merge_intercept", "tiers_for"]
@@ -119,8 +120,8 @@ def begin(copies: Copies, shared: np.ndarray, intercepts: np.ndarray) -> None:
 
 
 @compiled
-def merge(copies: Copies, shared: np.ndarray, since: int) -> None:
-    """Exchange what is due after `since` examples."""
+def merge(copies: Copies, shared: np.ndarray, since: int, sweeping: int) -> None:
+    """Exchange what is due after `since` examples; `sweeping` is the address of a word that is 1 while a thread sweeps."""
     sweeps = copies.sweep > 0 and since % copies.sweep == 0
     tier = copies.periods.size - 1
     while tier >= 0 and not sweeps and since % copies.periods[tier] != 0:
@@ -131,12 +132,13 @@ def merge(copies: Copies, shared: np.ndarray, since: int) -> None:
             change = copies.own[place] - copies.bases[place]
             merged = add_atomically(shared, place, change) + change  # pyright: ignore[reportCallIssue]
             copies.own[place] = copies.bases[place] = merged
-    if sweeps:
+    if sweeps and compare_and_swap(sweeping, 0, 1):
         for place in range(shared.size):
             change = copies.own[place] - copies.bases[place]
             if change != 0.0:  # what was added just now must not be written back
                 shared[place] += change
             copies.own[place] = copies.bases[place] = shared[place]
+        store(sweeping, 0)
 
 
 @compiled

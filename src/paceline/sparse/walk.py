@@ -30,6 +30,9 @@ LOSS, ROWS, OTHERS, LIMITED = range(4)
 """What a thread reports: sum of losses; examples; examples that others claimed during its own chunks; slopes that
 were limited."""
 
+SWEEPING = 64
+"""Bytes behind the counter of chunks: the word that is 1 while a thread sweeps."""
+
 STEEPEST = 1e12
 """Slopes are limited to this, as in scikit-learn, so that unscaled data gives a warning and finite weights."""
 
@@ -73,10 +76,9 @@ def walk(
     """
     order, weights = examples.order, copies.own
     first, last, first_step = span
-    intercept = model.intercepts[0]
     since = copies.late
-    if copies.every:
-        begin(copies, model.weights, model.intercepts)
+    begin(copies, model.weights, model.intercepts)
+    intercept = copies.intercepts[0]
     while True:
         chunk = fetch_add(clock, 1)
         start = first + chunk * plan.chunk
@@ -114,7 +116,7 @@ def walk(
             since += 1
             if copies.every and since % copies.every == 0:
                 intercept = merge_intercept(copies, model.intercepts, 0, intercept)
-                merge(copies, model.weights, since)
+                merge(copies, model.weights, since, clock + SWEEPING)
         report[ROWS] += stop - start
         report[OTHERS] += (load(clock) - chunk - 1) * plan.chunk
     if copies.every:
@@ -200,7 +202,7 @@ def walk_classes(
             if copies.every and since % copies.every == 0:
                 for c in range(classes):
                     intercepts[c] = merge_intercept(copies, model.intercepts, c, intercepts[c])
-                merge(copies, model.weights, since)
+                merge(copies, model.weights, since, clock + SWEEPING)
         report[ROWS] += stop - start
         report[OTHERS] += (load(clock) - chunk - 1) * plan.chunk
     if not copies.every:
