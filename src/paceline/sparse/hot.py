@@ -31,7 +31,7 @@ from paceline.sparse.instructions import add_atomically, compiled
 
 __all__ = ["Copies", "Tiers", "begin", "collect", "copies_for", "merge", "merge_intercept", "tiers_for"]
 
-VISITS = 32
+VISITS = 64
 U = np.uint64
 
 
