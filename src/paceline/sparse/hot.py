@@ -1,10 +1,10 @@
 """A copy of the weights per thread, merged coordinate by coordinate, the hot ones most often.
 
 A cache line that two threads write in turn moves from one core's cache to the other's at every update. In text a few
-words are in most rows, and even without hot features the weights of a usual problem fit into one core's cache and are
-all written by the other: on two cores threads that share one vector are then no faster than one. Here each thread
-updates a copy of its own, and now and then *merges*: it adds what it has changed since the last time to the shared
-vector, and takes the shared value as its new one.
+words are in most rows; and even without hot features, the weights of a usual problem fit into one core's cache and are
+all written by the other. Copies of the hot coordinates alone need a test or a table for each non-zero, which costs as
+much as the non-zero. Here each thread updates a copy of all weights, and now and then *merges*: it adds what it has
+changed since the last time to the shared vector, and takes the shared value as its new one.
 
 How often a coordinate is merged follows from its frequency in the data. Merged too seldom, both threads correct the
 same error, and the sum of both corrections overshoots; merged after every update, nothing is gained. So each is merged
