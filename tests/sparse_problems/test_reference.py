@@ -12,7 +12,7 @@ from paceline.sparse.losses import CODES
 from paceline.sparse.matrix import rows_of
 from paceline.sparse.steps import CONSTANT, INVSCALING, OPTIMAL, Plan
 from paceline.sparse.team import Team
-from sparse.reference import VALUES, Account, sgd, slope
+from sparse_problems.reference import VALUES, Account, sgd, slope
 
 PROBLEM = {
     "loss": st.sampled_from(sorted(CODES)),

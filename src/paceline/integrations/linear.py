@@ -1,0 +1,223 @@
+"""What Hogwild!'s linear estimators share: parameters with scikit-learn's names, and one model trained in passes."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any, ClassVar
+
+import numpy as np
+from scipy.sparse import issparse
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model._base import SparseCoefMixin
+from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
+from sklearn.utils import check_random_state
+from sklearn.utils.extmath import safe_sparse_dot
+from sklearn.utils.validation import _check_sample_weight
+
+from paceline.errors import UsageError
+from paceline.sparse.linear import LinearModel, Pass
+from paceline.sparse.losses import Loss
+from paceline.sparse.matrix import rows_of
+from paceline.sparse.options import plan_for
+from paceline.sparse.team import Team, count_threads
+
+__all__ = ["HogwildLinear"]
+
+
+class HogwildLinear(SparseCoefMixin, BaseEstimator):
+    """What classifier and regressor share: one model, passes until the loss stops falling."""
+
+    _losses: ClassVar[tuple[str, ...]]
+    _on_pass: Any = None  # called with the number of a pass and the pass, for progress on the command line
+
+    def __init__(
+        self,
+        loss: str | Loss = "",
+        *,
+        penalty: str | None = "l2",
+        alpha: float = 0.0001,
+        l1_ratio: float = 0.15,
+        fit_intercept: bool = True,
+        max_iter: int = 1000,
+        tol: float | None = 1e-3,
+        shuffle: bool = True,
+        verbose: int = 0,
+        epsilon: float = 0.1,
+        n_jobs: int | None = None,
+        random_state: Any = None,
+        learning_rate: str = "optimal",
+        eta0: float = 0.01,
+        power_t: float = 0.5,
+        decay: float = 0.9,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 5,
+        warm_start: bool = False,
+        deterministic: bool = False,
+    ) -> None:
+        self.loss = loss
+        self.penalty = penalty
+        self.alpha = alpha
+        self.l1_ratio = l1_ratio
+        self.fit_intercept = fit_intercept
+        self.max_iter = max_iter
+        self.tol = tol
+        self.shuffle = shuffle
+        self.verbose = verbose
+        self.epsilon = epsilon
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+        self.learning_rate = learning_rate
+        self.eta0 = eta0
+        self.power_t = power_t
+        self.decay = decay
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.warm_start = warm_start
+        self.deterministic = deterministic
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def _check_numbers(self) -> None:
+        for name in ("max_iter", "n_iter_no_change"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+                raise UsageError(f"{name} must be a whole number, 1 or more, not {value!r}.")
+        if not 0 < self.decay <= 1:
+            raise UsageError(f"decay must be above 0 and up to 1, not {self.decay!r}.")
+        if not 0 < self.validation_fraction < 1:
+            raise UsageError(f"validation_fraction must be between 0 and 1, not {self.validation_fraction!r}.")
+
+    def _learn(
+        self,
+        X: Any,
+        targets: np.ndarray,
+        sample_weight: Any,
+        *,
+        outputs: int,
+        max_iter: int,
+        fresh: bool,
+        balance: np.ndarray | None = None,
+        stopping: bool = True,
+    ) -> None:
+        """Make passes from the present coefficients, or from zero if `fresh`."""
+        self._check_numbers()
+        dense = isinstance(X, np.ndarray)
+        watching = stopping and (self.tol is not None or self.early_stopping or bool(self.verbose))
+        plan = plan_for(
+            loss=self.loss,
+            allowed=self._losses,
+            penalty=self.penalty,
+            alpha=self.alpha,
+            l1_ratio=self.l1_ratio,
+            learning_rate=self.learning_rate,
+            eta0=self.eta0,
+            power_t=self.power_t,
+            epsilon=self.epsilon,
+            fit_intercept=self.fit_intercept,
+            dense=dense,
+            tracking=watching or self.learning_rate == "adaptive",
+        )
+        threads = count_threads(self.n_jobs, X.size if dense else X.nnz)
+        weights = None
+        if sample_weight is not None:
+            weights = _check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
+        random = check_random_state(self.random_state)
+        seed = int(random.randint(np.iinfo(np.int32).max)) if self.shuffle else None
+        subset = validation = None
+        if self.early_stopping and stopping:
+            subset, validation = self._split(targets, random)
+        model = self._model(X.shape[1], outputs, X.dtype, fresh)
+        with Team(1 if self.deterministic else threads) as team:
+            learning = model.learn(
+                rows_of(X),
+                targets.astype(X.dtype, copy=False),
+                plan,
+                team,
+                loss=self.loss if isinstance(self.loss, Loss) else None,
+                weights=weights,
+                balance=balance,
+                subset=subset,
+                seed=seed,
+            )
+            eta, best, idle = plan.eta, math.inf, 0
+            for number in range(1, max_iter + 1):
+                made = learning.make_pass(eta=eta)
+                if self._on_pass is not None:
+                    self._on_pass(number, made)
+                if self.verbose:
+                    print(f"Pass {number}: mean loss {made.loss:.6f}, {made.seconds:.3f} s")
+                if self.learning_rate == "decay":
+                    eta *= self.decay
+                if not watching and self.learning_rate != "adaptive":
+                    continue
+                worse = made.loss
+                if validation is not None:
+                    learning.settle()
+                    self._take(model)
+                    worse = -self._score(X[validation], targets[validation], weights, validation)
+                idle = idle + 1 if self.tol is not None and worse > best - self.tol else 0
+                best = min(best, worse)
+                if idle >= self.n_iter_no_change:
+                    if self.learning_rate != "adaptive" or eta <= 1e-6:
+                        break
+                    eta, idle = eta / 5, 0
+            learning.settle()
+        self._take(model)
+        self._squares = model.squares
+        self.n_iter_ = len(learning.passes)
+        self.t_ = float(model.steps + 1)
+        self.n_threads_ = team.threads
+        self.passes_: list[Pass] = learning.passes
+
+    def _model(self, features: int, outputs: int, dtype: np.dtype, fresh: bool) -> LinearModel:
+        model = LinearModel(features, outputs, dtype)
+        if not fresh:
+            coefficients: Any = self.coef_
+            coefficients = coefficients.toarray() if issparse(coefficients) else np.atleast_2d(coefficients)
+            if coefficients.shape != (outputs, features):
+                raise UsageError(
+                    f"The data has {features} features for {outputs} outputs, and the coefficients to go on from are for "
+                    f"{coefficients.shape[1]} and {coefficients.shape[0]}; use warm_start=False."
+                )
+            model.coordinates[:] = coefficients.T
+            model.intercepts[:] = self.intercept_
+            model.steps = int(getattr(self, "t_", 1.0)) - 1
+            model.squares = getattr(self, "_squares", model.squares).astype(dtype)
+        return model
+
+    def _take(self, model: LinearModel) -> None:
+        self.coef_ = model.coordinates.T
+        self.intercept_ = model.intercepts.astype(model.dtype)
+
+    def _warn(self) -> None:
+        """Say, after a fit, when it did not end as it should."""
+        message = ""
+        if self.passes_[-1].limited:
+            message = "The fit diverged: slopes had to be limited. Scale the data, or make eta0 smaller."
+        elif self.tol is not None and self.n_iter_ == self.max_iter:
+            message = "Maximum number of iterations reached before convergence; consider a larger max_iter."
+        if message:
+            warnings.warn(message, ConvergenceWarning, stacklevel=3)
+
+    def _split(self, targets: np.ndarray, random: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Rows to learn from, and rows to stop by."""
+        kind = StratifiedShuffleSplit if isinstance(self, ClassifierMixin) else ShuffleSplit
+        split = kind(1, test_size=self.validation_fraction, random_state=random)
+        try:
+            subset, validation = next(split.split(np.zeros((len(targets), 1)), targets))
+        except ValueError as error:
+            raise UsageError(f"Too little data to hold out a part for early_stopping: {error}") from error
+        return np.sort(subset), np.sort(validation)
+
+    def _score(self, X: Any, targets: np.ndarray, weights: np.ndarray | None, chosen: np.ndarray) -> float:
+        raise NotImplementedError
+
+    def _decide(self, X: Any) -> np.ndarray:
+        return safe_sparse_dot(X, self.coef_.T, dense_output=True) + self.intercept_
