@@ -1,5 +1,7 @@
 """Real workers, real signals; whatever happens to them, nothing is left behind."""
 
+import signal
+
 import pytest
 import torch
 
@@ -13,6 +15,14 @@ def _fork_server():
 
     load_task("digits-mlp").load()
     leftovers.start_fork_server()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ctrl_c():
+    """Programs that the tests start hear Ctrl-C, also where the tests run in the background of a shell, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)
