@@ -17,7 +17,7 @@ class SupervisorOfTwo:
     def __init__(self):
         self.workers = [SimpleNamespace(worker_id=worker, running=True) for worker in (0, 1)]
         self.algorithm = SimpleNamespace(lockstep=False)
-        self.arena = SimpleNamespace(store=lambda name, value: None)
+        self.arena = SimpleNamespace(store=lambda name, value: None, plan=SimpleNamespace(num_servers=0))
         self.written = [0, 0]
         self.read = [0, 0]
         self.spool = SimpleNamespace(num_written=self.written.__getitem__, num_read=self.read.__getitem__)

@@ -71,7 +71,7 @@ def test_asynchronous_methods_leave_it_out(algorithm):
     assert sum(steps for *_, steps in found.values()) == 12
 
 
-@pytest.mark.parametrize("algorithm", ["all-reduce", "lockstep", "d-psgd"])
+@pytest.mark.parametrize("algorithm", ["all-reduce", "lockstep"])
 def test_without_an_overflow_scaling_changes_nothing(algorithm):
     """Scales are powers of two: dividing by them after the mean is dividing before it."""
     scaled, fused = run(algorithm, overflow=False), run(algorithm, overflow=False, fused=True)

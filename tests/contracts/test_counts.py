@@ -106,4 +106,6 @@ def test_learns(row, trained):
     _, run, _ = trained(row)
     assert run.result["test_accuracy"] > 0.6
     # A worker's gradient moves its own model only, so the mean of three comes as far with three times the gradients.
-    assert run.result["train_loss"] < (0.85 if row.algorithm.gossip else 0.7) * run.result["initial_loss"]
+    # Where gradients are dropped, there are fewer updates.
+    bar = 0.85 if row.algorithm.gossip or row.drops_updates else 0.7
+    assert run.result["train_loss"] < bar * run.result["initial_loss"]

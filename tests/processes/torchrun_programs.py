@@ -19,6 +19,11 @@ NUM_SAMPLES, BATCH_SIZE = 96, 8
 RANK = int(os.environ.get("RANK", os.environ.get("PACELINE_TEST_RANK", "0")))
 
 
+def tell(result):
+    """One line in one write: workers share torchrun's pipe, and `print` writes the line's end by itself."""
+    os.write(1, (json.dumps(result) + "\n").encode())
+
+
 def make(seed=None):
     """Every worker begins elsewhere, unless a seed is given: the run begins where worker 0 does."""
     torch.manual_seed(RANK if seed is None else seed)
@@ -34,7 +39,7 @@ def data():
 
 
 def report(model, **more):
-    print(json.dumps({"rank": RANK, "x": [p.flatten().tolist() for p in model.parameters()], **more}), flush=True)
+    tell({"rank": RANK, "x": [p.flatten().tolist() for p in model.parameters()], **more})
 
 
 def public_loop(model, optimizer, batches, accumulate=2):
@@ -182,7 +187,7 @@ def restarted():
     bits = [
         t.detach().numpy().tobytes() for p in model.parameters() for t in (p, optimizer.state[p]["momentum_buffer"])
     ]
-    print(json.dumps({"rank": RANK, "steps": steps, "bits": hashlib.sha256(b"".join(bits)).hexdigest()}), flush=True)
+    tell({"rank": RANK, "steps": steps, "bits": hashlib.sha256(b"".join(bits)).hexdigest()})
 
 
 def operations():
@@ -213,7 +218,7 @@ def operations():
     membership.close(failed=False)
     results = {"summed": summed, "part": part, "gathered": gathered, "mean": mean, "lone": lone, "none": none}
     lists = {name: tensor.tolist() for name, tensor in results.items()}
-    print(json.dumps({"rank": RANK, "claimed": claimed, "sent_bytes": sent_bytes, **lists}), flush=True)
+    tell({"rank": RANK, "claimed": claimed, "sent_bytes": sent_bytes, **lists})
 
 
 if __name__ == "__main__":

@@ -180,7 +180,7 @@ def test_peers_that_do_not_come_are_named(store):
     with ZmqMailbox(store, 0, 4) as a, ZmqMailbox(store, 2, 4) as b:
         error, _ = connect(a, b, timeout_s=0.5)
         assert isinstance(error, WorkerLostError)
-        assert str(error) == "After 0.5 s worker 1, 3 has not come."
+        assert str(error) == "After 0.5 s workers 1 and 3 have not come."
 
 
 def test_back_pressure_is_an_error_and_loses_nothing(mailboxes):
@@ -274,7 +274,7 @@ def test_with_another_key_or_none_they_do_not(store, tmp_path):
         errors = connect(a, b, c, timeout_s=2.0)
         assert [type(error) for error in errors] == [WorkerLostError] * 3
         assert str(errors[0]) == (
-            "After 2 s worker 1, 2 has come but does not answer. Do all workers have the same key file?"
+            "After 2 s workers 1 and 2 have come but do not answer. Do all workers have the same key file?"
         )
 
 

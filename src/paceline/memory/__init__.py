@@ -27,6 +27,7 @@ def warm_up() -> None:
         "locked",
         "slots",
         "replicated",
+        "served",
         "lockstep",
         "staleness",
         "ring",
