@@ -5,6 +5,7 @@ from contextlib import suppress
 import pytest
 import torch
 import zmq
+from torch.distributed import HashStore
 
 from leftovers import wait_until
 from paceline.errors import PacelineError, PeerLostError, UsageError, WorkerLostError
@@ -255,6 +256,19 @@ def test_closing_ends_a_receive_in_another_thread(mailboxes):
     assert ends == ["This mailbox is closed."]
     with pytest.raises(PacelineError, match="closed"):
         a.send(0, Message("x"))
+
+
+def test_who_closes_together_waits_for_nobody():
+    """A goodbye to a worker that has gone as well must not be waited for until `send_deadline_s`."""
+    for _ in range(40):
+        store = HashStore()
+        made = [ZmqMailbox(store, worker, 3, send_deadline_s=10_000.0) for worker in range(3)]
+        assert connect(*made) == [None] * 3
+        threads = [threading.Thread(target=one.close) for one in made]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
 
 def test_with_the_same_key_they_talk(mailboxes, tmp_path):

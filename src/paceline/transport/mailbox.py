@@ -228,6 +228,8 @@ class ZmqMailbox:
         if self._reading:
             self._changed.wait(timeout_s)
             return
+        if self._dialler.catch_up(self._peers):
+            timeout_s = _PAUSE_S if timeout_s is None else min(timeout_s, _PAUSE_S)
         self._reading = True
         found: list[Frames | Lost] = []
         self._changed.release()
@@ -363,6 +365,7 @@ class ZmqMailbox:
                     self._redial()
 
     def _redial(self) -> None:
+        self._dialler.catch_up(self._peers)
         now_s = time.monotonic()
         for peer in self._peers.values():
             if peer.endpoint and not peer.here and not peer.ended and now_s >= peer.redial_at_s:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 import zmq
@@ -21,6 +23,8 @@ from paceline.transport.wire import Sort, pack
 
 __all__ = ["Dialler", "Peer", "introduction", "read_introduction"]
 
+_HANDSHAKE_S = 1.0  # what a connection that comes about at all needs at most, nearly always
+
 
 @dataclass
 class Peer:
@@ -31,6 +35,7 @@ class Peer:
     endpoint: str = ""
     outgoing: zmq.Socket | None = None  # the connection that this worker opened
     dial_number: int = 0
+    dialled_at_s: float = -math.inf
     redial_at_s: float = math.inf
     identity: bytes = b""  # of the connection that the peer opened, once its hello came
     connection: int = -1
@@ -38,6 +43,7 @@ class Peer:
     met: bool = False  # has been here
     ended: bool = False  # its incarnation has said bye
     why_left: str = ""
+    unsaid: deque[tuple[bytes, memoryview | None]] = field(default_factory=deque)  # until the connection stands
 
     @property
     def here(self) -> bool:
@@ -57,6 +63,7 @@ class Peer:
         if self.outgoing is not None:
             self.outgoing.close(linger=0)
         self.outgoing, self.welcomed = None, False
+        self.unsaid.clear()
 
 
 def introduction(run: str, endpoint: str) -> torch.Tensor:
@@ -94,18 +101,23 @@ class Dialler:
         self._keys = keys
         self._peer_deadline_s = peer_deadline_s
         self.hello: torch.Tensor | None = None
+        self._waiting: set[int] = set()  # peers that something is yet to be said to
 
     def dial(self, peer: Peer) -> None:
-        """Opens a new connection in place of the last, and says hello.
+        """Opens a new connection in place of the last, and says hello as soon as it stands.
 
         ZeroMQ must not reconnect by itself: what was under way when a connection broke would be lost without a word.
+        Nor may it keep messages for a connection that there is not (`IMMEDIATE`): closing a socket whose peer has just
+        gone would wait for them until its linger is over.
         """
         peer.close_outgoing()
         peer.outgoing = socket = self._context.socket(zmq.DEALER)
         peer.dial_number += 1
-        peer.redial_at_s = time.monotonic() + self._peer_deadline_s
+        peer.dialled_at_s = time.monotonic()
+        peer.redial_at_s = peer.dialled_at_s + self._peer_deadline_s
         limit(socket, self._peer_deadline_s)
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.routing_id = f"{self._worker_id}.{self._incarnation}.{peer.dial_number}".encode()
         socket.ipv6 = "[" in peer.endpoint
         if self._keys is not None:
@@ -114,9 +126,23 @@ class Dialler:
         socket.connect(peer.endpoint)
         self.say(peer, Sort.HELLO, Message("hello", peer.dial_number, x=self.hello))
 
-    def say(self, peer: Peer, sort: Sort, message: Message) -> bool:
-        """Sends one of the mailbox's own short messages; whether there was room for it."""
-        return self.put(peer, *pack(sort, message, self._worker_id, self._incarnation))
+    def say(self, peer: Peer, sort: Sort, message: Message) -> None:
+        """Sends one of the mailbox's own short messages, now or once the connection stands."""
+        head, memory = pack(sort, message, self._worker_id, self._incarnation)
+        peer.unsaid.append((head, memory))
+        self._catch_up_with(peer)
+
+    def catch_up(self, peers: Mapping[int, Peer]) -> bool:
+        """Says what can be said by now; whether more can be expected at once, since connections are just being made."""
+        for worker_id in tuple(self._waiting):
+            self._catch_up_with(peers[worker_id])
+        now_s = time.monotonic() if self._waiting else 0.0
+        return any(now_s < peers[worker_id].dialled_at_s + _HANDSHAKE_S for worker_id in self._waiting)
+
+    def _catch_up_with(self, peer: Peer) -> None:
+        while peer.unsaid and self.put(peer, *peer.unsaid[0]):
+            peer.unsaid.popleft()
+        (self._waiting.add if peer.unsaid else self._waiting.discard)(peer.worker_id)
 
     def put(self, peer: Peer, head: bytes, memory: memoryview | zmq.Frame | None = None) -> bool:
         """Hands one message to ZeroMQ; False: the queue to that peer is full, or its connection is gone."""
