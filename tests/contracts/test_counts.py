@@ -104,8 +104,8 @@ def test_times_of_a_step_are_in_order(row, trained):
 @rows()
 def test_learns(row, trained):
     _, run, _ = trained(row)
+    if row.together and row.drops_updates:  # one of three gradients is dropped: half as many epochs again make it up
+        run, _ = run_task(row, backend="processes", workers=3, epochs=EPOCHS * 3 // 2)
     assert run.result["test_accuracy"] > 0.6
     # A worker's gradient moves its own model only, so the mean of three comes as far with three times the gradients.
-    # Where gradients are dropped, there are fewer updates.
-    bar = 0.85 if row.algorithm.gossip or row.drops_updates else 0.7
-    assert run.result["train_loss"] < bar * run.result["initial_loss"]
+    assert run.result["train_loss"] < (0.85 if row.algorithm.gossip else 0.7) * run.result["initial_loss"]
