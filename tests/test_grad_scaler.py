@@ -12,7 +12,10 @@ BATCHES = [(torch.randn(6, 4, generator=torch.Generator().manual_seed(k)), torch
 
 
 def run(algorithm, *, overflow=True, fused=False, unscale=False):
-    """Two workers; the loss of batch 5, worker 1's third in lockstep, is infinite. (parameters, scale, steps) of each."""
+    """Two workers; the loss of batch 5, worker 1's third in lockstep, is infinite.
+
+    Of each: its model right after its last step, its scale, how many steps it made.
+    """
     results, lock = {}, threading.Lock()
 
     def loop():
@@ -22,20 +25,20 @@ def run(algorithm, *, overflow=True, fused=False, unscale=False):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, fused=fused)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=10**6)
         with pl.attach(model, optimizer) as worker:
-            steps = 0  # racing for batches, a worker may get none
-            for x, y in worker.batches(BATCHES):
+            x, steps = [], 0  # racing for batches, a worker may get none
+            for samples, labels in worker.batches(BATCHES):
                 optimizer.zero_grad()
-                factor = float("inf") if overflow and torch.equal(x, BATCHES[5][0]) else 1.0
-                scaler.scale(nn.functional.cross_entropy(model(x), y) * factor).backward()
+                factor = float("inf") if overflow and torch.equal(samples, BATCHES[5][0]) else 1.0
+                scaler.scale(nn.functional.cross_entropy(model(samples), labels) * factor).backward()
                 if unscale:
                     scaler.unscale_(optimizer)
                     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 scaler.step(optimizer)
                 scaler.update()
-                steps += 1
+                x, steps = [p.detach().clone() for p in model.parameters()], steps + 1
         assert not any(hasattr(optimizer, name) for name in ("found_inf", "grad_scale"))
         with lock:
-            results[worker.worker_id] = [p.detach().clone() for p in model.parameters()], scaler.get_scale(), steps
+            results[worker.worker_id] = x, scaler.get_scale(), steps
 
     pl.launch(loop, workers=2, algorithm=algorithm, backend="threads")
     return results
@@ -74,7 +77,7 @@ def test_asynchronous_methods_leave_it_out(algorithm):
     assert sorted(scale for _, scale, _ in found.values()) == [4.0, 8.0], "whoever got it, and nobody else, scales less"
 
 
-@pytest.mark.parametrize("algorithm", ["all-reduce", "lockstep"])
+@pytest.mark.parametrize("algorithm", ["all-reduce", "lockstep", "d-psgd"])
 def test_without_an_overflow_scaling_changes_nothing(algorithm):
     """Scales are powers of two: dividing by them after the mean is dividing before it."""
     scaled, fused = run(algorithm, overflow=False), run(algorithm, overflow=False, fused=True)
