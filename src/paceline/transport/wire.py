@@ -7,6 +7,7 @@ short vector follows in the same frame, a long one is a second frame.
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -49,7 +50,7 @@ class Sort(IntEnum):
     BYE = 3  # the last on every connection that is closed in good order
 
 
-_SORTS = frozenset(Sort)
+_SORTS = {sort.value: sort for sort in Sort}
 
 
 class Parcel(NamedTuple):
@@ -65,10 +66,12 @@ def pack(sort: Sort, message: Message, sender: int, incarnation: int) -> tuple[b
     Raises:
         ValueError: the message does not fit into them.
     """
-    header = _pack_header(sort, message, sender, incarnation)
-    if message.x is None:
+    header, x = _pack_header(sort, message, sender, incarnation), message.x
+    if x is None:
         return header, None
-    array: Any = message.x.detach().to("cpu").contiguous().view(torch.uint8).numpy()
+    if x.nbytes <= _SHORT_BYTES and x.is_cpu and x.is_contiguous():  # spares the four tensor objects below
+        return header + ctypes.string_at(x.data_ptr(), x.nbytes), None
+    array: Any = x.detach().to("cpu").contiguous().view(torch.uint8).numpy()
     if array.nbytes <= _SHORT_BYTES:
         return header + array.tobytes(), None
     return header, memoryview(array)
@@ -87,7 +90,7 @@ def _pack_header(sort: Sort, message: Message, sender: int, incarnation: int) ->
         return _HEADER.pack(
             _MAGIC,
             _VERSION,
-            sort,
+            sort.value,  # many times faster to pack than the enum
             code,
             kind,
             message.number,
@@ -124,7 +127,7 @@ def unpack(head: bytes, memory: memoryview | None) -> Parcel:
         raise MalformedFrameError(f"unknown sort {sort}")
     x = _vector(code, numel, head, memory)
     message = Message(kind.decode("ascii"), number, weight, x, version)
-    return Parcel(Sort(sort), Received(sender, incarnation, message))
+    return Parcel(_SORTS[sort], Received(sender, incarnation, message))
 
 
 def _vector(code: int, numel: int, head: bytes, memory: memoryview | None) -> torch.Tensor | None:
@@ -135,14 +138,12 @@ def _vector(code: int, numel: int, head: bytes, memory: memoryview | None) -> to
     dtype = _DTYPES.get(code)
     if dtype is None:
         raise MalformedFrameError(f"dtype code {code}")
-    short = memory is None
-    if memory is None:
-        memory = memoryview(bytearray(memoryview(head)[HEADER_BYTES:]))
-    if memory.nbytes != numel * dtype.itemsize:
-        raise MalformedFrameError(f"{memory.nbytes} bytes for {numel} elements of {dtype}")
+    num_bytes = len(head) - HEADER_BYTES if memory is None else memory.nbytes
+    if num_bytes != numel * dtype.itemsize:
+        raise MalformedFrameError(f"{num_bytes} bytes for {numel} elements of {dtype}")
     if not numel:
         return torch.empty(0, dtype=dtype)
-    if short:
-        return torch.frombuffer(memory, dtype=dtype)
+    if memory is None:
+        return torch.frombuffer(bytearray(head), dtype=dtype, offset=HEADER_BYTES)
     x = torch.frombuffer(memory, dtype=torch.uint8)
     return (x if x.data_ptr() % dtype.itemsize == 0 else x.clone()).view(dtype)
