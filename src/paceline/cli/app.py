@@ -85,7 +85,8 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except _WrongWords as error:
-        complain(error.format_message())
+        command = getattr(getattr(error, "ctx", None), "command_path", "paceline")
+        complain(f"{error.format_message().rstrip('.')}. See {command} --help.")
         code = error.exit_code
     except typer.Abort:
         complain("Stopped.")
