@@ -92,11 +92,11 @@ def reports(output):
     return sorted(lines, key=lambda line: line["rank"])
 
 
-def check_training(found, num_workers):
+def check_training(found, num_workers, clips=True):
     assert [one["rank"] for one in found] == list(range(num_workers))
     assert all(one["x"] == found[0]["x"] for one in found)
     assert all(one["same_keys"] for one in found)
-    for values, expected in zip(found[0]["x"], torchrun_programs.one_worker_with(num_workers), strict=True):
+    for values, expected in zip(found[0]["x"], torchrun_programs.one_worker_with(num_workers, clips), strict=True):
         torch.testing.assert_close(torch.tensor(values), expected.detach(), rtol=1e-4, atol=1e-5)
 
 
@@ -106,7 +106,7 @@ def test_a_public_style_loop_under_torchrun_is_one_with_bigger_batches(algorithm
     code, output, errors = torchrun("train", 2, **environment)
     assert code == 0, errors
     check_training(reports(output), 2)
-    assert {one["algorithm"] for one in reports(output)} == {"all-reduce"}
+    assert {one["algorithm"] for one in reports(output)} == {algorithm or "all-reduce"}
 
 
 @pytest.mark.parametrize("algorithm", ["parameter-server(shards=2)", "parameter-server(mode=async)"])
@@ -116,6 +116,13 @@ def test_a_parameter_server_is_hosted_by_worker_0_and_all_end_with_its_model(alg
     found = [reports(output)[0] for _, output, _ in results.values()]
     assert all(one["x"] == found[0]["x"] for one in found)
     assert found[0]["x"] != [p.flatten().tolist() for p in torchrun_programs.make(seed=0)[0].parameters()]
+
+
+def test_a_sharded_update_over_the_network_is_one_of_a_bigger_batch():
+    """Nobody has the whole mean gradient, so a loop that clips is refused."""
+    results = run("train_without_clipping", 3, PACELINE_ALGORITHM="all-reduce(sharded=true)")
+    assert [code for code, *_ in results.values()] == [0, 0, 0], results
+    check_training([reports(output)[0] for _, output, _ in results.values()], 3, clips=False)
 
 
 def test_three_workers_of_a_launcher_that_sets_slurms_variables():

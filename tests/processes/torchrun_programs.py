@@ -42,29 +42,34 @@ def report(model, **more):
     tell({"rank": RANK, "x": [p.flatten().tolist() for p in model.parameters()], **more})
 
 
-def public_loop(model, optimizer, batches, accumulate=2):
+def public_loop(model, optimizer, batches, accumulate=2, clips=True):
     """A loop as tutorials write it: a scheduler, gradient accumulation, clipping. Nothing in it knows of workers."""
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=3)
     for _ in range(3):
         for number, (x, y) in enumerate(batches(), start=1):
             (nn.functional.cross_entropy(model(x), y) / accumulate).backward()
             if number % accumulate == 0:
-                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                if clips:
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
                 optimizer.step()
                 optimizer.zero_grad()
         scheduler.step()
 
 
-def train():
+def train(clips=True):
     model, optimizer = make()
     keys = list(model.state_dict())
     loader = torch.utils.data.DataLoader(data(), batch_size=BATCH_SIZE, shuffle=True)
     with pl.attach(model, optimizer) as worker:
-        public_loop(model, optimizer, lambda: worker.batches(loader))
+        public_loop(model, optimizer, lambda: worker.batches(loader), clips=clips)
     report(model, algorithm=pl.spec(worker.algorithm), same_keys=keys == list(model.state_dict()))
 
 
-def one_worker_with(num_workers):
+def train_without_clipping():
+    train(clips=False)
+
+
+def one_worker_with(num_workers, clips=True):
     """The same training in one process: its batches are those of all workers in a round."""
     model, optimizer = make(seed=0)
     inputs, targets = data().tensors
@@ -77,7 +82,7 @@ def one_worker_with(num_workers):
             indices = torch.cat([plan.indices(k) for k in range(number, number + num_workers)])
             yield inputs[indices], targets[indices]
 
-    public_loop(model, optimizer, batches)
+    public_loop(model, optimizer, batches, clips=clips)
     return [p.flatten() for p in model.parameters()]
 
 
