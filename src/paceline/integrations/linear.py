@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,58 +27,38 @@ from paceline.sparse.team import Team, count_threads
 __all__ = ["HogwildLinear"]
 
 
-class HogwildLinear(SparseCoefMixin, BaseEstimator):
+class HogwildLinear(SparseCoefMixin, BaseEstimator, ABC):
     """What classifier and regressor share: one model, passes until the loss stops falling."""
 
     _losses: ClassVar[tuple[str, ...]]
     _on_pass: Any = None  # called with the number of a pass and the pass, for progress on the command line
 
-    def __init__(
-        self,
-        loss: str | Loss = "",
-        *,
-        penalty: str | None = "l2",
-        alpha: float = 0.0001,
-        l1_ratio: float = 0.15,
-        fit_intercept: bool = True,
-        max_iter: int = 1000,
-        tol: float | None = 1e-3,
-        shuffle: bool = True,
-        verbose: int = 0,
-        epsilon: float = 0.1,
-        n_jobs: int | None = None,
-        random_state: Any = None,
-        learning_rate: str = "optimal",
-        eta0: float = 0.01,
-        power_t: float = 0.5,
-        decay: float = 0.9,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 5,
-        warm_start: bool = False,
-        deterministic: bool = False,
-    ) -> None:
-        self.loss = loss
-        self.penalty = penalty
-        self.alpha = alpha
-        self.l1_ratio = l1_ratio
-        self.fit_intercept = fit_intercept
-        self.max_iter = max_iter
-        self.tol = tol
-        self.shuffle = shuffle
-        self.verbose = verbose
-        self.epsilon = epsilon
-        self.n_jobs = n_jobs
-        self.random_state = random_state
-        self.learning_rate = learning_rate
-        self.eta0 = eta0
-        self.power_t = power_t
-        self.decay = decay
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.warm_start = warm_start
-        self.deterministic = deterministic
+    loss: str | Loss
+    penalty: str | None
+    alpha: float
+    l1_ratio: float
+    fit_intercept: bool
+    max_iter: int
+    tol: float | None
+    shuffle: bool
+    verbose: int
+    epsilon: float
+    n_jobs: int | None
+    random_state: Any
+    learning_rate: str
+    eta0: float
+    power_t: float
+    decay: float
+    early_stopping: bool
+    validation_fraction: float
+    n_iter_no_change: int
+    warm_start: bool
+    deterministic: bool
+
+    def __init__(self, **parameters: Any) -> None:
+        """Keep parameters as they are; which there are, scikit-learn reads from the signature of the subclass."""
+        for name, value in parameters.items():
+            setattr(self, name, value)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -216,8 +197,9 @@ class HogwildLinear(SparseCoefMixin, BaseEstimator):
             raise UsageError(f"Too little data to hold out a part for early_stopping: {error}") from error
         return np.sort(subset), np.sort(validation)
 
+    @abstractmethod
     def _score(self, X: Any, targets: np.ndarray, weights: np.ndarray | None, chosen: np.ndarray) -> float:
-        raise NotImplementedError
+        """How good the present coefficients are on rows that were held out: the higher, the better."""
 
     def _decide(self, X: Any) -> np.ndarray:
         return safe_sparse_dot(X, self.coef_.T, dense_output=True) + self.intercept_

@@ -72,6 +72,7 @@ class HogwildClassifier(LinearClassifierMixin, ClassifierMixin, HogwildLinear):
         passes_: loss, time and staleness of each pass.
     """
 
+    class_weight: Any
     _losses = CLASSIFICATION
 
     def __init__(
@@ -101,13 +102,12 @@ class HogwildClassifier(LinearClassifierMixin, ClassifierMixin, HogwildLinear):
         deterministic: bool = False,
     ) -> None:
         super().__init__(
-            loss, penalty=penalty, alpha=alpha, l1_ratio=l1_ratio, fit_intercept=fit_intercept, max_iter=max_iter,
+            loss=loss, penalty=penalty, alpha=alpha, l1_ratio=l1_ratio, fit_intercept=fit_intercept, max_iter=max_iter,
             tol=tol, shuffle=shuffle, verbose=verbose, epsilon=epsilon, n_jobs=n_jobs, random_state=random_state,
             learning_rate=learning_rate, eta0=eta0, power_t=power_t, decay=decay, early_stopping=early_stopping,
             validation_fraction=validation_fraction, n_iter_no_change=n_iter_no_change, warm_start=warm_start,
-            deterministic=deterministic,
+            class_weight=class_weight, deterministic=deterministic,
         )  # fmt: skip
-        self.class_weight = class_weight
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> HogwildClassifier:
         """Learn from X (CSR or dense) and labels.
@@ -232,7 +232,7 @@ class HogwildRegressor(RegressorMixin, HogwildLinear):
         deterministic: bool = False,
     ) -> None:
         super().__init__(
-            loss, penalty=penalty, alpha=alpha, l1_ratio=l1_ratio, fit_intercept=fit_intercept, max_iter=max_iter,
+            loss=loss, penalty=penalty, alpha=alpha, l1_ratio=l1_ratio, fit_intercept=fit_intercept, max_iter=max_iter,
             tol=tol, shuffle=shuffle, verbose=verbose, epsilon=epsilon, n_jobs=n_jobs, random_state=random_state,
             learning_rate=learning_rate, eta0=eta0, power_t=power_t, decay=decay, early_stopping=early_stopping,
             validation_fraction=validation_fraction, n_iter_no_change=n_iter_no_change, warm_start=warm_start,
