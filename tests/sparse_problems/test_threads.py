@@ -59,6 +59,7 @@ def test_racing_fits_stay_within_two_percent_of_the_deterministic_loss(data, thr
             alpha=1e-5,
             learning_rate="decay",
             eta0=1.0,
+            decay=0.6,  # larger last steps leave the last examples' noise, which alone is 3 %
             max_iter=8,
             tol=None,
             random_state=1,
