@@ -13,25 +13,41 @@ hottest few every `VISITS` examples, and so on; from the period on in which a la
 is swept, which costs a fraction per coordinate. What is updated less often than that in a whole pass is merged at its
 end. Intercepts, which every example changes, go with the hottest.
 
+What threads exchange of the hot coordinates lies side by side, in a vector of its own: a line of the cache, whose way
+from the other core costs as much as ten non-zeros, then brings sixteen of them and not one. The shared vector's own
+places of hot coordinates mean nothing during a pass.
+
 Nothing is lost at merges, and nobody waits: a thread that the system puts aside in the middle of an ordinary addition
-would undo what all others have merged meanwhile. So coordinates that are merged one by one are added atomically, and a
-sweep, which writes only what the thread has changed, is one thread's at a time; one that finds another sweeping leaves
-its own for the next time. What was measured: benchmarks/results/sparse.md.
+would undo what all others have merged meanwhile. So merges are one thread's at a time, and one that finds another at it
+leaves its own for the next time. What was measured: benchmarks/results/sparse.md.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from paceline.memory.atomics import compare_and_swap, store
 from paceline.sparse.instructions import add_atomically, compiled
 
-__all__ = ["Copies", "Tiers", "begin", "collect", "copies_for", "merge", "merge_intercept", "tiers_for"]
+__all__ = [
+    "LINE",
+    "Copies",
+    "Tiers",
+    "begin",
+    "collect",
+    "copies_for",
+    "merge",
+    "merge_intercept",
+    "spread",
+    "tiers_for",
+]
 
-VISITS = 64
+VISITS = 128
+LINE = 64
+"""Bytes of a line of the cache."""
 U = np.uint64
 
 
@@ -40,7 +56,10 @@ class Copies(NamedTuple):
 
     own: np.ndarray  # its weights
     bases: np.ndarray  # what they were after the last merge; empty: `own` is the shared vector
-    hot: np.ndarray  # coordinates that are merged one by one, the most frequent first
+    hot: np.ndarray  # coordinates that are exchanged in `exchange`, the most frequent first
+    exchange: np.ndarray  # their shared values, of all threads
+    hot_bases: np.ndarray  # what they were after the last merge
+    hot_kept: np.ndarray  # room for them during a sweep
     ends: np.ndarray  # how many of `hot` each tier takes
     periods: np.ndarray  # examples between a tier's merges
     sweep: int  # examples between merges of everything; 0: at the end of the pass only
@@ -87,26 +106,40 @@ def tiers_for(frequencies: np.ndarray, examples: int, threads: int) -> Tiers:
     return Tiers(order[: ends[-1] if ends else 0], tuple(ends), tuple(periods), sweep)
 
 
-def copies_for(thread: int, threads: int, shared: np.ndarray, classes: int, tiers: Tiers | None) -> Copies:
-    """A thread's own part. Without tiers, all threads write to the shared vector, and only intercepts have copies."""
+def copies_for(threads: int, shared: np.ndarray, classes: int, tiers: Tiers | None) -> list[Copies]:
+    """Each thread's own part. Without tiers, all threads write to the shared vector, and only intercepts have copies."""
     every = max(1, VISITS // threads) if threads > 1 else 0
-    none = np.zeros(0, np.uint32)
-    intercepts = (
-        np.zeros(classes),
-        np.zeros(classes),
-        np.empty(classes, shared.dtype),
-        np.empty(classes, shared.dtype),
-    )
-    if tiers is None or threads == 1:
-        empty = np.zeros(0, np.int64)
-        return Copies(shared, shared[:0], none, empty, empty, 0, thread, every, *intercepts)
+    copying = tiers is not None and threads > 1
+    plan = tiers if tiers is not None and threads > 1 else Tiers(np.zeros(0, np.int64), (), (), 0)
     # Coordinate j of class k is at j * classes + k.
-    hot = (tiers.hot[:, None] * classes + np.arange(classes)).reshape(-1).astype(np.uint32)
-    late = thread * (every + max((tiers.sweep, *tiers.periods))) // threads
-    ends = np.asarray(tiers.ends, np.int64) * classes
-    periods = np.asarray(tiers.periods, np.int64)
-    own, bases = np.empty_like(shared), np.empty_like(shared)
-    return Copies(own, bases, hot, ends, periods, tiers.sweep, late, every, *intercepts)
+    hot = (plan.hot[:, None] * classes + np.arange(classes)).reshape(-1).astype(np.uint32)
+    exchange = np.zeros(hot.size, shared.dtype)
+    return [
+        Copies(
+            own=np.empty_like(shared) if copying else shared,
+            bases=np.empty(shared.size if copying else 0, shared.dtype),
+            hot=hot,
+            exchange=exchange,
+            hot_bases=_apart(hot.size, shared.dtype),
+            hot_kept=_apart(hot.size, shared.dtype),
+            ends=np.asarray(plan.ends, np.int64) * classes,
+            periods=np.asarray(plan.periods, np.int64),
+            sweep=plan.sweep,
+            late=thread * (every + max((plan.sweep, *plan.periods))) // threads,
+            every=every,
+            intercepts=_apart(classes, np.float64),
+            intercept_bases=_apart(classes, np.float64),
+            products=_apart(classes, shared.dtype),
+            slopes=_apart(classes, shared.dtype),
+        )
+        for thread in range(threads)
+    ]
+
+
+def _apart(count: int, kind: Any) -> np.ndarray:
+    """Zeros that share no line of the cache with another array: threads that write to neighbours slow each other down."""
+    room = LINE // np.dtype(kind).itemsize
+    return np.zeros(room + count + room, kind)[room : room + count]
 
 
 @compiled
@@ -115,30 +148,36 @@ def begin(copies: Copies, shared: np.ndarray, intercepts: np.ndarray) -> None:
     if copies.bases.size:
         for place in range(shared.size):
             copies.own[place] = copies.bases[place] = shared[place]
+        for number in range(copies.hot.size):
+            copies.own[U(copies.hot[number])] = copies.hot_bases[number] = copies.exchange[number]
     for number in range(intercepts.size):
         copies.intercepts[number] = copies.intercept_bases[number] = intercepts[number]
 
 
 @compiled
-def merge(copies: Copies, shared: np.ndarray, since: int, sweeping: int) -> None:
-    """Exchange what is due after `since` examples; `sweeping` is the address of a word that is 1 while a thread sweeps."""
+def merge(copies: Copies, shared: np.ndarray, since: int, words: int) -> None:
+    """Exchange what is due after `since` examples; `words` is the address of two lines, zero at first."""
     sweeps = copies.sweep > 0 and since % copies.sweep == 0
     tier = copies.periods.size - 1
     while tier >= 0 and not sweeps and since % copies.periods[tier] != 0:
         tier -= 1
-    if tier >= 0:
+    if tier >= 0 and compare_and_swap(words, 0, 1):
         for number in range(U(copies.ends[tier])):
             place = U(copies.hot[number])
-            change = copies.own[place] - copies.bases[place]
-            merged = add_atomically(shared, place, change) + change  # pyright: ignore[reportCallIssue]
-            copies.own[place] = copies.bases[place] = merged
-    if sweeps and compare_and_swap(sweeping, 0, 1):
+            merged = copies.exchange[number] + (copies.own[place] - copies.hot_bases[number])
+            copies.own[place] = copies.hot_bases[number] = copies.exchange[number] = merged
+        store(words, 0)
+    if sweeps and compare_and_swap(words + LINE, 0, 1):
+        for number in range(copies.hot.size):
+            copies.hot_kept[number] = copies.own[U(copies.hot[number])]
         for place in range(shared.size):
             change = copies.own[place] - copies.bases[place]
             if change != 0.0:  # what was added just now must not be written back
                 shared[place] += change
             copies.own[place] = copies.bases[place] = shared[place]
-        store(sweeping, 0)
+        for number in range(copies.hot.size):
+            copies.own[U(copies.hot[number])] = copies.hot_kept[number]
+        store(words + LINE, 0)
 
 
 @compiled
@@ -150,9 +189,25 @@ def merge_intercept(copies: Copies, shared: np.ndarray, number: int, own: float)
     return merged
 
 
+def spread(team: list[Copies], shared: np.ndarray) -> None:
+    """Make the hot coordinates' exchange what the model is; before threads begin."""
+    if team[0].hot.size:
+        np.take(shared, team[0].hot, out=team[0].exchange)
+
+
+def collect(team: list[Copies], shared: np.ndarray, intercepts: np.ndarray) -> None:
+    """Add what threads have not merged to the model; none may be running."""
+    for copies in team:
+        _collect(copies, shared, intercepts)
+    if team[0].hot.size:
+        shared[team[0].hot] = team[0].exchange
+
+
 @compiled
-def collect(copies: Copies, shared: np.ndarray, intercepts: np.ndarray) -> None:
-    """Add what a thread has not merged to the model; no thread may be running."""
+def _collect(copies: Copies, shared: np.ndarray, intercepts: np.ndarray) -> None:
+    for number in range(copies.hot.size):
+        place = U(copies.hot[number])
+        copies.exchange[number] += copies.own[place] - copies.hot_bases[number]
     for place in range(copies.bases.size):
         shared[place] += copies.own[place] - copies.bases[place]
     for number in range(intercepts.size):

@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 
 from paceline.errors import PacelineError
-from paceline.sparse.hot import collect, copies_for, tiers_for
+from paceline.sparse.hot import collect, copies_for, spread, tiers_for
 from paceline.sparse.instructions import FAST, compiled
 from paceline.sparse.losses import Loss
 from paceline.sparse.matrix import frequencies
@@ -137,9 +137,7 @@ class Learning:
         copying = copies and team.threads > 1 and not plan.adagrad and plan.l1 == 0.0 and shared.nbytes <= LARGEST_COPY
         part = count // team.threads
         self.tiers = tiers_for(frequencies(rows, model.features), part, team.threads) if copying else None
-        self._copies = [
-            copies_for(thread, team.threads, shared, model.outputs, self.tiers) for thread in range(team.threads)
-        ]
+        self._copies = copies_for(team.threads, shared, model.outputs, self.tiers)
         if plan.adagrad and not model.squares.size:
             model.squares = np.full(model.coordinates.size, 1e-10, model.dtype)
         paid = np.zeros(shared.size if plan.l1 > 0 else 0, model.dtype)
@@ -159,7 +157,7 @@ class Learning:
         order = self.examples.order
         if self._seed is not None:
             shuffle(order, (self._seed * 1_000_003 + self.model.steps) % 2**63)
-        report = np.zeros((self.team.threads, 8))  # a cache line each
+        report = np.zeros((self.team.threads, 16))  # lines of the cache of their own
         chunks = -(-order.size // plan.chunk) + 1
         scales, totals = np.empty(chunks), np.empty(chunks)
         first = 0
@@ -167,6 +165,7 @@ class Learning:
             step = self.model.steps
             count = chart(plan, step, order.size - first, self._scale, self._owed, scales, totals)
             span = (first, first + count, step)
+            spread(self._copies, self._shared.weights)
             self.team.run(
                 lambda thread, span=span: self._walk(
                     self.rows, self.examples, plan, self._shared, self._copies[thread], span, scales, totals,
@@ -174,8 +173,7 @@ class Learning:
                 )
             )  # fmt: skip
             if self.team.threads > 1:
-                for copies in self._copies:
-                    collect(copies, self._shared.weights, self._shared.intercepts)
+                collect(self._copies, self._shared.weights, self._shared.intercepts)
             end = -(-count // plan.chunk)
             self._scale, self._owed = float(scales[end]), float(totals[end])
             self.model.steps += count
@@ -207,9 +205,9 @@ class Learning:
 @compiled
 def all_finite(weights: np.ndarray) -> bool:
     """Whether no number is infinite or NaN; without a copy."""
-    total = weights.dtype.type(0.0)
-    for value in weights:
-        total += value * weights.dtype.type(0.0)
+    zero = total = weights.dtype.type(0.0)
+    for place in range(weights.size):
+        total += weights[place] * zero
     return total == 0.0
 
 

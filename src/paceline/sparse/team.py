@@ -37,12 +37,12 @@ class Team:
     """Runs a function once per thread, at the same time. Use as a context; threads end with it.
 
     Attributes:
-        clock: address of a counter that is zero whenever a run begins; so is a second word, 64 bytes behind it.
+        clock: address of a counter that is zero whenever a run begins; so are the 192 bytes behind it.
     """
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self._words = np.zeros(32, np.int64)  # the counter has a cache line to itself
+        self._words = np.zeros(48, np.int64)  # the counter has a cache line to itself
         self.clock = self._words[8:].ctypes.data
         self._pool = ThreadPoolExecutor(threads - 1, "paceline-sparse") if threads > 1 else None
 

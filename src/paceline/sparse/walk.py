@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.memory.atomics import fetch_add, load
-from paceline.sparse.hot import Copies, begin, merge, merge_intercept
+from paceline.sparse.hot import LINE, Copies, begin, merge, merge_intercept
 from paceline.sparse.instructions import compiled
 from paceline.sparse.losses import slope_of, value_of
 from paceline.sparse.rows import Rows, add, add_adagrad, ask_for, dot, pay_row
@@ -29,9 +29,6 @@ U = np.uint64
 LOSS, ROWS, OTHERS, LIMITED = range(4)
 """What a thread reports: sum of losses; examples; examples that others claimed during its own chunks; slopes that
 were limited."""
-
-SWEEPING = 64
-"""Bytes behind the counter of chunks: the word that is 1 while a thread sweeps."""
 
 STEEPEST = 1e12
 """Slopes are limited to this, as in scikit-learn, so that unscaled data gives a warning and finite weights."""
@@ -72,7 +69,7 @@ def walk(
 
     `span` is the first and last position and the number of the first position's step; `scales` and `totals` are the
     weights' scale and what they owe at the beginning of each chunk; `clock` is the address of the counter of claimed
-    chunks; what this thread did is added to `report`.
+    chunks, with the words of `merge` a line behind; what this thread did is added to `report`.
     """
     order, weights = examples.order, copies.own
     first, last, first_step = span
@@ -116,7 +113,7 @@ def walk(
             since += 1
             if copies.every and since % copies.every == 0:
                 intercept = merge_intercept(copies, model.intercepts, 0, intercept)
-                merge(copies, model.weights, since, clock + SWEEPING)
+                merge(copies, model.weights, since, clock + LINE)
         report[ROWS] += stop - start
         report[OTHERS] += (load(clock) - chunk - 1) * plan.chunk
     if copies.every:
@@ -202,7 +199,7 @@ def walk_classes(
             if copies.every and since % copies.every == 0:
                 for c in range(classes):
                     intercepts[c] = merge_intercept(copies, model.intercepts, c, intercepts[c])
-                merge(copies, model.weights, since, clock + SWEEPING)
+                merge(copies, model.weights, since, clock + LINE)
         report[ROWS] += stop - start
         report[OTHERS] += (load(clock) - chunk - 1) * plan.chunk
     if not copies.every:
