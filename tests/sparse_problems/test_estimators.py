@@ -4,6 +4,7 @@ import csv
 import gzip
 import os
 import pickle
+import tracemalloc
 import warnings
 from pathlib import Path
 
@@ -171,3 +172,25 @@ def test_wrong_data_is_named(two_classes):
 def test_empty_rows_are_harmless():
     X = sparse.csr_matrix(([1.0, -1.0], [0, 0], [0, 1, 1, 2, 2]), shape=(4, 3))
     assert np.isfinite(HogwildClassifier(random_state=0).fit(X, [1, 0, 0, 1]).coef_).all()
+
+
+def test_a_fit_takes_little_more_than_a_copy_of_the_weights_per_thread_and_16_bytes_per_example():
+    rows, features, threads, length = 100_000, 40_000, 2, 10
+    indices = np.random.default_rng(0).integers(0, features // length, (rows, length)) + np.arange(length) * (
+        features // length
+    )
+    X = sparse.csr_matrix(
+        (
+            np.ones(indices.size, np.float32),
+            indices.astype(np.int32).ravel(),
+            np.arange(rows + 1, dtype=np.int32) * length,
+        )
+    )
+    y = (np.arange(rows) % 2).astype(np.float32)
+    fit = HogwildClassifier("log_loss", max_iter=1, tol=None, n_jobs=threads).fit(X, y)  # compiles
+    tracemalloc.start()
+    fit.fit(X, y)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert fit.n_threads_ == threads
+    assert peak < 1.1 * threads * 4 * features + 16 * rows

@@ -153,14 +153,19 @@ class HogwildClassifier(LinearClassifierMixin, ClassifierMixin, HogwildLinear):
                 "the number of classes has to be greater than one."
             )
         codes = np.searchsorted(classes, y)
-        if not np.array_equal(classes[np.minimum(codes, len(classes) - 1)], y):
+        np.minimum(codes, len(classes) - 1, out=codes)
+        if not np.array_equal(classes[codes], y):
             raise UsageError(f"y has labels that are not in classes, which are {classes!r}.")
         emphasis = compute_class_weight(self.class_weight, classes=classes, y=y)
         self.classes_ = classes
+        targets = codes.astype(X.dtype)
+        del codes  # of the arrays with a number per example, only one is kept while learning
         if len(classes) == 2:
-            targets, balance = np.where(codes == 1, 1.0, -1.0), emphasis[None, :]
+            targets *= 2
+            targets -= 1
+            balance = emphasis[None, :]
         else:
-            targets, balance = codes.astype(X.dtype), np.column_stack([np.ones(len(classes)), emphasis])
+            balance = np.column_stack([np.ones(len(classes)), emphasis])
         self._learn(
             X, targets, sample_weight, outputs=len(balance), max_iter=max_iter, fresh=fresh, balance=balance,
             stopping=stopping,

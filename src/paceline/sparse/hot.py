@@ -90,20 +90,21 @@ def tiers_for(frequencies: np.ndarray, examples: int, threads: int) -> Tiers:
         threads: of the team: more threads change more between two merges of one.
     """
     visits = max(1, VISITS // threads)
-    order = np.argsort(-frequencies, kind="stable")
-    ordered = frequencies[order]
-    ends, periods = [], []
+    ends, periods, least = [], [], []
     period, sweep = visits, 0
     while period < examples:
         # Half of `visits`: those that barely miss a tier are then merged after twice as many, and not four times.
-        due = int(np.searchsorted(-ordered, -0.5 * visits / period, side="right"))
+        least.append(0.5 * visits / period)
+        due = int(np.count_nonzero(frequencies >= least[-1]))
         if due > frequencies.size // 8:
             sweep = period
             break
         ends.append(due)
         periods.append(period)
         period *= 4
-    return Tiers(order[: ends[-1] if ends else 0], tuple(ends), tuple(periods), sweep)
+    hot = np.flatnonzero(frequencies >= least[len(ends) - 1]) if ends else np.zeros(0, np.int64)
+    hot = hot[np.argsort(-frequencies[hot], kind="stable")]
+    return Tiers(hot, tuple(ends), tuple(periods), sweep)
 
 
 def copies_for(threads: int, shared: np.ndarray, classes: int, tiers: Tiers | None) -> list[Copies]:

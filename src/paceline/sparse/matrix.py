@@ -61,14 +61,14 @@ def frequencies(rows: Rows, features: int, limit: int = SAMPLE) -> np.ndarray:
     """Of each feature, the fraction of rows that have it, from a sample of the rows."""
     chosen = sample_rows(rows, limit)
     if rows.dense:
-        return np.ones(features)
-    return count_rows_with(rows, chosen, features) / max(1, chosen.size)
+        return np.ones(features, np.float32)
+    return np.divide(count_rows_with(rows, chosen, features), max(1, chosen.size), dtype=np.float32)
 
 
 @compiled(allocates=True)
 def count_rows_with(rows: Rows, chosen: np.ndarray, features: int) -> np.ndarray:
     """In how many of the chosen rows each feature is; entries that are stored count, as they cost."""
-    counts = np.zeros(features, np.int64)
+    counts = np.zeros(features, np.int32)
     for row in chosen:
         for k in range(rows.begins[row], rows.begins[row + 1]):
             counts[rows.indices[k]] += 1
