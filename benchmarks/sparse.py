@@ -111,10 +111,10 @@ def against_sgd(rows: int, pairs: int) -> list[str]:
     return lines
 
 
-def logistic(view: Rows, targets: np.ndarray, team: Team, seed: int, *, copies: bool = True) -> Learning:
+def logistic(view: Rows, targets: np.ndarray, team: Team, seed: int, *, discipline: str = "copies") -> Learning:
     """Logistic regression by constant steps, to be made in passes."""
     plan = Plan(CODES["log_loss"], 0.1, CONSTANT, 1.0, 0.5, 1.0, 0.0, 1e-6, False, False, 0.01, 256)
-    return LinearModel(FEATURES, 1, np.dtype("f4")).learn(view, targets, plan, team, seed=seed, copies=copies)
+    return LinearModel(FEATURES, 1, np.dtype("f4")).learn(view, targets, plan, team, seed=seed, discipline=discipline)
 
 
 def threads(rows: int, pairs: int) -> list[str]:
@@ -131,7 +131,7 @@ def threads(rows: int, pairs: int) -> list[str]:
         found = sparsity_of(view, FEATURES)
         with Team(1) as first, Team(1) as second, Team(2) as both:
             alone, beside = logistic(view, y, first, 0), logistic(other_view, other_y, second, 1)
-            merged, shared = logistic(view, y, both, 0), logistic(view, y, both, 0, copies=False)
+            merged, shared = logistic(view, y, both, 0), logistic(view, y, both, 0, discipline="shared")
             kinds: dict[str, Callable[[], float]] = {
                 "1 thread": lambda: alone.make_pass().seconds,
                 "two that learn apart, each": lambda: pair.seconds(alone.make_pass, beside.make_pass),
@@ -145,11 +145,11 @@ def threads(rows: int, pairs: int) -> list[str]:
                 controls.append(pair.control())
                 counted.append(min(controls) >= TWO_CORES)
             losses = {
-                name: [test_loss(view, y, X_test, y_test, team, seed, copies) for seed in range(3)]
-                for name, team, copies in (
-                    ("1 thread", first, True),
-                    ("copies merged", both, True),
-                    ("all shared", both, False),
+                name: [test_loss(view, y, X_test, y_test, team, seed, discipline) for seed in range(3)]
+                for name, team, discipline in (
+                    ("1 thread", first, "copies"),
+                    ("copies merged", both, "copies"),
+                    ("all shared", both, "shared"),
                 )
             }
         times, good = np.array(rounds[1:]), np.array(counted[1:])
@@ -174,9 +174,11 @@ def threads(rows: int, pairs: int) -> list[str]:
     return lines
 
 
-def test_loss(view: Rows, y: np.ndarray, X_test: Any, y_test: np.ndarray, team: Team, seed: int, copies: bool) -> float:
+def test_loss(
+    view: Rows, y: np.ndarray, X_test: Any, y_test: np.ndarray, team: Team, seed: int, discipline: str
+) -> float:
     """After 15 passes with steps times 0.9 after each."""
-    learning = logistic(view, y, team, seed, copies=copies)
+    learning = logistic(view, y, team, seed, discipline=discipline)
     for number in range(3 * PASSES):
         learning.make_pass(eta=0.9**number)
     learning.settle()

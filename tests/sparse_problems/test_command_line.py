@@ -110,6 +110,7 @@ def test_bad_files_are_refused_in_a_sentence(run, tmp_path, text):
         ("--passes 0", "max_iter must be"),
         ("--model nowhere/m.npz", "its folder does not exist"),
         ("--seed -1", "--seed must be 0 or more"),
+        ("--discipline polite", "discipline must be one of copies, shared"),
     ],
 )
 def test_bad_options_are_refused_in_a_sentence(run, data, options, words):

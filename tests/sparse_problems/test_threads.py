@@ -96,7 +96,7 @@ def test_every_example_is_visited_once_a_pass():
     plan = Plan(9, 0.1, CONSTANT, 1.0, 0.5, 1.0, 0.0, 0.0, False, False, 0.0, 256)
     model = LinearModel(rows, 1, np.dtype("f8"))
     with Team(3) as team:
-        learning = model.learn(rows_of(X), np.zeros(rows), plan, team, loss=FALLING, copies=False)
+        learning = model.learn(rows_of(X), np.zeros(rows), plan, team, loss=FALLING, discipline="shared")
         learning.make_pass()
         assert (model.coordinates == -1).all()
         learning.make_pass()

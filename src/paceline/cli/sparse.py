@@ -42,6 +42,9 @@ def fit(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Same bits for any --n-jobs; no speed-up.")
     ] = False,
+    discipline: Annotated[
+        str, typer.Option(help="To compare: copies, shared, atomic, locks, round-robin, replicas")
+    ] = "copies",
     test: Annotated[Path | None, typer.Option(help="Data to measure on, in place of the data itself.")] = None,
     model: Annotated[Path | None, typer.Option(help="Where to write the model, as .npz")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Result as JSON, in stdout's last line.")] = False,
@@ -66,6 +69,8 @@ def fit(
         say(f"Pass {number} of {passes}: mean loss {done.loss:.5f}, {done.examples / done.seconds:,.0f} examples/s")
 
     if data.suffix == ".csv":
+        if discipline != "copies":
+            raise UsageError("--discipline is for linear models, not for ratings; leave it out.")
         result, arrays = jobs.fit_ratings(
             data, test, progress, n_components=rank, **common, **_given(alpha=alpha, eta0=eta0)
         )
@@ -73,7 +78,7 @@ def fit(
         name = loss.replace("-", "_")
         result, arrays = jobs.fit_linear(
             data, test, progress, loss=_LOSSES.get(name, name), penalty=None if penalty == "none" else penalty,
-            learning_rate=learning_rate, **common, **_given(alpha=alpha, eta0=eta0),
+            learning_rate=learning_rate, discipline=discipline, **common, **_given(alpha=alpha, eta0=eta0),
         )  # fmt: skip
     if model is not None:
         jobs.write_model(model, arrays)

@@ -54,6 +54,7 @@ class HogwildLinear(SparseCoefMixin, BaseEstimator, ABC):
     n_iter_no_change: int
     warm_start: bool
     deterministic: bool
+    discipline: str
 
     def __init__(self, **parameters: Any) -> None:
         """Keep parameters as they are; which there are, scikit-learn reads from the signature of the subclass."""
@@ -126,6 +127,7 @@ class HogwildLinear(SparseCoefMixin, BaseEstimator, ABC):
                 balance=balance,
                 subset=subset,
                 seed=seed,
+                discipline=self.discipline,
             )
             eta, best, idle = plan.eta, math.inf, 0
             for number in range(1, max_iter + 1):

@@ -62,6 +62,8 @@ class HogwildClassifier(LinearClassifierMixin, ClassifierMixin, HogwildLinear):
         class_weight: dictionary, or "balanced".
         warm_start: go on from the last fit's coefficients.
         deterministic: the same bits for a seed and any `n_jobs`, without a speed-up.
+        discipline: how threads share the weights: "copies", or for comparison "shared", "atomic", "locks", "round-robin" or
+            "replicas" (`paceline.sparse.disciplines`).
 
     Attributes:
         coef_: (1 or classes, features).
@@ -100,13 +102,14 @@ class HogwildClassifier(LinearClassifierMixin, ClassifierMixin, HogwildLinear):
         class_weight: Any = None,
         warm_start: bool = False,
         deterministic: bool = False,
+        discipline: str = "copies",
     ) -> None:
         super().__init__(
             loss=loss, penalty=penalty, alpha=alpha, l1_ratio=l1_ratio, fit_intercept=fit_intercept, max_iter=max_iter,
             tol=tol, shuffle=shuffle, verbose=verbose, epsilon=epsilon, n_jobs=n_jobs, random_state=random_state,
             learning_rate=learning_rate, eta0=eta0, power_t=power_t, decay=decay, early_stopping=early_stopping,
             validation_fraction=validation_fraction, n_iter_no_change=n_iter_no_change, warm_start=warm_start,
-            class_weight=class_weight, deterministic=deterministic,
+            class_weight=class_weight, deterministic=deterministic, discipline=discipline,
         )  # fmt: skip
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> HogwildClassifier:
@@ -235,13 +238,14 @@ class HogwildRegressor(RegressorMixin, HogwildLinear):
         n_iter_no_change: int = 5,
         warm_start: bool = False,
         deterministic: bool = False,
+        discipline: str = "copies",
     ) -> None:
         super().__init__(
             loss=loss, penalty=penalty, alpha=alpha, l1_ratio=l1_ratio, fit_intercept=fit_intercept, max_iter=max_iter,
             tol=tol, shuffle=shuffle, verbose=verbose, epsilon=epsilon, n_jobs=n_jobs, random_state=random_state,
             learning_rate=learning_rate, eta0=eta0, power_t=power_t, decay=decay, early_stopping=early_stopping,
             validation_fraction=validation_fraction, n_iter_no_change=n_iter_no_change, warm_start=warm_start,
-            deterministic=deterministic,
+            deterministic=deterministic, discipline=discipline,
         )  # fmt: skip
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> HogwildRegressor:

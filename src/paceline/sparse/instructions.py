@@ -10,7 +10,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["FAST", "add_atomically", "compiled", "prefetch"]
+__all__ = ["FAST", "add_atomically", "compiled", "give_way", "prefetch"]
 
 FAST = {"contract", "reassoc", "nsz"}
 """Sums may be reordered and multiply-adds fused. NaN and infinity stay what they are: divergence must be seen."""
@@ -60,3 +60,14 @@ def add_atomically(typing_context, array, index, value):  # noqa: ANN001, ANN201
         return builder.atomic_rmw("fadd", place, arguments[2], "monotonic")
 
     return array.dtype(array, types.uint64, array.dtype), generate
+
+
+@intrinsic
+def give_way(typing_context):  # noqa: ANN001, ANN201
+    """Let the system run another thread on this core; as `os.sched_yield`."""
+
+    def generate(context, builder, signature, arguments):  # noqa: ANN001, ANN202
+        kind = ir.FunctionType(ir.IntType(32), [])
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), [])
+
+    return types.int32(), generate

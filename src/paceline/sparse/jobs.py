@@ -67,7 +67,7 @@ def _speeds(estimator: Any, X: Any, regression: bool) -> dict[str, Any]:
             learning_rate=estimator.learning_rate, eta0=estimator.eta0, power_t=estimator.power_t,
             epsilon=estimator.epsilon, fit_intercept=True, dense=rows.dense, tracking=False,
         )  # fmt: skip
-        speed_up = measure_speed_up(rows, targets, plan, X.shape[1], 1, threads)
+        speed_up = measure_speed_up(rows, targets, plan, X.shape[1], 1, threads, discipline=estimator.discipline)
     words = verdict(sparsity, threads, wanted, speed_up)
     if estimator.deterministic:
         words = "Deterministic: updates are made one after the other, and threads do not pay."

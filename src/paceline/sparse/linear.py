@@ -13,6 +13,7 @@ import numpy as np
 from numba import njit
 
 from paceline.errors import PacelineError
+from paceline.sparse.disciplines import RACING, average, check_discipline, means_for, walk_otherwise
 from paceline.sparse.hot import collect, copies_for, spread, tiers_for
 from paceline.sparse.instructions import FAST, compiled
 from paceline.sparse.losses import Loss
@@ -82,7 +83,7 @@ class LinearModel:
         balance: np.ndarray | None = None,
         subset: np.ndarray | None = None,
         seed: int | None = 0,
-        copies: bool = True,
+        discipline: str = "copies",
     ) -> Learning:
         """Begin to learn from a matrix; `Learning.make_pass` makes the passes.
 
@@ -96,9 +97,10 @@ class LinearModel:
             balance: (outputs, 2), what examples that are not, and are, of an output's class weigh.
             subset: numbers of the rows to learn from; all by default.
             seed: of the order of examples; None visits them in their order.
-            copies: a copy of the weights per thread, merged now and then (`hot.py`); otherwise all write to one vector.
+            discipline: "copies" is a copy of the weights per thread, merged now and then (`hot.py`); with "shared" all write
+                to one vector; `disciplines.py` has others to compare with.
         """
-        return Learning(self, rows, targets, plan, team, loss, weights, balance, subset, seed, copies)
+        return Learning(self, rows, targets, plan, team, loss, weights, balance, subset, seed, discipline)
 
 
 class Learning:
@@ -116,11 +118,13 @@ class Learning:
         balance: np.ndarray | None,
         subset: np.ndarray | None,
         seed: int | None,
-        copies: bool,
+        discipline: str,
     ) -> None:
         self.model, self.rows, self.team, self._seed = model, rows, team, seed
         count = len(targets) if subset is None else len(subset)
-        self.plan = plan._replace(chunk=max(1, min(CHUNK, count // (4 * team.threads))))
+        check_discipline(discipline, outputs=model.outputs, plan=plan, own_loss=loss is not None)
+        in_turn = discipline == "round-robin"
+        self.plan = plan._replace(chunk=1 if in_turn else max(1, min(CHUNK, count // (4 * team.threads))))
         order = np.arange(count, dtype=np.int32 if rows.begins.size < 2**31 else np.int64)
         if subset is not None:
             order[:] = subset
@@ -134,15 +138,26 @@ class Learning:
         )
         shared = model.coordinates.reshape(-1)
         # Under Adagrad and L1, threads share a weight's other numbers, and so the weight.
-        copying = copies and team.threads > 1 and not plan.adagrad and plan.l1 == 0.0 and shared.nbytes <= LARGEST_COPY
+        copying = (
+            discipline == "copies"
+            and team.threads > 1
+            and not plan.adagrad
+            and plan.l1 == 0.0
+            and shared.nbytes <= LARGEST_COPY
+        )
         part = count // team.threads
         self.tiers = tiers_for(frequencies(rows, model.features), part, team.threads) if copying else None
-        self._copies = copies_for(team.threads, shared, model.outputs, self.tiers)
+        self._racing = discipline in RACING
+        self._own: list[Any] = (
+            copies_for(team.threads, shared, model.outputs, self.tiers)
+            if self._racing
+            else means_for(discipline, team.threads, rows, shared)
+        )
         if plan.adagrad and not model.squares.size:
             model.squares = np.full(model.coordinates.size, 1e-10, model.dtype)
         paid = np.zeros(shared.size if plan.l1 > 0 else 0, model.dtype)
         self._shared = Model(shared, paid, model.squares, model.intercepts)
-        self._walk = _kernel(model.outputs > 1, loss)
+        self._walk = _kernel(model.outputs > 1, loss) if self._racing else walk_otherwise
         self._scale, self._owed = 1.0, 0.0
         self.passes: list[Pass] = []
 
@@ -165,15 +180,18 @@ class Learning:
             step = self.model.steps
             count = chart(plan, step, order.size - first, self._scale, self._owed, scales, totals)
             span = (first, first + count, step)
-            spread(self._copies, self._shared.weights)
+            if self._racing:
+                spread(self._own, self._shared.weights)
             self.team.run(
                 lambda thread, span=span: self._walk(
-                    self.rows, self.examples, plan, self._shared, self._copies[thread], span, scales, totals,
+                    self.rows, self.examples, plan, self._shared, self._own[thread], span, scales, totals,
                     self.team.clock, report[thread],
                 )
             )  # fmt: skip
-            if self.team.threads > 1:
-                collect(self._copies, self._shared.weights, self._shared.intercepts)
+            if self._racing and self.team.threads > 1:
+                collect(self._own, self._shared.weights, self._shared.intercepts)
+            elif not self._racing and self._own[0].replicas.size:
+                average(self._own[0], self._shared.weights, self._shared.intercepts)
             end = -(-count // plan.chunk)
             self._scale, self._owed = float(scales[end]), float(totals[end])
             self.model.steps += count

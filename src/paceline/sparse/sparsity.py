@@ -75,14 +75,24 @@ def _meetings(rows: Rows, probes: np.ndarray, chosen: np.ndarray, features: int)
 
 
 def measure_speed_up(
-    rows: Rows, targets: np.ndarray, plan: Plan, features: int, outputs: int, threads: int, *, pairs: int = 3
+    rows: Rows,
+    targets: np.ndarray,
+    plan: Plan,
+    features: int,
+    outputs: int,
+    threads: int,
+    *,
+    pairs: int = 3,
+    discipline: str = "copies",
 ) -> float:
     """Examples per second of `threads` threads over those of one, on passes made for this: the median of pairs."""
     seconds: dict[int, list[float]] = {1: [], threads: []}
     for _ in range(pairs + 1):  # the first warms caches and threads
         for count, times in seconds.items():
             with Team(count) as team:
-                learning = LinearModel(features, outputs, rows.values.dtype).learn(rows, targets, plan, team)
+                learning = LinearModel(features, outputs, rows.values.dtype).learn(
+                    rows, targets, plan, team, discipline=discipline
+                )
                 times.append(learning.make_pass().seconds)
     return statistics.median(one / many for one, many in zip(seconds[1][1:], seconds[threads][1:], strict=True))
 

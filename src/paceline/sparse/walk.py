@@ -23,7 +23,7 @@ from paceline.sparse.losses import slope_of, value_of
 from paceline.sparse.rows import Rows, add, add_adagrad, ask_for, dot, pay_row
 from paceline.sparse.steps import Plan, step_size
 
-__all__ = ["LIMITED", "LOSS", "OTHERS", "ROWS", "Examples", "Model", "walk", "walk_classes"]
+__all__ = ["LIMITED", "LOSS", "OTHERS", "ROWS", "STEEPEST", "Examples", "Model", "walk", "walk_classes"]
 
 U = np.uint64
 LOSS, ROWS, OTHERS, LIMITED = range(4)

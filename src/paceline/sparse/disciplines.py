@@ -1,0 +1,270 @@
+"""Other ways for threads to share one vector, from the literature, to compare with: slower, every one of them.
+
+* "atomic": every coordinate's addition is one that no other thread can split. Nothing is lost.
+* "locks": AIG of the Hogwild! paper. A thread locks all coordinates of its example while it updates them. Locks are
+  striped: neighbouring coordinates share one. They are taken in rising order, so that no two threads wait for each other.
+* "round-robin": RR. Gradients are computed in parallel, and updates made in turn: example k after example k - 1.
+* "replicas": HogWild++. Each thread has a replica, and a token goes round: who has held it for `DELAY` updates mixes its
+  replica with the next one's, and hands it on. (In its paper the threads of one processor socket share a replica.)
+
+For one output, with losses that are built in, L2 and steps that are the same for all coordinates. With one thread, all
+are plain SGD.
+
+References: Niu, Recht, Ré, Wright, "Hogwild!", 2011, arXiv:1106.5730, section 6 (AIG, RR). Langford, Smola, Zinkevich,
+"Slow Learners are Fast", 2009 (RR). Zhang, Hsieh, Akella, "HogWild++: A New Mechanism for Decentralized Asynchronous
+Stochastic Gradient Descent", 2016, Algorithm 1; constants as in its code.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.errors import UsageError
+from paceline.memory.atomics import compare_and_swap, fetch_add, load, pause, store
+from paceline.sparse.hot import LINE
+from paceline.sparse.instructions import add_atomically, compiled, give_way
+from paceline.sparse.losses import slope_of, value_of
+from paceline.sparse.rows import Rows, add, ask_for, dot
+from paceline.sparse.steps import Plan, step_size
+from paceline.sparse.walk import LIMITED, LOSS, OTHERS, ROWS, STEEPEST, Examples, Model
+
+__all__ = ["DISCIPLINES", "RACING", "Means", "average", "check_discipline", "means_for", "walk_otherwise"]
+
+RACING = ("copies", "shared")
+"""Hogwild! itself: with a copy of the weights per thread (hot.py), or on one vector."""
+OTHER = ("atomic", "locks", "round-robin", "replicas")
+DISCIPLINES = (*RACING, *OTHER)
+ATOMIC, LOCKS, ROUND_ROBIN, REPLICAS = range(len(OTHER))
+
+U = np.uint64
+STRIPES = 2**16
+DELAY = 256
+TOLERANCE = 1e-2
+PATIENCE = 200
+"""Looks at a word before a thread gives way: with more threads than cores, the one it waits for may not be running."""
+
+
+class Means(NamedTuple):
+    """What one thread needs for its discipline; arrays that it does not need are empty."""
+
+    kind: int
+    thread: int
+    threads: int
+    locks: np.ndarray  # one word per stripe of coordinates, and one for the intercept
+    width: int  # coordinates in a stripe
+    replicas: np.ndarray  # (threads, features + 1), the intercept last
+    snapshots: np.ndarray  # the replicas after their last exchange
+    keep: float  # lambda: what of the next replica is kept in an exchange
+    push: float  # beta: what of a replica's change the next one gets
+
+
+def check_discipline(discipline: str, *, outputs: int, plan: Plan, own_loss: bool) -> None:
+    """Refuse an unknown discipline, and what it is not made for.
+
+    Raises:
+        UsageError: says what to change.
+    """
+    if discipline not in DISCIPLINES:
+        raise UsageError(f"discipline must be one of {', '.join(DISCIPLINES)}, not {discipline!r}.")
+    if discipline in OTHER and (outputs > 1 or plan.l1 > 0.0 or plan.adagrad or own_loss):
+        raise UsageError(
+            f"discipline {discipline!r} is there to compare with: for two classes or a regression, a loss by name, penalty "
+            "'l2' or None, and no Adagrad; use 'copies' or 'shared' for everything else."
+        )
+
+
+def means_for(discipline: str, threads: int, rows: Rows, shared: np.ndarray) -> list[Means]:
+    """Each thread's own; locks and replicas are one for all.
+
+    Raises:
+        UsageError: locks were asked for, and a row's indices do not rise.
+    """
+    kind = OTHER.index(discipline)
+    width = -(-shared.size // STRIPES)
+    if kind == LOCKS and not rows.dense and not _rising(rows):
+        raise UsageError("discipline 'locks' needs rows with rising indices; call X.sort_indices() first.")
+    locks = np.zeros(-(-shared.size // width) + 1 if kind == LOCKS else 0, np.int64)
+    replicas = np.zeros((threads, shared.size + 1) if kind == REPLICAS else (0, 0), shared.dtype)
+    push = _push(threads)
+    keep = 1.0 - push ** (threads - 1)
+    snapshots = np.zeros_like(replicas)
+    return [Means(kind, thread, threads, locks, width, replicas, snapshots, keep, push) for thread in range(threads)]
+
+
+def _push(threads: int) -> float:
+    """Beta of HogWild++: beta**n + beta = 1, so that a change counts once when it has been round the ring."""
+    low, high = 0.5, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if middle**threads + middle > 1 else (middle, high)
+    return low
+
+
+@compiled
+def _rising(rows: Rows) -> bool:
+    for row in range(rows.begins.size - 1):
+        for k in range(rows.begins[row] + 1, rows.begins[row + 1]):
+            if rows.indices[k] < rows.indices[k - 1]:
+                return False
+    return True
+
+
+@compiled
+def walk_otherwise(
+    rows: Rows,
+    examples: Examples,
+    plan: Plan,
+    model: Model,
+    means: Means,
+    span: tuple[int, int, int],
+    scales: np.ndarray,
+    totals: np.ndarray,
+    clock: int,
+    report: np.ndarray,
+) -> None:
+    """As `walk`, with another discipline. In turn, a chunk must be one example, and its number is its turn."""
+    order, weights = examples.order, model.weights
+    first, last, first_step = span
+    in_turn, replicated = means.kind == ROUND_ROBIN, means.kind == REPLICAS
+    turn = clock + LINE  # or the number of the thread that has the token
+    if replicated:
+        weights = means.replicas[means.thread]
+        for j in range(model.weights.size):
+            weights[j] = means.snapshots[means.thread, j] = model.weights[j]
+        weights[-1] = means.snapshots[means.thread, model.weights.size] = model.intercepts[0]
+    held = 0
+    chunk = means.thread - means.threads
+    while True:
+        chunk = chunk + means.threads if in_turn else fetch_add(clock, 1)
+        start = first + chunk * plan.chunk
+        if start >= last:
+            break
+        stop = min(start + plan.chunk, last)
+        scale = scales[chunk]
+        for position in range(start, stop):
+            ask_for(rows, order, position, last)
+            row = U(order[U(position)])
+            head, end = U(rows.begins[row]), U(rows.begins[row + U(1)])
+            intercept = float(weights[-1]) if replicated else model.intercepts[0]
+            prediction = scale * float(dot(rows, head, end, weights)) + intercept
+            target = float(examples.targets[row])
+            emphasis = examples.balance[0, 1 if target > 0.0 else 0]
+            if examples.weights.size:
+                emphasis *= float(examples.weights[row])
+            if plan.tracking:
+                report[LOSS] += emphasis * value_of(plan.loss, prediction, target, plan.epsilon)
+            slope = emphasis * slope_of(plan.loss, prediction, target, plan.epsilon)
+            if abs(slope) > STEEPEST:
+                slope = STEEPEST if slope > 0.0 else -STEEPEST
+                report[LIMITED] += 1.0
+            eta = step_size(plan, first_step + position - first)
+            if in_turn:
+                _wait(turn, chunk)
+            if slope != 0.0:
+                _update(
+                    rows, head, end, weights, model, means, -eta * slope / scale, -eta * slope * plan.intercept_rate
+                )
+            if in_turn:
+                store(turn, chunk + 1)
+            scale /= 1.0 + eta * plan.l2
+            if replicated and means.threads > 1 and load(turn) == means.thread:
+                held += 1
+                if held >= DELAY:
+                    held = 0
+                    _exchange(means)
+                    store(turn, (means.thread + 1) % means.threads)
+        report[ROWS] += stop - start
+        if not in_turn:
+            report[OTHERS] += (load(clock) - chunk - 1) * plan.chunk
+
+
+@compiled
+def _update(
+    rows: Rows,
+    head: np.uint64,
+    end: np.uint64,
+    weights: np.ndarray,
+    model: Model,
+    means: Means,
+    step: float,
+    shift: float,
+) -> None:
+    """Add `step` times the row to the weights, and `shift` to the intercept, as the discipline has it."""
+    if means.kind == ATOMIC:
+        skip = head if rows.dense else U(0)
+        for k in range(head, end):
+            change = weights.dtype.type(step) * rows.values[k]
+            add_atomically(weights, U(rows.indices[k - skip]), change)  # pyright: ignore[reportCallIssue]
+        add_atomically(model.intercepts, U(0), shift)  # pyright: ignore[reportCallIssue]
+        return
+    if means.kind == LOCKS:
+        _lock(rows, head, end, means, True)
+    add(rows, head, end, weights, step)
+    if means.kind == REPLICAS:
+        weights[-1] += weights.dtype.type(shift)
+    else:
+        model.intercepts[0] += shift
+    if means.kind == LOCKS:
+        _lock(rows, head, end, means, False)
+
+
+@compiled
+def _lock(rows: Rows, head: np.uint64, end: np.uint64, means: Means, take: bool) -> None:
+    """Take, or give back, the locks of a row's coordinates, in rising order, and the intercept's, which is the last."""
+    skip = head if rows.dense else U(0)
+    base: int = means.locks.ctypes.data
+    held = -1
+    for k in range(head, end + U(1)):
+        stripe = means.locks.size - 1 if k == end else int(rows.indices[k - skip]) // means.width
+        if stripe != held:
+            held = stripe
+            if take:
+                looks = 0
+                while not compare_and_swap(base + 8 * stripe, 0, 1):
+                    looks = _look_away(looks)
+            else:
+                store(base + 8 * stripe, 0)
+
+
+@compiled
+def _wait(word: int, value: int) -> None:
+    looks = 0
+    while load(word) != value:
+        looks = _look_away(looks)
+
+
+@compiled
+def _look_away(looks: int) -> int:
+    if looks < PATIENCE:
+        pause()
+        return looks + 1
+    give_way()  # pyright: ignore[reportCallIssue]
+    return 0
+
+
+@compiled
+def _exchange(means: Means) -> None:
+    """Mix a thread's replica with the next one's, which its owner goes on changing."""
+    number = means.replicas.dtype.type
+    mine, base = means.replicas[means.thread], means.snapshots[means.thread]
+    following = means.replicas[(means.thread + 1) % means.threads]
+    keep, push = number(means.keep), number(means.push)
+    for j in range(mine.size):
+        other = following[j]
+        change = mine[j] - base[j]
+        mixed = keep * other + (number(1.0) - keep) * mine[j]
+        if abs(change) > number(TOLERANCE):
+            mine[j] = base[j] = mixed + (push + keep - number(1.0)) * change
+            following[j] = other + push * change
+        else:  # small changes gather until they are worth sending
+            mine[j] = mixed
+            base[j] = mixed - change
+
+
+def average(means: Means, shared: np.ndarray, intercepts: np.ndarray) -> None:
+    """Make the model the mean of the replicas; no thread may be running."""
+    mean = means.replicas.mean(axis=0)
+    shared[:] = mean[:-1]
+    intercepts[0] = mean[-1]

@@ -1,0 +1,144 @@
+"""The disciplines that Hogwild! is compared with: plain SGD on one thread, and what each promises on several."""
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from paceline.errors import UsageError
+from paceline.sklearn import HogwildClassifier
+from paceline.sparse import losses
+from paceline.sparse.disciplines import DISCIPLINES, _exchange, _push, means_for
+from paceline.sparse.linear import LinearModel, Loss
+from paceline.sparse.losses import CODES
+from paceline.sparse.matrix import rows_of
+from paceline.sparse.steps import CONSTANT, OPTIMAL, Plan
+from paceline.sparse.team import Team
+from sparse_problems.reference import Account, sgd
+from sparse_problems.test_threads import text_like
+
+
+@pytest.fixture(scope="module")
+def data():
+    X, y = text_like()
+    X.sort_indices()
+    return X, y
+
+
+def plan_of(loss, schedule=CONSTANT, *, eta=1.0, l2=0.0, epsilon=0.1):
+    return Plan(CODES[loss], epsilon, schedule, eta, 0.5, 3.0, 0.0, l2, False, True, 0.7, 5)
+
+
+@pytest.mark.parametrize("discipline", DISCIPLINES)
+@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize(
+    ("loss", "schedule", "l2"), [("log_loss", CONSTANT, 0.0), ("hinge", OPTIMAL, 0.03), ("huber", CONSTANT, 30.0)]
+)
+def test_one_thread_equals_numpy(discipline, dense, loss, schedule, l2):
+    rng = np.random.default_rng(1)
+    X = rng.standard_normal((60, 9)) * (rng.random((60, 9)) < 0.5)
+    y, weights, balance = rng.choice([-1.0, 1.0], 60), rng.random(60), np.array([[0.5, 1.5]])
+    plan = plan_of(loss, schedule, eta=0.2, l2=l2, epsilon=0.3)
+    model = LinearModel(9, 1, np.dtype("f8"))
+    with Team(1) as team:
+        rows = rows_of(X if dense else sparse.csr_matrix(X))
+        learning = model.learn(rows, y, plan, team, weights=weights, balance=balance, seed=None, discipline=discipline)
+        for _ in range(2):
+            learning.make_pass()
+        learning.settle()
+    w, b, account = np.zeros(9), 0.0, Account(9)
+    share = weights * balance[0, (y > 0).astype(int)]
+    for done in range(2):
+        w, b, _ = sgd(
+            X, y, share, plan, lambda p, t: losses.slope_of.py_func(CODES[loss], p, t, 0.3),
+            range(60), w=w, b=b, squares=np.zeros(9), first_step=60 * done, account=account,
+        )  # fmt: skip
+    np.testing.assert_allclose(model.coordinates[:, 0], w, rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(model.intercepts[0], b, rtol=1e-9, atol=1e-11)
+
+
+def rise(X, discipline, threads):
+    """Targets out of reach: every slope is -1, and the weights end as twice the sum of the rows."""
+    model = LinearModel(X.shape[1], 1, np.dtype("f8"))
+    with Team(threads) as team:
+        learning = model.learn(
+            rows_of(X), np.full(X.shape[0], 1e9), plan_of("epsilon_insensitive"), team, seed=3, discipline=discipline
+        )
+        for _ in range(2):
+            learning.make_pass()
+    return model
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+@pytest.mark.parametrize("discipline", ["atomic", "locks", "round-robin"])
+def test_no_update_is_lost(data, discipline, threads):
+    X, _ = data
+    model = rise(X, discipline, threads)
+    np.testing.assert_allclose(model.coordinates[:, 0], 2 * np.asarray(X.sum(axis=0)).ravel(), rtol=1e-10)
+    assert model.intercepts[0] == pytest.approx(2 * 0.7 * X.shape[0], rel=1e-10)
+
+
+def test_updates_in_turn_have_the_bits_of_one_thread(data):
+    X, _ = data
+    alone, *others = (rise(X, "round-robin", threads).coordinates.tobytes() for threads in (1, 2, 3))
+    assert others == [alone, alone]
+
+
+def loss(X, y, **how):
+    fit = HogwildClassifier(
+        "log_loss", alpha=1e-5, learning_rate="decay", decay=0.6, eta0=1.0, max_iter=8, tol=None, random_state=1, **how
+    ).fit(X, y)  # fmt: skip
+    return np.logaddexp(0, -y * fit.decision_function(X)).mean()
+
+
+@pytest.mark.parametrize("discipline", ["atomic", "locks", "round-robin"])
+@pytest.mark.parametrize("threads", [2, 3])
+def test_the_loss_is_one_thread_s(data, discipline, threads):
+    assert loss(*data, n_jobs=threads, discipline=discipline) == pytest.approx(
+        loss(*data, deterministic=True), rel=0.02
+    )
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_replicas_learn_though_averaging_costs_progress(data, threads):
+    assert loss(*data, deterministic=True) < loss(*data, n_jobs=threads, discipline="replicas") < 0.6 * np.log(2)
+
+
+def test_an_exchange_of_replicas_is_the_paper_s():
+    rng = np.random.default_rng(0)
+    X = sparse.csr_matrix(np.eye(6))
+    means = means_for("replicas", 3, rows_of(X), np.zeros(6))[2]
+    means.replicas[:] = rng.normal(0, 1, (3, 7))
+    means.snapshots[2] = means.replicas[2] - np.array([0.5, 1e-3, -0.2, 0, -1e-3, 2, -2])
+    w, base, following = means.replicas[2].copy(), means.snapshots[2].copy(), means.replicas[0].copy()
+    _exchange(means)
+    beta, keep = means.push, means.keep
+    assert keep == pytest.approx(1 - beta**2)
+    for j, change in enumerate(w - base):
+        mixed = keep * following[j] + (1 - keep) * w[j]
+        if abs(change) > 0.01:
+            expected = (mixed + (beta + keep - 1) * change,) * 2 + (following[j] + beta * change,)
+        else:  # kept for later
+            expected = (mixed, mixed - change, following[j])
+        found = (means.replicas[2, j], means.snapshots[2, j], means.replicas[0, j])
+        assert found == pytest.approx(expected)
+
+
+def test_a_change_that_has_been_round_the_ring_counts_once():
+    for threads in (2, 3, 5, 8):
+        assert _push(threads) ** threads + _push(threads) == pytest.approx(1)
+
+
+def test_what_a_discipline_is_not_made_for_is_refused(data):
+    X, y = data
+    unsorted = sparse.csr_matrix((np.ones(4), np.array([1, 0, 0, 1]), np.array([0, 2, 4])))
+    own = Loss(value=lambda p, y: p, slope=lambda p, y: 1.0)
+    for options, matrix, labels, words in (
+        ({"discipline": "polite"}, X, y, "must be one of copies, shared, atomic"),
+        ({"discipline": "atomic", "penalty": "l1"}, X, y, "penalty 'l2' or None"),
+        ({"discipline": "atomic", "learning_rate": "adagrad", "eta0": 1.0}, X, y, "no Adagrad"),
+        ({"discipline": "locks"}, X, np.arange(X.shape[0]) % 3, "for two classes"),
+        ({"discipline": "locks", "loss": own}, X, y, "a loss by name"),
+        ({"discipline": "locks"}, unsorted, [0, 1], "sort_indices"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            HogwildClassifier(**options).fit(matrix, labels)
