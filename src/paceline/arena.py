@@ -49,6 +49,11 @@ class ArenaPlan:
     rings: tuple[Any, ...]
     extra: Mapping[str, tuple[int, tuple[int, ...], torch.dtype]]  # named tensors: buffers, shared optimizer state
 
+    @property
+    def num_server_programs(self) -> int:
+        """The servers, and their second copies; in the mailbox they come after the workers."""
+        return self.num_servers * self.request.copies
+
 
 def plan_arena(
     request: MemoryRequest,
@@ -70,9 +75,9 @@ def plan_arena(
     layout = Layout()
     control = layout.reserve("control", _CONTROL_STRIDE_BYTES * len(_CONTROL_WORDS), alignment_bytes=64)
     num_servers = request.servers if num_workers > 1 else 0  # a lone worker needs none
-    num_participants = num_workers + num_servers + 1
+    num_participants = num_workers + num_servers * request.copies + 1
     kind = _KINDS[request.kind]
-    options = {"num_servers": num_servers} if request.kind == "served" else {}
+    options = {"num_servers": num_servers, "num_copies": request.copies} if request.kind == "served" else {}
     shared = kind.reserve(layout, num_elements, num_participants, num_evaluators=1, dtype=dtype, **options)
     collectives = (
         SharedMemoryCollectives.reserve(layout, num_elements, num_workers, dtype=dtype) if request.collectives else None
@@ -165,6 +170,7 @@ class Arena:
             staleness=self.staleness,
             collectives=self.collectives,
             num_servers=self.plan.num_servers,
+            copies=self.plan.request.copies > 1,
         )
 
     def waits(self, clock: RealClock) -> list[Any]:

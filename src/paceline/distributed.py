@@ -43,6 +43,11 @@ def check_algorithm(spec: str, request: MemoryRequest) -> None:
             f"{spec} works on memory that all workers share, and workers that torchrun or another launcher started share none:"
             " start them with paceline.launch, or choose an algorithm that sends, such as all-reduce."
         )
+    if request.copies > 1:
+        raise UsageError(
+            f"{spec} keeps a second copy of each shard in a process of its own, and torchrun or another launcher starts none:"
+            " start the workers with paceline.launch, or leave durability=replica out."
+        )
 
 
 class Membership:

@@ -129,7 +129,7 @@ class Reception:
         )
         segment = Segment.create(plan.size_bytes)
         self.note = placement_registry.build(self._placement).place(segment)
-        self.arena = Arena(segment, plan, participant_id=self._num_workers + plan.num_servers)
+        self.arena = Arena(segment, plan, participant_id=self._num_workers + plan.num_server_programs)
         self.arena.store("next_batch", self._first_batch)
         self.arena.store("initial_version", self._first_version)
         if algorithm.memory.mailbox:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import reduction
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,17 @@ import torch
 
 from paceline import checkpoint
 from paceline.algorithms import registry
-from paceline.arena import Arena
-from paceline.environment import current_environment
+from paceline.arena import Arena, ArenaPlan
+from paceline.environment import WorkerEnvironment, current_environment
 from paceline.memory.segment import Segment
+from paceline.memory.served import SecondCopy
 from paceline.memory.waiting import raise_if_stopped, wait_briefly
 from paceline.peers import Peers, mailbox_part, store_of
 from paceline.replica import RealClock
+from paceline.transport.base import Ports
 from paceline.worker_process import Ready, Welcome
 
-__all__ = ["Restored", "ServerMain", "ServerStorage"]
+__all__ = ["Restored", "ServerMain", "ServerStorage", "TakeOver", "TookOver"]
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,22 @@ class Restored:
 
 
 @dataclass(frozen=True)
+class TakeOver:
+    """To a second copy: its server is dead, and it is that server now, in this incarnation."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class TookOver:
+    """The answer."""
+
+    shard_id: int
+
+
+@dataclass(frozen=True)
 class ServerMain:
-    """What a server runs, as data that can be sent to a process.
+    """What a server runs, or the second copy of one, as data that can be sent to a process.
 
     Args:
         algorithm: its spec.
@@ -66,28 +83,65 @@ class ServerMain:
         segment = Segment.from_fd(reduction.recv_handle(connection), plan.size_bytes)
         environment.store = welcome.store
         arena = Arena(segment, plan, environment.worker_id, environment.incarnation)
-        shard_id = environment.worker_id - plan.num_workers
-        storage = ServerStorage(
-            shard_id, arena, self.snapshots, algorithm.snapshot_s, environment.checkpoint, environment.resume
-        )
+        shard_id = (environment.worker_id - plan.num_workers) % plan.num_servers
+        is_copy = environment.worker_id >= plan.num_workers + plan.num_servers
+        snapshot_s = getattr(algorithm, "snapshot_s", 0.0)
+        storage = ServerStorage(shard_id, arena, self.snapshots, snapshot_s, environment.checkpoint, environment.resume)
         connection.send(Ready())
         while not wait_briefly(arena.address("go"), 0):
             raise_if_stopped(arena.address("abort"))
-        lost = storage.begin(restarted=environment.incarnation > 0)
+        lost = storage.begin(restarted=environment.incarnation > 0 and not is_copy, is_copy=is_copy)
         if lost is not None:
             connection.send(Restored(shard_id, *lost))
-        ports = arena.ports(RealClock(), environment.seed)
-        peers = Peers(
-            mailbox_part(store_of(environment)),
-            environment.worker_id,
-            plan.num_workers,
+        with _Meeting(environment, plan) as meeting, contextlib.closing(storage), torch.no_grad():
+            ports = replace(meeting.ports(arena, environment.incarnation), storage=storage)
+            if is_copy:
+                copy = SecondCopy(len(arena.shared.x), plan.dtype, arena.shared.ranges)
+                promoted = partial(
+                    _promoted, connection, meeting, Arena(segment, plan, plan.num_workers + shard_id), storage
+                )
+                ports = replace(ports, shared=copy, promoted=promoted)
+            algorithm.serve(shard_id, ports)
+
+
+def _promoted(connection: Any, meeting: _Meeting, arena: Arena, storage: ServerStorage) -> Ports | None:
+    """The dead server's ports, once the supervisor has said so; `arena` is its view of the run's memory."""
+    if not connection.poll():
+        return None
+    message = connection.recv()
+    assert isinstance(message, TakeOver)
+    connection.send(TookOver(arena.participant_id - arena.plan.num_workers))
+    return replace(meeting.ports(arena, message.incarnation), storage=storage)
+
+
+class _Meeting:
+    """The mailbox of a server's process, under one id at a time."""
+
+    def __init__(self, environment: WorkerEnvironment, plan: ArenaPlan) -> None:
+        self._environment, self._plan = environment, plan
+        self._peers: Peers | None = None
+
+    def __enter__(self) -> _Meeting:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._peers is not None:
+            self._peers.close()
+
+    def ports(self, arena: Arena, incarnation: int) -> Ports:
+        """What the member of this arena's id is given; it is reached under that id, and no longer under another."""
+        self.__exit__()
+        ports = arena.ports(RealClock(), self._environment.seed)
+        self._peers = Peers(
+            mailbox_part(store_of(self._environment)),
+            ports.worker_id,
+            self._plan.num_workers,
             ports.counts,
             lambda: arena.load("workers_done") != 0,
-            incarnation=environment.incarnation,
-            num_servers=plan.num_servers,
+            incarnation=incarnation,
+            num_servers=self._plan.num_server_programs,
         )
-        with contextlib.closing(storage), contextlib.closing(peers), torch.no_grad():
-            algorithm.serve(shard_id, replace(ports, mailbox=peers.mailbox, storage=storage))
+        return replace(ports, mailbox=self._peers.mailbox, incarnation=incarnation)
 
 
 class ServerStorage:
@@ -129,8 +183,8 @@ class ServerStorage:
         self._idle.set()
         self._state: dict[str, Any] | None = None
 
-    def begin(self, *, restarted: bool) -> tuple[int, int] | None:
-        """Finds what to go on from; a successor also takes over the parameters.
+    def begin(self, *, restarted: bool, is_copy: bool = False) -> tuple[int, int] | None:
+        """Finds what to go on from; a successor also takes over the parameters. A second copy gets all from its server.
 
         Returns:
             the versions of the first and last update that were lost; None where nobody died.
@@ -142,7 +196,7 @@ class ServerStorage:
             self._shared.restore(self._restored["x"])
             return self._restored["version"] + 1, self._shared.version
         begin, end = self._shared.ranges[self._shard_id]
-        if self._resume is not None:
+        if self._resume is not None and not is_copy:
             self._restored = {"rule": checkpoint.load_rule_state(self._resume, begin, end)}
         return None
 

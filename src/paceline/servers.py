@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 
 from paceline.algorithms import registry
 from paceline.arena import Arena
-from paceline.server_process import Restored, ServerMain
+from paceline.server_process import Restored, ServerMain, TakeOver, TookOver
 from paceline.supervised import Outcome, WorkerState
 from paceline.worker_process import Done, Failure, Ready
 
@@ -23,7 +24,8 @@ class Servers:
     """The servers of a run; none where its algorithm has none.
 
     A server that dies is started again and goes on from its last snapshot. The updates that it had applied since are lost:
-    `lost` names them by shard and version.
+    `lost` names them by shard and version. Where it has a second copy, that takes its place at once, nothing is lost, and
+    another copy is started; so it is when the copy dies.
 
     Args:
         launch: starts a process (or thread) for a server with this main function.
@@ -32,7 +34,7 @@ class Servers:
         outcome: what happens is noted there.
 
     Attributes:
-        states: of each server.
+        states: of each server, then of each second copy.
         lost: (shard, first version, last version) of lost updates.
         restarts: deaths that were answered.
     """
@@ -68,7 +70,8 @@ class Servers:
         if not arena.plan.num_servers:
             return
         snapshots = None
-        if own_processes:
+        copies = arena.plan.request.copies > 1
+        if own_processes and not copies:
             if folder is None:
                 folder = Path(tempfile.mkdtemp(prefix="paceline-"))
                 self._own_folder = str(folder)
@@ -76,8 +79,8 @@ class Servers:
             shutil.rmtree(snapshots, ignore_errors=True)
             snapshots.mkdir(parents=True)
         self._main = ServerMain(registry.spec(algorithm), snapshots)
-        for shard in range(arena.plan.num_servers):
-            self.states.append(WorkerState(arena.plan.num_workers + shard))
+        for server in range(arena.plan.num_server_programs):
+            self.states.append(WorkerState(arena.plan.num_workers + server))
             self._start(self.states[-1])
 
     def _start(self, state: WorkerState) -> None:
@@ -94,7 +97,9 @@ class Servers:
                 state.ended = True
             case Failure():
                 state.ended = True
-                self._fail(f"Shard {self._shard(state)} of the server: ", message)
+                self._fail(f"{self._name(state)}: ", message)
+            case TookOver(shard_id=shard):
+                self._outcome.notes.append(f"The second copy of shard {shard} took over; no update is lost.")
             case Restored(shard_id=shard, first_lost=first, last_lost=last):
                 if last >= first:
                     self.lost.append((shard, first, last))
@@ -104,24 +109,44 @@ class Servers:
 
     def lose(self, state: WorkerState, *, run_ends: bool) -> None:
         """A server died: another takes its place, unless that has not helped so far."""
-        shard = self._shard(state)
         assert self._arena is not None
+        shard = self._shard(state)
         code = state.handle.exitcode
         how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
-        self._outcome.notes.append(f"Shard {shard} of the server {how}.")
-        versions = self._restarted_at.setdefault(shard, [])
+        self._outcome.notes.append(f"{self._name(state)} {how}.")
+        versions = self._restarted_at.setdefault(state.worker_id, [])
         versions.append(self._arena.shared.counts()[shard]["version"])
         fruitless = len(versions) > _FRUITLESS_RESTARTS and len(set(versions[-_FRUITLESS_RESTARTS - 1 :])) == 1
         if run_ends or not self.all_ready or fruitless:
             state.lost = True
             if not run_ends:
                 when = "again and again" if fruitless else "before training began"
-                self._fail(f"Shard {shard} of the server: ", Failure("error", f"{how} {when}."))
+                self._fail(f"{self._name(state)} ", Failure("error", f"{how} {when}."))
             return
         self.restarts += 1
-        state.incarnation += 1
-        self._start(state)
-        state.ready = True  # the run has begun: it does not wait
+        copy = self.states[shard + self._arena.plan.num_servers] if self._arena.plan.request.copies > 1 else state
+        if state is not copy and not self._take_over(state, copy):
+            state.lost = True
+            why = f"{how} while its second copy was dead or not up to date, so updates are lost: go on from the last"
+            self._fail(f"{self._name(state)} ", Failure("error", f"{why} checkpoint with --resume."))
+            return
+        copy.incarnation += 1
+        self._start(copy)
+        copy.ready = True  # the run has begun: it does not wait
+
+    def _take_over(self, dead: WorkerState, copy: WorkerState) -> bool:
+        """Makes the process of the copy that of the server, if it has all that was ever answered; returns whether it has."""
+        assert self._arena is not None
+        shard = self._shard(dead)
+        if not copy.running or self._arena.shared.named_copy(shard) != copy.incarnation:
+            return False
+        self._arena.shared.name_copy(None, shard)
+        dead.connection.close()
+        dead.connection, dead.handle = copy.connection, copy.handle
+        dead.incarnation += 1
+        with contextlib.suppress(OSError):  # it is dead, too: its end is the next news
+            dead.connection.send(TakeOver(dead.incarnation))
+        return True
 
     def close(self) -> None:
         """Removes the snapshots, which nobody will go on from."""
@@ -130,4 +155,10 @@ class Servers:
 
     def _shard(self, state: WorkerState) -> int:
         assert self._arena is not None
-        return state.worker_id - self._arena.plan.num_workers
+        return (state.worker_id - self._arena.plan.num_workers) % self._arena.plan.num_servers
+
+    def _name(self, state: WorkerState) -> str:
+        assert self._arena is not None
+        plan, shard = self._arena.plan, self._shard(state)
+        is_copy = state.worker_id >= plan.num_workers + plan.num_servers
+        return f"The second copy of shard {shard}" if is_copy else f"Shard {shard} of the server"

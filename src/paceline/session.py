@@ -113,7 +113,7 @@ class Session:
             self.ports.counts,
             self.stopped,
             incarnation=environment.incarnation if environment is not None else 0,
-            num_servers=self.ports.num_servers,
+            num_servers=self.arena.plan.num_server_programs,
             host=host,
             key=key,
         )

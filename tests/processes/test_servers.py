@@ -5,47 +5,13 @@ import random
 import signal
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 
 import paceline as pl
-from contracts.programs import PLANTED, SAMPLES, AddUp
-from paceline.batches import BatchPlan
-from paceline.supervisor import Supervisor
 from paceline.training import _Training
 from processes.drill import Drill
-
-SIZE = 3_000
-
-
-def planted_sum(rows, seed=0):
-    plan, values = BatchPlan(num_samples=SAMPLES, batch_size=2, seed=seed), torch.tensor(PLANTED)
-    return sum(values[plan.indices(int(batch))].sum().item() for batch in rows["batch"])
-
-
-def run_and_kill_shards(algorithm, *, kill_at, workers=3, epochs=40):
-    """Trains; kills shard `number` when the first shard has come to that version, for each of `kill_at` in turn."""
-    kept, left = [], list(kill_at)
-
-    class Kept(Supervisor):
-        def run(self):
-            kept.append(self)
-            super().run()
-
-        def _wait_for_news(self):
-            super()._wait_for_news()
-            servers = self.servers.states
-            if left and self.started_s is not None and servers and servers[left[0][0]].handle.pid is not None:
-                shard, version = left[0]
-                if self.arena.shared.counts()[shard]["version"] >= version:
-                    del left[0]
-                    os.kill(servers[shard].handle.pid, signal.SIGKILL)
-
-    with mock.patch("paceline.launcher.Supervisor", Kept):
-        run = pl.launch(AddUp(SIZE, epochs=epochs), workers=workers, algorithm=algorithm)
-    assert not left
-    return run, kept[0].parameters(0)
+from processes.shards import check_reported_losses, run_and_kill_shards
 
 
 @pytest.mark.parametrize("round_number", range(3))
@@ -55,18 +21,7 @@ def test_a_shard_is_killed_and_every_update_is_accounted_for(round_number, snaps
     at = random.Random(f"{round_number} {snapshot_s}").randrange(20, 300)
     algorithm = pl.ParameterServer(mode="async", snapshot_s=snapshot_s)
     run, parameters = run_and_kill_shards(algorithm, kill_at=[(0, at), (0, at + 300)])
-    result = run.result
-    assert (result["outcome"], result["server_restarts"]) == ("stopped", 2)
-    rows = np.concatenate(list(run.records.values()))
-    assert sorted(rows["batch"]) == list(range(40 * SAMPLES // 2))
-    lost = np.zeros(len(rows), bool)
-    for _, first, last in result["lost_versions"]:
-        lost |= (rows["applied_version"] >= first) & (rows["applied_version"] <= last)
-    assert len(set(rows["applied_version"])) == len(rows), "no version is made twice"
-    assert (
-        0 <= result["lost_updates"] - lost.sum() <= 2 * 3
-    )  # a worker whose answer was lost has sent its gradient again
-    assert parameters.x[:SIZE].unique().tolist() == [planted_sum(rows[~lost])]
+    check_reported_losses(run, parameters, restarts=2)
 
 
 def test_a_shard_of_several_is_killed_in_sync():

@@ -10,7 +10,8 @@ from paceline.algorithms.server.admission import Admission, Async, Bounded, Foll
 from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.client import Client
 from paceline.algorithms.server.codec import Codec, NoCodec
-from paceline.algorithms.server.shard import OnDeath, Shard, ShardRules
+from paceline.algorithms.server.second_copy import serve_shard
+from paceline.algorithms.server.shard import OnDeath, ShardRules
 from paceline.algorithms.server.update import UpdateInfo
 from paceline.algorithms.server.user import UserOptimizer
 from paceline.errors import UsageError
@@ -29,12 +30,14 @@ class ParameterServer(Algorithm):
     worker begins a step while it is more than `clock_bound` steps ahead of the slowest.
 
     A dead worker is not waited for, one that ends early says goodbye, and one that comes late gets the current parameters. A
-    server that dies is replaced, and goes on from a snapshot; updates since then are lost, counted and reported.
-    A lone worker needs no server and has none.
+    server that dies is replaced, and goes on from a snapshot; updates since then are lost, counted and reported. With
+    `durability=replica` every update is made exactly once, whichever of the two processes of a shard dies; if both do before
+    another copy is up to date, the run ends and says so. A lone worker needs no server and has none.
 
     Costs per step: a gradient sent and the parameters received by every worker; each passes the servers' network, which is the
     bottleneck when workers are many: use more shards, on machines of their own. The optimizer's state exists once, at the
-    servers.
+    servers. `durability=replica` sends each mean gradient once more, to the copy, which makes the same update while the server
+    does, and keeps parameters and state a second time.
     Use when: workers come and go, or are unequally fast: `sync` with backups where results must be those of large batches,
     `async` and `bounded` where every gradient should count.
     When N doubles: `sync` makes half as many updates of twice the batch: see `rate`; `async` doubles the staleness: lower the
@@ -54,7 +57,9 @@ class ParameterServer(Algorithm):
         rate: `linear` multiplies the learning rate by the number of gradients in an update.
         on_death: a dead worker is not waited for (`shrink`), waited for until it has been replaced (`wait`), or ends the run
             (`fail`).
-        snapshot_s: a server keeps a snapshot so often.
+        durability: what outlives a server that dies: its last `snapshot`, or a `replica`, a second copy of its shard in
+            another process, which has every update before its worker is answered, and takes over.
+        snapshot_s: for `snapshot`: a server keeps one so often.
 
     Reference: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981, Algorithms 1 to 4; for `bounded`
         Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013. There, every
@@ -70,6 +75,7 @@ class ParameterServer(Algorithm):
     quorum: Literal["global", "per-shard"] = "global"
     rate: Literal["none", "linear"] = "none"
     on_death: OnDeath = "shrink"
+    durability: Literal["snapshot", "replica"] = "snapshot"
     snapshot_s: float = 5.0
 
     tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
@@ -81,6 +87,8 @@ class ParameterServer(Algorithm):
             raise UsageError(f"A parameter server has 1 shard or more, not {self.shards}.")
         if self.snapshot_s < 0:
             raise UsageError(f"snapshot_s must be 0 (at every update) or more seconds, not {self.snapshot_s}.")
+        if self.durability == "replica" and self.snapshot_s != 5.0:
+            raise UsageError("snapshot_s is for durability=snapshot, not for durability=replica: leave it out.")
         if self.clock_bound is not None and self.clock_bound < 0:
             raise UsageError(f"clock_bound must be 0 or more, not {self.clock_bound}.")
         if self.mode == "bounded" and self.clock_bound is None:
@@ -97,7 +105,9 @@ class ParameterServer(Algorithm):
     @property
     def memory(self) -> MemoryRequest:
         """One vector at the servers, and messages."""
-        return MemoryRequest("served", mailbox=True, servers=self.shards)
+        return MemoryRequest(
+            "served", mailbox=True, servers=self.shards, copies=2 if self.durability == "replica" else 1
+        )
 
     @property
     def together(self) -> bool:
@@ -142,7 +152,7 @@ class ParameterServer(Algorithm):
             scales_rate=self.rate == "linear",
             chooses=self.mode == "sync" and self.quorum == "global",
         )
-        Shard(shard_id, rules, ports).run()
+        serve_shard(shard_id, rules, ports)
 
     def _admission(self, shard_id: int, num_workers: int) -> Admission:
         workers = range(num_workers)

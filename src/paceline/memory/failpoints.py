@@ -17,6 +17,7 @@ __all__ = ["ENVIRONMENT_VARIABLE", "FAIL_POINTS", "arm", "fail_point"]
 ENVIRONMENT_VARIABLE = "PACELINE_FAIL_POINT"
 
 FAIL_POINTS = (
+    "copy.mid_write",  # a shard's second copy is about to make an update
     "lock.taken",  # a lock was just taken, for reading or for writing; nothing is written yet
     "locked.mid_write",  # the locked vector is marked as being written
     "lockstep.arrived",  # this worker has brought its gradient and announced it; the others are still waited for

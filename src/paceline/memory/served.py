@@ -14,11 +14,12 @@ from paceline.memory.failpoints import fail_point
 from paceline.memory.segment import LINE_BYTES, Layout, Segment
 from paceline.transport.parameters import shard_ranges
 
-__all__ = ["COUNTED", "ServedVector"]
+__all__ = ["COUNTED", "SecondCopy", "ServedVector"]
 
 COUNTED = ("dropped", "duplicate", "incomplete")
 _SNAPSHOT_DEADLINE_S = 60.0
 _BETWEEN_TRIES_S = 50e-6
+_COPY = 16 + 8 * len(COUNTED)
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,11 @@ class ServedPlan:
     """Where the vector and its words lie; the same in every process."""
 
     vector: int
-    words: int  # of each shard, on a line of its own: version, writing, and one for each of COUNTED
+    words: int  # of each shard, on a line of its own: version, writing, one for each of COUNTED, the copy's incarnation + 1
     num_parameters: int
     num_workers: int
     num_servers: int
+    num_copies: int  # of each server's shard, its own included
     dtype: torch.dtype
 
 
@@ -57,7 +59,8 @@ class ServedVector:
         self._segment = segment
         self._plan = plan
         self.ranges = shard_ranges(plan.num_parameters, max(1, plan.num_servers))
-        self._shard = max(0, participant_id - plan.num_workers) if participant_id < self._num_members else 0
+        is_server = plan.num_workers <= participant_id < self._num_members and plan.num_servers
+        self._shard = (participant_id - plan.num_workers) % plan.num_servers if is_server else 0
         self._vector = segment.tensor(plan.vector, (plan.num_parameters,), plan.dtype)
         if participant_id < plan.num_workers and plan.num_servers:
             self.x = torch.zeros_like(self._vector)
@@ -71,7 +74,7 @@ class ServedVector:
 
     @property
     def _num_members(self) -> int:
-        return self._plan.num_workers + self._plan.num_servers
+        return self._plan.num_workers + self._plan.num_servers * self._plan.num_copies
 
     @staticmethod
     def reserve(
@@ -81,14 +84,15 @@ class ServedVector:
         *,
         num_evaluators: int = 0,
         num_servers: int = 0,
+        num_copies: int = 1,
         dtype: torch.dtype = torch.float32,
         name: str = "served",
     ) -> ServedPlan:
-        """Reserves one vector for all; `num_participants` counts servers and evaluators in."""
+        """Reserves one vector for all; `num_participants` counts servers, their copies and evaluators in."""
         vector = layout.vector(f"{name}.x", num_parameters, dtype)
         words = layout.words(f"{name}.words", max(1, num_servers))
-        num_workers = num_participants - num_evaluators - num_servers
-        return ServedPlan(vector, words, num_parameters, num_workers, num_servers, dtype)
+        num_workers = num_participants - num_evaluators - num_servers * num_copies
+        return ServedPlan(vector, words, num_parameters, num_workers, num_servers, num_copies, dtype)
 
     def _word(self, shard: int) -> int:
         return self._segment.address + self._plan.words + LINE_BYTES * shard
@@ -118,11 +122,24 @@ class ServedVector:
         """Counts one update."""
         return fetch_add(self._version, 1) + 1
 
-    def restore(self, x: torch.Tensor) -> None:
-        """Gives this server's shard the values of `x` (n,), however it was left."""
+    def restore(self, x: torch.Tensor, version: int | None = None) -> None:
+        """Gives this server's shard the values of `x` (n,), however it was left, and this version; None: it goes on."""
         store(self._version + 8, 1)
+        if version is not None:
+            store(self._version, version)
         self.x.copy_(x)
         store(self._version + 8, 0)
+
+    def name_copy(self, incarnation: int | None, shard: int | None = None) -> None:
+        """Notes which process of the shard's second copy has all that was ever answered; None: there is none."""
+        store(
+            self._word(self._shard if shard is None else shard) + _COPY, 0 if incarnation is None else incarnation + 1
+        )
+
+    def named_copy(self, shard: int) -> int | None:
+        """What was noted there."""
+        number = load(self._word(shard) + _COPY)
+        return number - 1 if number else None
 
     def count(self, what: str, number: int = 1) -> None:
         """Counts something for the run's result."""
@@ -163,3 +180,40 @@ class ServedVector:
     def recover(self, participant_id: int, incarnation: int) -> bool:
         """Nothing that a worker holds is anybody else's: no update is torn by its death."""
         return False
+
+
+class SecondCopy:
+    """A shard's second copy, in its process's own memory; implements the server's part of `ServedParameters`.
+
+    Args:
+        num_elements: of the shard.
+        dtype: of the vector.
+        ranges: of all shards.
+    """
+
+    def __init__(self, num_elements: int, dtype: torch.dtype, ranges: tuple[tuple[int, int], ...]) -> None:
+        self.x = torch.zeros(num_elements, dtype=dtype)
+        self.ranges = ranges
+        self.version = 0
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Nobody looks."""
+        fail_point("copy.mid_write")
+        yield
+
+    def advance(self) -> int:
+        """Counts one update."""
+        self.version += 1
+        return self.version
+
+    def restore(self, x: torch.Tensor, version: int | None = None) -> None:
+        """Takes over parameters (n,) and their version."""
+        self.x.copy_(x)
+        self.version = self.version if version is None else version
+
+    def count(self, what: str, number: int = 1) -> None:
+        """The server counts."""
+
+    def name_copy(self, incarnation: int | None) -> None:
+        """There is no third."""

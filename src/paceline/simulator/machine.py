@@ -97,7 +97,8 @@ class SimulatedMachine:
             self._all_reduce = NetworkCollectivesState(self.scheduler, cluster.workers)
             self._costs = CollectiveCosts(cluster, "tree" if self._collective == "tree" else "ring")
         self._num_servers = request.servers if cluster.workers > 1 else 0  # a lone worker needs none
-        self._network = Network(self.scheduler, cluster, self._num_servers)
+        self._num_server_programs = self._num_servers * request.copies
+        self._network = Network(self.scheduler, cluster, self._num_server_programs)
         self.shared: Any = self._shared_state()
         self.lost: list[int] = []
         self._plan_faults()
@@ -142,7 +143,7 @@ class SimulatedMachine:
                 self.scheduler,
                 self._network,
                 worker_id=worker_id,
-                num_workers=self.cluster.workers + self._num_servers,
+                num_workers=self.cluster.workers + self._num_server_programs,
                 counts=counts,
                 declared_bytes=self._declared_bytes,
             )
@@ -160,6 +161,7 @@ class SimulatedMachine:
             concurrency=concurrency,
             counts=counts,
             num_servers=self._num_servers,
+            copies=self.request.copies > 1,
         )
 
     @property
@@ -184,15 +186,15 @@ class SimulatedMachine:
         self.scheduler.start(worker_id, run)
 
     def start_servers(self, serve: Callable[[int, Ports], None]) -> None:
-        """Adds the servers' programs, each on a machine of its own; they are cut off when the last worker has ended."""
-        for shard in range(self._num_servers):
-            ports = self.ports(self.core(self.cluster.workers + shard))
+        """Adds the programs of servers and second copies, each on a machine of its own; they end with the last worker."""
+        for server in range(self._num_server_programs):
+            ports = self.ports(self.core(self.cluster.workers + server))
 
-            def run(shard: int = shard, ports: Ports = ports) -> None:
+            def run(server: int = server, ports: Ports = ports) -> None:
                 with torch.no_grad():
-                    serve(shard, ports)
+                    serve(server % self._num_servers, ports)
 
-            self.scheduler.start(self.cluster.workers + shard, run, is_main=False)
+            self.scheduler.start(self.cluster.workers + server, run, is_main=False)
 
     def _end(self, worker_id: int) -> None:
         self.scheduler.end_worker(worker_id)
@@ -234,6 +236,10 @@ class SimulatedMachine:
                 return SimulatedLocked(self.shared, core)
             case "replicated":
                 return self.shared.workers[core.worker_id]
+            case "served" if core.worker_id >= self.cluster.workers + self._num_servers and self._num_servers:
+                shard = self.shared.copy((core.worker_id - self.cluster.workers) % self._num_servers)
+                shard.core = core
+                return shard
             case "served" if core.worker_id >= self.cluster.workers or not self._num_servers:
                 shard = self.shared.shards[max(0, core.worker_id - self.cluster.workers)]
                 shard.core = core if self._num_servers else None

@@ -70,7 +70,7 @@ class SimulatedMailbox:
         x = message.x
         num_bytes = HEADER_BYTES
         if x is not None:
-            if self._declared_bytes is None:
+            if self._declared_bytes is None or x.numel():
                 message = message._replace(x=x.clone())
                 num_bytes += x.numel() * x.element_size()
             else:

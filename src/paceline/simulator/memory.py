@@ -305,6 +305,14 @@ class SimulatedShard:
         """Counts for the run's result."""
         self.counts[what] += number
 
+    def restore(self, x: torch.Tensor, version: int | None = None) -> None:
+        """Takes over parameters (n,) and their version."""
+        self.x.copy_(x)
+        self.version = self.version if version is None else version
+
+    def name_copy(self, incarnation: int | None) -> None:
+        """No server dies here."""
+
 
 class SimulatedCopy:
     """A worker's copy of what the servers hold; implements `ServedParameters`."""
@@ -327,6 +335,10 @@ class ServedState:
         self.x = x
         self.ranges = shard_ranges(x.numel(), max(1, num_servers))
         self.shards = [SimulatedShard(x[begin:end], self.ranges) for begin, end in self.ranges]
+
+    def copy(self, shard: int) -> SimulatedShard:
+        """Memory for a shard's second copy."""
+        return SimulatedShard(torch.zeros_like(self.shards[shard].x), self.ranges)
 
     @property
     def version(self) -> int:

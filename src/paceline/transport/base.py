@@ -246,6 +246,15 @@ class Ports:
     incarnation: int = 0  # above 0: this worker takes a dead one's place, or comes late; its parameters may be stale
     num_servers: int = 0  # in the mailbox, servers' ids come after the workers'
     storage: Storage | None = None  # a server's; None: nothing outlives it
+    copies: bool = False  # each server's shard is held a second time, by the member `num_servers` after it
+    promoted: Callable[[], Ports | None] | None = (
+        None  # a second copy's: its server's ports, once it is to take its place
+    )
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether this is a second copy of a shard."""
+        return self.worker_id >= self.num_workers + self.num_servers
 
 
 class Piece(NamedTuple):

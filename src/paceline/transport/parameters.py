@@ -137,6 +137,14 @@ class ServedParameters(SharedParameters, Protocol):
         """Counts for the run's result: updates `dropped` or `duplicate`, rounds `incomplete`."""
         ...
 
+    def restore(self, x: torch.Tensor, version: int | None = None) -> None:
+        """Gives this server's shard the values of `x` (n,), however it was left, and this version; None: it goes on."""
+        ...
+
+    def name_copy(self, incarnation: int | None) -> None:
+        """Notes which process of the shard's second copy has all that was ever answered; None: there is none."""
+        ...
+
 
 class StalenessCounts(Protocol):
     """How often each staleness occurred, over all workers; racing counters."""
@@ -166,6 +174,7 @@ class MemoryRequest(NamedTuple):
     servers: int = (
         0  # programs beside the workers that hold the run's vector in shards ("served"); a lone worker has none
     )
+    copies: int = 1  # programs that hold each shard: with 2, one serves and the other follows
 
 
 def shard_ranges(num_elements: int, num_shards: int) -> tuple[tuple[int, int], ...]:

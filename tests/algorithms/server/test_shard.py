@@ -54,7 +54,9 @@ def serve(arrivals, *, workers=2, admission=None, rule=None, storage=None, x=Non
             (to, message._replace(x=None if message.x is None else message.x.clone()))
         ),
     )
-    ports = SimpleNamespace(mailbox=mailbox, shared=shared, num_workers=workers, num_servers=1, storage=storage)
+    ports = SimpleNamespace(
+        mailbox=mailbox, shared=shared, num_workers=workers, num_servers=1, storage=storage, copies=False
+    )
     rules = ShardRules(
         admission=lambda _: admission or Async(), apply=rule or SGD(), codec=NoCodec(), on_death=on_death
     )

@@ -92,8 +92,11 @@ class _EchoApplier(Applier):
 class _SnapshotApplier(_EchoApplier):
     """Keeps G per version read; versions that several workers read share one copy. Snapshots are not part of the state.
 
-    After a restart workers must read again: what they computed before is not accepted.
+    After a restart from a snapshot workers must read again: what they computed before is not accepted. A second copy of the
+    shard reads as it does, and accepts what it would.
     """
+
+    keeps_reads = True
 
     def __init__(self, num_elements: int, dtype: torch.dtype, reads_kept: int) -> None:
         super().__init__(num_elements, dtype)
@@ -129,6 +132,21 @@ class _SnapshotApplier(_EchoApplier):
         super().load(state)
         self._versions_of.clear()
         self._G_at.clear()
+
+    def reads(self) -> dict[str, Tensor]:
+        """`worker.<id>`: the versions that it read, `version.<version>`: G then."""
+        versions_of = {f"worker.{worker}": torch.tensor(versions) for worker, versions in self._versions_of.items()}
+        return versions_of | {f"version.{version}": G for version, G in self._G_at.items()}
+
+    def load_reads(self, reads: dict[str, Tensor]) -> None:
+        self._versions_of.clear()
+        self._G_at.clear()
+        for name, tensor in reads.items():
+            what, _, number = name.partition(".")
+            if what == "worker":
+                self._versions_of[int(number)] = tensor.long().tolist()
+            else:
+                self._G_at[int(number)] = tensor.clone()
 
     def _keep(self, worker_id: int, versions: list[int]) -> None:
         self._versions_of[worker_id] = versions

@@ -93,13 +93,13 @@ class Bounded:
     def __init__(self, clock_bound: int, workers: Iterable[int]) -> None:
         self._bound = clock_bound
         self.clocks = dict.fromkeys(workers, 0)
-        self._bases = dict(self.clocks)  # where each worker's clock stood before its first update
+        self.bases = dict(self.clocks)  # where each worker's clock stood before its first update
 
     def join(self, worker_id: int, sequence: int = 0) -> None:
         """A worker joins at the slowest clock of the others."""
         others = [clock for worker, clock in self.clocks.items() if worker != worker_id]
         self.clocks[worker_id] = min(others, default=0)
-        self._bases[worker_id] = self.clocks[worker_id] - sequence
+        self.bases[worker_id] = self.clocks[worker_id] - sequence
 
     def leave(self, worker_id: int) -> None:
         """The others no longer wait for it."""
@@ -116,7 +116,7 @@ class Bounded:
     def applied(self, update: UpdateInfo) -> None:
         """The worker's clock ticks."""
         if update.worker_id in self.clocks:
-            self.clocks[update.worker_id] = self._bases[update.worker_id] + update.sequence
+            self.clocks[update.worker_id] = self.bases[update.worker_id] + update.sequence
 
     def may_read(self, worker_id: int) -> bool:
         """Whether the worker is at most `clock_bound` ahead of the slowest."""

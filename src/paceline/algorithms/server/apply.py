@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,7 +28,13 @@ class ApplyRule:
 
 
 class Applier:
-    """A rule at work on one shard. Subclasses keep tensors, name them in `_state`, and define `apply`."""
+    """A rule at work on one shard. Subclasses keep tensors, name them in `_state`, and define `apply`.
+
+    Attributes:
+        keeps_reads: whether `read` leaves something here that `apply` needs; then `reads` and `load_reads` hand it over.
+    """
+
+    keeps_reads: ClassVar[bool] = False
 
     def __init__(self, **state: Tensor) -> None:
         self._state = state
@@ -78,6 +85,13 @@ class Applier:
                 raise ValueError(f"'{name}' has shape {tuple(state[name].shape)}, where {tuple(own.shape)} is needed.")
         for name, own in self._state.items():
             own.copy_(state[name])
+
+    def reads(self) -> dict[str, Tensor]:
+        """What `read` has left, live; a second copy of the shard begins with it, a snapshot leaves it out."""
+        return {}
+
+    def load_reads(self, reads: dict[str, Tensor]) -> None:
+        """Take over another's `reads`, after its state."""
 
 
 def check_share(name: str, value: float) -> None:

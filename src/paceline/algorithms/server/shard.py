@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,17 +13,18 @@ from torch import Tensor
 from paceline.algorithms.server.admission import Admission, Follower, Verdict
 from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.codec import Codec, Encoded
+from paceline.algorithms.server.copies import CopyLink
+from paceline.algorithms.server.held import DROPPED, Held, Known, cloned, weighted_mean
 from paceline.algorithms.server.update import UpdateInfo
 from paceline.algorithms.server.user import UserApplier
-from paceline.errors import PacelineError, PeerLostError, WorkerLostError
+from paceline.errors import PeerLostError, WorkerLostError
 from paceline.optimizers import OptimizerSettings
 from paceline.transport.base import Message, PeerBack, PeerLeft, Ports, Received
 
-__all__ = ["OnDeath", "Shard", "ShardRules"]
+__all__ = ["RETURN_DEADLINE_S", "OnDeath", "Shard", "ShardRules"]
 
 _FIRST_DEADLINE_S = 60.0  # in which workers must come; afterwards they are taken for dead until they do
-_RETURN_DEADLINE_S = 10.0  # the same, at the successor of a shard that died
-_DROPPED = -1
+RETURN_DEADLINE_S = 10.0  # the same, at the successor of a shard that died
 
 OnDeath = Literal["shrink", "wait", "fail"]
 
@@ -49,23 +50,6 @@ class ShardRules:
     chooses: bool = False
 
 
-class _Held(NamedTuple):
-    """A gradient that waits for others, with where it came from."""
-
-    update: UpdateInfo
-    incarnation: int
-    gradient: Tensor
-    echo: Tensor | None
-
-
-class _Known(NamedTuple):
-    """A worker's last update that was decided on."""
-
-    incarnation: int
-    sequence: int
-    applied_version: int
-
-
 class Shard:
     """A shard's program.
 
@@ -89,14 +73,15 @@ class Shard:
         self._mailbox = ports.mailbox
         self._shared = ports.shared
         self._x: Tensor = ports.shared.x
+        self._link: CopyLink | None = None  # to the second copy, where there is one and this is not it
         self._admission = rules.admission(shard_id)
         self._applier = rules.apply.start(len(self._x), self._x.dtype)
         if isinstance(self._applier, UserApplier):
             self._applier.begin = ports.shared.ranges[shard_id][0]
         self._followers = [ports.num_workers + shard for shard in range(1, ports.num_servers)] if not shard_id else []
         self._settings: dict[int, OptimizerSettings] = {}
-        self._known: dict[int, _Known] = {}
-        self._held: dict[int, _Held] = {}
+        self._known: dict[int, Known] = {}
+        self._held: dict[int, Held] = {}
         self._echoes: dict[int, Tensor] = {}
         self._unanswered: dict[int, tuple[int, int]] = {}  # worker -> sequence and applied version, until it may read
         self._fetches: dict[
@@ -123,6 +108,8 @@ class Shard:
         while len(self._said_goodbye & self._gone) < self._ports.num_workers:
             self._keep()
             match self._mailbox.receive(self._patience_s if self._not_back else None):
+                case event if self._link is not None and self._link.is_about(event):
+                    self._link.hear(event)
                 case Received() as received:
                     self._not_back.discard(received.sender)
                     self._hear(received)
@@ -140,31 +127,56 @@ class Shard:
 
     def state(self) -> dict[str, Any]:
         """All that a successor needs, or a later run with another number of shards."""
+        return cloned(self._state())
+
+    def _state(self) -> dict[str, Any]:
+        """The same, with the live tensors."""
+        choice = self._last_choice
         return {
             "range": self._shared.ranges[self._id],
-            "x": self._x.clone(),
+            "x": self._x,
             "version": self._shared.version,
             "known": {worker: tuple(one) for worker, one in self._known.items()},
+            "present": sorted(self._present),
             "goodbye": sorted(self._said_goodbye),
             "clocks": dict(getattr(self._admission, "clocks", {})),
-            "rule": {name: tensor.clone() for name, tensor in self._applier.state().items()},
+            "bases": dict(getattr(self._admission, "bases", {})),
+            "settings": {worker: settings.to_tensor() for worker, settings in self._settings.items()},
+            "choice": [choice.number, choice.x] if choice is not None else [],
+            "rule": self._applier.state(),
         }
 
     def _begin(self) -> None:
         kept = self._ports.storage.restore() if self._ports.storage is not None else None
-        if kept is not None:
+        if kept is not None and "known" in kept:
+            self._load(kept)
+            self._not_back, self._patience_s = set(self._present), RETURN_DEADLINE_S
+        elif kept is not None:
             self._applier.load(kept["rule"])
-            if "known" in kept:
-                self._known = {worker: _Known(*one) for worker, one in kept["known"].items()}
-                self._said_goodbye = set(kept["goodbye"])
-                self._present -= self._said_goodbye
-                self._not_back, self._patience_s = set(self._present), _RETURN_DEADLINE_S
-                for worker in self._said_goodbye:
-                    self._admission.leave(worker)
-                if "clocks" in kept and hasattr(self._admission, "clocks"):
-                    self._admission.clocks.update(kept["clocks"])  # type: ignore[attr-defined]
+        self._begin_step()
+        if self._ports.copies:
+            self._link = CopyLink(self._ports, self._id, self._state_and_reads)
+            self._link.begin(_FIRST_DEADLINE_S)
+
+    def _load(self, kept: dict[str, Any]) -> None:
+        """Takes over a state, all but the parameters."""
+        self._applier.load(kept["rule"])
+        self._known = {worker: Known(*one) for worker, one in kept["known"].items()}
+        self._said_goodbye, self._present = set(kept["goodbye"]), set(kept["present"])
+        for worker in set(range(self._ports.num_workers)) - self._present:
+            self._admission.leave(worker)
+        for name in ("clocks", "bases"):
+            getattr(self._admission, name, {}).update(kept[name])
+        self._settings = {worker: OptimizerSettings.from_tensor(one) for worker, one in kept["settings"].items()}
+        if kept["choice"]:
+            self._last_choice = Message("choice", kept["choice"][0], x=kept["choice"][1])
+
+    def _begin_step(self) -> None:
         if isinstance(self._admission, Follower):
             self._admission.step = self._shared.version
+
+    def _state_and_reads(self) -> dict[str, Any]:
+        return {**self._state(), "reads": self._applier.reads()}
 
     def _keep(self) -> None:
         if self._ports.storage is not None:
@@ -179,6 +191,7 @@ class Shard:
                 self._push(sender, incarnation, message)
             case "settings" if message.x is not None:
                 self._settings[sender] = OptimizerSettings.from_tensor(message.x)
+                self._log("copy-settings", message.x, about=sender)
             case "echo" if message.x is not None:
                 self._echoes[sender] = message.x
             case "join":
@@ -186,6 +199,7 @@ class Shard:
                 self._unanswered[sender] = (message.number, 0)
             case "bye":
                 self._said_goodbye.add(sender)
+                self._log("copy-bye", about=sender)
                 self._leave(sender)
             case "fetch":
                 self._fetches[sender] = (message.number, message.version)
@@ -200,6 +214,8 @@ class Shard:
 
     def _push(self, sender: int, incarnation: int, message: Message) -> None:
         assert message.x is not None
+        if sender not in self._settings:
+            return  # it told this server's predecessor: as it learns of the change, it sends both again
         known, held = self._known.get(sender), self._held.get(sender)
         if held is not None and (held.incarnation, held.update.sequence) == (incarnation, message.number):
             self._shared.count("duplicate")  # its answer comes when the step is complete
@@ -222,7 +238,7 @@ class Shard:
         gradient = message.x  # empty where only time is simulated
         if gradient.numel():
             gradient = self._rules.codec.decode(Encoded(gradient), len(self._x), self._x.dtype)
-        one = _Held(update, incarnation, gradient, self._echoes.pop(sender, None))
+        one = Held(update, incarnation, gradient, self._echoes.pop(sender, None))
         verdict = self._admission.admit(update) if self._applier.accepts(update) else Verdict.DROP
         match verdict:
             case Verdict.APPLY:
@@ -237,53 +253,77 @@ class Shard:
     def _settle(self) -> None:
         """Makes the updates that are due, and answers whoever may read."""
         while workers := self._admission.complete():
-            if self._rules.chooses and self._followers:
-                self._choose(workers)
+            choice = Message("choice", self._shared.version, x=torch.tensor(workers)) if self._rules.chooses else None
+            if self._link is None:  # before its own update, so that none is ever behind by two
+                self._choose(choice)
             self._apply([self._held.pop(worker) for worker in workers])
+            if self._link is not None:
+                self._last_choice = choice
+                self._link.commit()
+                self._choose(choice)
             for worker in sorted(self._held):
                 self._drop(self._held.pop(worker))
+        answers: list[tuple[int, int, int]] = []
         for worker in [one for one in self._unanswered if self._admission.may_read(one)]:
-            self._answer(worker, *self._unanswered.pop(worker))
+            answers.append((worker, *self._unanswered.pop(worker)))
         for worker in [one for one, (_, version) in self._fetches.items() if self._shared.version >= version]:
-            self._answer(worker, self._fetches.pop(worker)[0], 0)
+            answers.append((worker, self._fetches.pop(worker)[0], 0))
         if self._awaiting_end and not self._present - self._gone:
-            for worker in sorted(self._awaiting_end):
-                self._answer(worker, -1, 0)
+            answers += [(worker, -1, 0) for worker in sorted(self._awaiting_end)]
             self._awaiting_end.clear()
+        if answers and self._link is not None:
+            if self._applier.keeps_reads:
+                for worker, *_ in answers:
+                    self._link.log("copy-read", about=worker)
+            self._link.commit()
+        for answer in answers:
+            self._answer(*answer)
 
-    def _choose(self, workers: tuple[int, ...]) -> None:
-        """Tells the other shards whose gradients make this step; before its own update, so that none is ever behind by two."""
-        self._last_choice = Message("choice", self._shared.version, x=torch.tensor(workers))
-        for follower in self._followers:
-            with contextlib.suppress(PeerLostError):  # told again when it is back
-                self._mailbox.send(follower, self._last_choice)
+    def _choose(self, choice: Message | None) -> None:
+        """Tells the other shards whose gradients make this step."""
+        self._last_choice = choice
+        if choice is not None:
+            for follower in self._followers:
+                with contextlib.suppress(PeerLostError):  # told again when it is back
+                    self._mailbox.send(follower, choice)
 
-    def _apply(self, ones: list[_Held]) -> None:
+    def _apply(self, ones: list[Held]) -> None:
         """One update from the mean of these gradients, weighted by samples."""
-        first = ones[0]
-        gradient = _mean(ones)
-        version = self._shared.version
-        update = replace(first.update, version=version, num_samples=sum(one.update.num_samples for one in ones))
-        settings = self._settings.get(first.update.worker_id)
-        if settings is None:
-            raise PacelineError(f"Worker {first.update.worker_id} sent a gradient and no settings of its optimizer.")
-        scale = float(len(ones)) if self._rules.scales_rate else 1.0
-        if isinstance(self._applier, UserApplier):
-            self._applier.settings, self._applier.scale = settings, scale
-        with self._shared.writing():
-            self._applier.apply(self._x, gradient, update, settings.learning_rate * scale, first.echo)
-            version = self._shared.advance()
-        self._admission.applied(update)
+        first, gradient = ones[0], weighted_mean(ones)
+        num_samples = sum(one.update.num_samples for one in ones)
+        update = replace(first.update, version=self._shared.version, num_samples=num_samples)
+        if self._link is not None:  # before its own update, so that both are made at the same time
+            numbers = [(one.update.worker_id, one.incarnation, one.update.sequence) for one in ones]
+            about = [update.step, update.version_read, num_samples, *(number for one in numbers for number in one)]
+            self._link.log("copy-ones", torch.tensor(about))
+            if first.echo is not None:
+                self._link.log("copy-echo", first.echo)
+            self._link.log("copy-mean", gradient)
+        version = self._make(update, gradient, len(ones), first.echo)
         for one in ones:
             self._decide(one, version)
 
-    def _drop(self, one: _Held) -> None:
-        self._shared.count("dropped")
-        self._decide(one, _DROPPED)
+    def _make(self, update: UpdateInfo, gradient: Tensor, num_gradients: int, echo: Tensor | None) -> int:
+        """Makes an update; returns the version that it becomes."""
+        settings = self._settings[update.worker_id]
+        scale = float(num_gradients) if self._rules.scales_rate else 1.0
+        if isinstance(self._applier, UserApplier):
+            self._applier.settings, self._applier.scale = settings, scale
+        with self._shared.writing():
+            self._applier.apply(self._x, gradient, update, settings.learning_rate * scale, echo)
+            version = self._shared.advance()
+        self._admission.applied(update)
+        return version
 
-    def _decide(self, one: _Held, applied_version: int) -> None:
+    def _drop(self, one: Held) -> None:
+        self._shared.count("dropped")
+        numbers = torch.tensor([one.incarnation, one.update.sequence])
+        self._log("copy-drop", numbers, about=one.update.worker_id)
+        self._decide(one, DROPPED)
+
+    def _decide(self, one: Held, applied_version: int) -> None:
         worker, sequence = one.update.worker_id, one.update.sequence
-        self._known[worker] = _Known(one.incarnation, sequence, applied_version)
+        self._known[worker] = Known(one.incarnation, sequence, applied_version)
         if worker not in self._gone:
             self._unanswered[worker] = (sequence, applied_version)
 
@@ -297,9 +337,14 @@ class Shard:
         except PeerLostError as error:
             self._left(worker, str(error))
 
+    def _log(self, kind: str, x: Tensor | None = None, *, about: int, weight: float = 0.0) -> None:
+        if self._link is not None:
+            self._link.log(kind, x, about=about, weight=weight)
+
     # Who takes part
 
     def _join(self, worker: int, sequence: int) -> None:
+        self._log("copy-join", about=worker, weight=sequence)
         self._held.pop(worker, None)
         self._echoes.pop(worker, None)
         self._applier.forget(worker)
@@ -311,6 +356,7 @@ class Shard:
     def _leave(self, worker: int) -> None:
         self._unanswered.pop(worker, None)
         if worker in self._present:
+            self._log("copy-leave", about=worker)
             self._present.discard(worker)
             self._applier.forget(worker)
             self._admission.leave(worker)
@@ -331,23 +377,9 @@ class Shard:
 
     def _back(self, peer: int) -> None:
         if peer >= self._ports.num_workers:
-            if self._last_choice is not None:
+            if self._last_choice is not None and peer in self._followers:
                 with contextlib.suppress(PeerLostError):
                     self._mailbox.send(peer, self._last_choice)
             return
         self._gone.discard(peer)
         self._not_back.discard(peer)
-
-
-def _mean(ones: list[_Held]) -> Tensor:
-    """sum_i n_i g_i / sum_i n_i (P_s,), n_i: samples, in the first gradient's memory; of one, its own bits."""
-    weights = [one.update.num_samples for one in ones]
-    total = ones[0].gradient
-    if len(ones) == 1:
-        return total
-    equal = len(set(weights)) == 1
-    if not equal:
-        total.mul_(weights[0])
-    for one, weight in zip(ones[1:], weights[1:], strict=True):
-        total.add_(one.gradient, alpha=1 if equal else weight)
-    return total.div_(len(ones) if equal else max(1, sum(weights)))

@@ -1,0 +1,53 @@
+"""Gradients that wait at a shard, their mean, and what is known of the last one of each worker."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from paceline.algorithms.server.update import UpdateInfo
+
+__all__ = ["DROPPED", "Held", "Known", "cloned", "weighted_mean"]
+
+DROPPED = -1  # in place of the version that an update became
+
+
+class Held(NamedTuple):
+    """A gradient that waits for others, with where it came from."""
+
+    update: UpdateInfo
+    incarnation: int
+    gradient: Tensor
+    echo: Tensor | None
+
+
+class Known(NamedTuple):
+    """A worker's last update that was decided on."""
+
+    incarnation: int
+    sequence: int
+    applied_version: int
+
+
+def weighted_mean(ones: list[Held]) -> Tensor:
+    """sum_i n_i g_i / sum_i n_i (P_s,), n_i: samples, in the first gradient's memory; of one, its own bits."""
+    weights = [one.update.num_samples for one in ones]
+    total = ones[0].gradient
+    if len(ones) == 1:
+        return total
+    equal = len(set(weights)) == 1
+    if not equal:
+        total.mul_(weights[0])
+    for one, weight in zip(ones[1:], weights[1:], strict=True):
+        total.add_(one.gradient, alpha=1 if equal else weight)
+    return total.div_(len(ones) if equal else max(1, sum(weights)))
+
+
+def cloned(state: Any) -> Any:
+    """A state with copies of its tensors, which may be changed again at once."""
+    if isinstance(state, dict):
+        return {name: cloned(one) for name, one in state.items()}
+    if isinstance(state, list):
+        return [cloned(one) for one in state]
+    return state.clone() if isinstance(state, Tensor) else state
