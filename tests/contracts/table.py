@@ -87,6 +87,7 @@ ROWS = [
     Row(pl.ParameterServer()),
     Row(pl.ParameterServer(backups=1, shards=2), drops_updates="gradients that come after the first N are dropped"),
     Row(pl.ParameterServer(mode="async")),
+    Row(pl.ParameterServer(mode="async", durability="replica")),
     Row(pl.ParameterServer(mode="bounded", clock_bound=2, shards=2)),
 ]
 

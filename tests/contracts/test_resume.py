@@ -55,9 +55,10 @@ def test_counts_go_on(row, tmp_path):
     assert second["started_s"].min() >= records[records["batch"] < 2 * 180]["ended_s"].max() - 1e-3
 
 
-def test_a_servers_checkpoint_does_not_depend_on_its_shards(tmp_path):
+@pytest.mark.parametrize("durability", ["snapshot", "replica"])
+def test_a_servers_checkpoint_does_not_depend_on_its_shards(durability, tmp_path):
     """Two epochs with one shard, two with three: momentum and all, as four epochs in one go."""
-    one, three = (Row(pl.ParameterServer(shards=shards)) for shards in (1, 3))
+    one, three = (Row(pl.ParameterServer(shards=shards, durability=durability)) for shards in (1, 3))
     settings = {"optimizer": "adamw", "learning_rate": 0.002, "workers": 3}
     _, straight = run_task(one, epochs=4, **settings)
     run_task(one, out=tmp_path, epochs=2, **settings)

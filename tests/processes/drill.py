@@ -31,6 +31,7 @@ METHODS = [
     "parameter-server",
     "parameter-server(backups=1, shards=2)",
     "parameter-server(mode=async)",
+    "parameter-server(mode=async, durability=replica)",
     "parameter-server(mode=bounded, clock_bound=2, shards=2)",
 ]
 

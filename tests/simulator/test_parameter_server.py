@@ -55,6 +55,22 @@ def test_shards_make_no_difference_to_an_elementwise_rule(mode):
     torch.testing.assert_close(runs[0][1], runs[1][1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("mode", ["sync, shards=2", "async", "sync, backups=1, apply=adaptive-revision"])
+def test_second_copies_make_no_difference_to_the_model_and_cost_messages(mode):
+    """Equal workers: the same updates in the same order, each a little later."""
+    alone, x = final(f"parameter-server(mode={mode})", 3, optimizer="adam", learning_rate=0.01)
+    copied, same = final(f"parameter-server(mode={mode}, durability=replica)", 3, optimizer="adam", learning_rate=0.01)
+    assert copied.result["outcome"] == "stopped", copied.result["outcome_reason"]
+    assert torch.equal(x, same)
+    assert copied.result["wall_s"] > alone.result["wall_s"]
+
+
+def test_a_worker_dies_and_the_copies_do_not_mind():
+    algorithm = "parameter-server(mode=bounded, clock_bound=1, shards=2, durability=replica)"
+    run = timed(algorithm, 4, faults=Faults().kill(worker=1, at_s=0.01), detection_s=0.05)
+    assert [len(rows) for worker, rows in run.records.items() if worker != 1] == [100] * 3
+
+
 def test_linear_rate_is_the_rate_times_the_gradients_of_an_update():
     _, x = final("parameter-server(rate=linear)", 3, learning_rate=0.01)
     _, expected = final("parameter-server", 3, learning_rate=0.03)

@@ -123,6 +123,7 @@ def test_a_follower_takes_whom_the_first_shard_chose():
     ("spec", "words"),
     [
         ("parameter-server(mode=bounded)", "needs a clock_bound"),
+        ("parameter-server(durability=replica, snapshot_s=1)", "snapshot_s is for durability=snapshot"),
         ("parameter-server(clock_bound=2)", "leave it out"),
         ("parameter-server(mode=async, backups=1)", "leave it out"),
         ("parameter-server(backups=-1)", "0 or more"),

@@ -114,6 +114,22 @@ def test_a_successor_goes_on_from_the_snapshot_and_knows_what_is_in_it(rule):
     assert [(m.number, m.weight, m.version) for _, m in sent] == [(1, 1, 2), (2, 3, 3)]
 
 
+def test_a_gradient_before_its_settings_is_left_until_it_comes_again():
+    """A worker that was computing when the server was replaced: it has told the dead one, and sends both again."""
+    shared, sent = serve([push(0, 1, 1), settings(), push(0, 1, 1)])
+    assert shared.x.tolist() == [-1.0] * 3
+    assert shared.counts["duplicate"] == 0
+    assert [message.number for _, message in sent] == [1]
+
+
+def test_a_successor_knows_the_workers_settings():
+    storage = Storage()
+    serve([settings(), push(0, 1, 1)], storage=storage)
+    state = next(kept for kept in storage.kept if kept["version"] == 1)
+    shared, _ = serve([push(0, 2, 10, 1)], storage=Storage(state), x=state["x"].clone(), version=1)
+    assert shared.x.tolist() == [-11.0] * 3
+
+
 def test_a_death_ends_the_run_where_that_is_wished():
     with pytest.raises(pl.WorkerLostError, match="worker 1 has left"):
         serve([settings(), PeerLeft(1, 0, "its connection broke")], on_death="fail")
