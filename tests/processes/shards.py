@@ -48,8 +48,8 @@ def run_watched(algorithm, look, *, workers=3, epochs=EPOCHS, size=SIZE):
 def run_and_kill_shards(algorithm, *, kill_at, together=False, **settings):
     """Trains; kills a server when its shard has come to a version, for each (server, version) of `kill_at` in turn.
 
-    The run is stopped 200 versions after the last death has been got over. Second copies count on after the servers. With them,
-    nobody is killed before the last death has been got over, unless all are to die `together`, as the first one's turn has come.
+    The run is stopped 200 versions after the last death has been got over. Second copies count on after the servers. With
+    them, nobody is killed before that either, unless all are to die `together`, as the first one's turn has come.
     """
     left = list(kill_at)
     goes_on_until = []
