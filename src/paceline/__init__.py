@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from paceline.algorithms import (
         ADPSGD,
         DPSGD,
+        AdaptiveRevision,
         Algorithm,
         AllReduce,
         Backoff,
         Constant,
+        Downpour,
         Exponential,
         ExponentialStep,
         FullStep,
@@ -66,6 +68,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ADPSGD",
     "DPSGD",
+    "AdaptiveRevision",
     "Algorithm",
     "AllReduce",
     "Backoff",
@@ -75,6 +78,7 @@ __all__ = [
     "Complete",
     "Constant",
     "Custom",
+    "Downpour",
     "Exponential",
     "ExponentialStep",
     "Faults",

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 
+from paceline.accruals import Accruals
 from paceline.buckets import GradientBuckets
 from paceline.errors import UsageError
 from paceline.grad_scaling import take_over_scaling
@@ -88,15 +89,20 @@ class AttachedReplica(BaseReplica):
         self._resume, self._return = self._program.switch, loop.switch
         self._resume()
 
-    def end(self) -> None:
-        """Ends the program where it waits; it releases what it holds."""
+    def end(self, *, failed: bool = False) -> None:
+        """Ends the program: its steps are over; or, where it waits for the loop, or that has failed, at once.
+
+        Either way it releases what it holds.
+        """
         self._ended = True
         self._write_held()
         if self._buckets is not None:
             self._buckets.remove()
             for parameter in self.binding.parameters:  # views of a vector that shall not outlive this
                 parameter.grad = parameter.grad.clone() if parameter.grad is not None else None
-        if not self._program.dead:
+        if self._state == "idle" and not failed and not self._program.dead:
+            self._resume()
+        elif not self._program.dead:
             self._program.throw(GreenletExit)
 
     def begin(self, started_s: float, batch_number: int, batch: Any, *, absent: bool = False) -> None:
@@ -179,6 +185,8 @@ class AttachedReplica(BaseReplica):
         while True:
             self._state = "idle"
             self._return()
+            if self._ended:
+                return
             yield self.step
 
     @property
@@ -358,6 +366,12 @@ class AttachedReplica(BaseReplica):
             self._write(*fields)
         else:
             self._held = fields
+
+    def _make_accruals(self) -> Accruals:
+        """Between what waits for a step's loss and the recorder."""
+        accruals = Accruals(self._write)
+        self._write = accruals.append
+        return accruals
 
     def _write_held(self) -> None:
         if self._held is not None:

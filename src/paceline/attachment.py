@@ -173,7 +173,7 @@ class Worker:
             undo()
         try:
             if self._replica is not None:
-                self._replica.end()
+                self._replica.end(failed=failed)
             if not failed:
                 environment = self._environment
                 if environment is not None and environment.supervised and environment.checkpoint is not None:

@@ -28,7 +28,7 @@ class TrainConfig:
         epochs: passes over the training data, all workers together; fractions allowed.
         steps: instead of epochs: gradients per worker.
         batch_size: samples per gradient; None: the task's.
-        learning_rate: None: the task's.
+        learning_rate: None: the algorithm's own default, or the task's.
         momentum: for optimizers that have one.
         optimizer: spec of a torch.optim class.
         optimizer_state: "per-worker", or "shared" by all (one momentum, one Adam step).
@@ -90,12 +90,14 @@ class TrainConfig:
     def resolved(self, task: Task) -> TrainConfig:
         """With the task's defaults filled in, and specs in canonical form."""
         epochs = self.epochs if self.epochs is not None or self.steps is not None else task.epochs
+        algorithm = registry.build(self.algorithm)
+        rates = (self.learning_rate, algorithm.default_learning_rate, task.learning_rate)
         return dataclasses.replace(
             self,
-            algorithm=registry.spec(registry.build(self.algorithm)),
+            algorithm=registry.spec(algorithm),
             partition=partition_registry.spec(partition_registry.build(self.partition)),
             placement=placement_registry.spec(placement_registry.build(self.placement)),
             epochs=epochs,
             batch_size=self.batch_size or task.batch_size,
-            learning_rate=self.learning_rate if self.learning_rate is not None else task.learning_rate,
+            learning_rate=next(rate for rate in rates if rate is not None),
         )

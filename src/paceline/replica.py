@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from paceline.accruals import ACCRUED, Accruals
 from paceline.buckets import GradientBuckets
 from paceline.errors import PacelineError
 from paceline.flat import FlatBinding
@@ -101,6 +102,7 @@ class BaseReplica:
         self.step = 0
         self.loss = math.nan
         self._append = recorder.append if recorder is not None else None
+        self._accruals: Accruals | None = None
         self._waits = waits
         self._staleness = staleness
         self._stopped = stopped
@@ -130,6 +132,23 @@ class BaseReplica:
     def dropped(self, gradient_version: int, failed_publishes: int = 0) -> None:
         """Records the step: its gradient was given up."""
         self._record(-1, gradient_version, failed_publishes)
+
+    def accrued(self) -> None:
+        """Records the step: its gradient becomes part of this worker's next update, and so does the record."""
+        if self._accruals is None and self._append is not None:
+            self._accruals = self._make_accruals()
+        self._record(ACCRUED, ACCRUED, 0)
+
+    def settled(self, version: int) -> None:
+        """Records what is still accrued as part of the update `version`; -1: it was given up."""
+        if self._accruals is not None:
+            self._accruals.settle(version, max(version - 1, 0))
+
+    def _make_accruals(self) -> Accruals:
+        assert self._append is not None
+        accruals = Accruals(self._append)
+        self._append = accruals.append
+        return accruals
 
     # Between two gradients the caches are full of parameters: a Python call then costs close to a microsecond instead of a
     # tenth. The functions below are therefore few, and whatever runs in every step calls little.

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 import paceline as pl
+from paceline.algorithms.server.user import UserOptimizer
 from paceline.topology import Complete, Exponential, OnePeerExponential
 
 
@@ -18,6 +19,8 @@ class Row:
         loses_updates: why an applied update may not be in the parameters.
         scales_fresh_updates: why an update with staleness 0 is not the optimizer's own.
         scales_stale_updates: why a stale update is not the optimizer's own.
+        own_rule: why no update is the optimizer's own.
+        accrues: why several gradients of a worker make one update.
     """
 
     algorithm: pl.Algorithm
@@ -25,6 +28,8 @@ class Row:
     loses_updates: str = ""
     scales_fresh_updates: str = ""
     scales_stale_updates: str = ""
+    own_rule: str = ""
+    accrues: str = ""
 
     @property
     def together(self):
@@ -50,6 +55,7 @@ class Row:
 
 
 _RACES = "component-wise racing writes may overwrite each other"
+_SERVERS_RULE = "AdaGrad at the servers is the method"
 _ADAPTS = "the step size depends on staleness"
 
 ROWS = [
@@ -89,6 +95,13 @@ ROWS = [
     Row(pl.ParameterServer(mode="async")),
     Row(pl.ParameterServer(mode="async", durability="replica")),
     Row(pl.ParameterServer(mode="bounded", clock_bound=2, shards=2)),
+    Row(pl.Downpour(), own_rule=_SERVERS_RULE),
+    Row(
+        pl.Downpour(fetch=2, push=3, apply=UserOptimizer(), warm_start_steps=20, shards=2),
+        accrues="three gradients are pushed as one",
+    ),
+    Row(pl.AdaptiveRevision(shards=2), own_rule=_SERVERS_RULE),
+    Row(pl.AdaptiveRevision(), own_rule=_SERVERS_RULE),
 ]
 
 assert {type(row.algorithm) for row in ROWS} == set(dict(pl.algorithms.registry.items()).values()), "a row for each"

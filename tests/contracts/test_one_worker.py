@@ -33,13 +33,13 @@ def plain(optimizer):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@rows(lambda row: row.algorithm == type(row.algorithm)())
+@rows(lambda row: row.algorithm == type(row.algorithm)() and not row.own_rule)
 def test_equals_plain_pytorch(row, optimizer):
     run, parameters = run_task(row, optimizer=optimizer, steps=STEPS, **OPTIMIZERS[optimizer])
     check_equal(run, parameters, optimizer)
 
 
-@rows(lambda row: not row.scales_fresh_updates)
+@rows(lambda row: not row.scales_fresh_updates and not row.own_rule)
 def test_equals_plain_pytorch_in_a_process_of_its_own(row):
     optimizer = "sgd(weight_decay=0.001)"
     run, parameters = run_task(row, backend="processes", optimizer=optimizer, steps=STEPS, **OPTIMIZERS[optimizer])

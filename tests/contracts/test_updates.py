@@ -18,7 +18,7 @@ def values_of(parameters):
 
 
 def exact(row):
-    return not row.loses_updates and not row.scales_stale_updates
+    return not row.loses_updates and not row.scales_stale_updates and not row.own_rule
 
 
 @pytest.mark.parametrize(("workers", "backend"), [(1, "threads"), (2, "processes"), (3, "threads"), (4, "processes")])
@@ -31,7 +31,7 @@ def test_parameters_are_the_sum_of_the_applied_updates(row, workers, backend):
     )
     wanted = expected_sum(run.records, seed=workers)
     assert values_of(parameters).unique().tolist() == [wanted]
-    assert parameters.version == 96 - run.result["dropped_updates"]
+    assert row.accrues or parameters.version == 96 - run.result["dropped_updates"]
     assert row.drops_updates or wanted == 2 * sum(PLANTED)
 
 

@@ -18,6 +18,12 @@ SAYS = {
         r"parameter-server\(backups=1\): \d+ updates in .*, [1-9]\d* gradients dropped",
         r"mode=async, shards=2\): 720 updates in .* 0 gradients dropped, mean staleness [1-4]\.",
     ],
+    "downpour": [
+        ACCURACY,
+        r"downpour\(warm_start_steps=50\): 720 updates of 720 gradients in [\d.]+ s of virtual time, \d+ KB sent per gradient",
+        r"downpour\(fetch=5, push=5, warm_start_steps=50\): 14\d updates of 720 gradients",
+        r"adaptive-revision: 720 updates of 720 gradients",
+    ],
     "locked": [ACCURACY, r"locked\(kind=rwlock\)", r"locked\(backoff=exponential\(cap=16\)\)", r"samples/s, waiting"],
     "hogwild": [ACCURACY, r"staleness: [\d.]+ on average", r"0: +\d+ #"],
     "leashed": [ACCURACY, r"after the gradient 0\.000\nlost races: (\d+), dropped gradients: \1\n"],

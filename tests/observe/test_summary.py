@@ -169,7 +169,7 @@ def test_lockstep_counts_one_update_for_all_workers():
     assert figures["staleness"]["histogram"] == {"0": 150}
     shares = figures["waiting_share_per_worker"]
     assert shares[1] < 0.01 < 0.5 < min(shares[0], shares[2])
-    curve = loss_curve(run.records, lockstep=True)
+    curve = loss_curve(run.records)
     assert curve.steps.tolist() == [step for step in range(1, 51) for _ in range(3)]
 
 
@@ -194,7 +194,7 @@ def test_the_target_accuracy_is_the_first_evaluation_at_or_above_it():
 @pytest.mark.parametrize("method", METHODS)
 def test_the_curve_ends_at_the_totals(method):
     run = make_run(method, slow=0)
-    figures, curve = run.result, loss_curve(run.records, lockstep=method == "lockstep")
+    figures, curve = run.result, loss_curve(run.records)
     assert curve.steps[-1] == figures["steps"]
     assert curve.samples[-1] == figures["samples"]
     assert curve.average[-1] == figures["train_loss"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from paceline.algorithms.ad_psgd import ADPSGD
+from paceline.algorithms.adaptive_revision import AdaptiveRevision
 from paceline.algorithms.all_reduce import AllReduce
 from paceline.algorithms.backoff import Backoff, Constant, Exponential, Linear, NoBackoff
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.d_psgd import DPSGD
+from paceline.algorithms.downpour import Downpour
 from paceline.algorithms.hogwild import Hogwild
 from paceline.algorithms.leashed import Leashed
 from paceline.algorithms.local_sgd import LocalSGD
@@ -23,10 +25,12 @@ from paceline.topology import Topology, topology_registry
 __all__ = [
     "ADPSGD",
     "DPSGD",
+    "AdaptiveRevision",
     "Algorithm",
     "AllReduce",
     "Backoff",
     "Constant",
+    "Downpour",
     "Exponential",
     "ExponentialStep",
     "FullStep",
@@ -82,6 +86,8 @@ registry.register("local-sgd", LocalSGD)
 registry.register("d-psgd", DPSGD)
 registry.register("ad-psgd", ADPSGD)
 registry.register("parameter-server", ParameterServer)
+registry.register("downpour", Downpour)
+registry.register("adaptive-revision", AdaptiveRevision)
 
 
 def parse(text: str) -> Algorithm:

@@ -29,6 +29,11 @@ class Algorithm:
         raise TypeError(f"{type(self).__name__} must say which memory it needs")
 
     @property
+    def default_learning_rate(self) -> float | None:
+        """The rate of a training that names none, where not the task's own, which suits SGD."""
+        return None
+
+    @property
     def gossip(self) -> bool:
         """Whether every worker has a model of its own, and the run's is their mean; versions are then each worker's own."""
         return self.memory.own_models

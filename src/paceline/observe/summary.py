@@ -74,19 +74,18 @@ def running_average(values: np.ndarray, window: int = WINDOW) -> np.ndarray:
     return np.concatenate([first, total / window])
 
 
-def loss_curve(records: Mapping[int, np.ndarray], *, lockstep: bool = False, gossip: bool = False) -> LossCurve:
+def loss_curve(records: Mapping[int, np.ndarray], *, gossip: bool = False) -> LossCurve:
     """The running loss of a run against time, steps and samples.
 
     Args:
         records: worker_id -> records.
-        lockstep: the workers make one update together; they share its version.
         gossip: every worker has a model and versions of its own.
     """
     applied = applied_in_order(records, gossip=gossip)
     # Workers end out of applied order: an average over versions up to k exists once all of them are done.
     time_s = np.maximum.accumulate(applied["ended_s"])
     steps = np.arange(1, len(applied) + 1)
-    if lockstep:
+    if not gossip:  # several gradients may have made one update
         steps = np.cumsum(np.diff(applied["applied_version"], prepend=0) != 0)
     samples = np.cumsum(applied["samples"])
     reported = ~np.isnan(applied["loss"])
@@ -133,13 +132,13 @@ def summarize(
     """
     rows = _concatenate(records)
     applied = rows[rows["applied_version"] >= 1]
-    curve = loss_curve(records, lockstep=lockstep, gossip=gossip)
+    curve = loss_curve(records, gossip=gossip)
     time_to_target_s, steps_to_target = _target(curve, target_loss, target_accuracy, evaluations)
     samples = int(applied["samples"].sum())
     size = max([num_workers, *(worker_id + 1 for worker_id in records)])
     per_worker = [records.get(worker_id, np.empty(0, RECORD_DTYPE)) for worker_id in range(size)]
     return {
-        "steps": len(np.unique(applied["applied_version"])) if lockstep else len(applied),
+        "steps": len(applied) if gossip else len(np.unique(applied["applied_version"])),
         "samples": samples,
         "wall_s": float(wall_s),
         "samples_per_s": samples / wall_s if wall_s > 0 else None,

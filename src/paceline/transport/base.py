@@ -268,7 +268,7 @@ class Piece(NamedTuple):
 class Replica(Protocol):
     """This worker's model, optimizer and data: what a program does its steps with.
 
-    A step is `gradient`, then `apply` at most once, then `applied` or `dropped`.
+    A step is `gradient`, then `apply` at most once, then `applied`, `dropped` or `accrued`.
     """
 
     @property
@@ -349,4 +349,12 @@ class Replica(Protocol):
 
     def dropped(self, gradient_version: int, failed_publishes: int = 0) -> None:
         """The gradient was given up."""
+        ...
+
+    def accrued(self) -> None:
+        """The gradient is kept for a later update: the next that is `applied` or `dropped` is of this one, too."""
+        ...
+
+    def settled(self, version: int) -> None:
+        """After the last step: what is still accrued became `version`; -1: it was given up."""
         ...

@@ -79,6 +79,28 @@ def test_a_duplicate_is_answered_and_not_applied():
     assert [(m.number, m.weight, m.version) for _, m in sent] == [(1, 1, 1), (1, 1, 1), (2, 2, 2), (1, 2, 2)]
 
 
+def test_who_asks_for_no_parameters_gets_none():
+    """Downpour pushes more often than it fetches; what is sent again after a push is answered as it was."""
+
+    def push_only(*arguments, **keywords):
+        received = push(*arguments, **keywords)
+        return received._replace(message=received.message._replace(kind="push-only"))
+
+    fetch = Received(0, 0, Message("fetch", -2))
+    shared, sent = serve(
+        [settings(), push_only(0, 1, 1), push_only(0, 1, 1), fetch, push(0, 2, 10, 1), push(0, 2, 10, 1)]
+    )
+    assert shared.x.tolist() == [-11.0] * 3
+    assert [(m.kind, m.number, m.weight, m.version) for _, m in sent] == [
+        ("ack", 1, 1, 1),
+        ("ack", 1, 1, 1),
+        ("x", -2, 0, 1),
+        ("x", 2, 2, 2),
+        ("x", 2, 2, 2),
+    ]
+    assert [m.x is None for _, m in sent] == [True, True, False, False, False]
+
+
 def test_a_new_process_counts_from_1_again_and_its_predecessor_is_refused():
     shared, _ = serve([settings(), push(0, 5, 1), push(0, 1, 10, 1, incarnation=1), push(0, 6, 100, 2)])
     assert shared.x.tolist() == [-11.0] * 3

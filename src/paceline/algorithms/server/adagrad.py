@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ class Adagrad(ApplyRule):
 
     initial: float = 0.0
     eps: float = 1e-10
+
+    default_learning_rate: ClassVar[float | None] = 0.01
 
     def __post_init__(self) -> None:
         check_not_negative("initial", self.initial)

@@ -33,9 +33,8 @@ class AdaptiveRevision(ApplyRule):
     Use when: gradients are sparse and hundreds of updates late; the best alpha then hardly depends on the delay.
     Not: `async-adagrad`, whose best rate falls with the delay.
 
-    alpha is the learning rate of the run.
-
     Args:
+        alpha: none: the learning rate of the run.
         revision_state: who keeps G_read: the worker (`echo`) or the server (`snapshot`).
         reads_kept: snapshots kept per worker that reads more often than it sends; gradients at older reads are not accepted.
 
@@ -43,10 +42,13 @@ class AdaptiveRevision(ApplyRule):
         Differs: snapshots are held per worker, so that a worker that died holds none for ever.
     """
 
+    alpha: float | None = None
     revision_state: Literal["echo", "snapshot"] = "echo"
     reads_kept: int = 4
 
     def __post_init__(self) -> None:
+        if self.alpha is not None and not 0 < self.alpha < float("inf"):
+            raise ValueError(f"alpha must be more than 0, not {self.alpha}")
         if self.reads_kept < 1:
             raise ValueError(f"reads_kept must be 1 or more, not {self.reads_kept}")
 
@@ -57,13 +59,14 @@ class AdaptiveRevision(ApplyRule):
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
         """State: G, z, z'."""
-        return (
-            _EchoApplier(num_elements, dtype) if self.echoes else _SnapshotApplier(num_elements, dtype, self.reads_kept)
-        )
+        if self.echoes:
+            return _EchoApplier(num_elements, dtype, self.alpha)
+        return _SnapshotApplier(num_elements, dtype, self.alpha, self.reads_kept)
 
 
 class _EchoApplier(Applier):
-    def __init__(self, num_elements: int, dtype: torch.dtype) -> None:
+    def __init__(self, num_elements: int, dtype: torch.dtype, alpha: float | None) -> None:
+        self._alpha = alpha
         self._G = torch.zeros(num_elements, dtype=dtype)
         self._z, self._z_max = (torch.ones(num_elements, dtype=dtype) for _ in range(2))
         super().__init__(sum_of_gradients=self._G, z=self._z, z_max=self._z_max)
@@ -78,7 +81,8 @@ class _EchoApplier(Applier):
             raise ValueError("adaptive-revision with revision_state=echo needs back what was read with the parameters")
         self._revise(x, gradient, echo, learning_rate)
 
-    def _revise(self, x: Tensor, gradient: Tensor, G_read: Tensor, alpha: float) -> None:
+    def _revise(self, x: Tensor, gradient: Tensor, G_read: Tensor, learning_rate: float) -> None:
+        alpha = self._alpha if self._alpha is not None else learning_rate
         overlap = self._G - G_read
         rate_old = self._z_max.rsqrt()
         self._z.addcmul_(gradient, gradient).addcmul_(gradient, overlap, value=2.0)
@@ -98,8 +102,8 @@ class _SnapshotApplier(_EchoApplier):
 
     keeps_reads = True
 
-    def __init__(self, num_elements: int, dtype: torch.dtype, reads_kept: int) -> None:
-        super().__init__(num_elements, dtype)
+    def __init__(self, num_elements: int, dtype: torch.dtype, alpha: float | None, reads_kept: int) -> None:
+        super().__init__(num_elements, dtype, alpha)
         self._reads_kept = reads_kept
         self._versions_of: dict[int, list[int]] = {}  # by worker, in order of reading
         self._G_at: dict[int, Tensor] = {}  # by version

@@ -17,6 +17,9 @@ __all__ = ["SGD", "Applier", "ApplyRule", "Momentum", "StalenessScaled"]
 class ApplyRule:
     """A rule by which gradients become updates; immutable, and so fit for a spec. `start` makes what keeps its state."""
 
+    #: The learning rate to begin with where the user names none, of a rule whose steps are not sized like SGD's.
+    default_learning_rate: ClassVar[float | None] = None
+
     @property
     def echoes(self) -> bool:
         """Whether readers get a vector with the parameters that must come back with the gradient (`Applier.read`)."""

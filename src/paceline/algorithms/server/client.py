@@ -72,15 +72,24 @@ class Client:
                 with contextlib.suppress(PeerLostError):  # it is told again when it is back
                     self._mailbox.send(server, self._told)
 
-    def push(self, gradient: torch.Tensor, num_samples: int) -> Answer:
-        """Sends a gradient (P,), the mean over so many samples, and waits for the parameters for the next one."""
+    def push(self, gradient: torch.Tensor, num_samples: int, *, fetch: bool = True) -> Answer:
+        """Sends a gradient (P,), the mean over so many samples, and waits for the parameters for the next one.
+
+        Without `fetch` it waits for the decision on the gradient alone: `x` and `version` stay as they are.
+        """
         self.sequence += 1
+        kind = "push" if fetch else "push-only"
         return self._exchange(
             [
-                Message("push", self.sequence, num_samples, self._coded(shard, gradient), version)
+                Message(kind, self.sequence, num_samples, self._coded(shard, gradient), version)
                 for shard, version in enumerate(self._versions)
             ]
         )
+
+    def fetch(self) -> None:
+        """Waits for the newest parameters."""
+        self._num_fetches += 1
+        self._exchange([Message("fetch", _FINAL - self._num_fetches) for _ in self._servers])
 
     def _coded(self, shard: int, gradient: torch.Tensor) -> torch.Tensor:
         part = gradient[slice(*self._ranges[shard])]
@@ -121,7 +130,7 @@ class Client:
 
     def _send(self, shard: int, message: Message) -> None:
         echo = self._echoes[shard]
-        if echo is not None and message.kind == "push":
+        if echo is not None and message.kind in ("push", "push-only"):
             self._mailbox.send(self._servers[shard], Message("echo", message.number, x=echo))
         self._mailbox.send(self._servers[shard], message)
 
@@ -138,6 +147,10 @@ class Client:
                     self.x[slice(*self._ranges[shard])] = x
                     self._versions[shard] = version
                     return Answer(int(applied), version)
+                case Received(message=Message(kind="ack", number=number, weight=applied, version=version)):
+                    left = None
+                    if number == message.number:
+                        return Answer(int(applied), version)
                 case PeerBack():
                     left = None
                     with contextlib.suppress(PeerLostError):

@@ -88,6 +88,7 @@ class Shard:
             int, tuple[int, int]
         ] = {}  # worker -> number of its request, and the version that it waits for
         self._awaiting_end: set[int] = set()
+        self._without_x: set[int] = set()  # workers whose last request was no request for parameters
         self._present = set(range(ports.num_workers))
         self._said_goodbye: set[int] = set()
         self._gone: set[int] = set()
@@ -186,8 +187,12 @@ class Shard:
 
     def _hear(self, received: Received) -> None:
         sender, incarnation, message = received
+        self._without_x.discard(sender)
         match message.kind:
             case "push":
+                self._push(sender, incarnation, message)
+            case "push-only":
+                self._without_x.add(sender)
                 self._push(sender, incarnation, message)
             case "settings" if message.x is not None:
                 self._settings[sender] = OptimizerSettings.from_tensor(message.x)
@@ -330,6 +335,9 @@ class Shard:
     def _answer(self, worker: int, number: int, applied_version: int) -> None:
         version = self._shared.version
         try:
+            if worker in self._without_x:
+                self._mailbox.send(worker, Message("ack", number, applied_version, version=version))
+                return
             echo = self._applier.read(worker, version)
             if echo is not None:
                 self._mailbox.send(worker, Message("echo", number, x=echo))

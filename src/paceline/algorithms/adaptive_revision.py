@@ -1,0 +1,73 @@
+"""AdaptiveRevision: an asynchronous parameter server whose AdaGrad revises its steps once it knows what overlapped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from paceline.algorithms.base import Algorithm
+from paceline.algorithms.parameter_server import ParameterServer
+from paceline.algorithms.server import adaptive_revision as rule
+from paceline.errors import UsageError
+from paceline.transport.base import Ports, Replica
+from paceline.transport.parameters import MemoryRequest
+
+__all__ = ["AdaptiveRevision"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveRevision(Algorithm):
+    """AdaptiveRevision: asynchronous workers, and servers whose AdaGrad makes up for how late each gradient comes.
+
+    A server knows which gradients it has applied since a worker read the parameters. Where a late gradient agrees with them,
+    all of them together went too far: rates fall by that, and the steps already made are corrected. Where they contradict each
+    other, lateness does no harm, and rates stay. Without delay, and so with one worker, it is AdaGrad whose sums begin at 1.
+
+    Costs per step: a gradient sent and the parameters received by every worker, and as much again for the sum of gradients
+    that travels with them (`echo`); or a vector at the server for each version that a worker may still answer (`snapshot`).
+    Three vectors of state at the servers.
+    Use when: hundreds of workers, or slow ones, make gradients hundreds of updates late, above all with sparse features.
+    When N doubles: staleness doubles, and the best alpha hardly changes.
+    Not: `downpour`, whose AdaGrad takes late gradients for fresh; `parameter-server(mode=async)`, where the user's optimizer
+    applies them.
+
+    Args:
+        alpha: the factor on every rate; none: the learning rate of the run, with its schedule. What suits SGD suits it, as the
+            sums begin at 1.
+        shards: servers, each with a contiguous part of the vector.
+        revision_state: who keeps the sum of gradients as it was when a worker read: the worker (`echo`) or the server
+            (`snapshot`), which refuses gradients whose snapshot died with its predecessor.
+        snapshot_s: a server keeps a snapshot of its state so often.
+
+    Reference: McMahan and Streeter, "Delay-Tolerant Algorithms for Asynchronous Distributed Online Learning", NIPS 2014.
+        Differs: snapshots are held per worker, so that a worker that died holds none for ever.
+    """
+
+    alpha: float | None = None
+    shards: int = 1
+    revision_state: Literal["echo", "snapshot"] = "echo"
+    snapshot_s: float = 5.0
+
+    tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
+
+    def __post_init__(self) -> None:
+        if self.alpha is not None and not 0 < self.alpha < float("inf"):
+            raise UsageError(f"adaptive-revision's alpha must be more than 0, not {self.alpha}.")
+        self._server()  # checks the rest
+
+    @property
+    def memory(self) -> MemoryRequest:
+        """One vector at the servers, and messages."""
+        return MemoryRequest("served", mailbox=True, servers=self.shards)
+
+    def work(self, replica: Replica, ports: Ports) -> None:
+        """As `parameter-server(mode=async)`: the method is the servers'."""
+        self._server().work(replica, ports)
+
+    def serve(self, shard_id: int, ports: Ports) -> None:
+        """The same, with AdaptiveRevision as the rule that applies gradients."""
+        self._server().serve(shard_id, ports)
+
+    def _server(self) -> ParameterServer:
+        apply = rule.AdaptiveRevision(alpha=self.alpha, revision_state=self.revision_state)
+        return ParameterServer(mode="async", shards=self.shards, apply=apply, snapshot_s=self.snapshot_s)

@@ -1,0 +1,165 @@
+"""Downpour SGD: workers step by themselves, push the gradients they have accrued, and fetch parameters now and then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torch import Tensor
+
+from paceline.algorithms.base import Algorithm
+from paceline.algorithms.parameter_server import ParameterServer
+from paceline.algorithms.server.adagrad import Adagrad
+from paceline.algorithms.server.apply import ApplyRule
+from paceline.algorithms.server.client import Client
+from paceline.algorithms.server.codec import Codec, NoCodec
+from paceline.algorithms.server.shard import OnDeath, Shard, ShardRules
+from paceline.algorithms.server.warm_start import WarmStart
+from paceline.errors import UsageError
+from paceline.transport.base import Ports, Replica
+from paceline.transport.parameters import MemoryRequest
+
+__all__ = ["Downpour"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Downpour(Algorithm):
+    """Downpour SGD: asynchronous workers step alone, push accrued gradients and fetch parameters, with AdaGrad at the servers.
+
+    Between two fetches a worker takes its own optimizer's steps on its own copy. What it has accrued is sent as one sum and is
+    one update; AdaGrad gives each parameter a rate of its own, which falls with the gradients that it has seen.
+    A lone worker needs no server and has none: its gradients are applied one by one. What is accrued when a worker has no more
+    data is pushed then; what a killed worker had accrued is lost, and not counted as trained on.
+
+    Costs per step: 1/push of a gradient sent and 1/fetch of the parameters received by every worker; one vector of AdaGrad's
+    state at the servers, and one of accrued gradients per worker where push is above 1.
+    Use when: many workers are unequally fast, come and go, and one rate for all parameters makes them unstable together.
+    When N doubles: gradients are twice as stale; AdaGrad's rate may stay where a fixed one must fall. Where a training names
+    none it is 0.01.
+    Not: `parameter-server(mode=async)`, where every gradient is sent at once and the user's optimizer applies it; `local-sgd`,
+    which averages models and waits for all.
+
+    Args:
+        fetch: n_fetch, steps between two fetches of the parameters.
+        push: n_push, steps whose gradients are accrued and pushed together. Above `fetch`, fetched parameters lack what this
+            worker has not yet pushed.
+        apply: the servers' rule; `user` is the workers' own optimizer.
+        warm_start_steps: one worker trains alone until the servers have made the updates of so many of its steps; all others
+            wait for that. It is the one with the lowest id; where it dies, the next.
+        shards: servers, each with a contiguous part of the vector.
+        codec: what pushed gradients look like on their way.
+        on_death: of a dead worker: nobody waits for it (`shrink`); or, in the warm start, all wait for its successor (`wait`);
+            or the run ends (`fail`).
+        snapshot_s: a server keeps a snapshot so often.
+
+    Reference: Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012: section 4.1, and the appendix's program of a
+        replica. Differs: there, fetches and pushes go on while the next gradient is computed; here a worker waits for their
+        answers, so that every push is applied once and its staleness is known. The paper's replicas step by plain SGD between
+        fetches, and push their first gradient alone. It recommends a warm start with one replica, and does not say how long
+        that is, or what the others do meanwhile.
+    """
+
+    fetch: int = 1
+    push: int = 1
+    apply: ApplyRule = field(default_factory=Adagrad)
+    warm_start_steps: int = 0
+    shards: int = 1
+    codec: Codec = field(default_factory=NoCodec)
+    on_death: OnDeath = "shrink"
+    snapshot_s: float = 5.0
+
+    tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
+
+    def __post_init__(self) -> None:
+        for name in ("fetch", "push"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"downpour's {name} is a number of steps, from 1 on, not {getattr(self, name)}.")
+        if self.warm_start_steps < 0:
+            raise UsageError(f"downpour's warm_start_steps must be 0 or more, not {self.warm_start_steps}.")
+        self._plain_server()  # checks what both have
+
+    @property
+    def memory(self) -> MemoryRequest:
+        """One vector at the servers, and messages."""
+        return MemoryRequest("served", mailbox=True, servers=self.shards)
+
+    @property
+    def default_learning_rate(self) -> float | None:
+        """As the servers' rule has it."""
+        return self.apply.default_learning_rate
+
+    def work(self, replica: Replica, ports: Ports) -> None:
+        """x: this worker's copy of the parameters (P,); g: its gradient; accrued: the sum of those not yet pushed (P,)."""
+        if not ports.num_servers:
+            self._plain_server().work(replica, ports)
+            return
+        client, accrued = Client(ports, self.codec), _Accrued(alone=self.push == 1)
+        client.join()  # answered when the warm start is over, or to the one who makes it
+        try:
+            for step in replica.steps():
+                replica.gradient(at=client.x, version=client.version)
+                accrued.add(replica.g, replica.samples)
+                pushes, fetches = step % self.push == 0, step % self.fetch == 0
+                if not fetches:
+                    replica.apply(to=client.x)  # the next gradient is computed where this one leads
+                if pushes:
+                    client.tell(replica.optimizer_settings())
+                    answer = client.push(*accrued.take(), fetch=fetches)
+                    if answer.applied_version > 0:
+                        replica.applied(answer.applied_version, gradient_version=answer.applied_version - 1)
+                    else:
+                        replica.dropped(gradient_version=answer.version)
+                else:
+                    if fetches:
+                        client.fetch()
+                    replica.accrued()
+            if accrued.samples:
+                client.tell(replica.optimizer_settings())
+                replica.settled(client.push(*accrued.take()).applied_version)
+        finally:
+            client.leave()
+
+    def serve(self, shard_id: int, ports: Ports) -> None:
+        """x: the shard (P_s,), updated by every push as it comes."""
+        warm_updates = -(-self.warm_start_steps // self.push)
+        rules = ShardRules(
+            admission=lambda shard: WarmStart(warm_updates, range(ports.num_workers), lambda: ports.shared.version),
+            apply=self.apply,
+            codec=self.codec,
+            on_death=self.on_death,
+        )
+        Shard(shard_id, rules, ports).run()
+
+    def _plain_server(self) -> ParameterServer:
+        return ParameterServer(
+            mode="async", shards=self.shards, apply=self.apply, codec=self.codec, snapshot_s=self.snapshot_s
+        )
+
+
+class _Accrued:
+    """The sum of the gradients that are not yet pushed, and their samples.
+
+    Args:
+        alone: each gradient is pushed by itself: no sum is kept.
+    """
+
+    def __init__(self, *, alone: bool) -> None:
+        self._alone = alone
+        self._sum: Tensor | None = None
+        self.samples = 0
+
+    def add(self, g: Tensor, samples: int) -> None:
+        """Adds one gradient (P,)."""
+        self.samples += samples
+        if self._alone or self._sum is None:
+            self._sum = g if self._alone else g.clone()
+        elif self.samples == samples:  # the first since the last push
+            self._sum.copy_(g)
+        else:
+            self._sum.add_(g)
+
+    def take(self) -> tuple[Tensor, int]:
+        """The sum (P,), to be used before the next `add`, and its samples; begins anew."""
+        assert self._sum is not None
+        samples, self.samples = self.samples, 0
+        return self._sum, samples
