@@ -142,6 +142,8 @@ class Worker:
         self.worker_id, self.num_workers = joined.environment.worker_id, joined.environment.num_workers
 
     def _begin(self, simulation: Any) -> None:
+        if self.worker_id == 0 and (self._environment is None or not self._environment.incarnation):
+            self.algorithm.warn(stacklevel=4)
         self._taken = self._session.restore(self._optimizer)
         kind = simulation.replica_kind if simulation is not None else AttachedReplica
         self._replica = kind(

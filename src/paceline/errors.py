@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["PacelineError", "PeerLostError", "UsageError", "WorkerLostError", "name_workers"]
+__all__ = ["OverrideWarning", "PacelineError", "PeerLostError", "UsageError", "WorkerLostError", "name_workers"]
 
 
 class PacelineError(Exception):
     """Base of every error that Paceline raises on purpose."""
+
+
+class OverrideWarning(UserWarning):
+    """An algorithm overrides something that the user has chosen elsewhere."""
 
 
 class UsageError(PacelineError, ValueError):

@@ -80,6 +80,7 @@ def simulate_task(
         UsageError: the configuration cannot be run; nothing was written.
     """
     simulation = _Simulation(config, cluster or Cluster(workers=config.workers), timing_only, num_parameters, faults)
+    simulation.algorithm.warn()
     began, began_s = time.time(), time.perf_counter()
     run = simulation.run()
     if out is not None:

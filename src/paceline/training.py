@@ -62,7 +62,9 @@ def train(
     Raises:
         UsageError: the configuration cannot be run; nothing was written.
     """
-    return _Training(config, out if out is not None else resume, resume, command, on_progress).run()
+    training = _Training(config, out if out is not None else resume, resume, command, on_progress)
+    training.algorithm.warn()
+    return training.run()
 
 
 class _Training:

@@ -33,6 +33,9 @@ METHODS = [
     "parameter-server(mode=async)",
     "parameter-server(mode=async, durability=replica)",
     "parameter-server(mode=bounded, clock_bound=2, shards=2)",
+    "downpour",
+    "downpour(fetch=3, push=3, warm_start_steps=60, shards=2)",
+    "adaptive-revision",
 ]
 
 

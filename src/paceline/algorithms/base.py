@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import ClassVar
 
-from paceline.errors import UsageError
+from paceline.errors import OverrideWarning, UsageError
 from paceline.transport.base import Ports, Replica
 from paceline.transport.parameters import MemoryRequest
 
@@ -32,6 +33,16 @@ class Algorithm:
     def default_learning_rate(self) -> float | None:
         """The rate of a training that names none, where not the task's own, which suits SGD."""
         return None
+
+    @property
+    def overrides(self) -> str:
+        """A sentence where the method leaves out what the user has said about the optimizer, though it need not; or empty."""
+        return ""
+
+    def warn(self, stacklevel: int = 3) -> None:
+        """Warns of what it overrides, if anything."""
+        if self.overrides:
+            warnings.warn(self.overrides, OverrideWarning, stacklevel=stacklevel)
 
     @property
     def gossip(self) -> bool:

@@ -10,6 +10,7 @@ from paceline.algorithms.server.admission import Admission, Async, Bounded, Foll
 from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.client import Client
 from paceline.algorithms.server.codec import Codec, NoCodec
+from paceline.algorithms.server.registries import apply_registry
 from paceline.algorithms.server.second_copy import serve_shard
 from paceline.algorithms.server.shard import OnDeath, ShardRules
 from paceline.algorithms.server.update import UpdateInfo
@@ -107,6 +108,22 @@ class ParameterServer(Algorithm):
         """One vector at the servers, and messages."""
         return MemoryRequest(
             "served", mailbox=True, servers=self.shards, copies=2 if self.durability == "replica" else 1
+        )
+
+    @property
+    def default_learning_rate(self) -> float | None:
+        """As the servers' rule has it."""
+        return self.apply.default_learning_rate
+
+    @property
+    def overrides(self) -> str:
+        """Says so where the servers have a rule of their own."""
+        if not self.apply.overrides_optimizer:
+            return ""
+        rule = apply_registry.spec(self.apply)
+        return (
+            f"The servers apply gradients by {rule}, which overrides the workers' optimizer: of that, only the learning rate"
+            " counts."
         )
 
     @property

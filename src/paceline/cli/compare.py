@@ -66,6 +66,7 @@ def compare(
 
     fork_server_context()  # it loads PyTorch while this process does
     configs = _configurations(given, specs, counts, repeats)
+    options.tell_what_is_overridden(configs)
     folder = out or options.default_out(options.task_word(configs[0].task), "compare")
     runs = {name: _one(config, folder / name) for name, config in _named(configs)}
     _show(runs, folder, as_json=as_json)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.errors import UsageError
+from paceline.cli.console import say
+from paceline.errors import OverrideWarning, UsageError
 
 if TYPE_CHECKING:
     from paceline.training import TrainConfig
 
-__all__ = ["check_numbers", "check_out", "check_specs", "default_out", "write_command"]
+__all__ = ["check_numbers", "check_out", "check_specs", "default_out", "tell_what_is_overridden", "write_command"]
 
 
 class _Backend(StrEnum):
@@ -113,6 +115,16 @@ def check_specs(config: TrainConfig) -> None:
     placement_registry.build(config.placement)
     build_optimizer(config.optimizer, [torch.nn.Parameter(torch.zeros(2, 2))], config.learning_rate, config.momentum)
     load_task(config.task)
+
+
+def tell_what_is_overridden(configs: Iterable[TrainConfig]) -> None:
+    """Says, once for each algorithm, where a method leaves out what the user has said about the optimizer."""
+    from paceline.algorithms import registry
+
+    for spec in dict.fromkeys(config.algorithm for config in configs):
+        if said := getattr(registry.build(spec), "overrides", ""):
+            say(f"{spec}: {said}")
+    warnings.simplefilter("ignore", OverrideWarning)  # which says so to a Python program
 
 
 def check_out(out: Path) -> None:

@@ -75,6 +75,7 @@ def simulate(
     config = TrainConfig(**{key: value for key, value in given.items() if key in known})
     config = dataclasses.replace(config, workers=simulated.workers)
     options.check_specs(config)
+    options.tell_what_is_overridden([config])
     word = config.algorithm.partition("(")[0]
     folder = out or options.default_out("simulated", options.task_word(config.task), word)
 

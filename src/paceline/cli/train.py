@@ -65,6 +65,7 @@ def train(
     known = {one.name for one in dataclasses.fields(TrainConfig)}
     config = TrainConfig(**{key: value for key, value in given.items() if key in known})
     options.check_specs(config)
+    options.tell_what_is_overridden([config])
     folder = out or resume or options.default_out(options.task_word(config.task), config.algorithm.partition("(")[0])
     run = execute(config, folder, resume=resume)
     show(run, folder, as_json=as_json)

@@ -21,6 +21,11 @@ class ApplyRule:
     default_learning_rate: ClassVar[float | None] = None
 
     @property
+    def overrides_optimizer(self) -> bool:
+        """Whether it steps in the place of the workers' own optimizer."""
+        return True
+
+    @property
     def echoes(self) -> bool:
         """Whether readers get a vector with the parameters that must come back with the gradient (`Applier.read`)."""
         return False

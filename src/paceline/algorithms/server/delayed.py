@@ -37,6 +37,11 @@ class Delayed(ApplyRule):
             raise ValueError("a gradient on hold would outlive the server's snapshots: take revision_state=echo")
 
     @property
+    def overrides_optimizer(self) -> bool:
+        """As the rule within."""
+        return self.rule.overrides_optimizer
+
+    @property
     def echoes(self) -> bool:
         """As the rule within."""
         return self.rule.echoes

@@ -22,6 +22,11 @@ class UserOptimizer(ApplyRule):
     element by element: SGD, Adam, AdamW, RMSprop, Adagrad and their kin. Its state is the server's.
     """
 
+    @property
+    def overrides_optimizer(self) -> bool:
+        """It is that optimizer."""
+        return False
+
     def start(self, num_elements: int, dtype: torch.dtype) -> UserApplier:
         """An applier that waits to be told the settings."""
         return UserApplier()
