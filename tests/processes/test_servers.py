@@ -5,10 +5,12 @@ import random
 import signal
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
 import paceline as pl
+from paceline.algorithms.server.user import UserOptimizer
 from paceline.training import _Training
 from processes.drill import Drill
 from processes.shards import check_reported_losses, run_and_kill_shards
@@ -77,3 +79,70 @@ def test_workers_with_unequal_data_do_not_hang():
     result = pl.train(config).result
     assert (result["outcome"], result["samples"]) == ("stopped", 2 * 1437)
     assert [shard["version"] for shard in result["shards"]] == [4, 4]
+
+
+def gradients_by_version(run):
+    """How many gradients made each version, as recorded: index 0 is version 1."""
+    versions = np.concatenate(list(run.records.values()))["applied_version"]
+    return np.bincount(versions[versions > 0])[1:]
+
+
+def last_version(run, worker):
+    return int(run.records[worker]["applied_version"].max())
+
+
+def test_a_step_waits_for_a_dead_workers_successor_where_that_is_wished():
+    """No update is made of two gradients while the third worker is being replaced; one may lack a record that died."""
+    drill = Drill("parameter-server(on_death=wait, shards=2)", kill={1: 60}, restarts=1)
+    drill.until = lambda progress: drill.is_back(1) and progress.version > 300
+    run = drill.run()
+    assert (run.result["outcome"], run.result["restarts"]) == ("stopped", 1)
+    incarnations = run.records[1]["incarnation"]
+    assert (incarnations == 0).sum() > 60
+    assert (incarnations == 1).sum() > 0
+    made_of = gradients_by_version(run)[:-2]  # at the end, workers stop within a step
+    assert set(made_of) <= {2, 3}
+    assert (made_of == 2).sum() <= 1
+
+
+def test_backups_die_at_full_quorum_and_beyond_that_the_quorum_shrinks():
+    """Four workers, of which two make a step: two deaths change nothing; after the third, one goes on alone."""
+    drill = Drill("parameter-server(backups=2)", workers=4, kill={1: 40, 3: 80, 2: 300})
+    run = drill.run()
+    assert (run.result["outcome"], sorted(run.result["workers_lost"])) == ("stopped", [1, 2, 3])
+    made_of = gradients_by_version(run)
+    first, second, third = sorted(last_version(run, worker) for worker in (1, 2, 3))
+    in_time = np.arange(1, len(made_of) + 1)
+    torn = [first + 1, second + 1, third + 1]  # applied, and its record died
+    full = (in_time <= third) & ~np.isin(in_time, torn)
+    assert third - second > 100
+    assert set(made_of[full]) == {2}
+    assert set(made_of[(in_time > third + 1)]) == {1}
+    assert len(made_of) > third + 100
+
+
+def test_death_ends_the_run_where_that_is_wished():
+    result = Drill("parameter-server(backups=1, on_death=fail)", kill={1: 40}).run().result
+    assert result["outcome"] == "crashed"
+    assert "worker 1 has left" in result["outcome_reason"]
+
+
+def test_who_makes_the_warm_start_dies_and_the_next_one_goes_on():
+    drill = Drill("downpour(warm_start_steps=300)", kill={0: 100})
+    run = drill.run()
+    assert (run.result["outcome"], run.result["workers_lost"]) == ("stopped", [0])
+    died = last_version(run, 0)
+    assert died < 300
+    assert died <= run.records[1]["read_version"].min() <= died + 1
+    assert run.records[2]["read_version"].min() >= 300
+    alone = run.records[1][run.records[1]["applied_version"] <= 300]
+    assert (alone["applied_version"] - alone["read_version"] == 1).all()
+
+
+@pytest.mark.parametrize("round_number", range(2))
+def test_a_shard_of_downpour_is_killed_and_accrued_gradients_are_accounted_for(round_number):
+    """Fetch and push in rhythms of their own; what the parameters hold is what was applied, less what is reported as lost."""
+    at = random.Random(f"downpour {round_number}").randrange(20, 300)
+    algorithm = pl.Downpour(fetch=2, push=3, apply=UserOptimizer(), snapshot_s=0.0)
+    run, parameters = run_and_kill_shards(algorithm, kill_at=[(0, at), (0, at + 150)])
+    check_reported_losses(run, parameters, restarts=2, push=3)
