@@ -278,7 +278,16 @@ class AttachedReplica(BaseReplica):
         self.binding.bind_gradients(self._g)
 
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:
-        """Lets the optimizer take its one step on `to` (P,), a copy of `of` if given: the loop's own call of `step`."""
+        """Lets the optimizer take its one step on `to` (P,), a copy of `of` if given: the loop's own call of `step`.
+
+        Raises:
+            UsageError: it has been taken already.
+        """
+        if self._state == "idle" and not self._absent:
+            raise UsageError(
+                "With this delay several gradients can be due at once, and a loop of your own steps once: take a constant"
+                " delay, or paceline train, whose loop is Paceline's."
+            )
         begun_s = self._now_s()
         if of is not None:
             to.copy_(of)

@@ -28,6 +28,7 @@ __all__ = [
     "load_model",
     "load_optimizer_state",
     "load_parameters",
+    "load_program",
     "load_rule_state",
     "load_worker",
     "newest",
@@ -84,14 +85,18 @@ def save_worker(
     optimizer: torch.optim.Optimizer,
     taken: int,
     model: tuple[int, torch.Tensor] | None = None,
+    program: dict[str, Any] | None = None,
 ) -> None:
     """Writes one worker's part: its optimizer's state, the batches it has taken, its random state.
 
-    `number` None is the end of the run: `end` gives it a number. `model` is (version, x (P,)) where every worker has its own.
+    `number` None is the end of the run: `end` gives it a number. `model` is (version, x (P,)) where every worker has its own;
+    `program` is what the algorithm's program keeps of its own.
     """
     state: dict[str, Any] = {"optimizer": optimizer.state_dict(), "taken": taken, "random": torch.get_rng_state()}
     if model is not None:
         state |= {"version": model[0], "x": model[1]}
+    if program is not None:
+        state["program"] = program
     _save(_inside(folder, number) / f"worker-{worker_id}.pt", state)
 
 
@@ -193,6 +198,12 @@ def load_model(checkpoint: Path, worker_id: int) -> tuple[int, torch.Tensor] | N
     path = checkpoint / f"worker-{worker_id}.pt"
     state = _load(path) if path.exists() else {}
     return (state["version"], state["x"]) if "x" in state else None
+
+
+def load_program(checkpoint: Path, worker_id: int) -> dict[str, Any] | None:
+    """What one worker's program kept of its own; None where it kept nothing, or was not there."""
+    path = checkpoint / f"worker-{worker_id}.pt"
+    return _load(path).get("program") if path.exists() else None
 
 
 def load_optimizer_state(checkpoint: Path) -> dict[int, dict[str, torch.Tensor]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from paceline.algorithms import registry
 from paceline.batches import partition_registry
 from paceline.errors import UsageError
+from paceline.injection import delay_spec
 from paceline.placement import placement_registry
 from paceline.tasks.base import Task
 
@@ -40,6 +41,8 @@ class TrainConfig:
         data: folder with data sets; None: what PACELINE_DATA names.
         restarts: how many dead workers are replaced.
         intra_op_threads: threads per worker inside one PyTorch operation.
+        inject_staleness: gradients wait before they are applied, so many updates or as a delay's spec says; None: they do not.
+        staleness_ramp_epochs: over so many epochs that wait grows from 0 to its full length.
         checkpoint_every_s: at most one checkpoint in this time, at the next epoch's beginning (0: at every epoch); one is
             always written at the end.
     """
@@ -63,6 +66,8 @@ class TrainConfig:
     data: Path | None = None
     restarts: int = 0
     intra_op_threads: int = 1
+    inject_staleness: int | str | None = None
+    staleness_ramp_epochs: float | None = None
     checkpoint_every_s: float = 10.0
 
     def __post_init__(self) -> None:
@@ -86,6 +91,13 @@ class TrainConfig:
             raise UsageError(f"restarts must be 0 or more, not {self.restarts}.")
         if self.seed < 0:
             raise UsageError(f"seed must be 0 or more, not {self.seed}.")
+        if self.inject_staleness is not None:
+            delay_spec(self.inject_staleness)
+        if self.staleness_ramp_epochs is not None:
+            if self.inject_staleness is None:
+                raise UsageError("A staleness ramp needs staleness to inject: add --inject-staleness 20.")
+            if not 0 < self.staleness_ramp_epochs < math.inf:
+                raise UsageError(f"The staleness ramp must be more than 0 epochs, not {self.staleness_ramp_epochs}.")
 
     def resolved(self, task: Task) -> TrainConfig:
         """With the task's defaults filled in, and specs in canonical form."""
@@ -100,4 +112,5 @@ class TrainConfig:
             epochs=epochs,
             batch_size=self.batch_size or task.batch_size,
             learning_rate=next(rate for rate in rates if rate is not None),
+            inject_staleness=delay_spec(self.inject_staleness) if self.inject_staleness is not None else None,
         )

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from paceline import checkpoint
+from paceline.injection import was_injected, without_waiting
 from paceline.memory.records import RECORD_DTYPE
 from paceline.observe.progress import Progress, WorkerProgress
 from paceline.observe.run import RunData, write_events
@@ -79,7 +80,7 @@ class Recording:
         for state, rows in zip(supervisor.workers, self._last_rows, strict=True):
             steps_s = float((rows["ended_s"] - rows["started_s"]).sum())
             applied = rows[rows["applied_version"] >= 1]
-            stale = (applied["applied_version"] - 1 - applied["read_version"]) if not self.lockstep else np.zeros(0)
+            stale = applied["applied_version"] - 1 - applied["read_version"]
             total = supervisor.spool.totals[state.worker_id]
             workers.append(
                 WorkerProgress(
@@ -117,7 +118,8 @@ class Recording:
             _shift(rows, self.elapsed_before_s - (supervisor.started_s or 0.0))
             before = self.previous.records.get(worker)
             records[worker] = np.concatenate([before, rows]) if before is not None else rows
-        return records
+        arena = supervisor.arena
+        return records if self.gossip or arena is None else without_waiting(records, arena.shared.version)
 
     def result(
         self,
@@ -196,7 +198,7 @@ def earlier_part(folder: Path) -> tuple[RunData, Path]:
     run = RunData.load(folder)
     newest = checkpoint.newest(folder / "checkpoint")
     about = checkpoint.describe(newest)
-    version = checkpoint.load_parameters(newest).version
+    version, injected = checkpoint.load_parameters(newest).version, was_injected(run.config)
     records = {}
     for worker in sorted({*run.records, *(int(path.stem.partition("-")[2]) for path in folder.glob("events-*.bin"))}):
         parts: Sequence[np.ndarray] = [run.records[worker]] if worker in run.records else []
@@ -208,6 +210,8 @@ def earlier_part(folder: Path) -> tuple[RunData, Path]:
         if parts:
             rows = np.concatenate(parts)
             made = np.where(rows["applied_version"] > 0, rows["applied_version"], rows["gradient_version"])
+            if injected:  # what waits is in the checkpoint: it counts from when it came
+                made = np.minimum(made, rows["gradient_version"] + 1)
             own = checkpoint.load_model(newest, worker)
             records[worker] = rows[made <= (own[0] if own is not None else version)]
     result = {"samples": about["samples"], "wall_s": about["elapsed_s"], "initial_loss": about["initial_loss"]}

@@ -197,7 +197,8 @@ class ServerStorage:
             return self._restored["version"] + 1, self._shared.version
         begin, end = self._shared.ranges[self._shard_id]
         if self._resume is not None and not is_copy:
-            self._restored = {"rule": checkpoint.load_rule_state(self._resume, begin, end)}
+            rule = checkpoint.load_rule_state(self._resume, begin, end)
+            self._restored = {"rule": rule} if rule else None  # a lone worker has left no server's state
         return None
 
     def restore(self) -> dict[str, Any] | None:

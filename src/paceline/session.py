@@ -30,6 +30,7 @@ from paceline.peers import Peers, mailbox_part, store_of
 from paceline.replica import RealClock
 from paceline.transport.base import Message
 from paceline.worker_process import Hello, join_run
+from paceline.worker_storage import WorkerStorage
 
 __all__ = ["Session", "model_words", "shared_state_of"]
 
@@ -93,6 +94,8 @@ class Session:
             self.ports = ports_for(environment, algorithm.memory, self.ports, self.membership)
         elif isinstance(self.membership, JoinedRun) and self.peers is not None:
             self.ports = self.membership.ports(self.ports, self.peers)
+        self._storage = WorkerStorage(self._resume, self.worker_id)
+        self.ports = replace(self.ports, storage=self._storage)
         self.ring = self.arena.ring(self.arena.participant_id)
         self.records = PackedRecords() if self.membership is not None else None  # there is no supervisor to read a ring
         self.servers: HostedServers | None = None
@@ -302,7 +305,7 @@ class Session:
         folder = self.environment.checkpoint
         assert folder is not None
         model = self.arena.shared.own() if self.algorithm.gossip else None
-        checkpoint.save_worker(folder, number, self.worker_id, optimizer, taken, model)
+        checkpoint.save_worker(folder, number, self.worker_id, optimizer, taken, model, self._storage.state())
         if parameters:
             assert number is not None
             checkpoint.save_parameters(folder, number, self.parameters(next_batch=number))

@@ -22,6 +22,7 @@ from paceline.config import TrainConfig
 from paceline.errors import UsageError
 from paceline.evaluation import Evaluator
 from paceline.flat import FlatBinding
+from paceline.injection import inject, injected
 from paceline.observe.run import RunData
 from paceline.replica import BaseReplica, DivergedError
 from paceline.simulated_sources import BatchSizes, DeclaredBatches, OwnRandomness
@@ -121,6 +122,7 @@ class _Simulation:
                 self.evaluator = Evaluator(self.task, test_set, config.seed)
                 some = range(0, self.plan.num_samples, -(-self.plan.num_samples // _INITIAL_SAMPLES))
                 initial_loss = self.evaluator.initial_loss(self.train_set, list(some))
+        self.algorithm = inject(self.algorithm, self.config, self.plan)
         if timing_only and num_parameters is not None:
             self.num_parameters = num_parameters
             x, vector_bytes = torch.empty(0), num_parameters * _DECLARED_ELEMENT_BYTES
@@ -155,6 +157,7 @@ class _Simulation:
             self._num_samples,
             is_gossip=self.algorithm.gossip,
             together=self.algorithm.together,
+            about=injected(self.config, self.algorithm),
         )
         self._next_batch = np.zeros(1, np.int64)  # the counter that all workers claim batches from
 

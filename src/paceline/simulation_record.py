@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch import nn
 
 from paceline.config import TrainConfig
 from paceline.evaluation import Evaluator
+from paceline.injection import without_waiting
 from paceline.memory.records import RECORD_DTYPE, RECORD_STRUCT
 from paceline.observe.report import write_report
 from paceline.observe.run import RunData, write_json
@@ -46,6 +47,7 @@ class SimulationRecord:
         is_gossip: whether every worker has a model of its own.
         together: whether several workers' gradients make one update.
         timing_only: whether no gradients are computed; None: if nothing is evaluated.
+        about: more for the result.
     """
 
     def __init__(
@@ -60,8 +62,10 @@ class SimulationRecord:
         is_gossip: bool = False,
         together: bool = False,
         timing_only: bool | None = None,
+        about: Mapping[str, Any] | None = None,
     ) -> None:
         self._timing_only = evaluator is None if timing_only is None else timing_only
+        self._about = dict(about or {})
         self._is_gossip = is_gossip
         self._together = together
         self._config = config
@@ -123,6 +127,8 @@ class SimulationRecord:
     def finish(self, config: dict[str, Any], *, num_parameters: int) -> RunData:
         """The run as data."""
         records = self._recorded.by_worker()
+        if not self._is_gossip:
+            records = without_waiting(records, self._simulated.shared.version)
         wall_s = max((float(rows["ended_s"][-1]) for rows in records.values() if len(rows)), default=0.0)
         own_models: dict[str, Any] = (
             {"consensus_distance": None, "worst_worker_accuracy": None} if self._is_gossip else {}
@@ -153,6 +159,7 @@ class SimulationRecord:
         touched = getattr(self._simulated.shared, "touched_slots", None)
         result = {
             **{key: getattr(own, key) for key in ("task", "algorithm", "workers", "backend", "seed", "batch_size")},
+            **self._about,
             "num_parameters": num_parameters,
             "timing_only": self._timing_only,
             "outcome": self._outcome,

@@ -12,13 +12,14 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from paceline import checkpoint
-from paceline.algorithms import Algorithm, registry
+from paceline.algorithms import Algorithm, registry, spec
 from paceline.batches import BatchPlan, Partition, Skewed, partition_registry
 from paceline.checkpointing import Checkpointer
 from paceline.config import TrainConfig
 from paceline.environment import WorkerEnvironment
 from paceline.errors import UsageError
 from paceline.evaluation import Evaluator
+from paceline.injection import inject, injected
 from paceline.observe.progress import Progress
 from paceline.observe.report import write_report
 from paceline.observe.run import RunData, write_json
@@ -92,10 +93,13 @@ class _Training:
             raise UsageError(f"{config.algorithm} keeps an optimizer of its own {where}; leave out the shared state.")
         train_set, self.test_set = self.task.load(config.data)
         self.plan = self._plan(train_set)
+        self.algorithm = inject(self.algorithm, self.config, self.plan)
         self.evaluator = Evaluator(self.task, self.test_set, self.config.seed)
         build_optimizer(self.config.optimizer, list(self.evaluator.model.parameters()), self._rate, config.momentum)
         self.train_set, self.dataset_segment = share_dataset(train_set)
         previous, self.checkpoint = earlier_part(resume) if resume is not None else (RunData(), None)
+        if resume is not None:
+            self._check_same_delay(previous)
         earlier_workers = previous.config.get("workers", config.workers)
         if self.config.partition != "dynamic" and earlier_workers != config.workers:
             raise UsageError(
@@ -110,6 +114,15 @@ class _Training:
         self.last_progress_s = -math.inf
         self.next_evaluation_samples = self.recording.samples + self._evaluate_every
         self.initial_loss = self._initial_loss(train_set, previous)
+
+    def _check_same_delay(self, previous: RunData) -> None:
+        """Gradients that wait are in the checkpoint, so a run goes on with the delay that it had."""
+        for name in ("inject_staleness", "staleness_ramp_epochs"):
+            before, now = previous.config.get(name), getattr(self.config, name)
+            if before != now:
+                raise UsageError(
+                    f"The run was started with {name} {before}, and can only be resumed with that, not {now}."
+                )
 
     @property
     def _rate(self) -> float:
@@ -149,7 +162,7 @@ class _Training:
             keep_earlier_part(self.out, self.recording.previous)
         saved = checkpoint.load_parameters(self.checkpoint) if self.checkpoint is not None else None
         self.supervisor = Supervisor(
-            TaskWorker(self.config, self.plan, self.train_set),
+            TaskWorker(dataclasses.replace(self.config, algorithm=spec(self.algorithm)), self.plan, self.train_set),
             num_workers=self.config.workers,
             algorithm=self.algorithm,
             environment=WorkerEnvironment(
@@ -256,6 +269,7 @@ class _Training:
         about = {
             key: getattr(self.config, key) for key in ("task", "algorithm", "workers", "backend", "seed", "batch_size")
         }
+        about |= injected(self.config, self.algorithm)
         about |= {"num_parameters": self.evaluator.num_parameters, "command": self.command}
         result = recording.result(
             supervisor,

@@ -17,7 +17,6 @@ from paceline.algorithms.lockstep import Lockstep
 from paceline.algorithms.parameter_server import ParameterServer
 from paceline.algorithms.sequential import Sequential
 from paceline.algorithms.server import registries
-from paceline.algorithms.server.user import UserOptimizer
 from paceline.algorithms.step_size import ExponentialStep, FullStep, InverseStep, StepSize, TailStep
 from paceline.specs import Registry
 from paceline.topology import Topology, topology_registry
@@ -64,8 +63,6 @@ step_size_registry.register("full", FullStep)
 step_size_registry.register("inverse", InverseStep)
 step_size_registry.register("exponential", ExponentialStep)
 step_size_registry.register("tail", TailStep)
-
-registries.apply_registry.register("user", UserOptimizer)
 
 registry = Registry(
     "algorithm",

@@ -6,6 +6,7 @@ import warnings
 from dataclasses import dataclass
 from typing import ClassVar
 
+from paceline.algorithms.server.delay import Delay
 from paceline.errors import OverrideWarning, UsageError
 from paceline.transport.base import Ports, Replica
 from paceline.transport.parameters import MemoryRequest
@@ -54,6 +55,11 @@ class Algorithm:
         """Whether several workers' gradients make one update of one model: they then share its version, and none is stale."""
         return self.lockstep and not self.gossip
 
+    @property
+    def lets_gradients_wait(self) -> bool:
+        """Whether a gradient may be applied in a later update than the one that it came for."""
+        return False
+
     def check(self, num_workers: int) -> None:
         """Refuses a number of workers that the algorithm cannot run with.
 
@@ -65,6 +71,17 @@ class Algorithm:
                 f"{type(self).__name__.lower()} runs with {self.max_workers} worker, not {num_workers}: use"
                 f" --workers {self.max_workers}."
             )
+
+    def delayed(self, delay: Delay) -> Algorithm:
+        """The same algorithm, whose gradients wait before they are applied: staleness injected, for studying it.
+
+        Raises:
+            UsageError: it cannot be delayed.
+        """
+        raise UsageError(
+            f"Staleness cannot be injected into {type(self).__name__}: take sequential, or"
+            " parameter-server for several workers."
+        )
 
     def work(self, replica: Replica, ports: Ports) -> None:
         """One worker's program, from its first step to its last; blocking, and the same on every backend."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.server.admission import Admission, Async, Bounded, Follower, Sync
+from paceline.algorithms.server.alone import work_alone
 from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.client import Client
 from paceline.algorithms.server.codec import Codec, NoCodec
+from paceline.algorithms.server.delay import Delay
+from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.registries import apply_registry
 from paceline.algorithms.server.second_copy import serve_shard
 from paceline.algorithms.server.shard import OnDeath, ShardRules
-from paceline.algorithms.server.update import UpdateInfo
 from paceline.algorithms.server.user import UserOptimizer
 from paceline.errors import UsageError
 from paceline.transport.base import Ports, Replica
@@ -131,6 +133,11 @@ class ParameterServer(Algorithm):
         """In `sync`, the gradients of a step make one update."""
         return self.mode == "sync"
 
+    @property
+    def lets_gradients_wait(self) -> bool:
+        """Where a delay is in front of the rule."""
+        return isinstance(self.apply, Delayed)
+
     def check(self, num_workers: int) -> None:
         """Refuses as many backups as there are workers."""
         super().check(num_workers)
@@ -139,10 +146,19 @@ class ParameterServer(Algorithm):
                 f"Of {num_workers} workers at most {num_workers - 1} can be backups, not {self.backups}: start more workers."
             )
 
+    def delayed(self, delay: Delay) -> ParameterServer:
+        """The servers let every gradient wait."""
+        if isinstance(self.apply, Delayed):
+            raise UsageError("This parameter server has a delay already, apply=delayed(...): leave out one of the two.")
+        try:
+            return replace(self, apply=Delayed(delay=delay, rule=self.apply))
+        except ValueError as error:
+            raise UsageError(f"Staleness cannot be injected here: {error}.") from error
+
     def work(self, replica: Replica, ports: Ports) -> None:
         """x: the parameters as this worker last got them (P,); g: its gradient, which the servers apply."""
         if not ports.num_servers:
-            self._work_alone(replica, ports)
+            work_alone(replica, ports, self.apply)
             return
         client = Client(ports, self.codec, aligned=self.mode == "sync" and self.quorum == "global")
         client.join()
@@ -153,7 +169,10 @@ class ParameterServer(Algorithm):
                 answer = client.push(replica.g, replica.samples)
                 if answer.applied_version > 0:
                     # What was newest when the gradient was ready, nobody here can know: it is counted from its arrival.
-                    replica.applied(answer.applied_version, gradient_version=answer.applied_version - 1)
+                    arrived = min(
+                        answer.applied_version, answer.version
+                    )  # the earlier one if the rule lets gradients wait
+                    replica.applied(answer.applied_version, gradient_version=arrived - 1)
                 else:
                     replica.dropped(gradient_version=answer.version)
         finally:
@@ -184,26 +203,3 @@ class ParameterServer(Algorithm):
             case "sync":
                 kind = Follower if shard_id and self.quorum == "global" else Sync
                 return kind(num_workers - self.backups, workers)
-
-    def _work_alone(self, replica: Replica, ports: Ports) -> None:
-        """x: the parameters (P,), in this worker's own memory."""
-        shared = ports.shared
-        own = None if isinstance(self.apply, UserOptimizer) else self.apply.start(len(shared.x), shared.x.dtype)
-        for step in replica.steps():
-            version = shared.version
-            replica.gradient(at=shared.x, version=version)
-            with shared.writing():
-                if own is None:
-                    replica.apply(to=shared.x)
-                else:
-                    echo = own.read(ports.worker_id, version)
-                    update = UpdateInfo(
-                        worker_id=ports.worker_id,
-                        sequence=step,
-                        step=version,
-                        version_read=version,
-                        version=version,
-                        num_samples=replica.samples,
-                    )
-                    own.apply(shared.x, replica.g, update, replica.optimizer_settings().learning_rate, echo)
-                replica.applied(shared.advance(), gradient_version=version)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.algorithms.base import Algorithm
+from paceline.algorithms.server.alone import work_alone
+from paceline.algorithms.server.delay import Delay
+from paceline.algorithms.server.delayed import Delayed
+from paceline.algorithms.server.user import UserOptimizer
+from paceline.errors import UsageError
 from paceline.transport.base import Ports, Replica
 from paceline.transport.parameters import MemoryRequest
 
@@ -16,8 +22,14 @@ __all__ = ["Sequential"]
 class Sequential(Algorithm):
     """Plain SGD: one worker, one update after the other.
 
-    Costs nothing beyond the user's own step. Use it as the baseline of a comparison.
+    Costs nothing beyond the user's own step; with a delay, one vector for every gradient that waits. Use it as the baseline
+    of a comparison, and with a delay to study what staleness does, without the luck of timing.
+
+    Args:
+        delay: every gradient waits so many updates before the optimizer steps with it; none: no gradient waits.
     """
+
+    delay: Delay | None = None
 
     max_workers: ClassVar[int | None] = 1
 
@@ -26,8 +38,22 @@ class Sequential(Algorithm):
         """One vector, whose only writer is this worker."""
         return MemoryRequest("racing")
 
+    @property
+    def lets_gradients_wait(self) -> bool:
+        """With a delay."""
+        return self.delay is not None
+
+    def delayed(self, delay: Delay) -> Sequential:
+        """Plain SGD with late gradients."""
+        if self.delay is not None:
+            raise UsageError("This sequential has a delay already: leave out one of the two.")
+        return dataclasses.replace(self, delay=delay)
+
     def work(self, replica: Replica, ports: Ports) -> None:
         """x: parameters (P,)."""
+        if self.delay is not None:
+            work_alone(replica, ports, Delayed(delay=self.delay, rule=UserOptimizer()))
+            return
         shared = ports.shared
         for _ in replica.steps():
             version = shared.version

@@ -50,6 +50,13 @@ Optimizer = Annotated[
 OptimizerState = Annotated[
     _OptimizerState | None, typer.Option(help="One state per worker, or one for all.", rich_help_panel=_SGD)
 ]
+InjectStaleness = Annotated[
+    str | None,
+    typer.Option(help="Gradients wait so many updates: 20, random(highest=40), ...", rich_help_panel=_SGD),
+]
+StalenessRampEpochs = Annotated[
+    float | None, typer.Option(help="That wait grows from 0 over so many epochs.", rich_help_panel=_SGD)
+]
 Partition = Annotated[
     str | None, typer.Option(help="dynamic, fixed, skewed(alpha=0.5); default the first", rich_help_panel=_RUN)
 ]
@@ -74,7 +81,7 @@ def check_numbers(given: Mapping[str, Any]) -> None:
     for name in ("workers", "steps", "batch_size"):
         if given.get(name) is not None and given[name] < 1:
             raise UsageError(f"{_option(name)} must be 1 or more, not {given[name]}.")
-    for name in ("epochs", "learning_rate"):
+    for name in ("epochs", "learning_rate", "staleness_ramp_epochs"):
         value = given.get(name)
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise UsageError(f"{_option(name)} must be a number above 0, not {value}.")

@@ -51,6 +51,8 @@ def simulate(
     learning_rate: options.LearningRate = None,
     momentum: options.Momentum = None,
     optimizer: options.Optimizer = None,
+    inject_staleness: options.InjectStaleness = None,
+    staleness_ramp_epochs: options.StalenessRampEpochs = None,
     partition: options.Partition = None,
     seed: options.Seed = None,
     data: options.Data = None,

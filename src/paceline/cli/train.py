@@ -35,6 +35,8 @@ def train(
     momentum: options.Momentum = None,
     optimizer: options.Optimizer = None,
     optimizer_state: options.OptimizerState = None,
+    inject_staleness: options.InjectStaleness = None,
+    staleness_ramp_epochs: options.StalenessRampEpochs = None,
     partition: options.Partition = None,
     placement: options.Placement = None,
     backend: options.Backend = None,

@@ -118,7 +118,7 @@ def summarize(
         target_loss: a running loss at or below it is the target.
         target_accuracy: an evaluation at or above it is the target; with both, the earlier one counts.
         evaluations: as in `RunData`.
-        lockstep: all workers make one update together: a step is a distinct version and nothing is stale.
+        lockstep: all workers make one update together: a step is a distinct version.
         gossip: every worker has a model of its own: `steps` counts the gradients that all of them applied, and staleness is a
             gradient's on its worker's own model.
 
@@ -148,7 +148,7 @@ def summarize(
         "time_to_target_s": time_to_target_s,
         "steps_to_target": steps_to_target,
         "time_to_fraction_s": _time_to_fractions(curve, initial_loss),
-        "staleness": _staleness(applied, lockstep=lockstep),
+        "staleness": _staleness(applied),
         "updates_per_worker": [int((own["applied_version"] >= 1).sum()) for own in per_worker],
         "waiting_share": _share(rows, rows["wait_s"]),
         "waiting_share_per_worker": [_share(own, own["wait_s"]) for own in per_worker],
@@ -202,12 +202,12 @@ def _time_to_fractions(curve: LossCurve, initial_loss: float | None) -> dict[str
     return times
 
 
-def _staleness(applied: np.ndarray, *, lockstep: bool) -> dict[str, Any]:
+def _staleness(applied: np.ndarray) -> dict[str, Any]:
     if not len(applied):
         return {"mean": None, "p50": None, "p95": None, "max": None, "histogram": {}, "mean_after_gradient": None}
     before = applied["applied_version"] - 1
-    staleness = np.zeros(len(applied), np.int64) if lockstep else before - applied["read_version"]
-    after_gradient = np.zeros(len(applied), np.int64) if lockstep else before - applied["gradient_version"]
+    staleness = before - applied["read_version"]
+    after_gradient = before - applied["gradient_version"]
     values, counts = np.unique(staleness, return_counts=True)
     p50, p95 = np.percentile(staleness, [50, 95], method="inverted_cdf")  # values that occurred, not between two
     return {

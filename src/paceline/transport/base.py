@@ -245,7 +245,7 @@ class Ports:
     counts: Counts = field(default_factory=Counts)
     incarnation: int = 0  # above 0: this worker takes a dead one's place, or comes late; its parameters may be stale
     num_servers: int = 0  # in the mailbox, servers' ids come after the workers'
-    storage: Storage | None = None  # a server's; None: nothing outlives it
+    storage: Storage | None = None  # a server's, or a lone worker's in its place; None: nothing outlives it
     copies: bool = False  # each server's shard is held a second time, by the member `num_servers` after it
     promoted: Callable[[], Ports | None] | None = (
         None  # a second copy's: its server's ports, once it is to take its place

@@ -44,8 +44,16 @@ class Applier:
 
     keeps_reads: ClassVar[bool] = False
 
+    #: So many updates later than the one that it was given for will the last gradient be applied.
+    postponed: int = 0
+
     def __init__(self, **state: Tensor) -> None:
         self._state = state
+
+    @property
+    def innermost(self) -> Applier:
+        """What steps in the end, where rules are wrapped around it."""
+        return self
 
     def apply(
         self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None

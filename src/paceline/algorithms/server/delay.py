@@ -129,19 +129,22 @@ class DelayQueue(Generic[T]):
 
     Attributes:
         num_put: how many have been put in.
+        last_wait: how long the last of them waits.
         waiting: those that are not due yet, as (due at which put, number, item), in the order in which they will come.
     """
 
     def __init__(self, delay: Delay) -> None:
         self._delay = delay
         self.num_put = 0
+        self.last_wait = 0
         self.waiting: list[tuple[int, int, T]] = []
 
     def put(self, item: T) -> list[T]:
         """Put one in; get those that are due, longest due first. With delay 0 that is the item itself."""
         n = self.num_put
         self.num_put += 1
-        insort(self.waiting, (n + self._delay.updates(n), n, item), key=lambda one: one[:2])
+        self.last_wait = self._delay.updates(n)
+        insort(self.waiting, (n + self.last_wait, n, item), key=lambda one: one[:2])
         num_due = bisect_right(self.waiting, n, key=lambda one: one[0])
         due, self.waiting = self.waiting[:num_due], self.waiting[num_due:]
         return [one for _, _, one in due]

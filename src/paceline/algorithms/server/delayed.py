@@ -21,6 +21,9 @@ __all__ = ["Delayed"]
 class Delayed(ApplyRule):
     """Another rule, whose gradients wait for some updates before they are applied.
 
+    Every gradient counts as an update when it comes, also while the queue fills up and nothing is applied yet: so a gradient
+    that waits d updates is d versions stale, the first one as well.
+
     Costs: one vector for every gradient that waits (two if the rule echoes). What waits when a run ends is never applied.
     Use when: studying staleness; real servers have enough of it.
 
@@ -48,7 +51,11 @@ class Delayed(ApplyRule):
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
         """State: the rule's, and every gradient that waits."""
-        return _DelayedApplier(self.rule.start(num_elements, dtype), DelayQueue(self.delay), num_elements, dtype)
+        return self.around(self.rule.start(num_elements, dtype), num_elements, dtype)
+
+    def around(self, within: Applier, num_elements: int, dtype: torch.dtype) -> Applier:
+        """An applier that hands `within` each gradient when its time has come."""
+        return _DelayedApplier(within, DelayQueue(self.delay), num_elements, dtype)
 
 
 class _Waiting(NamedTuple):
@@ -63,11 +70,17 @@ class _DelayedApplier(Applier):
         self._within, self._queue = within, queue
         self._num_elements, self._dtype = num_elements, dtype
 
+    @property
+    def innermost(self) -> Applier:
+        return self._within.innermost
+
     def apply(
         self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
     ) -> None:
         own = _Waiting(gradient.clone(), None if echo is None else echo.clone(), info)
-        for due in self._queue.put(own):
+        arrived = self._queue.put(own)
+        self.postponed = self._queue.last_wait
+        for due in arrived:
             then = dataclasses.replace(due.info, version=info.version)
             self._within.apply(x, due.gradient, then, learning_rate, due.echo)
 

@@ -9,6 +9,7 @@ from paceline.algorithms.server.apply import SGD, ApplyRule, Momentum, Staleness
 from paceline.algorithms.server.codec import BFloat16, Codec, NoCodec, TopK
 from paceline.algorithms.server.delay import ConstantDelay, Delay, RandomDelay, RecordedDelay
 from paceline.algorithms.server.delayed import Delayed
+from paceline.algorithms.server.user import UserOptimizer
 from paceline.specs import Registry
 
 __all__ = ["apply_registry", "codec_registry", "delay_registry", "nested"]
@@ -19,6 +20,7 @@ delay_registry.register("random", RandomDelay)
 delay_registry.register("recorded", RecordedDelay)
 
 _undelayed = Registry("apply rule")
+_undelayed.register("user", UserOptimizer)
 _undelayed.register("sgd", SGD)
 _undelayed.register("momentum", Momentum)
 _undelayed.register("rmsprop", RMSProp)

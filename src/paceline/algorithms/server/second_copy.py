@@ -8,7 +8,6 @@ from paceline.algorithms.server.copies import CopyLink, Log, state_from
 from paceline.algorithms.server.held import DROPPED, Known
 from paceline.algorithms.server.shard import RETURN_DEADLINE_S, Shard, ShardRules
 from paceline.algorithms.server.update import UpdateInfo
-from paceline.algorithms.server.user import UserApplier
 from paceline.optimizers import OptimizerSettings
 from paceline.transport.base import Message, Ports
 
@@ -43,8 +42,8 @@ class SecondCopy(Shard):
         self._ports, self._shared, self._x = ports, ports.shared, ports.shared.x
         assert self._ports.mailbox is not None
         self._mailbox = self._ports.mailbox
-        if isinstance(self._applier, UserApplier):
-            self._applier.load(self._applier.state())  # it begins again, on the other vector
+        if self._user is not None:
+            self._user.load(self._user.state())  # it begins again, on the other vector
         self._not_back, self._patience_s = set(self._present), RETURN_DEADLINE_S
         self._link = CopyLink(self._ports, self._id, self._state_and_reads)
         self._link.begin(0.0)

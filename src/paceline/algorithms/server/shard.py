@@ -76,8 +76,10 @@ class Shard:
         self._link: CopyLink | None = None  # to the second copy, where there is one and this is not it
         self._admission = rules.admission(shard_id)
         self._applier = rules.apply.start(len(self._x), self._x.dtype)
-        if isinstance(self._applier, UserApplier):
-            self._applier.begin = ports.shared.ranges[shard_id][0]
+        innermost = self._applier.innermost
+        self._user = innermost if isinstance(innermost, UserApplier) else None
+        if self._user is not None:
+            self._user.begin = ports.shared.ranges[shard_id][0]
         self._followers = [ports.num_workers + shard for shard in range(1, ports.num_servers)] if not shard_id else []
         self._settings: dict[int, OptimizerSettings] = {}
         self._known: dict[int, Known] = {}
@@ -312,11 +314,11 @@ class Shard:
         """Makes an update; returns the version that it becomes."""
         settings = self._settings[update.worker_id]
         scale = float(num_gradients) if self._rules.scales_rate else 1.0
-        if isinstance(self._applier, UserApplier):
-            self._applier.settings, self._applier.scale = settings, scale
+        if self._user is not None:
+            self._user.settings, self._user.scale = settings, scale
         with self._shared.writing():
             self._applier.apply(self._x, gradient, update, settings.learning_rate * scale, echo)
-            version = self._shared.advance()
+            version = self._shared.advance() + self._applier.postponed
         self._admission.applied(update)
         return version
 

@@ -1,0 +1,78 @@
+"""A lone worker with a server's rule: no server, no messages, the same updates."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from paceline.algorithms.server.apply import Applier, ApplyRule
+from paceline.algorithms.server.delayed import Delayed
+from paceline.algorithms.server.update import UpdateInfo
+from paceline.algorithms.server.user import UserOptimizer
+from paceline.transport.base import Ports, Replica
+
+__all__ = ["work_alone"]
+
+
+def work_alone(replica: Replica, ports: Ports, rule: ApplyRule) -> None:
+    """A lone worker's program. x: the parameters (P,), in its own memory; g: its gradient (P,).
+
+    The user's optimizer takes its own steps, so it may be any; a delay goes in front of it.
+    """
+    if isinstance(rule, UserOptimizer):
+        _work_plainly(replica, ports)
+        return
+    shared, storage = ports.shared, ports.storage
+    applier, takes_own_steps = _start(rule, replica, shared.x)
+    kept = storage.restore() if storage is not None else None
+    if kept is not None:
+        applier.load(kept)
+    for step in replica.steps():
+        version = shared.version
+        echo = applier.read(ports.worker_id, version)
+        replica.gradient(at=shared.x, version=version)
+        update = UpdateInfo(
+            worker_id=ports.worker_id,
+            sequence=step,
+            step=version,
+            version_read=version,
+            version=version,
+            num_samples=replica.samples,
+        )
+        rate = 0.0 if takes_own_steps else replica.optimizer_settings().learning_rate
+        with shared.writing():
+            applier.apply(shared.x, replica.g, update, rate, echo)
+            replica.applied(shared.advance() + applier.postponed, gradient_version=version)
+        if storage is not None:
+            storage.keep(applier.state, version + 1)
+
+
+def _work_plainly(replica: Replica, ports: Ports) -> None:
+    """The same without a rule: no gradient is gathered."""
+    shared = ports.shared
+    for _ in replica.steps():
+        version = shared.version
+        replica.gradient(at=shared.x, version=version)
+        with shared.writing():
+            replica.apply(to=shared.x)
+            replica.applied(shared.advance(), gradient_version=version)
+
+
+def _start(rule: ApplyRule, replica: Replica, x: Tensor) -> tuple[Applier, bool]:
+    """The rule at work on x (P,), and whether it is the worker's own optimizer that steps."""
+    if isinstance(rule, Delayed) and isinstance(rule.rule, UserOptimizer):
+        return rule.around(_OwnStep(replica), len(x), x.dtype), True
+    return rule.start(len(x), x.dtype), False
+
+
+class _OwnStep(Applier):
+    """The worker's own optimizer as a rule: it steps with whichever gradient is due."""
+
+    def __init__(self, replica: Replica) -> None:
+        super().__init__()
+        self._replica = replica
+
+    def apply(
+        self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
+    ) -> None:
+        self._replica.g.copy_(gradient)
+        self._replica.apply(to=x)
