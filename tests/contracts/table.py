@@ -92,6 +92,10 @@ ROWS = [
     Row(pl.ADPSGD(topology=Complete(), peers="rotate")),
     Row(pl.ParameterServer()),
     Row(pl.ParameterServer(backups=1, shards=2), drops_updates="gradients that come after the first N are dropped"),
+    Row(
+        pl.ParameterServer(backups="auto", shards=2),
+        drops_updates="where backups pay, gradients that come after the first N are dropped",
+    ),
     Row(pl.ParameterServer(mode="async")),
     Row(pl.ParameterServer(mode="async", durability="replica")),
     Row(pl.ParameterServer(mode="bounded", clock_bound=2, shards=2)),

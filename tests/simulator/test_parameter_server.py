@@ -117,6 +117,25 @@ def test_backups_are_not_waited_for_and_their_gradients_are_counted_as_dropped(s
     assert max(fast.values()) < 0.2 * all_of_them.result["wall_s"]
 
 
+@pytest.mark.parametrize("shards", [1, 3])
+def test_automatic_backups_drop_a_straggler_as_soon_as_it_has_shown_itself(shards):
+    slow = {"slowness": ((2, 8.0),), "compute_s": 0.001, "steps": 200}
+    runs = {b: timed(f"parameter-server(backups={b}, shards={shards})", 5, **slow) for b in ("auto", 0)}
+    found = runs["auto"].result
+    assert found["dropped_updates"] > 10
+    assert found["gradients_per_update"]["5"] == 20, "the first choice is made after 20 steps"
+    assert found["gradients_per_update"]["4"] >= 170
+    assert runs[0].result["gradients_per_update"] == {"5": 200}
+    fast = [rows["ended_s"][-1] for worker, rows in runs["auto"].records.items() if worker != 2]
+    assert max(fast) < 0.3 * runs[0].result["wall_s"]
+
+
+def test_automatic_backups_stay_off_among_equals():
+    run = timed("parameter-server(backups=auto)", 5, compute_s=0.001)
+    assert (run.result["shards"][0]["backups"], run.result["dropped_updates"]) == (0, 0)
+    assert run.result["gradients_per_update"] == {"5": 100}
+
+
 @pytest.mark.parametrize("quorum", ["global", "per-shard"])
 def test_shards_choose_together_or_each_for_itself(quorum):
     run = timed(

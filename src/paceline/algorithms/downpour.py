@@ -13,7 +13,8 @@ from paceline.algorithms.server.adagrad import Adagrad
 from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.client import Client
 from paceline.algorithms.server.codec import Codec, NoCodec
-from paceline.algorithms.server.shard import OnDeath, Shard, ShardRules
+from paceline.algorithms.server.rules import OnDeath, ShardRules
+from paceline.algorithms.server.shard import Shard
 from paceline.algorithms.server.warm_start import WarmStart
 from paceline.errors import UsageError
 from paceline.transport.base import Ports, Replica

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from paceline.algorithms.base import Algorithm
-from paceline.algorithms.server.admission import Admission, Async, Bounded, Follower, Sync
+from paceline.algorithms.server.admission import Admission, Async, AutoSync, Bounded, Follower, Sync
 from paceline.algorithms.server.alone import work_alone
 from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.client import Client
@@ -14,8 +14,8 @@ from paceline.algorithms.server.codec import Codec, NoCodec
 from paceline.algorithms.server.delay import Delay
 from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.registries import apply_registry
+from paceline.algorithms.server.rules import OnDeath, ShardRules
 from paceline.algorithms.server.second_copy import serve_shard
-from paceline.algorithms.server.shard import OnDeath, ShardRules
 from paceline.algorithms.server.user import UserOptimizer
 from paceline.errors import UsageError
 from paceline.transport.base import Ports, Replica
@@ -49,7 +49,9 @@ class ParameterServer(Algorithm):
 
     Args:
         mode: `sync`, `async` or `bounded`.
-        backups: b, for `sync`: workers whose gradients a step can do without.
+        backups: b, for `sync`: workers whose gradients a step can do without. `auto` begins with 0 and chooses again every 20
+            steps, up to a quarter of the workers (or 1), what takes the least time to converge by the round trips that the
+            first shard has seen; a worker that stops is waited for until a b above 0 is chosen.
         clock_bound: s, for `bounded`. Clocks are what it bounds: with n workers a gradient may be (2 s + 1) (n - 1) versions
             stale.
         shards: servers, each with a contiguous part of the vector.
@@ -70,7 +72,7 @@ class ParameterServer(Algorithm):
     """
 
     mode: Literal["sync", "async", "bounded"] = "sync"
-    backups: int = 0
+    backups: int | Literal["auto"] = 0
     clock_bound: int | None = None
     shards: int = 1
     apply: ApplyRule = field(default_factory=UserOptimizer)
@@ -84,8 +86,10 @@ class ParameterServer(Algorithm):
     tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
 
     def __post_init__(self) -> None:
-        if self.backups < 0:
-            raise UsageError(f"backups must be 0 or more, not {self.backups}.")
+        if self.backups != "auto" and self.backups < 0:
+            raise UsageError(f"backups must be 0 or more, or auto, not {self.backups}.")
+        if self.backups == "auto" and self.quorum == "per-shard" and self.shards > 1:
+            raise UsageError("backups=auto is chosen once for all shards: leave out quorum=per-shard.")
         if self.shards < 1:
             raise UsageError(f"A parameter server has 1 shard or more, not {self.shards}.")
         if self.snapshot_s < 0:
@@ -141,7 +145,7 @@ class ParameterServer(Algorithm):
     def check(self, num_workers: int) -> None:
         """Refuses as many backups as there are workers."""
         super().check(num_workers)
-        if num_workers > 1 and self.backups >= num_workers:
+        if self.backups != "auto" and num_workers > 1 and self.backups >= num_workers:
             raise UsageError(
                 f"Of {num_workers} workers at most {num_workers - 1} can be backups, not {self.backups}: start more workers."
             )
@@ -201,5 +205,8 @@ class ParameterServer(Algorithm):
                     return Async()
                 return Bounded(self.clock_bound, workers)
             case "sync":
-                kind = Follower if shard_id and self.quorum == "global" else Sync
-                return kind(num_workers - self.backups, workers)
+                if shard_id and self.quorum == "global":
+                    return Follower(num_workers, workers)
+                if self.backups == "auto":
+                    return AutoSync(workers)
+                return Sync(num_workers - self.backups, workers)

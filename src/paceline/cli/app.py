@@ -19,6 +19,7 @@ from paceline.cli.console import complain
 from paceline.cli.doctor import doctor
 from paceline.cli.key import key
 from paceline.cli.launch import launch
+from paceline.cli.plan import plan
 from paceline.cli.simulate import simulate
 from paceline.cli.sparse import sparse
 from paceline.cli.train import train
@@ -61,6 +62,7 @@ app.command()(calibrate)
 app.command()(key)
 app.command()(algorithms)
 app.command()(doctor)
+app.add_typer(plan, name="plan")
 app.add_typer(sparse, name="sparse")
 
 

@@ -16,7 +16,7 @@ from paceline.transport.parameters import shard_ranges
 
 __all__ = ["COUNTED", "SecondCopy", "ServedVector"]
 
-COUNTED = ("dropped", "duplicate", "incomplete")
+COUNTED = ("dropped", "duplicate", "incomplete", "backups")
 _SNAPSHOT_DEADLINE_S = 60.0
 _BETWEEN_TRIES_S = 50e-6
 _COPY = 16 + 8 * len(COUNTED)

@@ -125,7 +125,8 @@ def summarize(
     Returns:
         `steps`, `samples`, `samples_per_s`, `train_loss`, `test_loss`, `test_accuracy`, `time_to_target_s`,
         `steps_to_target`, `time_to_fraction_s`, `staleness` (`mean`, `p50`, `p95`, `max`, `histogram`,
-        `mean_after_gradient`), `updates_per_worker`, `waiting_share`, `waiting_share_per_worker`, `compute_share`,
+        `mean_after_gradient`), `gradients_per_update` (how many updates were made of so many gradients, where workers make
+        them together), `updates_per_worker`, `waiting_share`, `waiting_share_per_worker`, `compute_share`,
         `input_share`, `apply_share`, `failed_publishes`, `dropped_updates`, `computed_gradients`, `share_of_updates`,
         `averages_per_step`, `messages_per_step`, `bytes_per_step`, `peer_failures` and `wall_s`. "Per step" is per computed
         gradient of one worker.
@@ -149,6 +150,7 @@ def summarize(
         "steps_to_target": steps_to_target,
         "time_to_fraction_s": _time_to_fractions(curve, initial_loss),
         "staleness": _staleness(applied),
+        "gradients_per_update": _gradients_per_update(applied) if lockstep else None,
         "updates_per_worker": [int((own["applied_version"] >= 1).sum()) for own in per_worker],
         "waiting_share": _share(rows, rows["wait_s"]),
         "waiting_share_per_worker": [_share(own, own["wait_s"]) for own in per_worker],
@@ -200,6 +202,13 @@ def _time_to_fractions(curve: LossCurve, initial_loss: float | None) -> dict[str
             at = _first(curve.average <= float(fraction) * initial_loss)
             times[fraction] = None if at is None else float(curve.time_s[at])
     return times
+
+
+def _gradients_per_update(applied: np.ndarray) -> dict[str, int]:
+    """How many updates there were of each number of gradients."""
+    _, sizes = np.unique(applied["applied_version"][applied["samples"] > 0], return_counts=True)
+    numbers, counts = np.unique(sizes, return_counts=True)
+    return {str(number): count for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)}
 
 
 def _staleness(applied: np.ndarray) -> dict[str, Any]:

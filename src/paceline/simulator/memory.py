@@ -287,7 +287,7 @@ class SimulatedShard:
         self.x = x
         self.ranges = ranges
         self.version = 0
-        self.counts = {"dropped": 0, "duplicate": 0, "incomplete": 0}
+        self.counts = {"dropped": 0, "duplicate": 0, "incomplete": 0, "backups": 0}
         self.core: Core | None = None
 
     def writing(self) -> AbstractContextManager[None]:

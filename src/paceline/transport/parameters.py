@@ -134,7 +134,7 @@ class ServedParameters(SharedParameters, Protocol):
         ...
 
     def count(self, what: str, number: int = 1) -> None:
-        """Counts for the run's result: updates `dropped` or `duplicate`, rounds `incomplete`."""
+        """Counts for the run's result: updates `dropped` or `duplicate`, rounds `incomplete`, `backups` where they change."""
         ...
 
     def restore(self, x: torch.Tensor, version: int | None = None) -> None:

@@ -6,7 +6,7 @@ import random
 import pytest
 
 import paceline as pl
-from paceline.algorithms.server.admission import Bounded, Follower, Sync, Verdict
+from paceline.algorithms.server.admission import AutoSync, Bounded, Follower, Sync, Verdict
 from paceline.algorithms.server.update import UpdateInfo
 
 
@@ -139,3 +139,42 @@ def test_what_makes_no_sense_is_refused(spec, words):
 def test_as_many_backups_as_workers_are_refused():
     with pytest.raises(pl.UsageError, match="at most 2 can be backups"):
         pl.parse("parameter-server(backups=3)").check(3)
+
+
+def drive_auto(num_workers, slow, steps, dies_at=None):
+    """Rounds of AutoSync in which worker 0 takes `slow(step)` as long as the others; b and the updates' sizes of each step."""
+    admission = AutoSync(range(num_workers), every_steps=10)
+    used, sizes = [], []
+    for step in range(steps):
+        if step == dies_at:
+            admission.leave(0)
+        order = [*range(1, num_workers)] + ([0] if dies_at is None or step < dies_at else [])
+        made = ()
+        for worker in order:
+            admission.timed(worker, slow(step) if worker == 0 else 1.0)
+            if not made:
+                admission.admit(update(worker, step, step=step, version=step))
+                made = admission.complete()
+        used.append(admission.backups)
+        sizes.append(len(made))
+        admission.applied(update(made[0], step, step=step, version=step))
+    return used, sizes, admission
+
+
+def test_backups_are_chosen_again_from_the_times_that_came():
+    used, sizes, admission = drive_auto(4, lambda step: 5.0 if step < 300 else 1.0, 600)
+    assert (used[:10], sizes[:10]) == ([0] * 10, [4] * 10)
+    assert (used[10:300], sizes[10:300]) == ([1] * 290, [3] * 290)
+    assert used[-1] == 0, "it has recovered"
+    assert sizes[-1] == 4
+    assert admission.steps_with == {b: used.count(b) for b in (0, 1)}
+    even, *_ = drive_auto(4, lambda step: 1.0, 50)
+    assert set(even) == {0}
+
+
+def test_a_dead_workers_backup_is_no_longer_needed():
+    used, sizes, _ = drive_auto(4, lambda step: 5.0, 60, dies_at=35)
+    assert set(used[10:35]) == {1}
+    assert set(sizes[10:35]) == {3}
+    assert set(sizes[35:40]) == {2}, "three are left, and one of them is a backup until the next choice"
+    assert set(sizes[41:]) == {3}

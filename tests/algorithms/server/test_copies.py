@@ -12,8 +12,8 @@ from paceline.algorithms.server.apply import SGD, Momentum
 from paceline.algorithms.server.codec import NoCodec
 from paceline.algorithms.server.delay import ConstantDelay
 from paceline.algorithms.server.delayed import Delayed
+from paceline.algorithms.server.rules import ShardRules
 from paceline.algorithms.server.second_copy import serve_shard
-from paceline.algorithms.server.shard import ShardRules
 from paceline.algorithms.server.user import UserOptimizer
 from paceline.memory.served import SecondCopy
 from paceline.optimizers import settings_of

@@ -9,7 +9,8 @@ import paceline as pl
 from paceline.algorithms.server.admission import Async, Sync
 from paceline.algorithms.server.apply import SGD
 from paceline.algorithms.server.codec import NoCodec
-from paceline.algorithms.server.shard import Shard, ShardRules
+from paceline.algorithms.server.rules import ShardRules
+from paceline.algorithms.server.shard import Shard
 from paceline.algorithms.server.user import UserOptimizer
 from paceline.optimizers import FlatOptimizer, OptimizerSettings, settings_of
 from paceline.transport.base import Message, PeerLeft, Received
@@ -33,7 +34,7 @@ class Storage:
 
 def serve(arrivals, *, workers=2, admission=None, rule=None, storage=None, x=None, version=0, on_death="shrink"):
     """Runs a shard over what arrives; everybody leaves at the end. Returns its vector and what it sent."""
-    counts = dict.fromkeys(("dropped", "duplicate", "incomplete"), 0)
+    counts = dict.fromkeys(("dropped", "duplicate", "incomplete", "backups"), 0)
     shared = SimpleNamespace(x=torch.zeros(3) if x is None else x, version=version, ranges=((0, 3),), counts=counts)
     shared.writing = lambda: torch.no_grad()
 

@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Protocol
 
+from paceline.algorithms.server.backups import BackupController
 from paceline.algorithms.server.update import UpdateInfo
 
-__all__ = ["Admission", "Async", "Bounded", "Follower", "Sync", "Verdict"]
+__all__ = ["Admission", "Async", "AutoSync", "Bounded", "Follower", "Sync", "Verdict"]
 
 
 class Verdict(Enum):
@@ -183,6 +184,60 @@ class Sync:
     def may_read(self, worker_id: int) -> bool:
         """Always: the answer to a gradient comes with the decision on it."""
         return True
+
+
+class AutoSync(Sync):
+    """`Sync` that chooses the number of backup workers again and again, from the times of the gradients that have come.
+
+    Begins without backups, and chooses for the first time after `every_steps` steps.
+
+    Args:
+        workers: all that take part.
+        every_steps: between two choices.
+
+    Attributes:
+        backups: b of this step.
+        steps_with: how many steps have been made with each b.
+    """
+
+    def __init__(self, workers: Iterable[int], *, every_steps: int = 20) -> None:
+        super().__init__(0, workers)
+        self.backups = 0
+        self.steps_with: dict[int, int] = {}
+        self._steps = 0
+        self._controller = BackupController(max(1, len(self._members)), every_steps=every_steps)
+        self._aim()
+
+    def timed(self, worker_id: int, round_trip_s: float) -> None:
+        """A worker's gradient came so long after it had been given the parameters, in time or too late."""
+        if worker_id in self._members:
+            self._controller.arrived(worker_id, round_trip_s)
+
+    def join(self, worker_id: int, sequence: int = 0) -> None:
+        """One machine more, whose times are not known yet."""
+        if worker_id not in self._members:
+            self._controller.joined()
+        super().join(worker_id, sequence)
+        self._aim()
+
+    def leave(self, worker_id: int) -> None:
+        """One machine less."""
+        if worker_id in self._members:
+            self._controller.left(worker_id)
+        super().leave(worker_id)
+        self._aim()
+
+    def applied(self, update: UpdateInfo) -> None:
+        """The next step begins, perhaps with another number of backups."""
+        super().applied(update)
+        self.steps_with[self.backups] = self.steps_with.get(self.backups, 0) + 1
+        self._controller.step_done(self._steps)
+        self._steps += 1
+        self._aim()
+
+    def _aim(self) -> None:
+        self.backups = self._controller.backups
+        self._target = max(1, len(self._members) - self.backups)
 
 
 class Follower(Sync):

@@ -5,6 +5,9 @@ numerous, because each step averages fewer gradients:
 
     time(b) = steps(M - b) * E[time of the (M - b)-th of M arrivals]
 
+All M are taken to begin each step together. A worker that is held up for many steps is missing in all of them: where that is
+common, steps with few backups are longer than this says, and the best b is higher (`benchmarks/fidelity/backup_workers.md`).
+
 Reference: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981.
 """
 
@@ -79,7 +82,7 @@ def choose_backups(
         arrivals_s: (steps, M) seconds from a step's beginning to each worker's gradient, in any order within a step; infinity
             for one that never came.
         steps: how the number of steps depends on N.
-        max_backups: most backups to consider; None: a quarter of the machines.
+        max_backups: most backups to consider; None: a quarter of the machines, or 1.
 
     Raises:
         ValueError: no arrivals.
@@ -88,7 +91,7 @@ def choose_backups(
         raise ValueError("choosing backups needs the arrival times of at least one step and one worker")
     steps = steps or StepsModel()
     M = arrivals_s.shape[1]
-    most = min(M // 4 if max_backups is None else max_backups, M - 1)
+    most = min(max(1, M // 4) if max_backups is None else max_backups, M - 1)
     mean_s = np.sort(arrivals_s, axis=1).mean(axis=0)  # of the k-th arrival, at k - 1
     base_s = float(mean_s[-1])
     base = base_s * steps.steps(M)
@@ -119,7 +122,7 @@ class BackupController:
         every_steps: how often b is chosen again.
         window: round trips remembered per worker.
         steps: how the number of steps depends on N.
-        max_backups: the most to choose; None: M / 4.
+        max_backups: the most to choose; None: M / 4, or 1.
         seed: of the draws.
 
     Attributes:
@@ -171,7 +174,7 @@ class BackupController:
         return choose_backups(arrivals_s, self._steps, self._most())
 
     def _most(self) -> int:
-        return min(self._num_workers // 4 if self._max is None else self._max, self._num_workers - 1)
+        return min(max(1, self._num_workers // 4) if self._max is None else self._max, self._num_workers - 1)
 
 
 def learning_rate_factor(rule: Literal["linear", "none"], num_aggregated: int) -> float:

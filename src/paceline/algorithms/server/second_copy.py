@@ -6,7 +6,8 @@ import torch
 
 from paceline.algorithms.server.copies import CopyLink, Log, state_from
 from paceline.algorithms.server.held import DROPPED, Known
-from paceline.algorithms.server.shard import RETURN_DEADLINE_S, Shard, ShardRules
+from paceline.algorithms.server.rules import ShardRules
+from paceline.algorithms.server.shard import RETURN_DEADLINE_S, Shard
 from paceline.algorithms.server.update import UpdateInfo
 from paceline.optimizers import OptimizerSettings
 from paceline.transport.base import Message, Ports
@@ -69,6 +70,8 @@ class SecondCopy(Shard):
                 self._leave(worker)
             case "copy-bye":
                 self._said_goodbye.add(worker)
+            case "copy-backups":
+                self._backups = worker
             case "copy-read":
                 self._applier.read(worker, self._shared.version)
             case "copy-drop" if x is not None:

@@ -3,51 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.algorithms.server.admission import Admission, Follower, Verdict
-from paceline.algorithms.server.apply import ApplyRule
-from paceline.algorithms.server.codec import Codec, Encoded
+from paceline.algorithms.server.admission import AutoSync, Follower, Verdict
+from paceline.algorithms.server.codec import Encoded
 from paceline.algorithms.server.copies import CopyLink
 from paceline.algorithms.server.held import DROPPED, Held, Known, cloned, weighted_mean
+from paceline.algorithms.server.rules import ShardRules
 from paceline.algorithms.server.update import UpdateInfo
 from paceline.algorithms.server.user import UserApplier
 from paceline.errors import PeerLostError, WorkerLostError
 from paceline.optimizers import OptimizerSettings
 from paceline.transport.base import Message, PeerBack, PeerLeft, Ports, Received
 
-__all__ = ["RETURN_DEADLINE_S", "OnDeath", "Shard", "ShardRules"]
+__all__ = ["RETURN_DEADLINE_S", "Shard"]
 
 _FIRST_DEADLINE_S = 60.0  # in which workers must come; afterwards they are taken for dead until they do
 RETURN_DEADLINE_S = 10.0  # the same, at the successor of a shard that died
-
-OnDeath = Literal["shrink", "wait", "fail"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardRules:
-    """What the shards of a server are put together from.
-
-    Args:
-        admission: makes a shard's admission.
-        apply: by which rule gradients become updates.
-        codec: what gradients look like on their way.
-        on_death: what follows from a worker's death.
-        scales_rate: whether the learning rate grows with the number of gradients in an update.
-        chooses: whether shard 0 chooses for all whose gradients make a step.
-    """
-
-    admission: Callable[[int], Admission]
-    apply: ApplyRule
-    codec: Codec
-    on_death: OnDeath = "shrink"
-    scales_rate: bool = False
-    chooses: bool = False
 
 
 class Shard:
@@ -86,9 +62,7 @@ class Shard:
         self._held: dict[int, Held] = {}
         self._echoes: dict[int, Tensor] = {}
         self._unanswered: dict[int, tuple[int, int]] = {}  # worker -> sequence and applied version, until it may read
-        self._fetches: dict[
-            int, tuple[int, int]
-        ] = {}  # worker -> number of its request, and the version that it waits for
+        self._fetches: dict[int, tuple[int, int]] = {}  # worker -> number of its request, version that it waits for
         self._awaiting_end: set[int] = set()
         self._without_x: set[int] = set()  # workers whose last request was no request for parameters
         self._present = set(range(ports.num_workers))
@@ -97,6 +71,8 @@ class Shard:
         self._not_back = set(self._present)  # workers who have not been heard of
         self._patience_s = _FIRST_DEADLINE_S
         self._last_choice: Message | None = None
+        self._backups = 0  # as counted for the run's result
+        self._given_s: dict[int, float] = {}  # worker -> when it was given the parameters for its next gradient
 
     def run(self) -> None:
         """Serves until all workers have said goodbye and left."""
@@ -142,6 +118,7 @@ class Shard:
             "known": {worker: tuple(one) for worker, one in self._known.items()},
             "present": sorted(self._present),
             "goodbye": sorted(self._said_goodbye),
+            "backups": self._backups,
             "clocks": dict(getattr(self._admission, "clocks", {})),
             "bases": dict(getattr(self._admission, "bases", {})),
             "settings": {worker: settings.to_tensor() for worker, settings in self._settings.items()},
@@ -164,6 +141,7 @@ class Shard:
     def _load(self, kept: dict[str, Any]) -> None:
         """Takes over a state, all but the parameters."""
         self._applier.load(kept["rule"])
+        self._backups = kept["backups"]
         self._known = {worker: Known(*one) for worker, one in kept["known"].items()}
         self._said_goodbye, self._present = set(kept["goodbye"]), set(kept["present"])
         for worker in set(range(self._ports.num_workers)) - self._present:
@@ -233,6 +211,8 @@ class Shard:
             return
         if sender not in self._present:  # it was taken for dead
             self._join(sender, message.number - 1)
+        if isinstance(self._admission, AutoSync) and sender in self._given_s:
+            self._admission.timed(sender, self._ports.clock.now_s() - self._given_s.pop(sender))
         version = self._shared.version
         update = UpdateInfo(
             worker_id=sender,
@@ -307,6 +287,10 @@ class Shard:
                 self._link.log("copy-echo", first.echo)
             self._link.log("copy-mean", gradient)
         version = self._make(update, gradient, len(ones), first.echo)
+        if isinstance(self._admission, AutoSync) and self._admission.backups != self._backups:
+            self._shared.count("backups", self._admission.backups - self._backups)
+            self._backups = self._admission.backups
+            self._log("copy-backups", about=self._backups)
         for one in ones:
             self._decide(one, version)
 
@@ -344,6 +328,8 @@ class Shard:
             if echo is not None:
                 self._mailbox.send(worker, Message("echo", number, x=echo))
             self._mailbox.send(worker, Message("x", number, applied_version, self._x, version))
+            if isinstance(self._admission, AutoSync):
+                self._given_s[worker] = self._ports.clock.now_s()
         except PeerLostError as error:
             self._left(worker, str(error))
 

@@ -1,0 +1,36 @@
+"""What a shard is put together from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.algorithms.server.admission import Admission
+from paceline.algorithms.server.apply import ApplyRule
+from paceline.algorithms.server.codec import Codec
+
+__all__ = ["OnDeath", "ShardRules"]
+
+OnDeath = Literal["shrink", "wait", "fail"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardRules:
+    """What the shards of a server are put together from.
+
+    Args:
+        admission: makes a shard's admission.
+        apply: by which rule gradients become updates.
+        codec: what gradients look like on their way.
+        on_death: what follows from a worker's death.
+        scales_rate: whether the learning rate grows with the number of gradients in an update.
+        chooses: whether shard 0 chooses for all whose gradients make a step.
+    """
+
+    admission: Callable[[int], Admission]
+    apply: ApplyRule
+    codec: Codec
+    on_death: OnDeath = "shrink"
+    scales_rate: bool = False
+    chooses: bool = False
