@@ -23,7 +23,7 @@ run: $(VENV)/installed
 	  --algorithm "sequential,lockstep,locked(kind=mutex),locked(kind=rwlock),hogwild,leashed"
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -m "not soak"
+	$(BIN)/python -m pytest -m "not soak" -n auto --maxprocesses 2 --dist loadfile
 
 soak: $(VENV)/installed
 	$(BIN)/python -m pytest -m soak --timeout 3600 -v
