@@ -41,8 +41,12 @@ class MeasuredDeadline:
         if len(self._waits_s) < 8 or self._num_new < 8:  # eight at a time: medians cost more than a simulated exchange
             return
         self._num_new = 0
+        longest_s = max(self._waits_s)
+        if longest_s + self._spread * (longest_s - min(self._waits_s)) <= self._least_s:
+            self._value_s = self._least_s  # whatever the medians are
+            return
         middle_s = _median(self._waits_s)
-        deviation_s = _median(abs(one - middle_s) for one in self._waits_s)
+        deviation_s = _median([abs(one - middle_s) for one in self._waits_s])
         self._value_s = max(self._least_s, middle_s + self._spread * deviation_s)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from paceline.simulator.scheduler import Program, Scheduler
@@ -68,7 +67,7 @@ class SimulatedLock:
     def __init__(self, owner: SimulatedConcurrency) -> None:
         self._owner = owner
         self._held = False
-        self._waiting: deque[Program] = deque()
+        self._waiting: tuple[Program, ...] = ()
 
     def __enter__(self) -> None:
         if not self._held:
@@ -77,13 +76,15 @@ class SimulatedLock:
         owner = self._owner
         scheduler = owner.scheduler
         program, begun_s = scheduler.current, scheduler.now_s
-        self._waiting.append(program)
+        self._waiting = (*self._waiting, program)
         scheduler.wait("a lock of its own")
         if program.is_main:
             owner.waited_s += scheduler.now_s - begun_s
 
     def __exit__(self, *exception: object) -> None:
         if self._waiting:
-            self._owner.scheduler.wake(self._waiting.popleft(), self._owner.wake_s)
+            following, *others = self._waiting
+            self._waiting = tuple(others)
+            self._owner.scheduler.wake(following, self._owner.wake_s)
         else:
             self._held = False

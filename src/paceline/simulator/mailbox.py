@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Iterator, Set
 
 from paceline.errors import PeerLostError
 from paceline.simulator.network import HEADER_BYTES, Network
@@ -37,7 +37,7 @@ class SimulatedMailbox:
     """
 
     __slots__ = (
-        "_counts", "_declared_bytes", "_items", "_left", "_met", "_network", "_num_workers", "_peers", "_scheduler",
+        "_counts", "_declared_bytes", "_items", "_left", "_network", "_num_workers", "_peers", "_reached", "_scheduler",
         "_timer_at_s", "_waiters", "_worker_id", "waited_s",
     )  # fmt: skip
 
@@ -59,9 +59,9 @@ class SimulatedMailbox:
         self._counts = counts
         self._declared_bytes = declared_bytes
         self._items: deque[Item] = deque()
-        self._waiters: list[_Waiter] = []
+        self._waiters: tuple[_Waiter, ...] = ()
         self._timer_at_s = math.inf
-        self._met = network.contacts[worker_id]
+        self._reached: set[int] = set()  # peers met that have not left
         self._left: dict[int, PeerLeft] = {}
         self._peers = _Others(num_workers, frozenset((worker_id,)))
 
@@ -78,12 +78,12 @@ class SimulatedMailbox:
         me, counts = self._worker_id, self._counts
         received = Received(me, 0, message)
         if to == me:
-            self._put(received, self._scheduler.wake)
+            program = self._put(received)
+            if program is not None:
+                self._scheduler.wake(program)
             return
-        if to in self._left:
-            raise PeerLostError(to, self._left[to].reason)
-        if to not in self._met:
-            self._meet(to)
+        if to not in self._reached:
+            self._reach(to)
         counts.messages += 1
         counts.sent_bytes += num_bytes
         self._network.send(me, to, received, num_bytes)
@@ -100,20 +100,25 @@ class SimulatedMailbox:
 
         With a `sender` that has left and of whom nothing is left to receive, that event once more.
         """
-        scheduler = self._scheduler
-        waiter = _Waiter(scheduler.current, kind, sender, number)
-        item = self._take(waiter) if self._items else None
+        kinds = (kind,) if isinstance(kind, str) else kind
+        if self._items:
+            item = self._take(kinds, sender, number)
+            if item is not None:
+                return item
         if sender is not None:
-            if item is None:
-                item = self._left.get(sender)
-            if item is None and sender not in self._met and (timeout_s is None or timeout_s > 0):
-                self._meet(sender)
-                if self._network.is_gone(sender):
-                    self._network.tell_gone(self._worker_id, sender)
-        if item is not None or (timeout_s is not None and timeout_s <= 0):
-            return item
-        self._waiters.append(waiter)
+            item = self._left.get(sender)
+            if item is not None:
+                return item
+        if timeout_s is not None and timeout_s <= 0:
+            return None
+        if sender is not None and sender not in self._network.contacts[self._worker_id]:
+            self._reach(sender)
+            if self._network.is_gone(sender):
+                self._network.tell_gone(self._worker_id, sender)
+        scheduler = self._scheduler
         begun_s = scheduler.now_s
+        waiter = _Waiter(scheduler.current, kinds, sender, number)
+        self._waiters = (*self._waiters, waiter)
         if timeout_s is not None:
             until_s = waiter.until_s = begun_s + timeout_s
             if until_s < self._timer_at_s:
@@ -127,16 +132,20 @@ class SimulatedMailbox:
         """The workers that can be reached, as far as is known here."""
         return self._peers
 
-    def arrive(self, item: Item) -> None:
-        """Takes what the network brings; called outside any program."""
+    def arrive(self, item: Item) -> Program | None:
+        """Takes what the network brings; the program that waited for it goes on at once."""
         if not self._network.is_calm and not self._network.lets_through(self._worker_id, item):
-            return
+            return None
         if type(item) is not Received and not self._is_news(item):
-            return
-        self._put(item, self._scheduler.resume)
+            return None
+        return self._put(item)
 
-    def _meet(self, peer: int) -> None:
-        self._met.add(peer)
+    def _reach(self, peer: int) -> None:
+        """From now on this worker and that one learn of each other's end."""
+        if peer in self._left:
+            raise PeerLostError(peer, self._left[peer].reason)
+        self._reached.add(peer)
+        self._network.contacts[self._worker_id].add(peer)
         self._network.contacts[peer].add(self._worker_id)
 
     def _is_news(self, event: Item) -> bool:
@@ -145,24 +154,27 @@ class SimulatedMailbox:
             if event.peer in self._left:
                 return False
             self._left[event.peer] = event
+            self._reached.discard(event.peer)
         elif isinstance(event, PeerBack) and self._left.pop(event.peer, None) is None:
             return False
         self._peers = _Others(self._num_workers, frozenset((*self._left, self._worker_id)))
         return True
 
-    def _put(self, item: Item, wake: Callable[[Program], None]) -> None:
-        waiters = self._waiters
-        for waiter in waiters:
-            if waiter.fits(item):
-                waiters.remove(waiter)
+    def _put(self, item: Item) -> Program | None:
+        """Gives an item to the first program that waits for it, or keeps it."""
+        for waiter in self._waiters:
+            if _fits(item, waiter.kinds, waiter.sender, waiter.number):
+                self._waiters = (
+                    tuple(one for one in self._waiters if one is not waiter) if len(self._waiters) > 1 else ()
+                )
                 waiter.item = item
-                wake(waiter.program)
-                return
+                return waiter.program
         self._items.append(item)
+        return None
 
-    def _take(self, waiter: _Waiter) -> Item | None:
+    def _take(self, kinds: tuple[str, ...] | None, sender: int | None, number: int | None) -> Item | None:
         for place, item in enumerate(self._items):
-            if waiter.fits(item):
+            if _fits(item, kinds, sender, number):
                 del self._items[place]
                 return item
         return None
@@ -180,7 +192,7 @@ class SimulatedMailbox:
             return  # replaced by an earlier one, which has set the next
         self._timer_at_s = math.inf
         due = [waiter for waiter in self._waiters if waiter.until_s <= now_s]
-        self._waiters = [waiter for waiter in self._waiters if waiter.until_s > now_s]
+        self._waiters = tuple(waiter for waiter in self._waiters if waiter.until_s > now_s)
         for waiter in due:
             self._scheduler.wake(waiter.program)
         self._set_timer(min((waiter.until_s for waiter in self._waiters), default=math.inf))
@@ -189,31 +201,27 @@ class SimulatedMailbox:
 class _Waiter:
     """A program that waits for a message or an event."""
 
-    __slots__ = ("item", "kind", "number", "program", "sender", "until_s")
+    __slots__ = ("item", "kinds", "number", "program", "sender", "until_s")
 
-    def __init__(
-        self,
-        program: Program,
-        kind: str | tuple[str, ...] | None,
-        sender: int | None,
-        number: int | None,
-    ) -> None:
+    def __init__(self, program: Program, kinds: tuple[str, ...] | None, sender: int | None, number: int | None) -> None:
         self.program = program
-        self.kind = (kind,) if isinstance(kind, str) else kind
+        self.kinds = kinds
         self.sender = sender
         self.number = number
         self.until_s = math.inf
         self.item: Item | None = None
 
-    def fits(self, item: Item) -> bool:
-        if type(item) is Received:
-            sender, _, message = item
-            return (
-                (self.kind is None or message.kind in self.kind)
-                and (self.sender is None or sender == self.sender)
-                and (self.number is None or message.number == self.number)
-            )
-        return self.sender is None or item.peer == self.sender  # type: ignore[union-attr]  (an event of a peer)
+
+def _fits(item: Item, kinds: tuple[str, ...] | None, sender: int | None, number: int | None) -> bool:
+    """Whether this is what `receive` was called for; None: any."""
+    if isinstance(item, Received):
+        message = item.message
+        return (
+            (kinds is None or message.kind in kinds)
+            and (sender is None or item.sender == sender)
+            and (number is None or message.number == number)
+        )
+    return sender is None or item.peer == sender
 
 
 class _Others(Set[int]):

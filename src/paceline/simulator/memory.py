@@ -189,16 +189,28 @@ class SimulatedSlots:
 
 
 class NoVector(torch.Tensor):
-    """Stands for a vector where only times are simulated: its arithmetic gives itself, a tenth of a microsecond each."""
+    """Stands for every vector where only times are simulated: its arithmetic gives itself, a tenth of a microsecond each."""
 
     def __new__(cls) -> NoVector:
         """An empty vector."""
         return torch.empty(0).as_subclass(cls)
 
+    def clone(self) -> NoVector:  # type: ignore[override]
+        """Itself."""
+        return self
+
+    def __sub__(self, other: object) -> NoVector:  # type: ignore[override]
+        """Itself."""
+        return self
+
+    def add_(self, other: object, *, alpha: float = 1.0) -> NoVector:  # type: ignore[override]
+        """Itself."""
+        return self
+
     def _itself(self, *_: Any, **__: Any) -> NoVector:
         return self
 
-    clone = add_ = sub_ = mul_ = copy_ = __add__ = __sub__ = __mul__ = __rmul__ = _itself  # type: ignore[assignment]
+    sub_ = mul_ = copy_ = __add__ = __mul__ = __rmul__ = _itself  # type: ignore[assignment]
 
 
 class SimulatedReplicated:
@@ -235,7 +247,8 @@ class ReplicatedState:
     """
 
     def __init__(self, x: torch.Tensor, num_workers: int, *, is_mean: bool) -> None:
-        self.workers = [SimulatedReplicated(x.clone() if x.numel() else NoVector()) for _ in range(num_workers)]
+        nothing = NoVector()
+        self.workers = [SimulatedReplicated(x.clone() if x.numel() else nothing) for _ in range(num_workers)]
         self._is_mean = is_mean
         self._lost: set[int] = set()
 

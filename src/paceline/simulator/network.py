@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from paceline.simulator.cluster import Cluster
-from paceline.simulator.scheduler import Scheduler
+from paceline.simulator.scheduler import Box, Scheduler
 from paceline.transport.base import PeerBack, PeerLeft, Received
 
 __all__ = ["HEADER_BYTES", "Network"]
 
 HEADER_BYTES = 64  # of every message, beside its vector
-
-
-class _Box(Protocol):
-    """Where messages and events of peers end up."""
-
-    def arrive(self, item: Any) -> None: ...
 
 
 class Network:
@@ -48,7 +42,7 @@ class Network:
 
     def __init__(self, scheduler: Scheduler, cluster: Cluster, num_servers: int = 0) -> None:
         num_members = cluster.workers + num_servers
-        self.boxes: dict[int, _Box] = {}
+        self.boxes: dict[int, Box] = {}
         self.contacts: list[set[int]] = [set() for _ in range(num_members)]
         for server in range(
             cluster.workers, num_members
@@ -116,7 +110,7 @@ class Network:
         if after_others_s > arrived_s:
             arrived_s = after_others_s
         self._in_free_s[receiver] = arrived_s
-        scheduler.call_at(arrived_s, partial(self.boxes[receiver].arrive, item))
+        scheduler.call_at(arrived_s, (self.boxes[receiver], item))
 
     def lets_through(self, receiver: int, item: Received | PeerLeft | PeerBack) -> bool:
         """Whether what has come may be received now; if not, it is dealt with here. Ask only while not `is_calm`."""
@@ -125,11 +119,13 @@ class Network:
             if sender not in self._gone:
                 self.tell_gone(sender, receiver)
             return False
+        if sender in self._gone and isinstance(item, PeerBack):
+            return False  # it was paused, and has ended or died since
         if (sender, receiver) in self._cut and isinstance(item, Received):
             return False
         until_s = self._asleep_until_s.get(receiver, 0.0)
         if until_s > self._scheduler.now_s:
-            self._scheduler.call_at(until_s, partial(self.boxes[receiver].arrive, item))
+            self._scheduler.call_at(until_s, (self.boxes[receiver], item))
             return False
         return True
 
@@ -143,7 +139,7 @@ class Network:
         """Tells a worker that another one is gone, as soon as it can know."""
         reason, known_from_s = self._gone[gone]
         at_s = max(self._scheduler.now_s + self._latency_s, known_from_s)
-        self._scheduler.call_at(at_s, partial(self.boxes[whom].arrive, PeerLeft(gone, 0, reason)))
+        self._scheduler.call_at(at_s, (self.boxes[whom], PeerLeft(gone, 0, reason)))
 
     def end(self, worker: int) -> None:
         """The worker's program has ended; what it has sent still arrives, and then that it has left."""
@@ -172,7 +168,7 @@ class Network:
         at_s = self._scheduler.now_s + self._detection_s
         for here, there in ((a, b), (b, a)):
             left = PeerLeft(there, 0, f"the link was cut at {self._scheduler.now_s:.6g} s")
-            self._scheduler.call_at(at_s, partial(self.boxes[here].arrive, left))
+            self._scheduler.call_at(at_s, (self.boxes[here], left))
 
     def pause(self, worker: int, for_s: float) -> None:
         """The worker receives nothing for so long; if that is longer than `detection_s`, it is taken for lost meanwhile."""
@@ -184,9 +180,5 @@ class Network:
         peers = sorted(self.contacts[worker])
         left = PeerLeft(worker, 0, f"no sign of life since {now_s:.6g} s")
         for peer in peers:
-            self._scheduler.call_at(now_s + self._detection_s, partial(self.boxes[peer].arrive, left))
-            self._scheduler.call_at(now_s + for_s, partial(self._wake_up, peer, worker))
-
-    def _wake_up(self, peer: int, worker: int) -> None:
-        if worker not in self._gone:
-            self.boxes[peer].arrive(PeerBack(worker, 0))
+            self._scheduler.call_at(now_s + self._detection_s, (self.boxes[peer], left))
+            self._scheduler.call_at(now_s + for_s, (self.boxes[peer], PeerBack(worker, 0)))

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Callable
 from heapq import heappop, heappush
+from typing import Any, Protocol
 
 import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from paceline.errors import PacelineError
 
-__all__ = ["DeadlockError", "Program", "ProgramError", "Scheduler"]
+__all__ = ["Box", "DeadlockError", "Program", "ProgramError", "Scheduler"]
 
 _NAMED_IN_DEADLOCK = 8
 
@@ -47,7 +48,8 @@ class Program:
         is_main: whether it is the worker's `work`, and not a further program.
         joining: programs that wait for its end.
         over: whether it has ended.
-        here: the greenlet that waits: the program's own, or one that it runs inside itself.
+        here: the greenlet that waits: the program's own, or one that it runs inside itself; None before the program has begun
+            and after its end.
     """
 
     __slots__ = ("greenlet", "here", "is_main", "joining", "over", "waits_for", "worker_id")
@@ -59,7 +61,18 @@ class Program:
         self.joining: list[Program] = []
         self.over = False
         self.greenlet: greenlet
-        self.here: greenlet
+        self.here: greenlet | None = None
+
+
+class Box(Protocol):
+    """Where messages arrive."""
+
+    def arrive(self, item: Any) -> Program | None:
+        """Takes an item, outside any program, where it must not wait; the program that waited for it goes on at once."""
+        ...
+
+
+Event = Program | Callable[[], None] | tuple[Box, Any]
 
 
 class Scheduler:
@@ -68,6 +81,10 @@ class Scheduler:
     `sleep`, `wait` and `wake` are called by running programs, through the simulated ports. What PyTorch keeps per thread
     and a program may have changed (the gradient mode) is put back after each hand-over; random states are kept by
     the replicas, around the only code that draws from PyTorch's generator.
+
+    A program that waits looks for what comes next itself and hands over to that program directly. Functions, and programs
+    that begin, are left to the hub, the greenlet that called `run`: they may end programs, and a greenlet goes on
+    counting the depth of recursion from where it was begun.
     Costs: a hand-over about 1 us, with thousands of programs some more; a wait of the only program at its instant, before
     anybody else's next, no hand-over at all.
 
@@ -76,90 +93,59 @@ class Scheduler:
 
     Attributes:
         now_s: virtual time in seconds; the programs begin at 0.
-        num_events: events so far.
+        num_events: events so far, those of this instant included.
+        current: the program that is running, or ran last.
     """
 
     def __init__(self, *, runs_torch: bool = True) -> None:
         self.now_s = 0.0
         self.num_events = 0
-        self._runs_torch = runs_torch
-        self._instants: list[float] = []  # a heap of the keys of `_planned`, but for the one that is being dealt with
-        self._planned: dict[float, list[Program | Callable[[], None]]] = {}  # the events of each, in their order
-        self._due: list[Program | Callable[[], None]] = []  # those of this instant, past ones included
-        self._num_dealt_with = 0  # of these
+        self.current = Program(-1, is_main=False)  # nobody yet
+        self._instants: list[float] = []  # a heap of the keys of `_planned`
+        self._planned: dict[float, list[Event]] = {}  # the events of each, in their order
+        self._due: list[Event] = []  # those that are left of the present instant, the next one last
         self._programs: list[Program] = []
         self._by_worker: dict[int, list[Program]] = {}
         self._num_main = 0  # main programs that have not ended
         self._hub = getcurrent()
-        self._current: Program | None = None
         self._ended = False
+        self._let_others_run = self._switch_with_torch if runs_torch else self._switch
         self.on_resume: Callable[[int], None] | None = None  # called with the worker that is about to run
 
     # What programs call
-
-    @property
-    def current(self) -> Program:
-        """The program that is running."""
-        assert self._current is not None, "only a simulated program can wait"
-        return self._current
 
     def sleep(self, duration_s: float) -> None:
         """Goes on `duration_s` later."""
         at_s = self.now_s + duration_s
         if self._ended:
             raise GreenletExit
-        if self._num_dealt_with == len(self._due):
+        if not self._due:
             instants = self._instants
             if not instants or at_s < instants[0]:
                 self.now_s = at_s
                 return
-        program = self._current
-        assert program is not None, "only a simulated program can wait"
-        self.call_at(at_s, program)
-        if self._runs_torch:
-            self._hand_over()
-        else:
-            self._switch()
+        self.call_at(at_s, self.current)
+        self._let_others_run()
 
     def wait(self, what: str) -> None:
         """Waits until `wake` is called for this program; `what` is for the message should that never happen."""
-        program = self._current
-        assert program is not None, "only a simulated program can wait"
         if self._ended:
             raise GreenletExit
-        program.waits_for = what
-        if self._runs_torch:
-            self._hand_over()
-        else:
-            self._switch()
+        self.current.waits_for = what
+        self._let_others_run()
 
     def wake(self, program: Program, after_s: float = 0.0) -> None:
         """Lets a program that waits go on, `after_s` from now."""
         self.call_at(self.now_s + after_s, program)
 
-    def call_at(self, at_s: float, what: Callable[[], None] | Program) -> None:
-        """Calls a function at an instant, outside any program, where it must not wait; or lets a program that waits go on."""
+    def call_at(self, at_s: float, what: Event) -> None:
+        """Plans a function called outside any program, where it must not wait, or a program that goes on, or an arrival."""
         planned = self._planned.get(at_s)
         if planned is None:
             self._planned[at_s] = [what]
             heappush(self._instants, at_s)
         else:
             planned.append(what)
-
-    def resume(self, program: Program) -> None:
-        """Lets a program that waits go on at once: the last thing that a function of `call_at` does, outside any program."""
-        if program.over:
-            return  # its worker was ended meanwhile
-        self._current = program
-        try:
-            if self.on_resume is not None:
-                self.on_resume(program.worker_id)
-            program.here.switch()
-        except Exception as error:
-            worker_id = self.current.worker_id  # another one by now, perhaps: programs hand over to each other
-            raise ProgramError(worker_id, error, self.now_s) from error
-        finally:
-            self._current = None
 
     def stop(self) -> None:
         """Ends the simulation after the events planned for this instant; unfinished programs are cut off."""
@@ -172,6 +158,7 @@ class Scheduler:
         program = Program(worker_id, is_main=is_main)
 
         def run() -> None:
+            program.here = program.greenlet
             try:
                 body()
             finally:
@@ -179,7 +166,6 @@ class Scheduler:
 
         program.greenlet = greenlet(run, self._hub)
         program.greenlet.gr_context = contextvars.copy_context()
-        program.here = program.greenlet
         self._num_main += is_main
         self._programs.append(program)
         self._by_worker.setdefault(worker_id, []).append(program)
@@ -191,10 +177,9 @@ class Scheduler:
         ended, self._ended = self._ended, True  # a program that waits while it is being ended is ended there
         for program in self._by_worker.get(worker_id, ()):
             if not program.over:
-                self._current = program
+                self.current = program
                 program.greenlet.throw(GreenletExit)
                 self._finished(program)  # where it had not begun
-        self._current = None
         self._ended = ended or not self._num_main
 
     def run(self) -> None:
@@ -204,34 +189,62 @@ class Scheduler:
             ProgramError: a program raised an exception; the others are cut off at that instant.
             DeadlockError: every program that is left waits for another.
         """
-        instants, planned = self._instants, self._planned
         self._hub = getcurrent()
         for program in self._programs:
             program.greenlet.parent = self._hub
         try:
-            while instants and not self._ended:
-                at_s = self.now_s = heappop(instants)
-                due = self._due = planned[at_s]  # which grows meanwhile
-                self._num_dealt_with = 0
-                while self._num_dealt_with < len(due) and not self._ended:
-                    what = due[self._num_dealt_with]
-                    self._num_dealt_with += 1
-                    if isinstance(what, Program):
-                        self.resume(what)
-                    else:
-                        what()
-                self.num_events += self._num_dealt_with
-                del planned[at_s]
+            what = self._next_event()
+            while what is not None and not self._ended:
+                if isinstance(what, Program):
+                    what = self._resume(what)
+                else:
+                    what()
+                    what = None
+                if what is None and not self._ended:
+                    what = self._next_event()
             left = [program for program in self._programs if not program.greenlet.dead]
             if left and not self._ended:
                 raise DeadlockError(self._deadlock(left))
         finally:
             self._cut_off()
 
+    def _next_event(self) -> Program | Callable[[], None] | None:
+        """Takes the next event; None: there is none. What arrives does so here."""
+        while True:
+            due = self._due
+            if not due:
+                if not self._instants:
+                    return None
+                at_s = self.now_s = heappop(self._instants)
+                due = self._due = self._planned.pop(at_s)
+                self.num_events += len(due)
+                due.reverse()
+            what = due.pop()
+            if not isinstance(what, tuple):
+                return what
+            box, item = what
+            program = box.arrive(item)
+            if program is not None:
+                return program
+
+    def _resume(self, program: Program) -> Program | Callable[[], None] | None:
+        """Lets a program run, from the hub; returns an event for the hub that comes next, or None: not known."""
+        if program.over:
+            return None  # its worker was ended meanwhile
+        self.current = program
+        if self.on_resume is not None:
+            self.on_resume(program.worker_id)
+        try:
+            return (program.here or program.greenlet).switch()
+        except Exception as error:
+            worker_id = self.current.worker_id  # another one by now, perhaps: programs hand over to each other
+            raise ProgramError(worker_id, error, self.now_s) from error
+
     def _finished(self, program: Program) -> None:
         if program.over:
             return
         program.over = True
+        program.here = None
         for waiting in program.joining:
             self.wake(waiting)
         if program.is_main:
@@ -240,22 +253,19 @@ class Scheduler:
                 self._ended = True
 
     def _switch(self) -> None:
-        """Lets others run: the program that is due next in this instant, or the hub, which deals with all else.
-
-        The hub begins programs, too: a greenlet goes on counting the depth of recursion from where it was begun.
-        """
-        if self._num_dealt_with < len(self._due):
-            following = self._due[self._num_dealt_with]
-            if isinstance(following, Program) and following.greenlet and not following.over and not self._ended:
-                self._num_dealt_with += 1
-                self._current = following
-                if self.on_resume is not None:
-                    self.on_resume(following.worker_id)
-                following.here.switch()
+        """Lets others run until this program goes on."""
+        what = self._next_event()
+        if isinstance(what, Program) and (here := what.here) is not None:
+            if what is self.current:
                 return
-        self._hub.switch()
+            self.current = what
+            if self.on_resume is not None:
+                self.on_resume(what.worker_id)
+            here.switch()
+        else:
+            self._hub.switch(what)
 
-    def _hand_over(self) -> None:
+    def _switch_with_torch(self) -> None:
         if _graph_task_id() != -1:
             # Switching greenlets inside backward hung or crashed PyTorch in trials: its engine keeps state per thread.
             raise RuntimeError("A simulated worker may not wait inside backward; wait before or after it.")
@@ -274,9 +284,8 @@ class Scheduler:
         gradients = torch.is_grad_enabled()
         for program in self._programs:
             if not program.greenlet.dead:
-                self._current = program
+                self.current = program
                 program.greenlet.throw(GreenletExit)
-        self._current = None
         torch.set_grad_enabled(gradients)
 
     def _deadlock(self, left: list[Program]) -> str:
