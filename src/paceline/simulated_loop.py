@@ -26,6 +26,7 @@ from paceline.simulation_record import SimulationRecord, write_simulation
 from paceline.simulator.attached import SimulatedAttachedReplica
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.cluster_file import as_table
+from paceline.simulator.faults import Faults
 from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.scheduler import Program, ProgramError, Scheduler
 from paceline.supervised import check_launch
@@ -42,6 +43,7 @@ def simulate(
     workers: int | None = None,
     algorithm: Algorithm | str | None = None,
     seed: int = 0,
+    faults: Faults | None = None,
     out: Path | str | None = None,
 ) -> RunData:
     """Calls `train()` once per simulated worker; inside, `attach` makes them one run under a virtual clock.
@@ -58,11 +60,15 @@ def simulate(
         workers: how many, where no cluster says so.
         algorithm: a spec or an instance; None where `attach` names it.
         seed: of the order of samples, of compute times and of everything random in the algorithm and in the workers.
+        faults: what goes wrong, and when; a killed worker leaves its function where it is (`finally` is run), returns nothing,
+            and is in `result["workers_lost"]`.
         out: the run's folder; None: nothing is written.
 
     Raises:
         UsageError: something cannot be simulated as asked.
-        PacelineError: the workers wait for each other, as where one leaves a lockstep epoch early.
+        WorkerLostError: an algorithm that cannot go on without a worker has lost one: by a fault, or because its loop ended
+            early.
+        PacelineError: the workers wait for each other.
         Exception: whatever a worker's function raised, unless it was that the loss is not finite: that run has diverged.
     """
     if cluster is None:
@@ -74,7 +80,9 @@ def simulate(
     folder = Path(out) if out is not None else None
     if folder is not None and folder.is_dir() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty: choose another `out`.")
-    simulation = _Simulation(train, cluster, named, seed)
+    faults = faults or Faults()
+    faults.check(cluster.workers)
+    simulation = _Simulation(train, cluster, named, seed, faults)
     began, began_s = time.time(), time.perf_counter()
     run = simulation.run()
     if folder is not None:
@@ -89,8 +97,12 @@ class _Simulation:
 
     replica_kind = SimulatedAttachedReplica
 
-    def __init__(self, train: Callable[[], Any], cluster: Cluster, algorithm: Algorithm | None, seed: int) -> None:
+    def __init__(
+        self, train: Callable[[], Any], cluster: Cluster, algorithm: Algorithm | None, seed: int, faults: Faults
+    ) -> None:
         self.scheduler = Scheduler()
+        self.faults = faults
+        self.buffers: dict[str, torch.Tensor] = {}  # running statistics that all workers share
         self.cluster = cluster
         self.seed = seed
         self.machine: SimulatedMachine | None = None
@@ -128,6 +140,7 @@ class _Simulation:
             "backend": "simulator",
             "timing_only": False,
             "cluster": as_table(self.cluster),
+            **self.faults.as_record(),
         }
         run = self.record.finish(config, num_parameters=self._wanted.num_parameters)
         run.returned = self.returned
@@ -147,6 +160,8 @@ class _Simulation:
                 )
             )
             self.returned[worker_id] = self._train()
+            if self.machine is not None:
+                self.machine.end(worker_id)
 
         return body
 
@@ -165,6 +180,7 @@ class _Simulation:
                 vector_bytes=x.numel() * x.element_size(),
                 batch_size=0,
                 seed=self.seed,
+                faults=self.faults,
                 is_gossip=algorithm.gossip,
                 collective="memory" if isinstance(algorithm, Lockstep) else "ring",
                 scheduler=self.scheduler,
@@ -188,6 +204,8 @@ class _Simulation:
                 timing_only=False,
             )
             self.machine.start_servers(algorithm.serve)
+            if not algorithm.lockstep:
+                self.buffers = {name: buffer.data.clone() for name, buffer in model.named_buffers()}
         elif algorithm != self.algorithm or list(binding.describe()) != list(self._wanted.describe()):
             raise UsageError(
                 f"Worker {environment.worker_id} wants {registry.spec(algorithm)} on {binding.num_parameters:,} parameters,"
@@ -208,7 +226,10 @@ class _Simulation:
 
 
 class _SimulatedSession:
-    """One simulated worker's membership in the run; stands in for `Session`."""
+    """One simulated worker's membership in the run; stands in for `Session`.
+
+    Buffers are as in `Session`: one copy that all workers write; in lockstep every worker keeps its own.
+    """
 
     def __init__(self, simulation: _Simulation, model: nn.Module, binding: FlatBinding, worker_id: int) -> None:
         machine, record = simulation.machine, simulation.record
@@ -220,6 +241,11 @@ class _SimulatedSession:
         self._machine = machine
         self._record = record
         self._is_gossip = simulation.algorithm is not None and simulation.algorithm.gossip
+        self._shared_buffers: list[torch.Tensor] = []
+        for name, buffer in model.named_buffers():
+            if name in simulation.buffers:
+                buffer.data = simulation.buffers[name]
+                self._shared_buffers.append(buffer)
         control = {"checkpoint_epoch": -2, "epoch": 0}
         self.arena = SimpleNamespace(
             address=lambda name: simulation.next_batch.ctypes.data,
@@ -267,6 +293,8 @@ class _SimulatedSession:
     def close(self, *, failed: bool = False) -> None:
         """Gives the model memory of its own again."""
         self.binding.release()
+        for buffer in self._shared_buffers:
+            buffer.data = buffer.data.clone()
 
 
 class _GlobalRandomness:

@@ -48,6 +48,9 @@ class SimulationRecord:
         together: whether several workers' gradients make one update.
         timing_only: whether no gradients are computed; None: if nothing is evaluated.
         about: more for the result.
+
+    Attributes:
+        before_evaluation: gives the model the run's buffers, where workers have their own; None: it has them.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class SimulationRecord:
         self._next_evaluation = self._evaluate_every
         self._evaluations: list[dict[str, Any]] = []
         self._outcome, self._reason, self._trace = "stopped", "", ""
+        self.before_evaluation: Callable[[], None] | None = None
 
     def recorder(self, worker_id: int) -> _Recorder:
         """Takes one worker's records."""
@@ -115,6 +119,8 @@ class SimulationRecord:
 
     def _evaluate(self, elapsed_s: float) -> dict[str, Any]:
         assert self._evaluator is not None
+        if self.before_evaluation is not None:
+            self.before_evaluation()
         train_loss = self._mean_loss if self._losses else None
         about = {"elapsed_s": elapsed_s, "samples": self._samples, "train_loss": train_loss}
         with torch.random.fork_rng(devices=[]):
@@ -130,6 +136,8 @@ class SimulationRecord:
         if not self._is_gossip:
             records = without_waiting(records, self._simulated.shared.version)
         wall_s = max((float(rows["ended_s"][-1]) for rows in records.values() if len(rows)), default=0.0)
+        if self._outcome == "crashed":  # of it: until the others knew
+            wall_s = max(wall_s, self._simulated.scheduler.now_s)
         own_models: dict[str, Any] = (
             {"consensus_distance": None, "worst_worker_accuracy": None} if self._is_gossip else {}
         )

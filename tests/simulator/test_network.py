@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import paceline as pl
 from paceline.errors import PeerLostError, UsageError
 from paceline.simulator import Cluster, Faults
 from paceline.simulator.concurrency import SimulatedConcurrency
@@ -302,7 +303,9 @@ def test_a_collective_without_a_lost_worker_fails_with_its_name():
         ports.clock.sleep_s(float(ports.worker_id))
         ports.collectives.all_reduce_mean(torch.zeros(3), 1.0)
 
-    with pytest.raises(ProgramError, match=r"WorkerLostError: .*worker 2 \(killed at 1\.5 s\).*arrived: 0, 1"):
+    with pytest.raises(
+        ProgramError, match=r"WorkerLostError: .*worker 2 \(killed at 1\.5 s\).*arrived: workers 0 and 1"
+    ):
         play([program] * 3, faults=Faults().kill(worker=2, at_s=1.5))
 
 
@@ -321,3 +324,21 @@ def test_a_collective_without_a_lost_worker_fails_with_its_name():
 def test_refused_faults(make, says):
     with pytest.raises(UsageError, match=says):
         make()
+
+
+@pytest.mark.parametrize("algorithm", ["all-reduce", "lockstep", "d-psgd"])
+def test_a_crashed_run_lasts_until_the_others_know_of_the_death(algorithm):
+    config = pl.TrainConfig(task="digits-mlp", algorithm=algorithm, workers=3, steps=20)
+    cluster = Cluster(workers=3, detection_s=1.5)
+    faults = Faults().kill(worker=1, at_s=0.055)
+    run = pl.simulate_task(config, cluster=cluster, timing_only=True, num_parameters=1000, faults=faults)
+    assert run.result["outcome"] == "crashed"
+    assert run.result["wall_s"] == pytest.approx(0.055 + 1.5)
+
+
+def test_a_cut_link_that_no_message_of_a_collective_passes_changes_nothing():
+    config = pl.TrainConfig(task="digits-mlp", algorithm="all-reduce", workers=4, steps=5)
+    for link, outcome in [((0, 2), "stopped"), ((0, 3), "crashed")]:  # the ring is 0-1-2-3-0
+        faults = Faults().drop_link(*link, at_s=0.025)
+        run = pl.simulate_task(config, timing_only=True, num_parameters=1000, faults=faults)
+        assert run.result["outcome"] == outcome

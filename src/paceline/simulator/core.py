@@ -80,8 +80,8 @@ class Core:
     """
 
     __slots__ = (
-        "_batch_size", "_disturbances", "_draws_s", "_factor", "_memory", "_vector_bytes", "cluster", "die", "moved_s",
-        "scheduler", "worker_id",
+        "_batch_size", "_disturbances", "_draws_s", "_factor", "_memory", "cluster", "die", "moved_s",
+        "scheduler", "vector_bytes", "worker_id",
     )  # fmt: skip
 
     def __init__(
@@ -100,7 +100,7 @@ class Core:
         self._memory = memory
         self.cluster = cluster
         self.worker_id = worker_id
-        self._vector_bytes = vector_bytes
+        self.vector_bytes = vector_bytes
         self._draws_s = cluster.compute.draws_s(Random(f"compute/{seed}/{worker_id}"))
         self._batch_size = batch_size
         self._factor = cluster.factor(worker_id)
@@ -124,16 +124,16 @@ class Core:
     def move(self, num_vectors: float) -> None:
         """Takes the time of so many vectors' memory traffic, on behalf of the memory."""
         begun_s = self.scheduler.now_s
-        self._memory.move(num_vectors * self._vector_bytes)
+        self._memory.move(num_vectors * self.vector_bytes)
         self.moved_s += self.scheduler.now_s - begun_s
 
     def copy(self, parts: int = 1) -> None:
         """Takes the time of copying one vector, or one of its `parts`."""
-        self._memory.move(COPY_VECTORS * self._vector_bytes / parts)
+        self._memory.move(COPY_VECTORS * self.vector_bytes / parts)
 
     def update(self, parts: int = 1) -> None:
         """Takes the time of an optimizer's step on one vector, or on one of its `parts`."""
-        self._memory.move(self.cluster.update_vectors * self._vector_bytes / parts)
+        self._memory.move(self.cluster.update_vectors * self.vector_bytes / parts)
 
     def atomic(self) -> None:
         """Takes the time of one atomic operation."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.errors import UsageError
 
@@ -105,6 +106,11 @@ class Faults:
                 raise UsageError(
                     f"A fault names worker {worker}: {num_workers} workers count from 0 to {num_workers - 1}."
                 )
+
+    def as_record(self) -> dict[str, list[dict[str, Any]]]:
+        """For a run's `config.json`; empty where nothing goes wrong."""
+        script = [{"fault": type(one).__name__, **dataclasses.asdict(one)} for one in self.script]
+        return {"faults": script} if script else {}
 
     def _with(self, fault: Kill | Slow | DropLink | Pause) -> Faults:
         return dataclasses.replace(self, script=(*self.script, fault))

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from paceline.errors import UsageError
 from paceline.simulator.bus import MemoryBus
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.collectives import AllReduceState, SimulatedCollectives
@@ -86,6 +87,8 @@ class SimulatedMachine:
         self._collective = cluster.collective or collective
         self._is_networked = request.mailbox or (request.collectives and self._collective != "memory")
         self._faults = faults or Faults()
+        if not self._is_networked and any(isinstance(one, DropLink) for one in self._faults.script):
+            raise UsageError("These workers share one machine's memory: there is no link to drop. Leave out drop_link.")
         if self._is_networked:
             self._memory = OwnMemory(self.scheduler, cluster.core_bytes_per_s)
         else:
@@ -181,7 +184,7 @@ class SimulatedMachine:
 
         def run() -> None:
             work()
-            self.scheduler.call_at(self.scheduler.now_s, partial(self._end, worker_id))
+            self.end(worker_id)
 
         self.scheduler.start(worker_id, run)
 
@@ -196,10 +199,15 @@ class SimulatedMachine:
 
             self.scheduler.start(self.cluster.workers + server, run, is_main=False)
 
+    def end(self, worker_id: int) -> None:
+        """A worker's program ends at this instant: so do its further programs, and the others learn of it."""
+        self.scheduler.call_at(self.scheduler.now_s, partial(self._end, worker_id))
+
     def _end(self, worker_id: int) -> None:
         self.scheduler.end_worker(worker_id)
-        if self.request.mailbox:
-            self._network.end(worker_id)
+        self._network.end(worker_id)
+        if self._all_reduce is not None:
+            self._all_reduce.lose(worker_id, "its loop has ended")
 
     # Faults
 
@@ -209,9 +217,17 @@ class SimulatedMachine:
                 case Kill(worker=worker, at_s=float() | int() as at_s):
                     self.scheduler.call_at(at_s, partial(self._kill, worker))
                 case DropLink(a=a, b=b, at_s=at_s):
-                    self.scheduler.call_at(at_s, partial(self._network.drop_link, a, b))
+                    self.scheduler.call_at(at_s, partial(self._drop_link, a, b))
                 case Pause(worker=worker, at_s=at_s, for_s=for_s):
                     self.scheduler.call_at(at_s, partial(self._network.pause, worker, for_s))
+
+    def _drop_link(self, a: int, b: int) -> None:
+        if self.request.mailbox:
+            self._network.drop_link(a, b)
+        if isinstance(self._all_reduce, NetworkCollectivesState):
+            link = (min(a, b), max(a, b))
+            if link in self._costs.links:
+                self._all_reduce.cut(link, self.cluster.detection_s)
 
     def _kill(self, worker_id: int) -> None:
         if self._network.is_gone(worker_id):

@@ -10,7 +10,13 @@ import torch
 
 from paceline.errors import WorkerLostError
 from paceline.simulator.cluster import Cluster
-from paceline.simulator.collectives import weighted_mean
+from paceline.simulator.collectives import (
+    gather_into_all,
+    lost_in_collective,
+    mean_into_all,
+    sum_into_all,
+    sum_into_parts,
+)
 from paceline.simulator.network import HEADER_BYTES
 from paceline.simulator.scheduler import Program, Scheduler
 from paceline.transport.base import Counts
@@ -34,6 +40,9 @@ class CollectiveCosts:
             and doubling, ceil(log2 n) rounds of (n - 1) / n * B bytes in all
 
     A switch that limits is shared by all messages of a round: n in a ring, n / 2 in a tree.
+
+    Attributes:
+        links: pairs of workers, ascending, that exchange messages.
     """
 
     def __init__(self, cluster: Cluster, kind: Literal["ring", "tree"]) -> None:
@@ -50,6 +59,7 @@ class CollectiveCosts:
         if cluster.switch_bytes_per_s is not None:
             rate = min(rate, cluster.switch_bytes_per_s / (n if kind == "ring" else max(1, n // 2)))
         self._s_per_byte = 1.0 / rate
+        self.links = pairs
 
     def all_reduce(self, num_bytes: float) -> Cost:
         """Cost of an all-reduce."""
@@ -89,13 +99,15 @@ class NetworkCollectivesState:
         self._operations: dict[int, _Operation] = {}
         self._free_s = 0.0  # operations follow each other
         self.lost: dict[int, str] = {}
+        self._cut = ""  # which link is, and since when: nothing is completed any more
+        self._is_cut_known = False
 
     def join(self, number: int, worker_id: int, given: Any, finish: Callable[[list[Any]], None], cost: Cost) -> None:
         """A worker begins its operation of this number; the last one completes it for all."""
         operation = self._operations.setdefault(number, _Operation(self.num_workers))
         operation.given[worker_id] = given
         operation.arrived.add(worker_id)
-        if len(operation.arrived) < self.num_workers:
+        if len(operation.arrived) < self.num_workers or self._cut:
             return
         finish(operation.given)
         operation.given.clear()
@@ -127,20 +139,27 @@ class NetworkCollectivesState:
                     self.scheduler.wake(program)
                 operation.waiting.clear()
 
+    def cut(self, link: tuple[int, int], detection_s: float) -> None:
+        """A link that the operations need is cut: those that all have joined end yet, all others fail `detection_s` later."""
+        self._cut = f"the link between {link[0]} and {link[1]} was cut at {self.scheduler.now_s:.6g} s"
+        self.scheduler.call_at(self.scheduler.now_s + detection_s, self._learn_of_cut)
+
+    def _learn_of_cut(self) -> None:
+        self._is_cut_known = True
+        for operation in self._operations.values():
+            if operation.done_s == math.inf:
+                for program in operation.waiting:
+                    self.scheduler.wake(program)
+                operation.waiting.clear()
+
     def _refuse_if_lost(self, number: int, operation: _Operation) -> None:
+        if self._is_cut_known:
+            raise WorkerLostError(f"collective operation {number} cannot be completed: {self._cut}.")
         missing = sorted(set(self.lost) - operation.arrived)
         if missing:
-            raise lost_in_collective(number, sorted(operation.arrived), {one: self.lost[one] for one in missing})
-
-
-def lost_in_collective(number: int, arrived: list[int], lost: dict[int, str]) -> WorkerLostError:
-    """The error that names who is missing."""
-    missing = ", ".join(f"worker {one} ({reason})" for one, reason in lost.items())
-    there = ", ".join(map(str, arrived)) or "nobody"
-    return WorkerLostError(
-        f"Collective operation {number}: {missing} will not come; arrived: {there}. Restart from the newest checkpoint, or"
-        " choose an algorithm that goes on without it."
-    )
+            raise lost_in_collective(
+                f"collective operation {number}", sorted(operation.arrived), {one: self.lost[one] for one in missing}
+            )
 
 
 class NetworkCollectives:
@@ -174,19 +193,19 @@ class NetworkCollectives:
         """Replaces `vector` (P,) by the weighted mean over all workers."""
         if self._state.num_workers > 1:
             cost = self._costs.all_reduce(self._bytes(vector))
-            self._start((vector, weight), _mean_into_all, cost).wait()
+            self._start((vector, weight), mean_into_all, cost).wait()
 
     def start_all_reduce(self, vector: torch.Tensor) -> NetworkHandle:
         """Begins replacing `vector` (n,) by the sum over all workers."""
-        return self._start(vector, _sum_into_all, self._costs.all_reduce(self._bytes(vector)))
+        return self._start(vector, sum_into_all, self._costs.all_reduce(self._bytes(vector)))
 
     def start_reduce_scatter(self, vector: torch.Tensor, part: torch.Tensor) -> NetworkHandle:
         """Begins summing `vector` (n,) over all workers into everyone's `part` (n / num_workers,)."""
-        return self._start((vector, part), _sum_into_parts, self._costs.half(self._bytes(vector)))
+        return self._start((vector, part), sum_into_parts, self._costs.half(self._bytes(vector)))
 
     def start_all_gather(self, part: torch.Tensor, vector: torch.Tensor) -> NetworkHandle:
         """Begins collecting every worker's `part` (n / num_workers,) in `vector` (n,)."""
-        return self._start((part, vector), _gather_into_all, self._costs.half(self._bytes(vector)))
+        return self._start((part, vector), gather_into_all, self._costs.half(self._bytes(vector)))
 
     def _bytes(self, vector: torch.Tensor) -> int:
         return vector.numel() * vector.element_size() if self._declared_bytes is None else self._declared_bytes
@@ -212,34 +231,3 @@ class NetworkHandle:
         begun_s = self._state.scheduler.now_s
         self._state.wait(self._number)
         self._owner.waited_s += self._state.scheduler.now_s - begun_s
-
-
-def _sum_into_all(vectors: list[torch.Tensor]) -> None:
-    total = _sum(vectors)
-    for vector in vectors:
-        vector.copy_(total)
-
-
-def _mean_into_all(given: list[tuple[torch.Tensor, float]]) -> None:
-    mean = weighted_mean([vector for vector, _ in given], [weight for _, weight in given])
-    for vector, _ in given:
-        vector.copy_(mean)
-
-
-def _sum_into_parts(given: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    pieces = _sum([vector for vector, _ in given]).chunk(len(given))
-    for (_, part), piece in zip(given, pieces, strict=False):
-        part.copy_(piece)
-
-
-def _gather_into_all(given: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    whole = torch.cat([part for part, _ in given])
-    for _, vector in given:
-        vector.copy_(whole)
-
-
-def _sum(vectors: list[torch.Tensor]) -> torch.Tensor:
-    total = vectors[0].clone()
-    for vector in vectors[1:]:
-        total.add_(vector)
-    return total

@@ -13,7 +13,7 @@ from paceline.replica import BaseReplica, BatchSource, TaskReplica, scaled_step
 from paceline.simulator.core import Core
 from paceline.transport.base import Piece
 
-__all__ = ["RandomStates", "SimulatedReplica", "TimedReplica"]
+__all__ = ["OwnBuffers", "RandomStates", "SimulatedReplica", "TimedReplica"]
 
 
 class RandomStates:
@@ -45,6 +45,24 @@ class RandomStates:
             torch.set_rng_state(state if state is not None else self._first)
 
 
+class OwnBuffers:
+    """Each worker's own copy of the buffers (running statistics) of the one model that serves all workers.
+
+    Args:
+        model: whose buffers are swapped.
+        num_workers: each begins with the model's.
+    """
+
+    def __init__(self, model: nn.Module, num_workers: int) -> None:
+        self._bound = list(model.buffers())
+        self._own = [[buffer.data.clone() for buffer in self._bound] for _ in range(num_workers)]
+
+    def enter(self, worker_id: int) -> None:
+        """Makes this worker's buffers the model's."""
+        for buffer, own in zip(self._bound, self._own[worker_id], strict=True):
+            buffer.data = own
+
+
 _NO_OPTIMIZER = OptimizerSettings("SGD", (SettingsGroup((), (("lr", 0.0),)),))
 
 
@@ -69,12 +87,22 @@ class SimulatedReplica(_Timed, TaskReplica):
     Args:
         core: times.
         random_states: of all workers.
+        buffers: of all workers; None: one copy that all write.
         num_blocks: pieces of an update or a copy; 1 where the vector cannot change meanwhile.
         task: as for `TaskReplica`.
     """
 
-    def __init__(self, *task: Any, core: Core, random_states: RandomStates, num_blocks: int, **base: Any) -> None:
+    def __init__(
+        self,
+        *task: Any,
+        core: Core,
+        random_states: RandomStates,
+        num_blocks: int,
+        buffers: OwnBuffers | None = None,
+        **base: Any,
+    ) -> None:
         super().__init__(*task, **base)
+        self._buffers = buffers
         self._takes_own = False  # one model serves all workers
         self._core = core
         self._random_states = random_states
@@ -114,6 +142,8 @@ class SimulatedReplica(_Timed, TaskReplica):
     ) -> None:
         """Computes the gradient of `at` (P,) as it is now; it is ready, as one bucket, after the time that computing takes."""
         self._random_states.enter(self._core.worker_id)
+        if self._buffers is not None:
+            self._buffers.enter(self._core.worker_id)
         self.binding.bind_gradients(self.g)
         super().gradient(at, version)
         if self.samples:
