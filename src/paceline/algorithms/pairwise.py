@@ -17,7 +17,7 @@ it waits for as the answer: a chain of waiting workers then has ascending ids, a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -79,6 +79,8 @@ class PairwiseAveraging:
         self._program: Joinable | None = None
         is_fixed = topology.period(ports.num_workers) == 1
         self._fixed_partners = topology.partners(ports.worker_id, ports.num_workers) if is_fixed else None
+        self._reachable: Set[int] = frozenset()  # as the mailbox last said, and the partners among them
+        self._reachable_partners: list[int] = []
         roles = topology.bipartite_roles(ports.num_workers)
         self._requests = roles is None or ports.worker_id in roles.active
         self._deadline = MeasuredDeadline()
@@ -225,7 +227,10 @@ class PairwiseAveraging:
     def _possible(self) -> list[int]:
         """The partners that can be reached and are not paused."""
         reachable, pauses = self._mailbox.peers(), self._pauses
-        partners = [peer for peer in self._partners() if peer in reachable]
+        if reachable is not self._reachable or self._fixed_partners is None:
+            self._reachable = reachable
+            self._reachable_partners = [peer for peer in self._partners() if peer in reachable]
+        partners = self._reachable_partners
         if pauses:
             partners = [peer for peer in partners if pauses.get(peer, (0, 0))[0] <= self._num_turns]
         return partners
