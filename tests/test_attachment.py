@@ -12,7 +12,7 @@ import leftovers
 import paceline as pl
 from contracts.table import ROWS, rows
 
-EXACT_ROWS = [row for row in ROWS if not row.scales_fresh_updates]
+EXACT_ROWS = [row for row in ROWS if not row.scales_fresh_updates and not row.own_rule]
 ONE_OF_EACH = [row for row in EXACT_ROWS if row.algorithm == type(row.algorithm)()]
 
 OPTIMIZERS = {
@@ -128,7 +128,7 @@ def test_alone_equals_plain_pytorch_under_a_scheduler(row, scheduler):
     check(plain("momentum", scheduler), attached(row, "momentum", scheduler))
 
 
-@rows(lambda row: not row.scales_fresh_updates)
+@rows(lambda row: not row.scales_fresh_updates and not row.own_rule)
 def test_a_loop_that_fetches_its_batches_itself(row):
     one = plain("adamw")
     model, optimizer, loader = pieces("adamw")

@@ -107,7 +107,9 @@ class Downpour(Algorithm):
                     client.tell(replica.optimizer_settings())
                     answer = client.push(*accrued.take(), fetch=fetches)
                     if answer.applied_version > 0:
-                        replica.applied(answer.applied_version, gradient_version=answer.applied_version - 1)
+                        # Counted from its arrival; the earlier of the two if the rule lets gradients wait.
+                        arrived = min(answer.applied_version, answer.version)
+                        replica.applied(answer.applied_version, gradient_version=arrived - 1)
                     else:
                         replica.dropped(gradient_version=answer.version)
                 else:
