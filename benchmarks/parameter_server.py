@@ -1,21 +1,28 @@
-"""Updates per second of an asynchronous parameter server without computing, against a bare pyzmq ping-pong of the same bytes.
+"""Updates per second of an asynchronous parameter server without computing: against bare messages, and against Ray.
 
     python benchmarks/parameter_server.py [--rounds 3] [--out FILE]
+    pip install "paceline[bench]" beforehand, for the rows of Ray
 
-Two workers of our own launcher send a gradient that is always the same and get the parameters back; the peer's two clients
-send arrays of the same size to one ROUTER, which sends them back and does nothing else: no update, no model, no record. Rounds
-of both alternate in one run. Prints a table and writes benchmarks/results/parameter_server.md.
+Two workers of our own launcher send a gradient that is always the same and get the parameters back. The bare peer's two
+clients send arrays of the same size to one ROUTER, which sends them back and does nothing else: no update, no model.
+Ray's is the asynchronous parameter server of its documentation: an actor that holds weights and applies gradients, and two
+worker actors whose results `ray.wait` hands over one by one; the gradient is constant there, too. Rounds alternate in one run.
+
+The server's memory is what its process's resident size grows by, at its peak, from a vector of 16 elements to one of 40 MB.
+Prints tables and writes benchmarks/results/parameter_server.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from unittest import mock
 
 import numpy as np
 import torch
@@ -23,11 +30,14 @@ import zmq
 from torch import nn
 
 import paceline as pl
+from paceline.supervisor import Supervisor
 from paceline.system import machine, versions
 
 RESULTS = Path(__file__).parent / "results"
-SIZES = {"100 kB": (25_000, 1500), "4 MB": (1_000_000, 150), "40 MB": (10_000_000, 20)}
+SIZES = {"100 kB": (25_000, 1500), "1 MB": (250_000, 500), "4 MB": (1_000_000, 150), "40 MB": (10_000_000, 20)}
+RAY_SIZES = {"1 MB": (250_000, 300), "10 MB": (2_500_000, 40)}
 WORKERS = 2
+LARGEST = 10_000_000
 
 
 class Constant(nn.Module):
@@ -44,11 +54,12 @@ class Push:
 
     size: int
     steps: int
+    optimizer: str = "SGD"
 
     def __call__(self) -> None:
         """Runs until all steps are made."""
         model = Constant(self.size)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        optimizer = getattr(torch.optim, self.optimizer)(model.parameters(), lr=1e-3)
         gradient = torch.ones(self.size)
         with pl.attach(model, optimizer) as worker:
             for _ in worker.batches([0] * (self.steps * WORKERS)):
@@ -56,13 +67,31 @@ class Push:
                 optimizer.step()
 
 
-def ours(size: int, steps: int, shards: int) -> float:
+def ours(size: int, steps: int, shards: int, durability: Literal["snapshot", "replica"] = "snapshot") -> float:
     """Updates per second of all workers together."""
-    result = pl.launch(
-        Push(size, steps), workers=WORKERS, algorithm=pl.ParameterServer(mode="async", shards=shards)
-    ).result
+    algorithm = pl.ParameterServer(mode="async", shards=shards, durability=durability)
+    result = pl.launch(Push(size, steps), workers=WORKERS, algorithm=algorithm).result
     assert result["outcome"] == "stopped"
     return result["steps"] / result["wall_s"]
+
+
+def peak_bytes(size: int, optimizer: str) -> list[int]:
+    """Peak resident bytes of the server, and of its second copy where it has one, as the kernel counts them."""
+    durability, _, name = optimizer.rpartition(" ")
+    algorithm = pl.ParameterServer(mode="async", durability="replica" if durability else "snapshot")
+    peaks: dict[int, int] = {}
+
+    class Watched(Supervisor):
+        def _wait_for_news(self) -> None:
+            super()._wait_for_news()
+            for state in self.servers.states:
+                with contextlib.suppress(OSError, AttributeError, ValueError, IndexError):
+                    status = Path(f"/proc/{state.handle.pid}/status").read_text()
+                    peaks[state.worker_id] = 1024 * int(status.partition("VmHWM:")[2].split()[0])
+
+    with mock.patch("paceline.launcher.Supervisor", Watched):
+        pl.launch(Push(size, 20, name), workers=WORKERS, algorithm=algorithm)
+    return [peaks[server] for server in sorted(peaks)]
 
 
 def _echo(pipe: Any) -> None:
@@ -119,30 +148,148 @@ def bare(size: int, steps: int) -> float:
     return WORKERS * steps / (max(end for _, end in times) - min(begin for begin, _ in times))
 
 
-def main() -> None:
-    """Measures and writes the table."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=RESULTS / "parameter_server.md")
-    options = parser.parse_args()
-    here, library = machine(), versions()
+def ray_actors(size: int, steps: int) -> float:
+    """Updates per second of the asynchronous parameter server of Ray's documentation."""
+    import ray  # not at the top: an extra
+
+    if not ray.is_initialized():
+        ray.init(num_cpus=WORKERS + 1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+
+    @ray.remote
+    class Server:
+        def __init__(self, size: int) -> None:
+            torch.set_num_threads(1)
+            self.model = Constant(size)
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+
+        def apply_gradients(self, gradient: np.ndarray) -> np.ndarray:
+            self.optimizer.zero_grad()
+            self.model.x.grad = torch.from_numpy(gradient.copy())  # what Ray hands over must not be written
+            self.optimizer.step()
+            return self.get_weights()
+
+        def get_weights(self) -> np.ndarray:
+            return self.model.x.detach().numpy()
+
+    @ray.remote
+    class Worker:
+        def __init__(self, size: int) -> None:
+            torch.set_num_threads(1)
+            self.model, self.gradient = Constant(size), np.ones(size, np.float32)
+
+        def compute_gradients(self, weights: np.ndarray) -> np.ndarray:
+            with torch.no_grad():
+                self.model.x.copy_(torch.from_numpy(weights.copy()))
+            return self.gradient
+
+    server, workers = Server.remote(size), [Worker.remote(size) for _ in range(WORKERS)]
+    weights = server.get_weights.remote()
+    ray.get([worker.compute_gradients.remote(weights) for worker in workers])
+    begun_s = time.monotonic()
+    gradients = {worker.compute_gradients.remote(weights): worker for worker in workers}
+    for _ in range(steps * WORKERS):
+        (ready,), _ = ray.wait(list(gradients))
+        worker = gradients.pop(ready)
+        weights = server.apply_gradients.remote(ready)
+        gradients[worker.compute_gradients.remote(weights)] = worker
+    ray.get(weights)
+    took_s = time.monotonic() - begun_s
+    for actor in (server, *workers):
+        ray.kill(actor)
+    return steps * WORKERS / took_s
+
+
+def against_bare(rounds: int) -> list[str]:
+    """The first table."""
     lines = [
-        "# Asynchronous parameter server against a bare ping-pong",
-        "",
-        f"2 workers, {here['processor']}, {here['cores']} cores, torch {library['torch']}; medians of {options.rounds}.",
-        "",
         "| size of the vector | shards | updates per second | bare round trips per second | ratio |",
         "|---|---|---|---|---|",
     ]
     for name, (size, steps) in SIZES.items():
         for shards in (1, 2):
-            pairs = [(ours(size, steps, shards), bare(size, steps)) for _ in range(options.rounds)]
+            pairs = [(ours(size, steps, shards), bare(size, steps)) for _ in range(rounds)]
             own, peer = (statistics.median(values) for values in zip(*pairs, strict=True))
-            ratio = statistics.median(a / b for a, b in pairs)
-            lines.append(f"| {name} | {shards} | {own:.0f} | {peer:.0f} | {ratio:.2f} |")
+            lines.append(f"| {name} | {shards} | {own:,.0f} | {peer:,.0f} | {_ratio(pairs)} |")
             print(lines[-1], flush=True)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text("\n".join(lines) + "\n")
+    return lines
+
+
+def against_ray(rounds: int) -> list[str]:
+    """The second table; a sentence where Ray is not installed."""
+    try:
+        import ray
+    except ImportError:
+        return ["Ray is not installed: `pip install ray`."]
+    lines = ["| size of the vector | updates per second | Ray's actors | ratio |", "|---|---|---|---|"]
+    for name, (size, steps) in RAY_SIZES.items():
+        pairs = [(ours(size, steps, 1), ray_actors(size, steps)) for _ in range(rounds)]
+        own, peer = (statistics.median(values) for values in zip(*pairs, strict=True))
+        lines.append(f"| {name} | {own:,.0f} | {peer:,.0f} | {_ratio(pairs)} |")
+        print(lines[-1], flush=True)
+    ray.shutdown()
+    return [*lines, "", f"Ray {ray.__version__}."]
+
+
+def of_the_second_copy(rounds: int) -> list[str]:
+    """The third table."""
+    lines = ["| size of the vector | `snapshot` | `replica` | ratio |", "|---|---|---|---|"]
+    for name in ("100 kB", "4 MB"):
+        size, steps = SIZES[name]
+        pairs = [(ours(size, steps, 1, "replica"), ours(size, steps, 1)) for _ in range(rounds)]
+        own, peer = (statistics.median(values) for values in zip(*pairs, strict=True))
+        lines.append(f"| {name} | {peer:,.0f} | {own:,.0f} | {_ratio(pairs)} |")
+        print(lines[-1], flush=True)
+    return lines
+
+
+def memory() -> list[str]:
+    """The last table."""
+    vector_bytes = 4 * LARGEST
+    lines = ["| optimizer | its state | growth of the server | of its second copy |", "|---|---|---|---|"]
+    for optimizer, state in (("SGD", 0), ("Adam", 2), ("replica SGD", 0), ("replica Adam", 2)):
+        small, large = peak_bytes(16, optimizer), peak_bytes(LARGEST, optimizer)
+        grown = [(after - before) / vector_bytes for before, after in zip(small, large, strict=True)]
+        cells = [f"{one:.1f} vectors" for one in grown] + ["none"] * (2 - len(grown))
+        lines.append(f"| {optimizer} | {state} vectors | {cells[0]} | {cells[1]} |")
+        print(lines[-1], flush=True)
+    return lines
+
+
+def _ratio(pairs: list[tuple[float, float]]) -> str:
+    ratios = sorted(a / b for a, b in pairs)
+    return f"**{statistics.median(ratios):.2f}** ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+
+
+PARTS = {
+    "bare": ("Against a bare ping-pong of the same bytes", against_bare),
+    "ray": ("Against Ray's actors", against_ray),
+    "replica": ("What a second copy costs", of_the_second_copy),
+    "memory": ("Memory of a server with 2 workers, above that of an empty one", lambda _: memory()),
+}
+
+
+def main() -> None:
+    """Measures and writes the tables."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=PARTS, help="one table, printed and not written")
+    parser.add_argument("--out", type=Path, default=RESULTS / "parameter_server.md")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    here, library = machine(), versions()
+    lines = [
+        "# Asynchronous parameter server",
+        "",
+        f"{WORKERS} workers, {here['processor']}, {here['cores']} cores, torch {library['torch']}; medians of {options.rounds}"
+        " rounds, in brackets the lowest and the highest ratio. Command: `python benchmarks/parameter_server.py`.",
+    ]
+    for name, (title, measure) in PARTS.items():
+        if options.only in (None, name):
+            print(f"## {title}", flush=True)
+            lines += ["", f"## {title}", "", *measure(options.rounds)]
+    if options.only is None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -56,6 +56,8 @@ def run_and_kill_shards(algorithm, *, kill_at, together=False, **settings):
 
     def look(supervisor):
         server, version = left[0] if left else (0, 0)
+        if supervisor.servers.restarts < len(kill_at) - len(left):
+            return  # the last death has not been noticed
         if not recovered(supervisor, server % algorithm.shards) or version_of(supervisor, server) < version:
             return
         if left:
@@ -63,8 +65,7 @@ def run_and_kill_shards(algorithm, *, kill_at, together=False, **settings):
                 os.kill(supervisor.servers.states[server].handle.pid, signal.SIGKILL)
             del left[: len(left) if together else 1]
         elif not goes_on_until:
-            if supervisor.servers.restarts >= len(kill_at):
-                goes_on_until.append(version_of(supervisor, 0) + 200)
+            goes_on_until.append(version_of(supervisor, 0) + 200)
         elif version_of(supervisor, 0) >= goes_on_until[0]:
             supervisor.stop()
 
