@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -106,10 +107,13 @@ class Peers:
             self.mailbox = RunMailbox(self._zmq, stopped, grace_s=_GRACE_S if num_servers else 0.0)
         self.concurrency = ThreadConcurrency()
 
-    def close(self) -> None:
-        """Says goodbye and frees the sockets."""
+    def close(self, *, wait: bool = True) -> None:
+        """Says goodbye and frees the sockets; a thread does so where nobody can `wait` for messages to one who may be dead."""
         sys.setswitchinterval(self._switch_interval_s)
-        self._zmq.close()
+        if wait:
+            self._zmq.close()
+        else:
+            threading.Thread(target=self._zmq.close, name="mailbox-close", daemon=True).start()
 
 
 class RunMailbox:

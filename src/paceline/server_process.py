@@ -130,7 +130,8 @@ class _Meeting:
 
     def ports(self, arena: Arena, incarnation: int) -> Ports:
         """What the member of this arena's id is given; it is reached under that id, and no longer under another."""
-        self.__exit__()
+        if self._peers is not None:
+            self._peers.close(wait=False)
         ports = arena.ports(RealClock(), self._environment.seed)
         self._peers = Peers(
             mailbox_part(store_of(self._environment)),

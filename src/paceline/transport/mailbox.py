@@ -14,7 +14,7 @@ import zmq
 
 from paceline.errors import PacelineError, PeerLostError, WorkerLostError, name_workers
 from paceline.transport.base import Counts, Message, PeerBack, PeerLeft, Received
-from paceline.transport.inbox import Frames, Inbox, Lost
+from paceline.transport.inbox import Frames, Inbox, Lost, end_context
 from paceline.transport.keys import load_keys
 from paceline.transport.matching import Arrivals
 from paceline.transport.peers import Dialler, Peer, introduction, read_introduction
@@ -212,7 +212,7 @@ class ZmqMailbox:
                     peer.outgoing.close(linger=round(self._send_deadline_s * 1e3) if peer.here else 0)
         self._keeper.join()
         self._inbox.close()
-        self._context.term()
+        end_context(self._context, self._send_deadline_s)
         self._store = None
 
     def __enter__(self) -> ZmqMailbox:
