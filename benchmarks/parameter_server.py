@@ -34,7 +34,7 @@ from paceline.supervisor import Supervisor
 from paceline.system import machine, versions
 
 RESULTS = Path(__file__).parent / "results"
-SIZES = {"100 kB": (25_000, 1500), "1 MB": (250_000, 500), "4 MB": (1_000_000, 150), "40 MB": (10_000_000, 20)}
+SIZES = {"100 kB": (25_000, 1500), "4 MB": (1_000_000, 150), "40 MB": (10_000_000, 20)}
 RAY_SIZES = {"1 MB": (250_000, 300), "10 MB": (2_500_000, 40)}
 WORKERS = 2
 LARGEST = 10_000_000
@@ -287,9 +287,9 @@ def main() -> None:
         if options.only in (None, name):
             print(f"## {title}", flush=True)
             lines += ["", f"## {title}", "", *measure(options.rounds)]
-    if options.only is None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text("\n".join(lines) + "\n")
+            if options.only is None:
+                options.out.parent.mkdir(parents=True, exist_ok=True)
+                options.out.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

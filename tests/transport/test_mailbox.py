@@ -10,7 +10,7 @@ from torch.distributed import HashStore
 from leftovers import wait_until
 from paceline.errors import PacelineError, PeerLostError, UsageError, WorkerLostError
 from paceline.transport.base import Counts, Message, PeerBack, PeerLeft, Received
-from paceline.transport.inbox import HIGH_WATER_MARK
+from paceline.transport.inbox import HIGH_WATER_MARK, end_context
 from paceline.transport.keys import create_keys
 from paceline.transport.mailbox import ZmqMailbox
 from paceline.transport.wire import HEADER_BYTES, Sort, pack
@@ -326,3 +326,16 @@ def test_an_address_of_another_machine_is_one_sentence(store, tmp_path):
     create_keys(tmp_path / "key")
     with pytest.raises(UsageError, match=r"Cannot listen on 192\.0\.2\.1: .*Name an address of this machine\."):
         ZmqMailbox(store, 0, 2, host="192.0.2.1", keys=tmp_path / "key")
+
+
+def test_closing_does_not_wait_for_ever():
+    """A socket that is left open stands for whatever keeps libzmq from ending."""
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    end_context(context, -1.9)  # of the two seconds' margin
+    assert not context.closed
+    socket.close(linger=0)
+    for thread in threading.enumerate():
+        if thread.name == "mailbox-end":
+            thread.join(10)
+    assert context.closed
