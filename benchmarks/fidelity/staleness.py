@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
+from paceline.algorithms.parameter_server import ParameterServer
 from paceline.algorithms.server.adagrad import Adagrad
 from paceline.algorithms.server.delay import ConstantDelay
-from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.update import UpdateInfo
 from paceline.flat import FlatBinding
 from paceline.tasks import load_task
@@ -39,7 +39,8 @@ def errors_by_epoch(staleness: int, ramp_epochs: float, seed: int) -> list[float
     flat.bind(x)
     steps = len(inputs) // BATCH_SIZE
     delay = ConstantDelay(updates_late=staleness, ramp_updates=round(ramp_epochs * steps))
-    applier = Delayed(delay=delay, rule=RULE).start(flat.num_elements, x.dtype)
+    injected = ParameterServer(mode="async", apply=RULE).delayed(delay)  # what --inject-staleness makes of it
+    applier = injected.apply.start(flat.num_elements, x.dtype)
     errors, step = [], 0
     for epoch in range(EPOCHS):
         order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(1000 * seed + epoch))

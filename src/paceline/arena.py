@@ -21,7 +21,7 @@ from paceline.memory.slots import SlotPool
 from paceline.memory.staleness import SharedStalenessCounts
 from paceline.replica import RealClock
 from paceline.transport.base import Ports
-from paceline.transport.parameters import MemoryRequest
+from paceline.transport.parameters import AVERAGE, MemoryRequest
 
 __all__ = ["Arena", "ArenaPlan", "plan_arena"]
 
@@ -77,7 +77,9 @@ def plan_arena(
     num_servers = request.servers if num_workers > 1 else 0  # a lone worker needs none
     num_participants = num_workers + num_servers * request.copies + 1
     kind = _KINDS[request.kind]
-    options = {"num_servers": num_servers, "num_copies": request.copies} if request.kind == "served" else {}
+    options: dict[str, Any] = {}
+    if request.kind == "served":
+        options = {"num_servers": num_servers, "num_copies": request.copies, "averaged": request.averaged}
     shared = kind.reserve(layout, num_elements, num_participants, num_evaluators=1, dtype=dtype, **options)
     collectives = (
         SharedMemoryCollectives.reserve(layout, num_elements, num_workers, dtype=dtype) if request.collectives else None
@@ -131,6 +133,9 @@ class Arena:
         self.shared: Any = _KINDS[plan.request.kind](
             segment, plan.shared, participant_id, incarnation, abort_address=abort, **options
         )
+        if plan.request.averaged:
+            averages = [name for name in plan.extra if name.startswith(AVERAGE)]
+            self.shared.buffers = [(self.extra(name.removeprefix(AVERAGE)), self.extra(name)) for name in averages]
         self.collectives = (
             SharedMemoryCollectives(segment, plan.collectives, participant_id, abort_address=abort)
             if plan.collectives is not None

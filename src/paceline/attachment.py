@@ -79,7 +79,13 @@ def attach(model: nn.Module, optimizer: torch.optim.Optimizer, algorithm: Algori
         default = Hogwild()
     elif environment.invitation is not None:
         default = ADPSGD()
-    return Worker(model, optimizer, named or given or default, environment)
+    chosen = named or given or default
+    if chosen.memory.averaged:
+        raise UsageError(
+            "average=... is what paceline train and simulate evaluate, and a loop of your own evaluates by itself: leave it"
+            " out, and take torch.optim.swa_utils.AveragedModel."
+        )
+    return Worker(model, optimizer, chosen, environment)
 
 
 class Worker:

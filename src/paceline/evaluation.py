@@ -13,11 +13,19 @@ from torch.utils.data import Dataset, Subset
 from paceline.flat import FlatBinding
 from paceline.memory.waiting import RunStopped
 from paceline.tasks.base import Task
+from paceline.transport.parameters import AVERAGE
 
-__all__ = ["Evaluated", "Evaluator"]
+__all__ = ["Evaluated", "Evaluator", "about_evaluated"]
 
 _MODELS_EVALUATED = 16
 _NICENESS = 10  # the workers come first
+
+
+def about_evaluated(algorithm: Any) -> dict[str, Any]:
+    """What a result says of which parameters were evaluated; nothing where it was the newest ones."""
+    if not algorithm.memory.averaged:
+        return {}
+    return {"evaluated": f"moving average of parameters and buffers, decay {algorithm.average:g}"}
 
 
 class Evaluated(Protocol):
@@ -28,12 +36,13 @@ class Evaluated(Protocol):
         """The shared parameters; `shared.snapshot(out)` copies them and returns their version.
 
         Where every worker has a model of its own, `shared.own_models` is true, a snapshot is their mean, and there are
-        `shared.consensus_distance(mean)`, `shared.model_ids()` and `shared.model(worker, out)`.
+        `shared.consensus_distance(mean)`, `shared.model_ids()` and `shared.model(worker, out)`. Where `shared.average` is
+        there, `shared.snapshot_average(out)` is what is evaluated.
         """
         ...
 
     def extra(self, name: str) -> torch.Tensor:
-        """A buffer of the model, by `buffer <name>`."""
+        """A buffer of the model, by `buffer <name>`; its moving average, by `average buffer <name>`."""
         ...
 
 
@@ -118,9 +127,11 @@ class Evaluator:
             self._finished = self.now(arena, about)
 
     def _load(self, arena: Evaluated) -> int:
-        version = arena.shared.snapshot(self._x)
+        averaged = getattr(arena.shared, "average", None) is not None
+        version = arena.shared.snapshot_average(self._x) if averaged else arena.shared.snapshot(self._x)
         self.finite = bool(torch.isfinite(self._x).all())
         self._binding.bind(self._x)
         for name, buffer in self.model.named_buffers():
-            buffer.copy_(arena.extra(f"buffer {name}"))
+            prefix = AVERAGE if averaged and buffer.is_floating_point() else ""
+            buffer.copy_(arena.extra(f"{prefix}buffer {name}"))
         return version

@@ -29,6 +29,7 @@ from paceline.memory.segment import Segment
 from paceline.peers import Peers, mailbox_part, store_of
 from paceline.replica import RealClock
 from paceline.transport.base import Message
+from paceline.transport.parameters import AVERAGE
 from paceline.worker_process import Hello, join_run
 from paceline.worker_storage import WorkerStorage
 
@@ -72,6 +73,10 @@ class Session:
         self._buffers = {f"buffer {name}": buffer for name, buffer in model.named_buffers()}
         self.clock = RealClock()
         extra = {name: (tuple(b.shape), b.dtype) for name, b in self._buffers.items()} | self._shared_state
+        self._averages = (
+            [name for name, b in self._buffers.items() if b.is_floating_point()] if algorithm.memory.averaged else []
+        )
+        extra |= {AVERAGE + name: extra[name] for name in self._averages}
         hello = Hello(
             algorithm=registry.spec(algorithm),
             num_elements=self.binding.num_elements,
@@ -202,6 +207,8 @@ class Session:
             buffers = self._buffers
         for name, buffer in buffers.items():
             arena.extra(name).copy_(buffer)
+        for name in self._averages:
+            arena.extra(AVERAGE + name).copy_(buffers[name])
 
     def _check_saved(
         self, saved: checkpoint.Parameters, resume: Path, num_elements: int, dtype: torch.dtype, num_workers: int

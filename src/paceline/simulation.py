@@ -21,7 +21,7 @@ from paceline.algorithms.lockstep import Lockstep
 from paceline.batches import BatchPlan, Partition, Skewed, partition_registry
 from paceline.config import TrainConfig
 from paceline.errors import UsageError
-from paceline.evaluation import Evaluator
+from paceline.evaluation import Evaluator, about_evaluated
 from paceline.flat import FlatBinding
 from paceline.injection import inject, injected
 from paceline.observe.run import RunData
@@ -149,6 +149,9 @@ class _Simulation:
             collective="memory" if isinstance(self.algorithm, Lockstep) else "ring",
             faults=self.faults,
         )
+        if self.algorithm.memory.averaged and self.model is not None:
+            floating = {name: buffer for name, buffer in self.model.named_buffers() if buffer.is_floating_point()}
+            self.machine.shared.average_also(floating)
         self.record = SimulationRecord(
             self.config,
             self.machine,
@@ -158,7 +161,7 @@ class _Simulation:
             self._num_samples,
             is_gossip=self.algorithm.gossip,
             together=self.algorithm.together,
-            about=injected(self.config, self.algorithm),
+            about=injected(self.config, self.algorithm) | about_evaluated(self.algorithm),
         )
         self._next_batch = np.zeros(1, np.int64)  # the counter that all workers claim batches from
 

@@ -23,6 +23,7 @@ from paceline.observe.summary import WINDOW, summarize
 from paceline.observe.trace import write_trace
 from paceline.simulator.machine import SimulatedMachine
 from paceline.system import machine, versions
+from paceline.transport.parameters import AVERAGE
 
 __all__ = ["SimulationRecord", "write_simulation"]
 
@@ -254,7 +255,9 @@ class _Snapshot:
         self._buffers = dict(model.named_buffers()) if model is not None else {}
 
     def extra(self, name: str) -> torch.Tensor:
-        """A buffer, by `buffer <name>`."""
+        """A buffer, by `buffer <name>`; its average, by `average buffer <name>`."""
+        if name.startswith(AVERAGE):
+            return self.shared.average_buffers[name.removeprefix(f"{AVERAGE}buffer ")]
         return self._buffers[name.removeprefix("buffer ")]
 
 

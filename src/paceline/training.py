@@ -18,7 +18,7 @@ from paceline.checkpointing import Checkpointer
 from paceline.config import TrainConfig
 from paceline.environment import WorkerEnvironment
 from paceline.errors import UsageError
-from paceline.evaluation import Evaluator
+from paceline.evaluation import Evaluator, about_evaluated
 from paceline.injection import inject, injected
 from paceline.observe.progress import Progress
 from paceline.observe.report import write_report
@@ -269,7 +269,7 @@ class _Training:
         about = {
             key: getattr(self.config, key) for key in ("task", "algorithm", "workers", "backend", "seed", "batch_size")
         }
-        about |= injected(self.config, self.algorithm)
+        about |= injected(self.config, self.algorithm) | about_evaluated(self.algorithm)
         about |= {"num_parameters": self.evaluator.num_parameters, "command": self.command}
         result = recording.result(
             supervisor,

@@ -65,6 +65,9 @@ class ParameterServer(Algorithm):
         durability: what outlives a server that dies: its last `snapshot`, or a `replica`, a second copy of its shard in
             another process, which has every update before its worker is answered, and takes over.
         snapshot_s: for `snapshot`: a server keeps one so often.
+        average: decay of a moving average of the parameters and the model's floating-point buffers, such as 0.999, which
+            `train` and `simulate` evaluate in place of the newest; none: there is no average. Costs another vector. Not with
+            `durability=replica`.
 
     Reference: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981, Algorithms 1 to 4; for `bounded`
         Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013. There, every
@@ -82,6 +85,7 @@ class ParameterServer(Algorithm):
     on_death: OnDeath = "shrink"
     durability: Literal["snapshot", "replica"] = "snapshot"
     snapshot_s: float = 5.0
+    average: float | None = None
 
     tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
 
@@ -96,6 +100,10 @@ class ParameterServer(Algorithm):
             raise UsageError(f"snapshot_s must be 0 (at every update) or more seconds, not {self.snapshot_s}.")
         if self.durability == "replica" and self.snapshot_s != 5.0:
             raise UsageError("snapshot_s is for durability=snapshot, not for durability=replica: leave it out.")
+        if self.average is not None and not 0 < self.average < 1:
+            raise UsageError(f"average must be above 0 and below 1, as 0.999, not {self.average}; or leave it out.")
+        if self.average is not None and self.durability == "replica":
+            raise UsageError("The second copy of a shard has no average: leave out average or durability=replica.")
         if self.clock_bound is not None and self.clock_bound < 0:
             raise UsageError(f"clock_bound must be 0 or more, not {self.clock_bound}.")
         if self.mode == "bounded" and self.clock_bound is None:
@@ -113,7 +121,11 @@ class ParameterServer(Algorithm):
     def memory(self) -> MemoryRequest:
         """One vector at the servers, and messages."""
         return MemoryRequest(
-            "served", mailbox=True, servers=self.shards, copies=2 if self.durability == "replica" else 1
+            "served",
+            mailbox=True,
+            servers=self.shards,
+            copies=2 if self.durability == "replica" else 1,
+            averaged=self.average is not None,
         )
 
     @property
@@ -162,7 +174,7 @@ class ParameterServer(Algorithm):
     def work(self, replica: Replica, ports: Ports) -> None:
         """x: the parameters as this worker last got them (P,); g: its gradient, which the servers apply."""
         if not ports.num_servers:
-            work_alone(replica, ports, self.apply)
+            work_alone(replica, ports, self.apply, self.average)
             return
         client = Client(ports, self.codec, aligned=self.mode == "sync" and self.quorum == "global")
         client.join()
@@ -190,6 +202,7 @@ class ParameterServer(Algorithm):
             codec=self.codec,
             on_death=self.on_death,
             scales_rate=self.rate == "linear",
+            average=self.average,
             chooses=self.mode == "sync" and self.quorum == "global",
         )
         serve_shard(shard_id, rules, ports)

@@ -33,6 +33,7 @@ class ServedPlan:
     num_servers: int
     num_copies: int  # of each server's shard, its own included
     dtype: torch.dtype
+    average: int | None = None  # a second vector
 
 
 class ServedVector:
@@ -50,6 +51,8 @@ class ServedVector:
         abort_address: unused here, as nothing waits.
 
     Attributes:
+        average: like `x`, or None: of all updates, for evaluation.
+        buffers: the model's, each with its average.
         is_elsewhere: the servers write to memory of another process; a worker's snapshot is then its own copy.
     """
 
@@ -68,6 +71,13 @@ class ServedVector:
             self.x = self._vector[slice(*self.ranges[self._shard])]
         else:
             self.x = self._vector
+        self._average: torch.Tensor | None = None
+        self.average: torch.Tensor | None = None
+        self.buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        if plan.average is not None:
+            self._average = self.average = segment.tensor(plan.average, (plan.num_parameters,), plan.dtype)
+            if plan.num_workers <= participant_id < self._num_members:
+                self.average = self._average[slice(*self.ranges[self._shard])]
         self._version = self._word(self._shard)
         self.is_elsewhere = False
         self.waited_s = 0.0
@@ -85,6 +95,7 @@ class ServedVector:
         num_evaluators: int = 0,
         num_servers: int = 0,
         num_copies: int = 1,
+        averaged: bool = False,
         dtype: torch.dtype = torch.float32,
         name: str = "served",
     ) -> ServedPlan:
@@ -92,7 +103,8 @@ class ServedVector:
         vector = layout.vector(f"{name}.x", num_parameters, dtype)
         words = layout.words(f"{name}.words", max(1, num_servers))
         num_workers = num_participants - num_evaluators - num_servers * num_copies
-        return ServedPlan(vector, words, num_parameters, num_workers, num_servers, num_copies, dtype)
+        average = layout.vector(f"{name}.average", num_parameters, dtype) if averaged else None
+        return ServedPlan(vector, words, num_parameters, num_workers, num_servers, num_copies, dtype, average)
 
     def _word(self, shard: int) -> int:
         return self._segment.address + self._plan.words + LINE_BYTES * shard
@@ -105,6 +117,8 @@ class ServedVector:
     def initialise(self, x: torch.Tensor, version: int = 0) -> None:
         """Gives the vector the values of `x` (P,)."""
         self._vector.copy_(x)
+        if self._average is not None:
+            self._average.copy_(x)
         for shard in range(len(self.ranges)):
             store(self._word(shard), version)
 
@@ -160,16 +174,22 @@ class ServedVector:
         if self.is_elsewhere:
             out.copy_(self.x)
             return self.version
-        versions = [self._copy(shard, out) for shard in range(len(self.ranges))]
+        versions = [self._copy(shard, self._vector, out) for shard in range(len(self.ranges))]
         return versions[0]
 
-    def _copy(self, shard: int, out: torch.Tensor) -> int:
+    def snapshot_average(self, out: torch.Tensor) -> int:
+        """The same of the moving average."""
+        assert self._average is not None
+        versions = [self._copy(shard, self._average, out) for shard in range(len(self.ranges))]
+        return versions[0]
+
+    def _copy(self, shard: int, vector: torch.Tensor, out: torch.Tensor) -> int:
         word, part = self._word(shard), slice(*self.ranges[shard])
         until_s = time.monotonic() + _SNAPSHOT_DEADLINE_S
         while True:
             before = load(word)
             if load(word + 8) == 0:
-                out[part].copy_(self._vector[part])
+                out[part].copy_(vector[part])
                 if load(word + 8) == 0 and load(word) == before:
                     return before
             if time.monotonic() > until_s:

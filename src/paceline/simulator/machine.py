@@ -119,7 +119,7 @@ class SimulatedMachine:
             case "replicated":
                 return ReplicatedState(x, self.cluster.workers, is_mean=self._is_gossip)
             case "served":
-                return ServedState(x, self._num_servers)
+                return ServedState(x, self._num_servers, averaged=self.request.averaged)
 
     def core(self, worker_id: int) -> Core:
         """A worker's core, on a machine of its own if the workers talk over the network."""

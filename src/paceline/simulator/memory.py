@@ -8,6 +8,7 @@ through the replica are charged there.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from heapq import heappop, heappush
 from typing import Any
@@ -293,12 +294,17 @@ class SimulatedShard:
     Args:
         x: the shard's elements (n,).
         ranges: of all shards.
+        average: of the shard (n,), or None.
         core: takes an update's time; None: nobody charges for it here.
     """
 
-    def __init__(self, x: torch.Tensor, ranges: tuple[tuple[int, int], ...]) -> None:
+    def __init__(
+        self, x: torch.Tensor, ranges: tuple[tuple[int, int], ...], average: torch.Tensor | None = None
+    ) -> None:
         self.x = x
         self.ranges = ranges
+        self.average = average
+        self.buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.version = 0
         self.counts = {"dropped": 0, "duplicate": 0, "incomplete": 0, "backups": 0}
         self.core: Core | None = None
@@ -342,12 +348,31 @@ class ServedState:
     Args:
         x: initial parameters (P,), kept.
         num_servers: how many shards; 0: a lone worker has it.
+        averaged: whether a moving average lies beside it.
     """
 
-    def __init__(self, x: torch.Tensor, num_servers: int) -> None:
+    def __init__(self, x: torch.Tensor, num_servers: int, *, averaged: bool = False) -> None:
         self.x = x
+        self.average = x.clone() if averaged else None
+        self.average_buffers: dict[str, torch.Tensor] = {}
         self.ranges = shard_ranges(x.numel(), max(1, num_servers))
-        self.shards = [SimulatedShard(x[begin:end], self.ranges) for begin, end in self.ranges]
+        parts = [None if self.average is None else self.average[begin:end] for begin, end in self.ranges]
+        self.shards = [
+            SimulatedShard(x[begin:end], self.ranges, part)
+            for (begin, end), part in zip(self.ranges, parts, strict=True)
+        ]
+
+    def average_also(self, buffers: Mapping[str, torch.Tensor]) -> None:
+        """The model's buffers, which all workers write, shall have an average as well."""
+        for name, buffer in buffers.items():
+            self.average_buffers[name] = buffer.clone()
+            self.shards[0].buffers.append((buffer, self.average_buffers[name]))
+
+    def snapshot_average(self, out: torch.Tensor) -> int:
+        """Copies the moving average (P,); returns its version."""
+        assert self.average is not None
+        out.copy_(self.average)
+        return self.version
 
     def copy(self, shard: int) -> SimulatedShard:
         """Memory for a shard's second copy."""

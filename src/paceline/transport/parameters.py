@@ -5,6 +5,7 @@ Shapes: `x` and every vector here is flat, `(P,)`, one element per parameter of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -146,6 +147,13 @@ class ServedParameters(SharedParameters, Protocol):
         ...
 
 
+class AveragedParameters(ServedParameters, Protocol):
+    """Served parameters with a moving average beside them, which is evaluated instead."""
+
+    average: torch.Tensor  # like `x`; written while `writing`
+    buffers: Sequence[tuple[torch.Tensor, torch.Tensor]]  # the model's floating-point buffers, each with its average
+
+
 class StalenessCounts(Protocol):
     """How often each staleness occurred, over all workers; racing counters."""
 
@@ -162,6 +170,9 @@ class StalenessCounts(Protocol):
         ...
 
 
+AVERAGE = "average "  # before a buffer's name: its moving average
+
+
 class MemoryRequest(NamedTuple):
     """Which kind of shared parameters an algorithm runs on; the backend provides it as `ports.shared`."""
 
@@ -170,6 +181,7 @@ class MemoryRequest(NamedTuple):
     collectives: bool = False  # whether the program uses `ports.collectives`
     staleness_counts: bool = False  # whether it asks `ports.staleness` how stale updates have been
     mailbox: bool = False  # whether the program uses `ports.mailbox` and `ports.concurrency`
+    averaged: bool = False  # a moving average lies beside the vector and the model's buffers, for evaluation ("served")
     own_models: bool = False  # every worker's vector is a model of its own; a snapshot is their mean
     servers: int = (
         0  # programs beside the workers that hold the run's vector in shards ("served"); a lone worker has none

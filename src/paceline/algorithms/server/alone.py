@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from paceline.algorithms.server.apply import Applier, ApplyRule
+from paceline.algorithms.server.average import SharedAverage, without_average
 from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.update import UpdateInfo
 from paceline.algorithms.server.user import UserOptimizer
@@ -13,19 +14,27 @@ from paceline.transport.base import Ports, Replica
 __all__ = ["work_alone"]
 
 
-def work_alone(replica: Replica, ports: Ports, rule: ApplyRule) -> None:
+def work_alone(replica: Replica, ports: Ports, rule: ApplyRule, average: float | None = None) -> None:
     """A lone worker's program. x: the parameters (P,), in its own memory; g: its gradient (P,).
 
-    The user's optimizer takes its own steps, so it may be any; a delay goes in front of it.
+    The user's optimizer takes its own steps, so it may be any; a delay goes in front of it. `average` is the decay
+    of the moving average that is evaluated.
     """
-    if isinstance(rule, UserOptimizer):
+    shared, storage = ports.shared, ports.storage
+    averages = SharedAverage(shared, average, with_buffers=True) if average is not None else None
+    if isinstance(rule, UserOptimizer) and averages is None:
         _work_plainly(replica, ports)
         return
-    shared, storage = ports.shared, ports.storage
     applier, takes_own_steps = _start(rule, replica, shared.x)
     kept = storage.restore() if storage is not None else None
     if kept is not None:
-        applier.load(kept)
+        applier.load(without_average(kept))
+        if averages is not None:
+            averages.load(kept)
+
+    def state() -> dict[str, Tensor]:
+        return applier.state() | (averages.state() if averages is not None else {})
+
     for step in replica.steps():
         version = shared.version
         echo = applier.read(ports.worker_id, version)
@@ -41,9 +50,11 @@ def work_alone(replica: Replica, ports: Ports, rule: ApplyRule) -> None:
         rate = 0.0 if takes_own_steps else replica.optimizer_settings().learning_rate
         with shared.writing():
             applier.apply(shared.x, replica.g, update, rate, echo)
+            if averages is not None:
+                averages.update()
             replica.applied(shared.advance() + applier.postponed, gradient_version=version)
         if storage is not None:
-            storage.keep(applier.state, version + 1)
+            storage.keep(state, version + 1)
 
 
 def _work_plainly(replica: Replica, ports: Ports) -> None:
@@ -59,6 +70,8 @@ def _work_plainly(replica: Replica, ports: Ports) -> None:
 
 def _start(rule: ApplyRule, replica: Replica, x: Tensor) -> tuple[Applier, bool]:
     """The rule at work on x (P,), and whether it is the worker's own optimizer that steps."""
+    if isinstance(rule, UserOptimizer):
+        return _OwnStep(replica), True
     if isinstance(rule, Delayed) and isinstance(rule.rule, UserOptimizer):
         return rule.around(_OwnStep(replica), len(x), x.dtype), True
     return rule.start(len(x), x.dtype), False
@@ -74,5 +87,6 @@ class _OwnStep(Applier):
     def apply(
         self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
     ) -> None:
-        self._replica.g.copy_(gradient)
+        if gradient is not self._replica.g:  # it was late
+            self._replica.g.copy_(gradient)
         self._replica.apply(to=x)

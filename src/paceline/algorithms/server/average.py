@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-__all__ = ["MovingAverage"]
+if TYPE_CHECKING:
+    from paceline.transport.parameters import AveragedParameters
+
+__all__ = ["MovingAverage", "SharedAverage", "without_average"]
+
+_PREFIX = "average."  # in a snapshot
 
 
 class MovingAverage:
@@ -19,15 +25,16 @@ class MovingAverage:
     Args:
         x: first value (P,), copied.
         decay: share of the old average that is kept.
+        at: memory for the average (P,); None: its own.
         warm_up: keeps at most (1 + n) / (10 + n) at the n-th update, so that short runs do not evaluate where they began.
 
     Reference: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981. The warm-up is TensorFlow's.
     """
 
-    def __init__(self, x: Tensor, decay: float = 0.9999, *, warm_up: bool = True) -> None:
+    def __init__(self, x: Tensor, decay: float = 0.9999, *, at: Tensor | None = None, warm_up: bool = True) -> None:
         if not (0 <= decay < 1 and math.isfinite(decay)):
             raise ValueError(f"decay is from 0 up to, but not including, 1, not {decay}")
-        self.x = x.detach().clone()
+        self.x = x.detach().clone() if at is None else at.copy_(x)
         self._decay, self._warm_up = decay, warm_up
         self._updates = torch.zeros((), dtype=torch.int64)
 
@@ -45,3 +52,43 @@ class MovingAverage:
         """Take over a snapshot's tensors, by copy."""
         for name, own in self.state().items():
             own.copy_(state[name])
+
+
+class SharedAverage:
+    """The moving averages that lie beside a shard's part of the vector and, for the first shard, the model's buffers.
+
+    Args:
+        shared: the shard's memory.
+        decay: share of the old average that is kept.
+        with_buffers: whether this shard keeps the buffers' averages.
+    """
+
+    def __init__(self, shared: AveragedParameters, decay: float, *, with_buffers: bool) -> None:
+        pairs = [(shared.x, shared.average), *(shared.buffers if with_buffers else ())]
+        self._sources = [source for source, _ in pairs]
+        self._averages = [MovingAverage(source, decay, at=average) for source, average in pairs]
+
+    def update(self) -> None:
+        """Count the vector and the buffers as they are after an update."""
+        for average, source in zip(self._averages, self._sources, strict=True):
+            average.update(source)
+
+    def state(self) -> dict[str, Tensor]:
+        """The live tensors of a snapshot, (n,) for the shard's elements and (1, m) for a buffer's, beside a rule's state."""
+        state = {}
+        for place, average in enumerate(self._averages):
+            x, updates = average.state().values()
+            state |= {f"{_PREFIX}{place}.x": x.reshape(1, -1) if place else x, f"{_PREFIX}{place}.updates": updates}
+        return state
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take over what a snapshot has of it, by copy; nothing where the run had no average."""
+        for place, average in enumerate(self._averages):
+            if f"{_PREFIX}{place}.x" in state:
+                x = state[f"{_PREFIX}{place}.x"].reshape(average.x.shape)
+                average.load({"average": x, "average_updates": state[f"{_PREFIX}{place}.updates"]})
+
+
+def without_average(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A rule's own part of a snapshot."""
+    return {name: tensor for name, tensor in state.items() if not name.startswith(_PREFIX)}

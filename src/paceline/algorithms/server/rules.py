@@ -26,6 +26,7 @@ class ShardRules:
         on_death: what follows from a worker's death.
         scales_rate: whether the learning rate grows with the number of gradients in an update.
         chooses: whether shard 0 chooses for all whose gradients make a step.
+        average: decay of the moving average that is evaluated; None: there is none.
     """
 
     admission: Callable[[int], Admission]
@@ -34,3 +35,4 @@ class ShardRules:
     on_death: OnDeath = "shrink"
     scales_rate: bool = False
     chooses: bool = False
+    average: float | None = None

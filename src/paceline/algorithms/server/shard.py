@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.server.admission import AutoSync, Follower, Verdict
+from paceline.algorithms.server.average import SharedAverage, without_average
 from paceline.algorithms.server.codec import Encoded
 from paceline.algorithms.server.copies import CopyLink
 from paceline.algorithms.server.held import DROPPED, Held, Known, cloned, weighted_mean
@@ -52,6 +53,9 @@ class Shard:
         self._link: CopyLink | None = None  # to the second copy, where there is one and this is not it
         self._admission = rules.admission(shard_id)
         self._applier = rules.apply.start(len(self._x), self._x.dtype)
+        self._average: SharedAverage | None = None
+        if rules.average is not None:
+            self._average = SharedAverage(ports.shared, rules.average, with_buffers=not shard_id)
         innermost = self._applier.innermost
         self._user = innermost if isinstance(innermost, UserApplier) else None
         if self._user is not None:
@@ -123,8 +127,11 @@ class Shard:
             "bases": dict(getattr(self._admission, "bases", {})),
             "settings": {worker: settings.to_tensor() for worker, settings in self._settings.items()},
             "choice": [choice.number, choice.x] if choice is not None else [],
-            "rule": self._applier.state(),
+            "rule": self._rule_state(),
         }
+
+    def _rule_state(self) -> dict[str, Tensor]:
+        return self._applier.state() | (self._average.state() if self._average is not None else {})
 
     def _begin(self) -> None:
         kept = self._ports.storage.restore() if self._ports.storage is not None else None
@@ -132,7 +139,7 @@ class Shard:
             self._load(kept)
             self._not_back, self._patience_s = set(self._present), RETURN_DEADLINE_S
         elif kept is not None:
-            self._applier.load(kept["rule"])
+            self._load_rule(kept["rule"])
         self._begin_step()
         if self._ports.copies:
             self._link = CopyLink(self._ports, self._id, self._state_and_reads)
@@ -140,7 +147,7 @@ class Shard:
 
     def _load(self, kept: dict[str, Any]) -> None:
         """Takes over a state, all but the parameters."""
-        self._applier.load(kept["rule"])
+        self._load_rule(kept["rule"])
         self._backups = kept["backups"]
         self._known = {worker: Known(*one) for worker, one in kept["known"].items()}
         self._said_goodbye, self._present = set(kept["goodbye"]), set(kept["present"])
@@ -151,6 +158,11 @@ class Shard:
         self._settings = {worker: OptimizerSettings.from_tensor(one) for worker, one in kept["settings"].items()}
         if kept["choice"]:
             self._last_choice = Message("choice", kept["choice"][0], x=kept["choice"][1])
+
+    def _load_rule(self, state: dict[str, Tensor]) -> None:
+        self._applier.load(without_average(state))
+        if self._average is not None:
+            self._average.load(state)
 
     def _begin_step(self) -> None:
         if isinstance(self._admission, Follower):
@@ -302,6 +314,8 @@ class Shard:
             self._user.settings, self._user.scale = settings, scale
         with self._shared.writing():
             self._applier.apply(self._x, gradient, update, settings.learning_rate * scale, echo)
+            if self._average is not None:
+                self._average.update()
             version = self._shared.advance() + self._applier.postponed
         self._admission.applied(update)
         return version
