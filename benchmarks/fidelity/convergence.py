@@ -173,6 +173,14 @@ def main() -> None:
         " models averages over swings that all-reduce's only model has; there, half a point cannot be told from them. A"
         " worker's own model carries the noise of its last small batches, which the mean has not: take the mean.",
         "",
+        "The worst own model is that of one instant, not of one worker. Looked at every millisecond (16 workers, seed 2,"
+        " 2,000 test samples), the consensus distance jumps from about 0.05 to 0.2 where the gradients of single small"
+        " batches are applied, and is back within 3 ms, when the pairs have averaged. The worker that ends at 76 % falls"
+        " to 79.7 % by one gradient, is at 92.6 % 1 ms later and above 93.9 % until its last gradient takes it to 74.7 %:"
+        " after that one it averages no more. With compute times that vary by 10 % and 25 looks at all 16 models (seed 1),"
+        " every worker's median is between 95.3 and 95.8 %, the mean's about 96.0 %, and one look in twenty is below 94.2"
+        " %: no worker averages too rarely.",
+        "",
         f"Running loss (last {WINDOW} batches) after so many samples in total, batches of 16, learning rate 0.1: mean of"
         f" {len(LOSS_SEEDS)} seeds, in brackets the lowest and the highest. Every worker's gradient takes {COMPUTE_S:g} s, the"
         " real ones mostly asleep, so that they need no core each:",
