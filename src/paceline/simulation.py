@@ -60,7 +60,7 @@ def simulate_task(
 
     Equal arguments give equal results, bit for bit (same machine and versions). Buffers such as running statistics are as in
     a real run: one copy that all workers write; in lockstep every worker keeps its own, and worker 0's are the run's.
-    Costs: the gradients, one after the other; timing only, 40 to 70 us per step with 1,000 to 10,000 workers, and
+    Costs: the gradients, one after the other; timing only, 25 us per step with ten workers, 60 to 90 with 1,000 to 10,000, and
     some more for each lost race of `leashed`, which with unbounded persistence and hundreds of workers can outnumber the
     steps by far.
     Not: `train`, whose workers are real and whose times are measured.
