@@ -22,6 +22,16 @@ def test_projection(labels):
         np.testing.assert_allclose(x[0], nearest_in_simplex(row), atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "row",
+    [[0.10000000785016755, 0.1, 1.0999999921498325], [0.06, 0.06, 0.06000000117311458, 1.0599999988268853, -0.06]],
+)
+def test_projection_ends_where_rounding_makes_labels_come_and_go(row):
+    x = np.array([row])
+    project(x, 0)
+    np.testing.assert_allclose(x[0], nearest_in_simplex(np.array(row)), atol=1e-12)
+
+
 def grid(side, rng):
     nodes = np.arange(side * side).reshape(side, side)
     edges = np.vstack(

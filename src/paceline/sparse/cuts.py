@@ -30,21 +30,20 @@ CHUNK = 256
 def project(x: np.ndarray, node: int) -> None:
     """Replace a node's row by the nearest point of the simplex: lower all by one amount, and cut off below zero (Michelot)."""
     labels = x.shape[1]
-    lowered, kept = 0.0, labels
+    total, count = 0.0, labels
+    for label in range(labels):
+        total += x[node, label]
     while True:
-        total, count = 0.0, 0
-        for label in range(labels):
-            if x[node, label] > lowered or kept == labels:
-                total += x[node, label]
-                count += 1
         lowered = (total - 1.0) / count
-        below = 0
+        total, left = 0.0, 0
         for label in range(labels):
             if x[node, label] > lowered:
-                below += 1
-        if below == count:
+                total += x[node, label]
+                left += 1
+        # Fewer each time: rounding, or another thread that writes here, could otherwise keep this going for ever.
+        if left == 0 or left >= count:
             break
-        kept = below
+        count = left
     for label in range(labels):
         x[node, label] = max(0.0, x[node, label] - lowered)
 
