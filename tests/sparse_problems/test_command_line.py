@@ -85,12 +85,15 @@ BAD = {
     "1 1:1\nspam 3:1\n": "line 2: the label 'spam' is not a number",
     "1 1:1\n1 2:1\n": "Labels of one class only",
     "1 1:nan\n-1 2:1\n": "values that are NaN",
+    "1 1:1\n-1 99999999999999999999:1\n": "line 2: index 99999999999999999999 is too large",
+    "1 2000000000:1\n-1 1:1\n": "number the features without gaps",
     "": "is empty",
 }
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_bad_files_are_refused_in_a_sentence(run, tmp_path, text):
+def test_bad_files_are_refused_in_a_sentence(run, tmp_path, text, monkeypatch):
+    monkeypatch.setattr(files, "_available_bytes", lambda: 2**30)
     (tmp_path / "bad.svm").write_text(text)
     result = run("fit", tmp_path / "bad.svm")
     assert result.exit_code == 2
@@ -133,3 +136,15 @@ def test_other_bad_files(run, tmp_path, monkeypatch):
     (tmp_path / "large.svm").write_text("1 1:1\n")
     monkeypatch.setattr(files, "_available_bytes", lambda: 5)
     assert "GiB of memory" in run("fit", tmp_path / "large.svm").stderr
+
+
+def test_files_larger_than_memory_are_refused_with_what_they_need(run, tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "large.npz", X=np.zeros((2000, 2000)), y=np.zeros(2000))  # small on disk
+    (tmp_path / "large.svm").write_text("1 1:1 2:1\n-1 1:1\n" * 500_000)
+    (tmp_path / "large.csv").write_text("1,2,3\n" * 500_000)
+    monkeypatch.setattr(files, "_available_bytes", lambda: 2**24)
+    for name in ("large.npz", "large.svm", "large.csv"):
+        result = run("fit", tmp_path / name)
+        assert result.exit_code == 2
+        assert "GiB of memory, and 0.0 GiB are available" in result.stderr
+        assert len(result.stderr.strip().splitlines()) == 1

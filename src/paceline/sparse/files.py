@@ -17,6 +17,8 @@ from paceline.errors import UsageError
 __all__ = ["Ratings", "read_labelled", "read_ratings"]
 
 _LABELS = ("y", "labels", "targets")
+_NUMBERS_PER_FEATURE = 6
+"""A model on two threads: its weights, a copy and a base for each thread, and how frequent features are."""
 
 
 class Ratings(NamedTuple):
@@ -42,7 +44,14 @@ def read_labelled(path: Path, *, features: int | None = None, labels: bool = Tru
         raise UsageError(f"{path} is not a file; check the path.")
     if path.stat().st_size == 0:
         raise UsageError(f"{path} is empty.")
-    return _read_npz(path, labels) if path.suffix == ".npz" else _read_svmlight(path, features)
+    matrix, targets = _read_npz(path, labels) if path.suffix == ".npz" else _read_svmlight(path, features)
+    needed, available = _NUMBERS_PER_FEATURE * 8 * matrix.shape[1], _available_bytes()
+    if needed > available:
+        raise UsageError(
+            f"{path} has features up to number {matrix.shape[1]}, whose model needs about {needed / 2**30:.1f} GiB of memory, "
+            f"and {available / 2**30:.1f} GiB are available; number the features without gaps, or hash them."
+        )
+    return matrix, targets
 
 
 def _read_svmlight(path: Path, features: int | None) -> tuple[Any, np.ndarray]:
@@ -82,6 +91,8 @@ def _first_bad_line(path: Path) -> tuple[int, str]:
                     continue
                 if not colon or not index.isdigit() or not _is_number(value):
                     return number, f"'{word}' is not index:value"
+                if int(index) >= 2**31:
+                    return number, f"index {index} is too large"
                 if int(index) <= last:
                     kind = "twice" if int(index) == last else "unsorted"
                     return number, f"index {index} is {kind}; indices must rise"
