@@ -165,7 +165,7 @@ def main() -> None:
     chosen = parser.parse_args()
     pair = Pair()
     controls = [pair.control() for _ in range(20)]
-    lines = [*svm(chosen.rows), *jumbo(chosen.rows), *grid(30), *entities(5_000)]
+    lines = [*svm(chosen.rows), *jumbo(chosen.rows), *grid(50), *entities(5_000)]
     controls += [pair.control() for _ in range(20)]
     about, used = machine(), versions()
     head = [
