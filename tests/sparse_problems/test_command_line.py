@@ -87,6 +87,7 @@ BAD = {
     "1 1:nan\n-1 2:1\n": "values that are NaN",
     "1 1:1\n-1 99999999999999999999:1\n": "line 2: index 99999999999999999999 is too large",
     "1 2000000000:1\n-1 1:1\n": "number the features without gaps",
+    "0.5 1:1\n1 2:1\n": "labels that are no classes, such as 0.5",
     "": "is empty",
 }
 
@@ -132,6 +133,17 @@ def test_other_bad_files(run, tmp_path, monkeypatch):
     assert "y in" in run("fit", tmp_path / "bad.npz").stderr
     np.savez(tmp_path / "bad.npz", data=[1.0], indices=[5], indptr=[0, 1], shape=(1, 2), y=[1])
     assert "damaged" in run("fit", tmp_path / "bad.npz").stderr
+    for X, y, words in (
+        (np.array([["a"], ["b"]]), [0, 1], "must hold real numbers"),
+        (np.ones((2, 1), complex), [0, 1], "must hold real numbers, not complex128"),
+        (np.zeros((0, 3)), [], "0 examples of 3 features"),
+        (np.zeros((2, 0)), [0, 1], "2 examples of 0 features"),
+        (np.ones((2, 1)), ["ham", "spam"], "no numbers, such as 'ham'"),
+    ):
+        np.savez(tmp_path / "bad2.npz", X=X, y=y)
+        refused = run("fit", tmp_path / "bad2.npz", "--loss", "squared")
+        assert refused.exit_code == 2
+        assert words in refused.stderr
     assert "is not a model" in run("predict", tmp_path / "bad.npz", tmp_path / "bad.npz").stderr
     (tmp_path / "large.svm").write_text("1 1:1\n")
     monkeypatch.setattr(files, "_available_bytes", lambda: 5)

@@ -152,7 +152,7 @@ class HogwildClassifier(LinearClassifierMixin, ClassifierMixin, HogwildLinear):
         check_classification_targets(y)
         if len(classes) < 2:
             raise UsageError(
-                f"Labels of one class only: {classes[0]!r}; a classifier needs at least 2, "
+                f"Labels of one class only: {classes.tolist()[0]!r}; a classifier needs at least 2, "
                 "the number of classes has to be greater than one."
             )
         codes = np.searchsorted(classes, y)

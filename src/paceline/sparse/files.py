@@ -118,6 +118,9 @@ def _read_npz(path: Path, labels: bool) -> tuple[Any, np.ndarray]:
         raise UsageError(f"{path} is not an NPZ file of plain arrays: {error}.") from error
     names = ", ".join(sorted(held)) or "nothing"
     matrix: Any
+    for name in ("X", "data"):
+        if name in held and held[name].dtype.kind not in "fiub":
+            raise UsageError(f"{name} in {path} must hold real numbers, not {held[name].dtype}.")
     if "X" in held:
         matrix = np.ascontiguousarray(held["X"], dtype=np.float32 if held["X"].dtype == np.float32 else np.float64)
         if matrix.ndim != 2:
@@ -138,6 +141,10 @@ def _read_npz(path: Path, labels: bool) -> tuple[Any, np.ndarray]:
     else:
         raise UsageError(
             f"{path} holds {names}; it needs X, or data, indices, indptr and shape as scipy.sparse.save_npz writes."
+        )
+    if 0 in matrix.shape:
+        raise UsageError(
+            f"{path} has {matrix.shape[0]} examples of {matrix.shape[1]} features; there must be one of each."
         )
     target = next((held[name] for name in _LABELS if name in held), None)
     if target is None:

@@ -36,6 +36,15 @@ def fit_linear(data: Path, test: Path | None, progress: Progress, **options: Any
         raise UsageError(f"Unknown loss '{options['loss']}'; choose logistic, {known}.")
     regression = options["loss"] in REGRESSION
     X, y = read_labelled(data)
+    if regression and y.dtype.kind not in "fiub":
+        raise UsageError(
+            f"{data} has labels that are no numbers, such as '{y[0]}'; choose a loss for classes, such as hinge."
+        )
+    between = y[y != np.round(y)] if not regression and y.dtype.kind == "f" else y[:0]
+    if between.size:
+        raise UsageError(
+            f"{data} has labels that are no classes, such as {between[0]:g}; choose a loss for numbers, such as squared."
+        )
     estimator: Any = (HogwildRegressor if regression else HogwildClassifier)(**options)
     estimator._on_pass = progress
     with warnings.catch_warnings():
