@@ -52,7 +52,7 @@ def backups(
 
     With b backups of M workers, a step ends with the (M - b)-th gradient: it is shorter, but more steps are needed, as each
     averages fewer gradients. Total time is one times the other; the best b has the least. Where workers are held up for many
-    steps at a time, take a few more.
+    steps at a time, steps with few backups take longer than that.
 
     Example: paceline plan backups runs/one
     """

@@ -6,7 +6,7 @@ numerous, because each step averages fewer gradients:
     time(b) = steps(M - b) * E[time of the (M - b)-th of M arrivals]
 
 All M are taken to begin each step together. A worker that is held up for many steps is missing in all of them: where that is
-common, steps with few backups are longer than this says, and the best b is higher (`benchmarks/fidelity/backup_workers.md`).
+common, steps with few backups are longer than this says.
 
 Reference: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981.
 """
