@@ -16,6 +16,7 @@ import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from paceline.accruals import Accruals
+from paceline.batches import length_of
 from paceline.buckets import GradientBuckets
 from paceline.errors import UsageError
 from paceline.grad_scaling import take_over_scaling
@@ -111,12 +112,12 @@ class AttachedReplica(BaseReplica):
             self._state == "gradient"
         ):  # the loop did not step: it accumulates, or skipped the step that all had agreed on
             if not absent:
-                self.samples = _num_samples(batch) + (0 if self._handed_out else self.samples)
+                self.samples = length_of(batch) + (0 if self._handed_out else self.samples)
             return
         self._write_held()
         self.num_begun += 1
         self._batch = batch_number
-        self.samples = 0 if absent else _num_samples(batch)
+        self.samples = 0 if absent else length_of(batch)
         self._absent = absent
         self._scaled = self._overflowed = False
         self._begin_step(started_s)
@@ -149,7 +150,7 @@ class AttachedReplica(BaseReplica):
         if self._ready is not None and not self._handed_out:
             self._hand_out_all()
             if self._scaled and self._g is not None:
-                self._overflowed = not _is_finite(self._g)
+                self._overflowed = not bool(torch.isfinite(self._g).all())
         if self._scaled and self._overflowed and (not self._in_rounds or self._ready is not None):
             # Nobody waits for this worker, or all have the same gradient and leave this step out alike.
             self._hide_gradients()
@@ -310,11 +311,10 @@ class AttachedReplica(BaseReplica):
     def _is_left_out(self) -> bool:
         """Whether GradScaler leaves this update out, while the round that it belongs to takes place.
 
-        Where workers average their gradients, one infinity is in everybody's mean, also in that of a worker without a batch,
-        which knows of no GradScaler: so all decide alike. Where they do not, each decides for its own model.
+        Where workers average gradients, one infinity is in everybody's mean: all decide alike, with a batch or without.
         """
         if self._g_is_mine:
-            return (self._scaled or (self._absent and self._in_rounds)) and not _is_finite(self.g)
+            return (self._scaled or (self._absent and self._in_rounds)) and not bool(torch.isfinite(self.g).all())
         return self._scaled and self._overflowed
 
     def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
@@ -399,20 +399,3 @@ class AttachedReplica(BaseReplica):
         if self._g is None:
             self._g = torch.zeros(self.binding.num_elements, dtype=self.binding.dtype)
         return torch.sub(after, before, out=self._g)
-
-
-def _is_finite(x: torch.Tensor) -> bool:
-    return bool(torch.isfinite(x).all())
-
-
-def _num_samples(batch: Any) -> int:
-    """Length of the first tensor in a batch, however nested; 0 if there is none."""
-    if type(batch) is tuple and type(batch[0]) is torch.Tensor and batch[0].dim():
-        return batch[0].shape[0]
-    if isinstance(batch, torch.Tensor):
-        return len(batch) if batch.dim() else 1
-    if isinstance(batch, dict):
-        return _num_samples(next(iter(batch.values()), None))
-    if isinstance(batch, list | tuple) and batch:
-        return _num_samples(batch[0])
-    return 0

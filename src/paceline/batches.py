@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from paceline.errors import UsageError
 from paceline.specs import Registry
 
-__all__ = ["BatchPlan", "Dynamic", "Fixed", "Partition", "Skewed", "partition_registry"]
+__all__ = ["BatchPlan", "Dynamic", "Fixed", "Partition", "Skewed", "length_of", "partition_registry"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,3 +233,16 @@ def _skewed_parts(plan: BatchPlan, alpha: float) -> tuple[Tensor, ...]:
         if not samples:
             samples.append(max(owned, key=len).pop())
     return tuple(torch.tensor(sorted(samples)) for samples in owned)
+
+
+def length_of(batch: Any) -> int:
+    """Length of the first tensor in a batch, however nested; 0 if there is none."""
+    if type(batch) is tuple and type(batch[0]) is torch.Tensor and batch[0].dim():
+        return batch[0].shape[0]
+    if isinstance(batch, torch.Tensor):
+        return len(batch) if batch.dim() else 1
+    if isinstance(batch, dict):
+        return length_of(next(iter(batch.values()), None))
+    if isinstance(batch, list | tuple) and batch:
+        return length_of(batch[0])
+    return 0

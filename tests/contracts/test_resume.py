@@ -17,7 +17,7 @@ def train_in_two_parts(row, folder, **settings):
 
 
 @pytest.mark.parametrize("optimizer", EXACT)
-@rows(lambda row: row.algorithm == type(row.algorithm)() and not row.own_rule)
+@rows(lambda row: row.algorithm == type(row.algorithm)())
 def test_one_worker_goes_on_bit_for_bit(row, optimizer, tmp_path):
     settings = {"optimizer": optimizer, **EXACT[optimizer]}
     _, straight = run_task(row, epochs=4, **settings)

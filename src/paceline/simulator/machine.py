@@ -21,8 +21,6 @@ from paceline.simulator.mailbox import SimulatedMailbox
 from paceline.simulator.memory import (
     RacingState,
     ReplicatedState,
-    ServedState,
-    SimulatedCopy,
     SimulatedRacing,
     SimulatedSlots,
     SimulatedStalenessCounts,
@@ -31,6 +29,7 @@ from paceline.simulator.memory import (
 from paceline.simulator.network import Network
 from paceline.simulator.network_collectives import CollectiveCosts, NetworkCollectives, NetworkCollectivesState
 from paceline.simulator.scheduler import Scheduler
+from paceline.simulator.served import ServedState, SimulatedCopy
 from paceline.transport.base import Counts, Ports
 from paceline.transport.parameters import MemoryRequest
 

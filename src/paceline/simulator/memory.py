@@ -8,7 +8,6 @@ through the replica are charged there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from heapq import heappop, heappush
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 from paceline.simulator.core import COPY_VECTORS, RETRY_VECTORS, Core
-from paceline.transport.parameters import View, shard_ranges
+from paceline.transport.parameters import View
 
 __all__ = [
     "RacingState", "ReplicatedState", "SimulatedRacing", "SimulatedReplicated", "SimulatedSlots", "SimulatedStalenessCounts",
@@ -286,111 +285,6 @@ class ReplicatedState:
         for one in self.present:
             total += self.workers[one].x
         return total / len(self.present)
-
-
-class SimulatedShard:
-    """A server's shard; implements `ServedParameters`. Without servers, a lone worker's vector, whose replica counts the time.
-
-    Args:
-        x: the shard's elements (n,).
-        ranges: of all shards.
-        average: of the shard (n,), or None.
-        core: takes an update's time; None: nobody charges for it here.
-    """
-
-    def __init__(
-        self, x: torch.Tensor, ranges: tuple[tuple[int, int], ...], average: torch.Tensor | None = None
-    ) -> None:
-        self.x = x
-        self.ranges = ranges
-        self.average = average
-        self.buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.version = 0
-        self.counts = {"dropped": 0, "duplicate": 0, "incomplete": 0, "backups": 0}
-        self.core: Core | None = None
-
-    def writing(self) -> AbstractContextManager[None]:
-        """Takes the time of an optimizer's step on the shard."""
-        if self.core is not None:
-            self.core.update(len(self.ranges))
-        return _EXCLUDES_NOBODY
-
-    def advance(self) -> int:
-        """Counts one update."""
-        self.version += 1
-        return self.version
-
-    def count(self, what: str, number: int = 1) -> None:
-        """Counts for the run's result."""
-        self.counts[what] += number
-
-    def restore(self, x: torch.Tensor, version: int | None = None) -> None:
-        """Takes over parameters (n,) and their version."""
-        self.x.copy_(x)
-        self.version = self.version if version is None else version
-
-    def name_copy(self, incarnation: int | None) -> None:
-        """No server dies here."""
-
-
-class SimulatedCopy:
-    """A worker's copy of what the servers hold; implements `ServedParameters`."""
-
-    def __init__(self, x: torch.Tensor, ranges: tuple[tuple[int, int], ...]) -> None:
-        self.x = x
-        self.ranges = ranges
-        self.version = 0
-
-
-class ServedState:
-    """One vector in shards, as an onlooker sees it.
-
-    Args:
-        x: initial parameters (P,), kept.
-        num_servers: how many shards; 0: a lone worker has it.
-        averaged: whether a moving average lies beside it.
-    """
-
-    def __init__(self, x: torch.Tensor, num_servers: int, *, averaged: bool = False) -> None:
-        self.x = x
-        self.average = x.clone() if averaged else None
-        self.average_buffers: dict[str, torch.Tensor] = {}
-        self.ranges = shard_ranges(x.numel(), max(1, num_servers))
-        parts = [None if self.average is None else self.average[begin:end] for begin, end in self.ranges]
-        self.shards = [
-            SimulatedShard(x[begin:end], self.ranges, part)
-            for (begin, end), part in zip(self.ranges, parts, strict=True)
-        ]
-
-    def average_also(self, buffers: Mapping[str, torch.Tensor]) -> None:
-        """The model's buffers, which all workers write, shall have an average as well."""
-        for name, buffer in buffers.items():
-            self.average_buffers[name] = buffer.clone()
-            self.shards[0].buffers.append((buffer, self.average_buffers[name]))
-
-    def snapshot_average(self, out: torch.Tensor) -> int:
-        """Copies the moving average (P,); returns its version."""
-        assert self.average is not None
-        out.copy_(self.average)
-        return self.version
-
-    def copy(self, shard: int) -> SimulatedShard:
-        """Memory for a shard's second copy."""
-        return SimulatedShard(torch.zeros_like(self.shards[shard].x), self.ranges)
-
-    @property
-    def version(self) -> int:
-        """The first shard's number of updates."""
-        return self.shards[0].version
-
-    def snapshot(self, out: torch.Tensor) -> int:
-        """Copies the vector (P,); returns its version."""
-        out.copy_(self.x)
-        return self.version
-
-    def counts(self) -> list[dict[str, int]]:
-        """What each shard has counted, and its version."""
-        return [{"version": shard.version, **shard.counts} for shard in self.shards]
 
 
 class SimulatedStalenessCounts:

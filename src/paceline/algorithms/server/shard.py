@@ -272,7 +272,7 @@ class Shard:
             self._awaiting_end.clear()
         if answers and self._link is not None:
             if self._applier.keeps_reads:
-                for worker, *_ in answers:
+                for worker in (one for one, *_ in answers if one not in self._without_x):
                     self._link.log("copy-read", about=worker)
             self._link.commit()
         for answer in answers:
