@@ -53,6 +53,7 @@ def averaged_by_hand(name, *, batches_per_step, decay=DECAY, steps=STEPS):
     return task.evaluate(model, test)["loss"], newest
 
 
+@pytest.mark.filterwarnings("ignore::paceline.errors.OverrideWarning")
 @pytest.mark.parametrize("apply", ["user", "sgd", "delayed(delay=constant(updates_late=0), rule=user)"])
 @pytest.mark.parametrize("simulated", [False, True])
 def test_a_lone_worker_is_evaluated_on_its_average(task, apply, simulated):
