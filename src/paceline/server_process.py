@@ -110,8 +110,11 @@ def _promoted(connection: Any, meeting: _Meeting, arena: Arena, storage: ServerS
         return None
     message = connection.recv()
     assert isinstance(message, TakeOver)
-    connection.send(TookOver(arena.participant_id - arena.plan.num_workers))
-    return replace(meeting.ports(arena, message.incarnation), storage=storage)
+    ports = meeting.ports(arena, message.incarnation)
+    connection.send(
+        TookOver(arena.participant_id - arena.plan.num_workers)
+    )  # the next copy finds it under its new address
+    return replace(ports, storage=storage)
 
 
 class _Meeting:

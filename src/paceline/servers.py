@@ -100,6 +100,7 @@ class Servers:
                 self._fail(f"{self._name(state)}: ", message)
             case TookOver(shard_id=shard):
                 self._outcome.notes.append(f"The second copy of shard {shard} took over; no update is lost.")
+                self._restart(self._copy_of(state))
             case Restored(shard_id=shard, first_lost=first, last_lost=last):
                 if last >= first:
                     self.lost.append((shard, first, last))
@@ -124,18 +125,24 @@ class Servers:
                 self._fail(f"{self._name(state)} ", Failure("error", f"{how} {when}."))
             return
         self.restarts += 1
-        copy = self.states[shard + self._arena.plan.num_servers] if self._arena.plan.request.copies > 1 else state
-        if state is not copy and not self._take_over(state, copy):
+        copy = self._copy_of(state) if self._arena.plan.request.copies > 1 else state
+        if state is copy:
+            self._restart(state)
+        elif not self._take_over(state, copy):
             state.lost = True
             why = f"{how} while its second copy was dead or not up to date, so updates are lost: go on from the last"
             self._fail(f"{self._name(state)} ", Failure("error", f"{why} checkpoint with --resume."))
-            return
-        copy.incarnation += 1
-        self._start(copy)
-        copy.ready = True  # the run has begun: it does not wait
+
+    def _restart(self, state: WorkerState) -> None:
+        state.incarnation += 1
+        self._start(state)
+        state.ready = True  # the run has begun: it does not wait
 
     def _take_over(self, dead: WorkerState, copy: WorkerState) -> bool:
-        """Makes the process of the copy that of the server, if it has all that was ever answered; returns whether it has."""
+        """Makes the process of the copy that of the server, if it has all that was ever answered; returns whether it has.
+
+        The next copy is started once that process can be found as the server, or it would look for the dead one.
+        """
         assert self._arena is not None
         shard = self._shard(dead)
         if not copy.running or self._arena.shared.named_copy(shard) != copy.incarnation:
@@ -143,6 +150,7 @@ class Servers:
         self._arena.shared.name_copy(None, shard)
         dead.connection.close()
         dead.connection, dead.handle = copy.connection, copy.handle
+        copy.connection, copy.handle, copy.lost = None, None, True
         dead.incarnation += 1
         with contextlib.suppress(OSError):  # it is dead, too: its end is the next news
             dead.connection.send(TakeOver(dead.incarnation))
@@ -152,6 +160,10 @@ class Servers:
         """Removes the snapshots, which nobody will go on from."""
         if self._main is not None and self._main.snapshots is not None:
             shutil.rmtree(self._own_folder or self._main.snapshots, ignore_errors=True)
+
+    def _copy_of(self, server: WorkerState) -> WorkerState:
+        assert self._arena is not None
+        return self.states[self._shard(server) + self._arena.plan.num_servers]
 
     def _shard(self, state: WorkerState) -> int:
         assert self._arena is not None

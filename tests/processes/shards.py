@@ -37,7 +37,7 @@ def run_watched(algorithm, look, *, workers=3, epochs=EPOCHS, size=SIZE):
 
         def _wait_for_news(self):
             super()._wait_for_news()
-            if self.started_s is not None and self.servers.states and self.servers.states[-1].handle is not None:
+            if self.started_s is not None and self.servers.states and self.servers.states[0].handle is not None:
                 look(self)
 
     with mock.patch("paceline.launcher.Supervisor", Kept):
@@ -76,6 +76,10 @@ def run_and_kill_shards(algorithm, *, kill_at, together=False, **settings):
 
 def version_of(supervisor, server):
     return supervisor.arena.shared.counts()[server % supervisor.arena.plan.num_servers]["version"]
+
+
+def pid_of(supervisor, server):
+    return supervisor.servers.states[server].handle.pid
 
 
 def recovered(supervisor, shard):

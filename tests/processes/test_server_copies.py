@@ -20,6 +20,7 @@ from processes.shards import (
     batch_sums,
     check_every_update_once,
     check_reported_losses,
+    pid_of,
     recovered,
     run_and_kill_shards,
     run_watched,
@@ -64,21 +65,46 @@ def test_nobody_is_answered_before_the_copy_has_it():
     seen = []
 
     def look(supervisor):
-        server, copy = (state.handle.pid for state in supervisor.servers.states)
         version = version_of(supervisor, SERVER)
         if not seen and version >= 200 and recovered(supervisor, 0):
-            os.kill(copy, signal.SIGSTOP)
+            os.kill(pid_of(supervisor, COPY), signal.SIGSTOP)
             seen.append(version)
         elif 0 < len(seen) < 12:  # looks, each of which lasts as long as 50 updates otherwise
             seen.append(version)
         elif len(seen) == 12:
-            os.kill(server, signal.SIGKILL)
+            copy = pid_of(supervisor, COPY)
+            os.kill(pid_of(supervisor, SERVER), signal.SIGKILL)
             os.kill(copy, signal.SIGCONT)
             seen.append(version)
 
     run, parameters = run_watched(REPLICA, look, epochs=40)
     assert len(set(seen[2:])) == 1, "the workers were answered, and went on"
     check_every_update_once(run, parameters, restarts=1)
+
+
+def test_a_copy_that_takes_over_late_has_a_copy_of_its_own():
+    """Stopped as the server dies, it can be found as the server only later: the next copy is not started before that."""
+    turns = []
+
+    def look(supervisor):
+        servers = supervisor.servers
+        if not turns and version_of(supervisor, SERVER) >= 200 and recovered(supervisor, 0):
+            turns.append(pid_of(supervisor, COPY))
+            os.kill(turns[0], signal.SIGSTOP)
+            os.kill(pid_of(supervisor, SERVER), signal.SIGKILL)
+        elif len(turns) == 1 and servers.restarts == 1:
+            assert pid_of(supervisor, SERVER) == turns[0]
+            turns.append(servers.states[COPY].handle)
+            os.kill(turns[0], signal.SIGCONT)
+        elif len(turns) == 2 and servers.states[COPY].handle is not None and recovered(supervisor, 0):
+            turns.append(version_of(supervisor, SERVER))
+            os.kill(turns[0], signal.SIGKILL)
+        elif len(turns) == 3 and servers.restarts == 2 and version_of(supervisor, SERVER) >= turns[2] + 200:
+            supervisor.stop()
+
+    run, parameters = run_watched(REPLICA, look)
+    assert turns[1] is None
+    check_every_update_once(run, parameters, restarts=2)
 
 
 def test_both_are_killed_at_once_and_the_run_says_so():

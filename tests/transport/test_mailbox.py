@@ -168,6 +168,14 @@ def test_a_replacement_is_told_after_the_one_that_it_replaces(mailboxes, store):
         assert b.receive(DEADLINE_S) == PeerBack(0, 1)
 
 
+def test_the_end_of_one_incarnation_is_not_that_of_the_next(store):
+    """Both are in the store when a peer looks for the first time."""
+    ZmqMailbox(store, 1, 2).close()
+    with ZmqMailbox(store, 1, 2, incarnation=1) as b, ZmqMailbox(store, 0, 2) as a:
+        assert connect(a, b) == [None, None]
+        assert a.peers() == {1}
+
+
 def test_a_late_comer_is_told_of_and_reached_lazily(mailboxes, store):
     with ZmqMailbox(store, 0, 2) as a:
         a.connect(0.01, at_least=0)

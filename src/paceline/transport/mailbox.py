@@ -338,19 +338,19 @@ class ZmqMailbox:
         peer = self._peers[worker_id]
         key, ended = f"peer/{worker_id}", f"ended/{worker_id}"
         try:
-            if self._store.check([ended]) and int(self._store.get(ended)) >= peer.incarnation:
-                with self._changed:
-                    if not peer.here:
-                        peer.ended, peer.why_left = True, "it has ended"
-            if peer.endpoint or peer.ended or not self._store.check([key]):
-                return
-            incarnation, endpoint = self._store.get(key).decode().split()
+            incarnation, endpoint = -1, ""
+            if not peer.endpoint and self._store.check([key]):
+                newest, endpoint = self._store.get(key).decode().split()
+                incarnation = int(newest)
+            has_ended = self._store.check([ended]) and int(self._store.get(ended)) >= max(incarnation, peer.incarnation)
         except RuntimeError:  # the store is gone; the peer may still come by itself
             return
         with self._changed:
             self._check_open()
-            if not peer.endpoint:
-                peer.incarnation, peer.endpoint = int(incarnation), endpoint
+            if has_ended and not peer.here:
+                peer.ended, peer.why_left = True, "it has ended"
+            elif endpoint and not peer.endpoint and incarnation >= peer.incarnation:
+                peer.incarnation, peer.endpoint, peer.ended = incarnation, endpoint, False
                 self._dialler.dial(peer)
 
     def _keep(self) -> None:
