@@ -121,3 +121,10 @@ def test_workers_that_share_memory_have_no_link_to_drop(algorithm):
 def test_a_fault_of_a_worker_that_does_not_exist():
     with pytest.raises(pl.UsageError, match="A fault names worker 7"):
         simulated("ad-psgd", Faults().kill(worker=7, step=1))
+
+
+def test_a_program_that_is_cut_off_leaves_torch_as_it_was():
+    """Servers run without gradients, and one that waits for ever is ended there."""
+    with pytest.raises(pl.PacelineError, match="Deadlock"):
+        simulated("downpour(warm_start_steps=20, on_death=wait)", Faults().kill(worker=0, step=5))
+    assert torch.is_grad_enabled()

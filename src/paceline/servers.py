@@ -97,6 +97,8 @@ class Servers:
                 state.ended = True
             case Failure():
                 state.ended = True
+                if self._outcome.kind == "worker-lost":  # who waited for this server was faster to say so
+                    self._outcome.kind = ""
                 self._fail(f"{self._name(state)}: ", message)
             case TookOver(shard_id=shard):
                 self._outcome.notes.append(f"The second copy of shard {shard} took over; no update is lost.")

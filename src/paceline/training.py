@@ -12,7 +12,10 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from paceline import checkpoint
-from paceline.algorithms import Algorithm, registry, spec
+from paceline.algorithms import Algorithm, parse, registry, spec
+from paceline.algorithms.server.apply import ApplyRule
+from paceline.algorithms.server.delayed import Delayed
+from paceline.algorithms.server.registries import apply_registry
 from paceline.batches import BatchPlan, Partition, Skewed, partition_registry
 from paceline.checkpointing import Checkpointer
 from paceline.config import TrainConfig
@@ -100,6 +103,7 @@ class _Training:
         previous, self.checkpoint = earlier_part(resume) if resume is not None else (RunData(), None)
         if resume is not None:
             self._check_same_delay(previous)
+            self._check_same_rule(previous)
         earlier_workers = previous.config.get("workers", config.workers)
         if self.config.partition != "dynamic" and earlier_workers != config.workers:
             raise UsageError(
@@ -123,6 +127,16 @@ class _Training:
                 raise UsageError(
                     f"The run was started with {name} {before}, and can only be resumed with that, not {now}."
                 )
+
+    def _check_same_rule(self, previous: RunData) -> None:
+        """The state of the servers' rule is in the checkpoint, and no other rule's."""
+        earlier = parse(previous.config["algorithm"])
+        before, now = _innermost(earlier.server_rule), _innermost(self.algorithm.server_rule)
+        if before is not None and now is not None and type(before) is not type(now):
+            raise UsageError(
+                f"The run's servers applied gradients by {apply_registry.spec(before)}, whose state is in the checkpoint: it"
+                f" cannot be resumed with {apply_registry.spec(now)}."
+            )
 
     @property
     def _rate(self) -> float:
@@ -302,3 +316,9 @@ class _Training:
         record = dataclasses.asdict(self.config)
         record["data"] = os.fspath(self.config.data) if self.config.data is not None else None
         return record
+
+
+def _innermost(rule: ApplyRule | None) -> ApplyRule | None:
+    while isinstance(rule, Delayed):
+        rule = rule.rule
+    return rule

@@ -169,10 +169,10 @@ def test_the_rate_of_a_training_that_names_none():
     from paceline.tasks import load_task
 
     task = load_task("digits-mlp")
-    rates = [
-        pl.TrainConfig(algorithm=spec).resolved(task).learning_rate for spec in ("downpour", "downpour(apply=user)")
-    ]
-    assert rates == [0.01, task.learning_rate]
+    delayed = "parameter-server(apply=delayed(delay=constant(updates_late=3), rule=adagrad))"
+    specs = ("downpour", delayed, "downpour(apply=user)")
+    rates = [pl.TrainConfig(algorithm=spec).resolved(task).learning_rate for spec in specs]
+    assert rates == [0.01, 0.01, task.learning_rate]
     assert pl.TrainConfig(algorithm="downpour", learning_rate=0.3).resolved(task).learning_rate == 0.3
 
 

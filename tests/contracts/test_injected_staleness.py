@@ -197,8 +197,8 @@ def test_a_loop_of_ones_own_may_have_late_gradients_but_one_step():
 
 
 BAD = [
-    ({"algorithm": "hogwild", "inject_staleness": 5}, "take sequential, or parameter-server"),
-    ({"algorithm": "all-reduce", "inject_staleness": 5}, "cannot be injected into AllReduce"),
+    ({"algorithm": "hogwild", "inject_staleness": 5}, "take sequential, or for several workers parameter-server"),
+    ({"algorithm": "all-reduce", "inject_staleness": 5}, "cannot be injected into this algorithm: take sequential"),
     ({"inject_staleness": -1}, "0 updates or more, not -1"),
     ({"inject_staleness": "20.5"}, "Unknown delay '20.5'"),
     ({"inject_staleness": "random(highest=-2)"}, "not possible"),

@@ -81,3 +81,12 @@ def test_a_new_learning_rate_replaces_the_checkpoints(tmp_path):
     _, resumed = run_task(ROWS[0], resume=tmp_path, epochs=3, learning_rate=0.01, **settings)
     x, _ = plain_run(steps=3 * 180, learning_rate=0.05, momentum=0.9, later=(2 * 180, 0.01))
     assert torch.equal(resumed.x, x)
+
+
+def test_another_rule_of_the_servers_cannot_go_on(tmp_path):
+    config = pl.TrainConfig(algorithm="adaptive-revision", workers=2, steps=20, backend="threads")
+    pl.train(config, out=tmp_path)
+    before = (tmp_path / "result.json").read_text()
+    with pytest.raises(pl.UsageError, match="by adaptive-revision, whose state .* cannot be resumed with adagrad"):
+        pl.train(pl.TrainConfig(algorithm="downpour", workers=2, steps=40, backend="threads"), resume=tmp_path)
+    assert (tmp_path / "result.json").read_text() == before

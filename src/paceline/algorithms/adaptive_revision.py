@@ -68,6 +68,10 @@ class AdaptiveRevision(Algorithm):
         """The same, with AdaptiveRevision as the rule that applies gradients."""
         self._server().serve(shard_id, ports)
 
+    @property
+    def server_rule(self) -> rule.AdaptiveRevision:
+        """The method."""
+        return rule.AdaptiveRevision(alpha=self.alpha, revision_state=self.revision_state)
+
     def _server(self) -> ParameterServer:
-        apply = rule.AdaptiveRevision(alpha=self.alpha, revision_state=self.revision_state)
-        return ParameterServer(mode="async", shards=self.shards, apply=apply, snapshot_s=self.snapshot_s)
+        return ParameterServer(mode="async", shards=self.shards, apply=self.server_rule, snapshot_s=self.snapshot_s)

@@ -6,6 +6,7 @@ import warnings
 from dataclasses import dataclass
 from typing import ClassVar
 
+from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.delay import Delay
 from paceline.errors import OverrideWarning, UsageError
 from paceline.transport.base import Ports, Replica
@@ -33,6 +34,11 @@ class Algorithm:
     @property
     def default_learning_rate(self) -> float | None:
         """The rate of a training that names none, where not the task's own, which suits SGD."""
+        return None
+
+    @property
+    def server_rule(self) -> ApplyRule | None:
+        """What servers apply gradients by; None where there are none. Its state is in the run's checkpoints."""
         return None
 
     @property
@@ -79,8 +85,8 @@ class Algorithm:
             UsageError: it cannot be delayed.
         """
         raise UsageError(
-            f"Staleness cannot be injected into {type(self).__name__}: take sequential, or"
-            " parameter-server for several workers."
+            "Staleness cannot be injected into this algorithm: take sequential, or for several workers parameter-server, which"
+            " has the servers' rules of the others as apply=."
         )
 
     def work(self, replica: Replica, ports: Ports) -> None:

@@ -13,6 +13,7 @@ from paceline.algorithms.server.adagrad import Adagrad
 from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.client import Client
 from paceline.algorithms.server.codec import Codec, NoCodec
+from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.rules import OnDeath, ShardRules
 from paceline.algorithms.server.shard import Shard
 from paceline.algorithms.server.warm_start import WarmStart
@@ -85,9 +86,19 @@ class Downpour(Algorithm):
         return MemoryRequest("served", mailbox=True, servers=self.shards)
 
     @property
+    def server_rule(self) -> ApplyRule:
+        """As the user wishes."""
+        return self.apply
+
+    @property
     def default_learning_rate(self) -> float | None:
         """As the servers' rule has it."""
         return self.apply.default_learning_rate
+
+    @property
+    def lets_gradients_wait(self) -> bool:
+        """Where a delay is in front of the rule."""
+        return isinstance(self.apply, Delayed)
 
     def work(self, replica: Replica, ports: Ports) -> None:
         """x: this worker's copy of the parameters (P,); g: its gradient; accrued: the sum of those not yet pushed (P,)."""

@@ -96,7 +96,7 @@ class ParameterServer(Algorithm):
             raise UsageError("backups=auto is chosen once for all shards: leave out quorum=per-shard.")
         if self.shards < 1:
             raise UsageError(f"A parameter server has 1 shard or more, not {self.shards}.")
-        if self.snapshot_s < 0:
+        if not self.snapshot_s >= 0:
             raise UsageError(f"snapshot_s must be 0 (at every update) or more seconds, not {self.snapshot_s}.")
         if self.durability == "replica" and self.snapshot_s != 5.0:
             raise UsageError("snapshot_s is for durability=snapshot, not for durability=replica: leave it out.")
@@ -127,6 +127,11 @@ class ParameterServer(Algorithm):
             copies=2 if self.durability == "replica" else 1,
             averaged=self.average is not None,
         )
+
+    @property
+    def server_rule(self) -> ApplyRule:
+        """As the user wishes."""
+        return self.apply
 
     @property
     def default_learning_rate(self) -> float | None:

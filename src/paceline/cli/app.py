@@ -88,7 +88,10 @@ def main() -> None:
         code = app(standalone_mode=False)
     except _WrongWords as error:
         command = getattr(getattr(error, "ctx", None), "command_path", "paceline")
-        complain(f"{error.format_message().rstrip('.')}. See {command} --help.")
+        if message := error.format_message().rstrip(
+            "."
+        ):  # empty where a group of verbs was called without one: it is help
+            complain(f"{message}. See {command} --help.")
         code = error.exit_code
     except typer.Abort:
         complain("Stopped.")

@@ -42,7 +42,9 @@ Steps = Annotated[int | None, typer.Option(help="Instead: gradients per worker."
 TargetLoss = Annotated[float | None, typer.Option(help="Stop at this training loss.", rich_help_panel=_LENGTH)]
 TargetAccuracy = Annotated[float | None, typer.Option(help="Or at this test accuracy.", rich_help_panel=_LENGTH)]
 BatchSize = Annotated[int | None, typer.Option(help="Samples per gradient; default: the task's", rich_help_panel=_SGD)]
-LearningRate = Annotated[float | None, typer.Option(help="Step size; default: the task's", rich_help_panel=_SGD)]
+LearningRate = Annotated[
+    float | None, typer.Option(help="Step size; default: the algorithm's own, or the task's", rich_help_panel=_SGD)
+]
 Momentum = Annotated[float | None, typer.Option(help="For optimizers with one.", rich_help_panel=_SGD)]
 Optimizer = Annotated[
     str | None, typer.Option(help="Spec, as adamw(weight_decay=0.1); default sgd", rich_help_panel=_SGD)

@@ -190,6 +190,9 @@ class Scheduler:
             DeadlockError: every program that is left waits for another.
         """
         self._hub = getcurrent()
+        gradients = (
+            torch.is_grad_enabled()
+        )  # greenlets of a thread share it, and who is cut off leaves it as it was there
         for program in self._programs:
             program.greenlet.parent = self._hub
         try:
@@ -207,6 +210,7 @@ class Scheduler:
                 raise DeadlockError(self._deadlock(left))
         finally:
             self._cut_off()
+            torch.set_grad_enabled(gradients)
 
     def _next_event(self) -> Program | Callable[[], None] | None:
         """Takes the next event; None: there is none. What arrives does so here."""
@@ -281,12 +285,10 @@ class Scheduler:
     def _cut_off(self) -> None:
         """Ends what is unfinished; a program that waits while it is being ended is ended there."""
         self._ended = True
-        gradients = torch.is_grad_enabled()
         for program in self._programs:
             if not program.greenlet.dead:
                 self.current = program
                 program.greenlet.throw(GreenletExit)
-        torch.set_grad_enabled(gradients)
 
     def _deadlock(self, left: list[Program]) -> str:
         said = [f"worker {one.worker_id} waits for {one.waits_for}" for one in left[:_NAMED_IN_DEADLOCK]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -31,7 +31,10 @@ class Adagrad(ApplyRule):
     initial: float = 0.0
     eps: float = 1e-10
 
-    default_learning_rate: ClassVar[float | None] = 0.01
+    @property
+    def default_learning_rate(self) -> float | None:
+        """Far below SGD's: the first steps are of this length in every coordinate."""
+        return 0.01
 
     def __post_init__(self) -> None:
         check_not_negative("initial", self.initial)

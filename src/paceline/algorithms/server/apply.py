@@ -17,8 +17,10 @@ __all__ = ["SGD", "Applier", "ApplyRule", "Momentum", "StalenessScaled"]
 class ApplyRule:
     """A rule by which gradients become updates; immutable, and so fit for a spec. `start` makes what keeps its state."""
 
-    #: The learning rate to begin with where the user names none, of a rule whose steps are not sized like SGD's.
-    default_learning_rate: ClassVar[float | None] = None
+    @property
+    def default_learning_rate(self) -> float | None:
+        """The learning rate to begin with where the user names none, of a rule whose steps are not sized like SGD's."""
+        return None
 
     @property
     def overrides_optimizer(self) -> bool:

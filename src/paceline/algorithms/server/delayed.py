@@ -40,6 +40,11 @@ class Delayed(ApplyRule):
             raise ValueError("a gradient on hold would outlive the server's snapshots: take revision_state=echo")
 
     @property
+    def default_learning_rate(self) -> float | None:
+        """As the rule within."""
+        return self.rule.default_learning_rate
+
+    @property
     def overrides_optimizer(self) -> bool:
         """As the rule within."""
         return self.rule.overrides_optimizer
