@@ -40,8 +40,8 @@ def train() -> dict:
     return worker.summary()
 
 
-def show(staleness: dict, consensus_distance: float) -> None:
-    print(f"mean staleness {staleness['mean']:.2f}, consensus distance {consensus_distance:.3g}", flush=True)
+def show(staleness: dict, distance: float) -> None:
+    print(f"mean staleness {staleness['mean']:.2f}, consensus distance {distance:.3g}\n", end="", flush=True)  # at once
 
 
 if __name__ == "__main__":

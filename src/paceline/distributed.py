@@ -120,6 +120,7 @@ class Membership:
         machines = {self.store.get(f"machine/{worker}").decode() for worker in range(self._num_workers)}
         if len(machines) == 1:
             return "127.0.0.1", Path(key) if key else None
+        self._wait_for_readers("machine")
         if not key:
             raise UsageError(
                 "The workers are on several machines, so what they send each other must be encrypted: make a key with"
@@ -154,10 +155,7 @@ class Membership:
             )
         others = [json.loads(self.store.get(key)) for key in keys]
         differing = [worker for worker, other in enumerate(others) if other != others[0]]
-        # Whoever holds the store must not end before all have read it.
-        self.store.set(f"read/{self._worker_id}", "1")
-        if self._worker_id == 0:
-            self._await([f"read/{worker}" for worker in range(self._num_workers)], _FAREWELL_S)
+        self._wait_for_readers("hello")
         if differing:
             other = others[differing[0]]
             what = next(name for name in other if other[name] != others[0].get(name))
@@ -165,6 +163,12 @@ class Membership:
                 f"The workers disagree on the {what}: {_short(others[0][what])} on worker 0, {_short(other[what])} on"
                 f" {name_workers(differing)}. Build the same model and name the same algorithm on every worker."
             )
+
+    def _wait_for_readers(self, what: str) -> None:
+        """This worker has read what all have said; whoever holds the store must not end, with an error, before all have."""
+        self.store.set(f"read/{what}/{self._worker_id}", "1")
+        if self._worker_id == 0:
+            self._await([f"read/{what}/{worker}" for worker in range(self._num_workers)], _FAREWELL_S)
 
     def _await(self, keys: list[str], within_s: float) -> list[int]:
         """Waits until all keys are there; returns the positions of those that are not in time."""
