@@ -33,8 +33,8 @@ class Algorithm:
 
     @property
     def default_learning_rate(self) -> float | None:
-        """The rate of a training that names none, where not the task's own, which suits SGD."""
-        return None
+        """The rate of a training that names none, where not the task's own, which suits SGD: that of the servers' rule."""
+        return self.server_rule.default_learning_rate if self.server_rule is not None else None
 
     @property
     def server_rule(self) -> ApplyRule | None:

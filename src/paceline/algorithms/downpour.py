@@ -91,11 +91,6 @@ class Downpour(Algorithm):
         return self.apply
 
     @property
-    def default_learning_rate(self) -> float | None:
-        """As the servers' rule has it."""
-        return self.apply.default_learning_rate
-
-    @property
     def lets_gradients_wait(self) -> bool:
         """Where a delay is in front of the rule."""
         return isinstance(self.apply, Delayed)

@@ -134,11 +134,6 @@ class ParameterServer(Algorithm):
         return self.apply
 
     @property
-    def default_learning_rate(self) -> float | None:
-        """As the servers' rule has it."""
-        return self.apply.default_learning_rate
-
-    @property
     def overrides(self) -> str:
         """Says so where the servers have a rule of their own."""
         if not self.apply.overrides_optimizer:
