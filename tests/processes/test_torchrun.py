@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 
 import paceline as pl
 from paceline.environment import current_environment
-from processes import torchrun_programs
+from processes import forked, torchrun_programs
 
 PROGRAMS = Path(torchrun_programs.__file__)
 DEADLINE_S = 120
@@ -24,29 +25,6 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return str(probe.getsockname()[1])
-
-
-@contextlib.contextmanager
-def processes(commands, environments):
-    """Programs in process groups of their own, which are gone afterwards."""
-    found = [
-        subprocess.Popen(
-            command,
-            env={**os.environ, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        for command, environment in zip(commands, environments, strict=True)
-    ]
-    try:
-        yield found
-    finally:
-        for process in found:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
 
 
 def run(program, num_workers, names=("RANK", "WORLD_SIZE"), wait_for=None, **environment):
@@ -66,13 +44,12 @@ def run(program, num_workers, names=("RANK", "WORLD_SIZE"), wait_for=None, **env
     if names[0] != "RANK":
         for one in environments:
             one["PACELINE_TEST_RANK"] = one.pop("RANK")
-    command = [sys.executable, "-W", "error", str(PROGRAMS), program]
-    results = {}
-    with processes([command] * num_workers, environments) as started:
-        for rank in wait_for if wait_for is not None else range(num_workers):
-            output, errors = started[rank].communicate(timeout=DEADLINE_S)
-            results[rank] = (started[rank].returncode, output, errors)
-    return results
+    with (
+        tempfile.TemporaryDirectory() as name,
+        forked.running(PROGRAMS, [program], environments, Path(name)) as started,
+    ):
+        ranks = wait_for if wait_for is not None else range(num_workers)
+        return {rank: forked.ended(started[rank], rank, Path(name), DEADLINE_S) for rank in ranks}
 
 
 def torchrun(program, num_workers, *options, **environment):
@@ -81,8 +58,20 @@ def torchrun(program, num_workers, *options, **environment):
         *options,
         *(str(PROGRAMS), program),
     ]
-    with processes([command], [{"OMP_NUM_THREADS": "1", **environment}]) as (process,):
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
         output, errors = process.communicate(timeout=DEADLINE_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
     return process.returncode, output, errors
 
 

@@ -7,8 +7,10 @@ import sys
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import paceline as pl
+from paceline.cli.app import app
 from paceline.simulator import Cluster, Normal
 
 
@@ -98,15 +100,9 @@ def test_the_callers_state_is_left_alone():
         "--cluster none.toml",
     ],
 )
-def test_bad_input(words, tmp_path):
-    code = "from paceline.cli.app import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "simulate", *words.split()],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 2, done.stderr
+def test_bad_input(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["simulate", *words.split()], prog_name="paceline")
+    assert done.exit_code == 2, done.stderr
     assert done.stderr.startswith("paceline: ") or words == "--parameters 5"
-    assert "Traceback" not in done.stderr
+    assert isinstance(done.exception, SystemExit), "not a traceback"
