@@ -15,6 +15,7 @@ from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.rules import ShardRules
 from paceline.algorithms.server.second_copy import serve_shard
 from paceline.algorithms.server.user import UserOptimizer
+from paceline.errors import PeerLostError
 from paceline.memory.served import SecondCopy
 from paceline.optimizers import settings_of
 from paceline.transport.base import Message, PeerBack, PeerLeft, Ports, Received
@@ -261,6 +262,48 @@ def test_the_word_names_the_copy_only_while_it_has_everything():
     serve(ServersBox(Workers(), events=events), SGD())
     assert named[:10] == [7] * 10
     assert set(named[11:15]) == {None}
+
+
+def test_a_copy_that_took_nothing_for_too_long_gets_the_state_once_it_does_again():
+    """The server gave up sending to it, but it has not left: no event says that it is back."""
+    named = []
+
+    def events(box):
+        send = box.send
+
+        def full(to, message):
+            if to == COPY:
+                raise PeerLostError(COPY, "it has taken no message for 10 s")
+            send(to, message)
+
+        for number, event in enumerate(box.workers.events()):
+            box.send = full if 10 <= number < 14 else send
+            if number in (14, 16):
+                box.confirmed = len(box.log)
+                yield Received(COPY, 7, Message("copy-has", box.log[-1].number))
+            named.append(box.memory.named)
+            yield event
+
+    whole = ServersBox(Workers(), events=events)
+    serve(whole, SGD())
+    assert named == [7] * 11 + [None] * 5 + [7] * (len(named) - 16)
+    assert [one.kind for one in whole.log].count("copy-state") == 2
+
+
+@pytest.mark.parametrize("queued", [True, False])
+def test_a_copy_gets_the_state_once_however_it_is_heard_of(queued):
+    """It came late, and that is both known and told; or it was there first, and nothing is told."""
+
+    class Box(ServersBox):
+        def receive(self, timeout_s=None, *, sender=None):
+            if sender == COPY and told:
+                return told.pop()
+            return super().receive(timeout_s, sender=sender)
+
+    told = [PeerBack(COPY, 7)] if queued else []
+    whole = Box(Workers())
+    serve(whole, SGD())
+    assert [one.kind for one in whole.log].count("copy-state") == 1
 
 
 def test_gradients_of_a_quorum_that_was_not_complete_are_asked_for_again():

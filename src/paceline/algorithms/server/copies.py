@@ -62,7 +62,10 @@ class CopyLink:
 
     def begin(self, deadline_s: float) -> None:
         """Waits until the copy has the state; goes on without it after `deadline_s`."""
-        if self._peer in self._mailbox.peers():
+        came = self._peer in self._mailbox.peers()  # asked first: word of that, where there is any, has come by then
+        while (event := self._mailbox.receive(0.0, sender=self._peer)) is not None:
+            self.hear(event)
+        if came and not self._here:
             self._send_state()
         while not self._named and (event := self._mailbox.receive(deadline_s, sender=self._peer)) is not None:
             self.hear(event)
@@ -76,7 +79,9 @@ class CopyLink:
         match event:
             case Received(incarnation=incarnation, message=Message(kind=kind, number=number)) if kind == _HAS:
                 self._confirmed = max(self._confirmed, number)
-                if self._here and not self._follows and number >= self._state_until:
+                if not self._here:  # it had taken nothing for too long, and does so again
+                    self._send_state()
+                elif not self._follows and number >= self._state_until:
                     self._follows, self._incarnation = True, incarnation
                     self.commit()
             case PeerLeft():
