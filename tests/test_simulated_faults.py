@@ -125,6 +125,6 @@ def test_a_fault_of_a_worker_that_does_not_exist():
 
 def test_a_program_that_is_cut_off_leaves_torch_as_it_was():
     """Servers run without gradients, and one that waits for ever is ended there."""
-    with pytest.raises(pl.PacelineError, match="Deadlock"):
+    with pytest.raises(pl.PacelineError, match=r"Deadlock .* shard 0 of the server waits for a message"):
         simulated("downpour(warm_start_steps=20, on_death=wait)", Faults().kill(worker=0, step=5))
     assert torch.is_grad_enabled()

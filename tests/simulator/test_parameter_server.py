@@ -163,7 +163,17 @@ def test_death_ends_the_run_where_that_is_wished():
     cluster, faults = Cluster(workers=3, compute_s=VARIED), Faults().kill(worker=1, at_s=0.01)
     run = pl.simulate_task(config, cluster=cluster, timing_only=True, num_parameters=1000, faults=faults)
     assert run.result["outcome"] == "crashed"
+    assert run.result["outcome_reason"].startswith("Shard 0 of the server failed at ")
     assert "worker 1 has left" in run.result["outcome_reason"]
+
+
+def test_death_ends_the_run_where_that_is_wished_though_the_others_end_before_they_hear_of_it():
+    config = pl.TrainConfig(algorithm="parameter-server(mode=async, on_death=fail, shards=2)", steps=20)
+    cluster, faults = Cluster(workers=3, compute_s=VARIED, detection_s=5.0), Faults().kill(worker=1, step=20)
+    run = pl.simulate_task(config, cluster=cluster, timing_only=True, num_parameters=1000, faults=faults)
+    assert run.result["outcome"] == "crashed"
+    assert "worker 1 has left" in run.result["outcome_reason"]
+    assert [len(run.records[worker]) for worker in range(3)] == [20, 19, 20]
 
 
 @pytest.mark.parametrize("mode", ["sync", "sync, backups=2", "async", "bounded, clock_bound=0"])

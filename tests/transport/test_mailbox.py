@@ -127,6 +127,18 @@ def test_a_message_to_itself_wakes_a_thread_that_waits(mailboxes):
     assert found == list(range(20))
 
 
+def test_what_is_yet_to_be_said_does_not_wait_for_another_thread_that_reads(mailboxes, monkeypatch):
+    a, b = mailboxes(2)
+    reader, said_by = threading.Thread(target=lambda: received(a)), []
+    reader.start()
+    wait_until(lambda: a._reading, "it waits")
+    monkeypatch.setattr(a._dialler, "catch_up", lambda peers: said_by.append(threading.get_ident()) or False)
+    assert a.receive(0.0, kind="none such") is None
+    assert threading.get_ident() in said_by
+    b.send(0, Message("x"))
+    reader.join(DEADLINE_S)
+
+
 def test_leaving_is_told_after_the_last_message(mailboxes):
     a, b, c = mailboxes(3)
     for number in range(5):

@@ -196,7 +196,9 @@ class SimulatedMachine:
                 with torch.no_grad():
                     serve(server % self._num_servers, ports)
 
-            self.scheduler.start(self.cluster.workers + server, run, is_main=False)
+            shard = f"shard {server % self._num_servers} of the server"
+            name = shard if server < self._num_servers else f"the second copy of {shard}"
+            self.scheduler.start(self.cluster.workers + server, run, is_main=False, server=name)
 
     def end(self, worker_id: int) -> None:
         """A worker's program ends at this instant: so do its further programs, and the others learn of it."""
@@ -234,6 +236,9 @@ class SimulatedMachine:
         reason = f"killed at {self.scheduler.now_s:.6g} s"
         self.lost.append(worker_id)
         self._network.kill(worker_id)  # first: what its program sends while it is being ended, the dead do not send
+        if self._num_servers:  # they hear of it even if the others end before: what follows is theirs to say
+            heard_after_s = 2 * self.cluster.detection_s  # twice: they may be in the middle of an update
+            self.scheduler.start(self.cluster.workers, partial(self.scheduler.sleep, heard_after_s))
         self.scheduler.end_worker(worker_id)
         if self.request.kind == "replicated":
             self.shared.lose(worker_id)

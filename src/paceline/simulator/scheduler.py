@@ -28,16 +28,17 @@ class DeadlockError(PacelineError):
 
 
 class ProgramError(PacelineError):
-    """A worker's program raised an exception, which is the cause of this one.
+    """A program raised an exception, which is the cause of this one.
 
     Attributes:
-        worker_id: the worker.
+        worker_id: the worker's, or the server's.
         cause: what its program raised.
     """
 
-    def __init__(self, worker_id: int, cause: Exception, at_s: float) -> None:
-        super().__init__(f"Worker {worker_id} failed at {at_s:.6g} s of virtual time: {type(cause).__name__}: {cause}")
-        self.worker_id = worker_id
+    def __init__(self, program: Program, cause: Exception, at_s: float) -> None:
+        who = program.name[0].upper() + program.name[1:]
+        super().__init__(f"{who} failed at {at_s:.6g} s of virtual time: {type(cause).__name__}: {cause}")
+        self.worker_id = program.worker_id
         self.cause = cause
 
 
@@ -45,6 +46,7 @@ class Program:
     """One program of a worker, as the scheduler keeps it.
 
     Attributes:
+        server: what it is called where it is no worker's.
         is_main: whether it is the worker's `work`, and not a further program.
         joining: programs that wait for its end.
         over: whether it has ended.
@@ -52,16 +54,22 @@ class Program:
             and after its end.
     """
 
-    __slots__ = ("greenlet", "here", "is_main", "joining", "over", "waits_for", "worker_id")
+    __slots__ = ("greenlet", "here", "is_main", "joining", "over", "server", "waits_for", "worker_id")
 
-    def __init__(self, worker_id: int, *, is_main: bool) -> None:
+    def __init__(self, worker_id: int, *, is_main: bool, server: str = "") -> None:
         self.worker_id = worker_id
+        self.server = server
         self.is_main = is_main
         self.waits_for = ""  # what it waits for without a time of its own: a lock, a barrier
         self.joining: list[Program] = []
         self.over = False
         self.greenlet: greenlet
         self.here: greenlet | None = None
+
+    @property
+    def name(self) -> str:
+        """Whose it is, in a sentence."""
+        return self.server or f"worker {self.worker_id}"
 
 
 class Box(Protocol):
@@ -153,9 +161,11 @@ class Scheduler:
 
     # What runs them
 
-    def start(self, worker_id: int, body: Callable[[], object], *, is_main: bool = True) -> Program:
-        """Adds a program that begins now; the simulation ends with the last main one."""
-        program = Program(worker_id, is_main=is_main)
+    def start(
+        self, worker_id: int, body: Callable[[], object], *, is_main: bool = True, server: str = ""
+    ) -> Program:
+        """Adds a program that begins now; the simulation ends with the last main one. Servers are named in messages."""
+        program = Program(worker_id, is_main=is_main, server=server)
 
         def run() -> None:
             program.here = program.greenlet
@@ -241,8 +251,8 @@ class Scheduler:
         try:
             return (program.here or program.greenlet).switch()
         except Exception as error:
-            worker_id = self.current.worker_id  # another one by now, perhaps: programs hand over to each other
-            raise ProgramError(worker_id, error, self.now_s) from error
+            # `current` may be another one by now: programs hand over to each other.
+            raise ProgramError(self.current, error, self.now_s) from error
 
     def _finished(self, program: Program) -> None:
         if program.over:
@@ -291,9 +301,10 @@ class Scheduler:
                 program.greenlet.throw(GreenletExit)
 
     def _deadlock(self, left: list[Program]) -> str:
-        said = [f"worker {one.worker_id} waits for {one.waits_for}" for one in left[:_NAMED_IN_DEADLOCK]]
+        said = [f"{one.name} waits for {one.waits_for}" for one in left[:_NAMED_IN_DEADLOCK]]
         if len(left) > _NAMED_IN_DEADLOCK:
-            said.append(f"so do {len(left) - _NAMED_IN_DEADLOCK} more workers")
-        ended = [str(one.worker_id) for one in self._programs if one.greenlet.dead][:_NAMED_IN_DEADLOCK]
+            more = "programs" if any(one.server for one in left) else "workers"
+            said.append(f"so do {len(left) - _NAMED_IN_DEADLOCK} more {more}")
+        ended = [one.server or str(one.worker_id) for one in self._programs if one.greenlet.dead][:_NAMED_IN_DEADLOCK]
         ends = f" (ended already: {', '.join(ended)})" if ended else ""
         return f"Deadlock at {self.now_s:.6g} s of virtual time: {'; '.join(said)}{ends}."

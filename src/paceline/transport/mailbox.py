@@ -225,11 +225,11 @@ class ZmqMailbox:
 
     def _read_or_wait(self, timeout_s: float | None) -> None:
         """Takes in what comes, or waits while another thread does that; the lock is held before and after."""
+        if self._dialler.catch_up(self._peers):
+            timeout_s = _PAUSE_S if timeout_s is None else min(timeout_s, _PAUSE_S)
         if self._reading:
             self._changed.wait(timeout_s)
             return
-        if self._dialler.catch_up(self._peers):
-            timeout_s = _PAUSE_S if timeout_s is None else min(timeout_s, _PAUSE_S)
         self._reading = True
         found: list[Frames | Lost] = []
         self._changed.release()
