@@ -63,7 +63,7 @@ class Runs:
 def loss_at(run: pl.RunData) -> list[float]:
     """The running loss after so many samples."""
     gossip = run.result["gossip"]
-    curve = loss_curve(run.records, lockstep=not gossip, gossip=gossip)
+    curve = loss_curve(run.records, gossip=gossip)
     loss = np.convolve(curve.loss, np.full(WINDOW, 1 / WINDOW), mode="valid")
     return np.interp(SAMPLES, curve.samples[WINDOW - 1 :], loss).tolist()
 

@@ -35,7 +35,7 @@ def delay_spec(wanted: int | str) -> str:
     except ValueError:
         return delay_registry.spec(delay_registry.build(text))
     if updates_late < 0:
-        raise UsageError(f"Staleness to inject is 0 updates or more, not {updates_late}.")
+        raise UsageError(f"Staleness to inject is 0 updates or more, not {updates_late}: leave it out for none.")
     return delay_registry.spec(ConstantDelay(updates_late=updates_late))
 
 

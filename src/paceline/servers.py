@@ -56,6 +56,7 @@ class Servers:
         self._outcome = outcome
         self._main: ServerMain | None = None
         self._arena: Arena | None = None
+        self._folder: Path | None = None  # the run's
         self._own_folder: str | None = None
         self._restarted_at: dict[int, list[int]] = {}  # shard -> its version at each restart
 
@@ -66,7 +67,7 @@ class Servers:
 
     def begin(self, algorithm: Any, arena: Arena, folder: Path | None, *, own_processes: bool) -> None:
         """Starts as many as the run's memory has room for."""
-        self._arena = arena
+        self._arena, self._folder = arena, folder
         if not arena.plan.num_servers:
             return
         snapshots = None
@@ -132,8 +133,16 @@ class Servers:
             self._restart(state)
         elif not self._take_over(state, copy):
             state.lost = True
-            why = f"{how} while its second copy was dead or not up to date, so updates are lost: go on from the last"
-            self._fail(f"{self._name(state)} ", Failure("error", f"{why} checkpoint with --resume."))
+            why = f"{how} while its second copy was dead or not up to date, so updates are lost"
+            self._fail(f"{self._name(state)} ", Failure("error", f"{why}: {self._remedy}"))
+
+    @property
+    def _remedy(self) -> str:
+        if self._folder is None:
+            return "begin anew, with an out folder next time, whose checkpoints a run can be resumed from."
+        return (
+            f"go on from the last checkpoint in {self._folder}, by resume= in Python or --resume on the command line."
+        )
 
     def _restart(self, state: WorkerState) -> None:
         state.incarnation += 1

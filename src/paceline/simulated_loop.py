@@ -80,7 +80,7 @@ def simulate(
     folder = Path(out) if out is not None else None
     if folder is not None and folder.is_dir() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty: choose another `out`.")
-    faults = faults or Faults()
+    faults = Faults.given(faults)
     faults.check(cluster.workers)
     simulation = _Simulation(train, cluster, named, seed, faults)
     began, began_s = time.time(), time.perf_counter()
@@ -202,6 +202,7 @@ class _Simulation:
                 is_gossip=algorithm.gossip,
                 together=algorithm.together,
                 timing_only=False,
+                about={"notes": [left_out]} if (left_out := algorithm.left_out(self.cluster.workers)) else {},
             )
             self.machine.start_servers(algorithm.serve)
             if not algorithm.lockstep:

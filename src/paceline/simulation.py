@@ -105,7 +105,7 @@ class _Simulation:
         faults: Faults | None = None,
     ) -> None:
         self.cluster = cluster
-        self.faults = faults or Faults()
+        self.faults = Faults.given(faults)
         self.timing_only = timing_only
         self.task = load_task(config.task)
         self.config = dataclasses.replace(config, backend="simulator", workers=cluster.workers).resolved(self.task)
@@ -161,7 +161,7 @@ class _Simulation:
             self._num_samples,
             is_gossip=self.algorithm.gossip,
             together=self.algorithm.together,
-            about=injected(self.config, self.algorithm) | about_evaluated(self.algorithm),
+            about=injected(self.config, self.algorithm) | about_evaluated(self.algorithm) | self._notes,
         )
         self._next_batch = np.zeros(1, np.int64)  # the counter that all workers claim batches from
 
@@ -179,6 +179,11 @@ class _Simulation:
             raise UsageError(f"The number of parameters must be 1 or more, not {num_parameters}.")
         if self.timing_only and (config.target_loss is not None or config.target_accuracy is not None):
             raise UsageError("Timing only computes no loss and no accuracy; leave out the target.")
+
+    @property
+    def _notes(self) -> dict[str, list[str]]:
+        left_out = self.algorithm.left_out(self.config.workers)
+        return {"notes": [left_out]} if left_out else {}
 
     @property
     def _batch_size(self) -> int:

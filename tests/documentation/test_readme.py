@@ -95,7 +95,8 @@ def test_every_field_that_is_explained_exists(shell):
     path = shell.folder / "runs" / "one" / "result.json"  # of the README's first command, if that has run
     if not path.exists():
         shell("paceline train --algorithm leashed --epochs 1 --out runs/one")
-    shell("paceline train --algorithm parameter-server --epochs 1 --out runs/served")
+    served = '"parameter-server(average=0.9)" --inject-staleness 2'
+    shell(f"paceline train --algorithm {served} --epochs 1 --out runs/served")
     result = path.read_text() + (shell.folder / "runs" / "served" / "result.json").read_text()
     section = TEXT[TEXT.index("| field | meaning |") : TEXT.index("## Faults")]
     first_cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]

@@ -109,7 +109,7 @@ def test_a_copy_that_takes_over_late_has_a_copy_of_its_own():
 
 def test_both_are_killed_at_once_and_the_run_says_so():
     with pytest.raises(
-        pl.PacelineError, match=r"Shard 0 of the server was ended by signal 9 while its second copy .* --resume"
+        pl.PacelineError, match=r"Shard 0 of the server was ended by signal 9 while its second copy .* begin anew"
     ):
         run_and_kill_shards(REPLICA, kill_at=[(COPY, 200), (SERVER, 200)], together=True)
 

@@ -9,6 +9,7 @@ from paceline.algorithms.base import Algorithm
 from paceline.algorithms.parameter_server import ParameterServer
 from paceline.algorithms.server import adaptive_revision as rule
 from paceline.errors import UsageError
+from paceline.field_types import check_types
 from paceline.transport.base import Ports, Replica
 from paceline.transport.parameters import MemoryRequest
 
@@ -49,8 +50,10 @@ class AdaptiveRevision(Algorithm):
     snapshot_s: float = 5.0
 
     tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
+    of_servers: ClassVar[tuple[str, ...]] = ("shards", "snapshot_s")
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.alpha is not None and not 0 < self.alpha < float("inf"):
             raise UsageError(f"adaptive-revision's alpha must be more than 0, not {self.alpha}.")
         self._server()  # checks the rest

@@ -23,6 +23,8 @@ class Algorithm:
     tolerates: ClassVar[tuple[str, ...]] = ()
     #: Whether all workers make one update together, each from its share of the round's batches.
     lockstep: ClassVar[bool] = False
+    #: Options that need servers, and so play no part with one worker.
+    of_servers: ClassVar[tuple[str, ...]] = ()
     #: The most workers it can use; None: any number.
     max_workers: ClassVar[int | None] = None
 
@@ -50,6 +52,13 @@ class Algorithm:
         """Warns of what it overrides, if anything."""
         if self.overrides:
             warnings.warn(self.overrides, OverrideWarning, stacklevel=stacklevel)
+
+    def left_out(self, num_workers: int) -> str:
+        """A sentence where so many workers leave options without effect that somebody has chosen; or empty."""
+        chosen = [name for name in self.of_servers if getattr(self, name) != getattr(type(self)(), name)]
+        if num_workers > 1 or not chosen:
+            return ""
+        return f"A lone worker needs no server and has none: {', '.join(chosen)} {'play' if chosen[1:] else 'plays'} no part."
 
     @property
     def gossip(self) -> bool:

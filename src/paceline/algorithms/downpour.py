@@ -18,6 +18,7 @@ from paceline.algorithms.server.rules import OnDeath, ShardRules
 from paceline.algorithms.server.shard import Shard
 from paceline.algorithms.server.warm_start import WarmStart
 from paceline.errors import UsageError
+from paceline.field_types import check_types
 from paceline.transport.base import Ports, Replica
 from paceline.transport.parameters import MemoryRequest
 
@@ -71,8 +72,12 @@ class Downpour(Algorithm):
     snapshot_s: float = 5.0
 
     tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
+    of_servers: ClassVar[tuple[str, ...]] = (
+        "fetch", "push", "warm_start_steps", "shards", "codec", "on_death", "snapshot_s",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name in ("fetch", "push"):
             if getattr(self, name) < 1:
                 raise UsageError(f"downpour's {name} is a number of steps, from 1 on, not {getattr(self, name)}.")

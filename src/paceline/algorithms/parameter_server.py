@@ -18,6 +18,7 @@ from paceline.algorithms.server.rules import OnDeath, ShardRules
 from paceline.algorithms.server.second_copy import serve_shard
 from paceline.algorithms.server.user import UserOptimizer
 from paceline.errors import UsageError
+from paceline.field_types import check_types
 from paceline.transport.base import Ports, Replica
 from paceline.transport.parameters import MemoryRequest
 
@@ -88,8 +89,12 @@ class ParameterServer(Algorithm):
     average: float | None = None
 
     tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
+    of_servers: ClassVar[tuple[str, ...]] = (
+        "backups", "shards", "codec", "quorum", "rate", "on_death", "durability", "snapshot_s",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.backups != "auto" and self.backups < 0:
             raise UsageError(f"backups must be 0 or more, or auto, not {self.backups}.")
         if self.backups == "auto" and self.quorum == "per-shard" and self.shards > 1:

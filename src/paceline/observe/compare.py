@@ -13,6 +13,7 @@ __all__ = [
     "CLEAR_RATIO",
     "Group",
     "clearly_best",
+    "evaluated_notes",
     "failed",
     "figure",
     "group_runs",
@@ -97,6 +98,15 @@ def group_runs(results: Sequence[Mapping[str, Any]]) -> list[Group]:
 def workers_text(num_workers: int) -> str:
     """`1 worker`, `2 workers`."""
     return f"{num_workers} worker{'s' if num_workers != 1 else ''}"
+
+
+def evaluated_notes(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Sentences on the runs of which not the newest parameters were evaluated."""
+    return [
+        f"{label}: the accuracy is that of a {result['evaluated']}."
+        for label, result in zip(run_labels(results), results, strict=True)
+        if result.get("evaluated")
+    ]
 
 
 def run_labels(results: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -17,6 +17,7 @@ from paceline.observe.answer import answer
 from paceline.observe.compare import (
     ABSENT,
     clearly_best,
+    evaluated_notes,
     failed,
     figure,
     group_runs,
@@ -164,13 +165,14 @@ def _table(results: Sequence[dict[str, Any]]) -> str:
         if any(m is not None for m in marked)
         else ""
     )
+    averaged = "".join(f" {_escape(one)}" for one in evaluated_notes(results))
     return (
         '<h2>Figures of each run</h2>\n<div class="wide" tabindex="0"><table class="figures-table"><thead>'
         f'<tr class="over"><th rowspan="2" class="name">method</th><th rowspan="2" class="name">outcome</th>'
         f"{''.join(over)}</tr>"
         f"<tr>{''.join(heads)}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>\n"
         f"<figcaption>{note}A dash: not reached or not measured. Training loss: mean of the last 100 batches applied; "
-        "times until it was reached count from the start of training.</figcaption>"
+        f"times until it was reached count from the start of training.{averaged}</figcaption>"
     )
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 from paceline.observe.compare import (
     ABSENT,
     clearly_best,
+    evaluated_notes,
     failed,
     figure,
     number_text,
@@ -76,6 +77,7 @@ def comparison_table(results: Sequence[Mapping[str, Any]]) -> Table:
         for label, result in zip(run_labels(results), results, strict=True)
         if result.get("outcome") != "converged" and result.get("outcome_reason")
     ]
+    notes += evaluated_notes(results)
     if len(workers) == 1 and (number := workers.pop()) is not None:
         notes.append(f"{workers_text(number)} each.")
     if any_best:
@@ -116,6 +118,8 @@ def _lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         value = figure(result, key)
         if value is not None:
             lines.append((name, percent_text(value) + (" of the workers' time" if key == "waiting_share" else "")))
+    if result.get("evaluated"):
+        lines.append(("evaluated", str(result["evaluated"])))
     mean, p95, most = (figure(result, "staleness", key) for key in ("mean", "p95", "max"))
     if mean is not None:
         tail = "" if p95 is None or most is None else f", 95 % at most {p95:.0f}, most {most:.0f}"

@@ -87,6 +87,19 @@ class Faults:
         _check_above_0("pause's for_s", for_s)
         return self._with(Pause(worker=worker, at_s=at_s, for_s=for_s))
 
+    @classmethod
+    def given(cls, faults: Faults | None) -> Faults:
+        """What a caller has given; None: nothing goes wrong.
+
+        Raises:
+            UsageError: it is something else.
+        """
+        if faults is not None and not isinstance(faults, cls):
+            raise UsageError(
+                f"faults must be a script as pl.Faults().kill(worker=1, step=40), and not a {type(faults).__name__}."
+            )
+        return faults or cls()
+
     @property
     def workers(self) -> tuple[int, ...]:
         """The workers that it names, ascending."""

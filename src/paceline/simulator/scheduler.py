@@ -161,9 +161,7 @@ class Scheduler:
 
     # What runs them
 
-    def start(
-        self, worker_id: int, body: Callable[[], object], *, is_main: bool = True, server: str = ""
-    ) -> Program:
+    def start(self, worker_id: int, body: Callable[[], object], *, is_main: bool = True, server: str = "") -> Program:
         """Adds a program that begins now; the simulation ends with the last main one. Servers are named in messages."""
         program = Program(worker_id, is_main=is_main, server=server)
 

@@ -10,6 +10,7 @@ from paceline.algorithms.server.delay import ConstantDelay, DelayQueue, RandomDe
 from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.registries import delay_registry
 from paceline.algorithms.server.update import UpdateInfo
+from paceline.errors import UsageError
 
 
 def staleness_of_one_worker(delay, steps):
@@ -28,6 +29,21 @@ def test_a_constant_delay_is_the_staleness(d):
     assert seen == [min(n, d) for n in range(100 - d)]
     assert len(queue.drain()) == d
     assert queue.drain() == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "remedy"),
+    [
+        ("constant(updates_late=-1)", "0 (no delay) or more"),
+        ("constant(updates_late=3, ramp_updates=-1)", "leave it out for no ramp"),
+        ("random(lowest=4, highest=3)", "raise highest, or lower lowest to 0"),
+        ("recorded(delays=0-3)", "as 0_3_1"),
+    ],
+)
+def test_what_is_no_delay_is_refused_with_a_remedy(spec, remedy):
+    with pytest.raises(UsageError) as error:
+        delay_registry.build(spec)
+    assert remedy in str(error.value)
 
 
 def test_random_delays_are_uniform_and_repeatable():

@@ -33,7 +33,7 @@ class Delay:
 
     def __post_init__(self) -> None:
         if self.ramp_updates < 0:
-            raise ValueError(f"ramp_updates must be 0 or more, not {self.ramp_updates}")
+            raise ValueError(f"ramp_updates must be 0 or more, not {self.ramp_updates}; leave it out for no ramp")
 
     def full_updates(self, n: int) -> int:
         """Delay of the n-th gradient, from 0, without the ramp."""
@@ -58,7 +58,7 @@ class ConstantDelay(Delay):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.updates_late < 0:
-            raise ValueError(f"updates_late must be 0 or more, not {self.updates_late}")
+            raise ValueError(f"updates_late must be 0 (no delay) or more, not {self.updates_late}")
 
     def full_updates(self, n: int) -> int:
         """`updates_late`."""
@@ -82,7 +82,10 @@ class RandomDelay(Delay):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.lowest <= self.highest:
-            raise ValueError(f"0 <= lowest <= highest must hold, not lowest={self.lowest} and highest={self.highest}")
+            raise ValueError(
+                f"0 <= lowest <= highest must hold, not lowest={self.lowest} and highest={self.highest}: raise highest,"
+                " or lower lowest to 0"
+            )
 
     def full_updates(self, n: int) -> int:
         """A draw of its own for every n."""
@@ -105,7 +108,10 @@ class RecordedDelay(Delay):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not re.fullmatch(r"[0-9]+(_[0-9]+)*", self.delays):
-            raise ValueError(f"delays are written as 0_3_1, not '{self.delays[:80]}'")
+            raise ValueError(
+                f"delays are whole numbers with '_' between them, as 0_3_1, not '{self.delays[:80]}'; from a list in Python:"
+                " RecordedDelay.of([0, 3, 1])"
+            )
 
     @classmethod
     def of(cls, delays: list[int], *, ramp_updates: int = 0) -> RecordedDelay:
