@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from paceline.algorithms import Algorithm, parse, spec
 from paceline.algorithms.server.delay import ConstantDelay, Delay
 from paceline.algorithms.server.registries import delay_registry
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
     from paceline.batches import BatchPlan
     from paceline.config import TrainConfig
 
-__all__ = ["delay_spec", "inject", "injected", "was_injected", "without_waiting"]
+__all__ = ["delay_spec", "inject", "injected", "was_injected"]
 
 
 def delay_spec(wanted: int | str) -> str:
@@ -83,15 +81,3 @@ def was_injected(config: Mapping[str, Any]) -> bool:
     return config.get("inject_staleness") is not None or (
         algorithm is not None and parse(algorithm).lets_gradients_wait
     )
-
-
-def without_waiting(records: Mapping[int, np.ndarray], version: int) -> dict[int, np.ndarray]:
-    """Records in which the gradients that still wait at the end of a run, at `version`, count as dropped."""
-    found = {}
-    for worker, rows in records.items():
-        waiting = rows["applied_version"] > version
-        if waiting.any():
-            rows = rows.copy()
-            rows["applied_version"][waiting] = -1
-        found[worker] = rows
-    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -134,7 +135,8 @@ def launch(
             f"{getattr(train, '__name__', 'train')} never called paceline.attach, so its workers shared nothing."
         )
     _learn_algorithm(recording, supervisor)
-    records = recording.records(supervisor)
+    recorded = recording.records(supervisor)
+    records = recording.decided(supervisor, recorded)
     about = {
         "task": getattr(train, "__name__", "train"),
         "algorithm": registry.spec(supervisor.algorithm) if supervisor.algorithm is not None else None,
@@ -153,7 +155,7 @@ def launch(
             last_batch = max((int(rows["batch"].max()) for rows in records.values() if len(rows)), default=-1)
             parameters = supervisor.parameters(min(supervisor.arena.load("next_batch"), last_batch + 1))
             checkpointer.end(supervisor, parameters, about_checkpoint)
-        run.save(folder)
+        dataclasses.replace(run, records=recorded).save(folder)
         write_trace(run, folder / "trace.json")
         write_report(
             [run], folder / "report.html", title=f"{about['task']}: {about['algorithm']}", command=about["command"]

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from paceline import checkpoint
-from paceline.injection import was_injected, without_waiting
-from paceline.memory.records import RECORD_DTYPE
+from paceline.injection import was_injected
+from paceline.memory.records import RECORD_DTYPE, without_waiting
 from paceline.observe.progress import Progress, WorkerProgress
 from paceline.observe.run import RunData, write_events
 from paceline.observe.summary import WINDOW, summarize
@@ -112,12 +112,19 @@ class Recording:
         return " ".join(new) or None
 
     def records(self, supervisor: Supervisor) -> dict[int, np.ndarray]:
-        """All records of the run, times in seconds from its start."""
+        """All records of the run as its folder keeps them, times in seconds from its start.
+
+        Gradients that wait have the version that they will make: a run that is resumed from here makes it.
+        """
         records = dict(self.previous.records)  # a resumed run may have fewer workers than before
         for worker, rows in supervisor.spool.records().items():
             _shift(rows, self.elapsed_before_s - (supervisor.started_s or 0.0))
             before = self.previous.records.get(worker)
             records[worker] = np.concatenate([before, rows]) if before is not None else rows
+        return records
+
+    def decided(self, supervisor: Supervisor, records: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """The same, as they count now that the run has ended: what still waits is dropped."""
         arena = supervisor.arena
         return records if self.gossip or arena is None else without_waiting(records, arena.shared.version)
 
@@ -135,7 +142,7 @@ class Recording:
 
         Args:
             supervisor: after its run.
-            records: from `records`.
+            records: from `decided`.
             about: what identifies the run: task, algorithm, workers, ...
             initial_loss: loss before the first update.
             target_loss: the run's target, if it had one.
@@ -195,7 +202,7 @@ def earlier_part(folder: Path) -> tuple[RunData, Path]:
     Raises:
         UsageError: the folder holds no run, or no complete checkpoint.
     """
-    run = RunData.load(folder)
+    run = RunData.load(folder, decided=False)
     newest = checkpoint.newest(folder / "checkpoint")
     about = checkpoint.describe(newest)
     version, injected = checkpoint.load_parameters(newest).version, was_injected(run.config)

@@ -15,8 +15,7 @@ from torch import nn
 
 from paceline.config import TrainConfig
 from paceline.evaluation import Evaluator
-from paceline.injection import without_waiting
-from paceline.memory.records import RECORD_DTYPE, RECORD_STRUCT
+from paceline.memory.records import RECORD_DTYPE, RECORD_STRUCT, without_waiting
 from paceline.observe.report import write_report
 from paceline.observe.run import RunData, write_json
 from paceline.observe.summary import WINDOW, summarize

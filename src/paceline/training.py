@@ -266,7 +266,8 @@ class _Training:
 
     def _finish(self) -> RunData:
         supervisor, recording, outcome = self.supervisor, self.recording, self.supervisor.outcome
-        records, own = recording.records(supervisor), None
+        recorded, own = recording.records(supervisor), None
+        records = recording.decided(supervisor, recorded)
         if supervisor.arena is not None and supervisor.started_s is not None:
             samples = sum(int(rows["samples"][rows["applied_version"] >= 1].sum()) for rows in records.values())
             about = {"elapsed_s": last_s(records), "samples": samples, "train_loss": recording.loss}
@@ -297,7 +298,7 @@ class _Training:
             result |= own
         run = RunData(self._config_record(), result, records, recording.evaluations)
         if self.out is not None:
-            run.save(self.out)
+            dataclasses.replace(run, records=recorded).save(self.out)
             write_trace(run, self.out / "trace.json")
             title = f"{self.config.task}: {self.config.algorithm}"
             write_report([run], self.out / "report.html", title=title, command=self.command)

@@ -12,6 +12,7 @@ from contracts.table import Row
 from paceline.algorithms.server.adagrad import Adagrad
 from paceline.algorithms.server.delay import ConstantDelay, RecordedDelay
 from paceline.batches import BatchPlan
+from paceline.observe.run import RunData
 from paceline.specs import build_optimizer
 from paceline.tasks.load import load_task
 
@@ -153,6 +154,11 @@ def test_a_resumed_run_goes_on_with_what_waited(algorithm, tmp_path):
     assert torch.equal(parameters.x, straight.x)
     assert parameters.version == straight.version == 3 * BATCHES
     assert resumed.result["computed_gradients"] == 3 * BATCHES
+    assert resumed.result["dropped_updates"] == 9  # what waited at the end of the first part was applied in the second
+    assert resumed.result["steps"] == 3 * BATCHES - 9
+    for one in (resumed, RunData.load(tmp_path)):
+        (rows,) = one.records.values()
+        assert rows["applied_version"].tolist() == [*range(10, 3 * BATCHES + 1), *[-1] * 9]
 
 
 def test_servers_go_on_with_what_waited(tmp_path):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 
 import numpy as np
 
-__all__ = ["RECORD_DTYPE", "RECORD_STRUCT", "PackedRecords"]
+__all__ = ["RECORD_DTYPE", "RECORD_STRUCT", "PackedRecords", "without_waiting"]
 
 # One row per computed gradient. Times are seconds on the run's shared monotonic clock.
 _INTEGERS = (
@@ -16,7 +17,7 @@ _INTEGERS = (
     "samples",
     "read_version",  # version the gradient was computed at
     "gradient_version",  # newest version when the gradient was ready (first publish attempt for slot methods)
-    "applied_version",  # version that this update made (>= 1), or -1: the gradient was dropped
+    "applied_version",  # version that this update made (>= 1), or will make, if it waits; -1: the gradient was dropped
     "failed_publishes",
     "messages",  # sent to other workers since the last record; so are the three below
     "sent_bytes",
@@ -36,6 +37,18 @@ _FLOATS = (
 RECORD_DTYPE = np.dtype([(name, "<i8") for name in _INTEGERS] + [(name, "<f8") for name in _FLOATS])
 RECORD_STRUCT = struct.Struct(f"<{len(_INTEGERS)}q{len(_FLOATS)}d")
 assert RECORD_STRUCT.size == RECORD_DTYPE.itemsize == 160
+
+
+def without_waiting(records: Mapping[int, np.ndarray], version: int) -> dict[int, np.ndarray]:
+    """Records in which the gradients that still wait at the end of a run, at `version`, count as dropped."""
+    found = {}
+    for worker, rows in records.items():
+        waiting = rows["applied_version"] > version
+        if waiting.any():
+            rows = rows.copy()
+            rows["applied_version"][waiting] = -1
+        found[worker] = rows
+    return found
 
 
 class PackedRecords:

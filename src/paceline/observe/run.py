@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import UsageError
-from paceline.memory.records import RECORD_DTYPE
+from paceline.memory.records import RECORD_DTYPE, without_waiting
 
 __all__ = ["RunData", "read_events", "write_events", "write_json", "write_text"]
 
@@ -70,8 +70,13 @@ class RunData:
         return folder
 
     @classmethod
-    def load(cls, folder: str | Path) -> RunData:
+    def load(cls, folder: str | Path, *, decided: bool = True) -> RunData:
         """Read what `save` wrote. A run that was killed before its result was written loads with an empty result.
+
+        Args:
+            folder: the run's.
+            decided: whether gradients that still waited when the run ended are dropped ones; else they have the versions that
+                they would make if it were resumed.
 
         Raises:
             UsageError: the folder does not exist, holds no run, or a file in it is damaged.
@@ -84,9 +89,12 @@ class RunData:
             for path in folder.iterdir()
             if (match := _EVENTS_FILE.fullmatch(path.name)) is not None
         }
+        result = _read_json(folder / "result.json", {})
+        if decided and result.get("version") is not None and not result.get("gossip"):
+            records = without_waiting(records, result["version"])
         return cls(
             config=_read_json(folder / "config.json", {}),
-            result=_read_json(folder / "result.json", {}),
+            result=result,
             records=dict(sorted(records.items())),
             evaluations=_read_json(folder / "evaluations.json", []),
         )
