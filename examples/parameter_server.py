@@ -1,11 +1,12 @@
-"""A parameter server: synchronous with a backup worker, then asynchronous; one worker computes ten times as slowly.
+"""A parameter server: synchronous with a backup worker, asynchronous, with bounded clocks; one worker is ten times as slow.
 
     python examples/parameter_server.py [EPOCHS]
     torchrun --standalone --nproc-per-node 3 examples/parameter_server.py [EPOCHS]
 
 With a backup, a step takes the first three of four gradients and drops the late one; asynchronously every gradient counts, and
-the slow worker's are stale. The optimizer below never steps here: the server takes its class and its rates, and applies
-gradients with it, so a scheduler works as ever. Under torchrun, worker 0 hosts the server.
+the slow worker's are stale; with bounded clocks nobody gets more than four steps ahead of it. The optimizer below never steps
+here: the server takes its class and its rates, and applies gradients with it, so a scheduler works as ever. Under torchrun,
+worker 0 hosts the server.
 """
 
 import os
@@ -20,6 +21,7 @@ from digits import accuracy, make_loader, make_model
 EPOCHS = int(sys.argv[1]) if sys.argv[1:] else 20
 BACKUP = pl.ParameterServer(backups=1)
 ASYNC = pl.ParameterServer(mode="async", shards=2)
+BOUNDED = pl.ParameterServer(mode="bounded", clock_bound=4)
 
 
 def train() -> None:
@@ -47,7 +49,7 @@ if __name__ == "__main__":
         pl.launch(train, workers=3, algorithm=ASYNC)
         torch.set_num_threads(1)  # a simulation computes one gradient after the other
         cluster = pl.Cluster(workers=4, compute_s=0.002).slow(worker=0, factor=10)
-        for algorithm in (pl.ParameterServer(), BACKUP, ASYNC):
+        for algorithm in (pl.ParameterServer(), BACKUP, ASYNC, BOUNDED):
             result = pl.simulate(train, cluster=cluster, algorithm=algorithm).result
             print(
                 f"{pl.spec(algorithm)}: {result['steps']} updates in {result['wall_s']:.2f} s of virtual time,", end=" "
