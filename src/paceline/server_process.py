@@ -228,10 +228,11 @@ class ServerStorage:
         self._state = state()
         self._due.set()
 
-    def checkpoint(self, state: dict[str, Any], number: int | None) -> None:
+    def checkpoint(self, state: Callable[[], dict[str, Any]], number: int | None) -> None:
         """Writes this server's part of a checkpoint."""
         if self._folder is not None:
-            kept = {"range": tuple(state["range"]), "x": state["x"], "version": state["version"], "rule": state["rule"]}
+            now = state()
+            kept = {"range": tuple(now["range"]), "x": now["x"], "version": now["version"], "rule": now["rule"]}
             checkpoint.save_server(self._folder, number, self._shard_id, kept)
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ class WorkerStorage:
         """From now on, checkpoints hold what `state` returns."""
         self._state = state
 
-    def checkpoint(self, state: dict[str, Any], number: int | None) -> None:
+    def checkpoint(self, state: Callable[[], dict[str, Any]], number: int | None) -> None:
         """A worker's checkpoints are its session's to write."""
 
     def state(self) -> dict[str, Any] | None:

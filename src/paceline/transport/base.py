@@ -211,8 +211,8 @@ class Storage(Protocol):
         """
         ...
 
-    def checkpoint(self, state: dict[str, Any], number: int | None) -> None:
-        """Writes this server's part of checkpoint `number`; None: of the run's last."""
+    def checkpoint(self, state: Callable[[], dict[str, Any]], number: int | None) -> None:
+        """Writes this server's part of checkpoint `number`; None: of the run's last. `state` is called if there are any."""
         ...
 
 

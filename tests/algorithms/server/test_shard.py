@@ -1,5 +1,7 @@
 """A shard's program with a scripted mailbox: duplicates, strangers' messages, answers, and what a successor is left with."""
 
+import itertools
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +15,7 @@ from paceline.algorithms.server.rules import ShardRules
 from paceline.algorithms.server.shard import Shard
 from paceline.algorithms.server.user import UserOptimizer
 from paceline.optimizers import FlatOptimizer, OptimizerSettings, settings_of
+from paceline.server_process import ServerStorage
 from paceline.transport.base import Message, PeerLeft, Received
 
 SETTINGS = settings_of(torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], lr=1.0), lambda _: (0, 3))
@@ -29,10 +32,12 @@ class Storage:
         self.kept.append(state())
 
     def checkpoint(self, state, number):
-        self.last = state
+        self.last = state()
 
 
-def serve(arrivals, *, workers=2, admission=None, rule=None, storage=None, x=None, version=0, on_death="shrink"):
+def serve(
+    arrivals, *, workers=2, admission=None, rule=None, storage=None, x=None, version=0, on_death="shrink", look=None
+):
     """Runs a shard over what arrives; everybody leaves at the end. Returns its vector and what it sent."""
     counts = dict.fromkeys(("dropped", "duplicate", "incomplete", "backups"), 0)
     shared = SimpleNamespace(x=torch.zeros(3) if x is None else x, version=version, ranges=((0, 3),), counts=counts)
@@ -48,13 +53,14 @@ def serve(arrivals, *, workers=2, admission=None, rule=None, storage=None, x=Non
     shared.advance, shared.count = advance, count
     sent = []
     ends = [one for w in range(workers) for one in (Received(w, 9, Message("bye")), PeerLeft(w, 9, "ended"))]
-    queue = iter([*arrivals, *ends])
-    mailbox = SimpleNamespace(
-        receive=lambda timeout_s=None, **_: next(queue),
-        send=lambda to, message: sent.append(
-            (to, message._replace(x=None if message.x is None else message.x.clone()))
-        ),
-    )
+    queue = itertools.chain(arrivals, ends)
+
+    def send(to, message):
+        sent.append((to, message._replace(x=None if message.x is None else message.x.clone())))
+        if look is not None:
+            look()
+
+    mailbox = SimpleNamespace(receive=lambda timeout_s=None, **_: next(queue), send=send)
     ports = SimpleNamespace(
         mailbox=mailbox, shared=shared, num_workers=workers, num_servers=1, storage=storage, copies=False
     )
@@ -78,6 +84,30 @@ def test_a_duplicate_is_answered_and_not_applied():
     assert shared.x.tolist() == [-11.0] * 3
     assert shared.counts["duplicate"] == 2
     assert [(m.number, m.weight, m.version) for _, m in sent] == [(1, 1, 1), (1, 1, 1), (2, 2, 2), (1, 2, 2)]
+
+
+@pytest.mark.parametrize("rule", [SGD(), UserOptimizer()])
+def test_an_answer_finds_room_where_the_gradient_was(rule):
+    """At most one message of a worker is in memory: its gradient, or what it is sent."""
+    given, alive = [], []
+
+    def gradient():
+        x = torch.ones(3)
+        given.append(weakref.ref(x))
+        return x
+
+    def arrivals():
+        yield settings()
+        for sequence in (1, 2, 3):
+            yield Received(0, 0, Message("push", sequence, 1, gradient(), sequence - 1))
+
+    serve(arrivals(), rule=rule, look=lambda: alive.append(sum(one() is not None for one in given)))
+    assert alive == [0, 0, 0]
+
+
+def test_checkpoints_that_nobody_wants_copy_nothing():
+    storage = ServerStorage(0, SimpleNamespace(shared=None), None, 5.0, None, None)
+    storage.checkpoint(lambda: pytest.fail("a state was put together"), None)
 
 
 def test_who_asks_for_no_parameters_gets_none():

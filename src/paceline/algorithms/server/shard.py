@@ -85,26 +85,30 @@ class Shard:
             self._serve()
         finally:
             if self._ports.storage is not None:
-                self._ports.storage.checkpoint(self.state(), None)
+                self._ports.storage.checkpoint(self.state, None)
 
     def _serve(self) -> None:
         while len(self._said_goodbye & self._gone) < self._ports.num_workers:
             self._keep()
-            match self._mailbox.receive(self._patience_s if self._not_back else None):
-                case event if self._link is not None and self._link.is_about(event):
-                    self._link.hear(event)
-                case Received() as received:
-                    self._not_back.discard(received.sender)
-                    self._hear(received)
-                case PeerLeft(peer=peer, reason=reason):
-                    self._left(peer, reason)
-                case PeerBack(peer=peer):
-                    self._back(peer)
-                case None:
-                    for worker in sorted(self._not_back):
-                        self._left(worker, "it did not come")
-                    self._not_back.clear()
+            self._take_next()
             self._settle()
+
+    def _take_next(self) -> None:
+        """Waits for a message or an event; keeps no hold of a gradient that has been applied, whose answer needs the room."""
+        match self._mailbox.receive(self._patience_s if self._not_back else None):
+            case event if self._link is not None and self._link.is_about(event):
+                self._link.hear(event)
+            case Received() as received:
+                self._not_back.discard(received.sender)
+                self._hear(received)
+            case PeerLeft(peer=peer, reason=reason):
+                self._left(peer, reason)
+            case PeerBack(peer=peer):
+                self._back(peer)
+            case None:
+                for worker in sorted(self._not_back):
+                    self._left(worker, "it did not come")
+                self._not_back.clear()
 
     # What outlives the server
 
@@ -205,7 +209,7 @@ class Shard:
             case "choice" if isinstance(self._admission, Follower) and message.x is not None:
                 self._admission.choose(message.number, tuple(message.x.tolist()))
             case "save" if self._ports.storage is not None:
-                self._ports.storage.checkpoint(self.state(), message.number)
+                self._ports.storage.checkpoint(self.state, message.number)
             case _:
                 pass  # nothing that a worker of this version sends
 

@@ -57,6 +57,7 @@ class UserApplier(Applier):
         if self._optimizer is None:
             self._optimizer = FlatOptimizer(self.settings, x, self.begin)
             self._optimizer.load(self._loaded)
+            self._loaded = {}
         self._optimizer.step(gradient, self.settings, self.scale)
 
     def state(self) -> dict[str, Tensor]:
