@@ -35,6 +35,8 @@ class TrainConfig:
         optimizer_state: "per-worker", or "shared" by all (one momentum, one Adam step).
         target_loss: stop once the training loss averaged over the last 100 applied batches is at most this.
         target_accuracy: stop once the test accuracy is at least this.
+        target_fraction: instead of a target loss: so large a share of the loss before the first update.
+        limit_s: stop after so many seconds of training, in a simulation virtual ones.
         partition: spec: who trains on which samples.
         placement: spec: where the parameters lie, and pinning.
         seed: of parameters, order of samples, and everything random in an algorithm.
@@ -60,6 +62,8 @@ class TrainConfig:
     optimizer_state: str = "per-worker"
     target_loss: float | None = None
     target_accuracy: float | None = None
+    target_fraction: float | None = None
+    limit_s: float | None = None
     partition: str = "dynamic"
     placement: str = "first-touch"
     seed: int = 0
@@ -85,6 +89,13 @@ class TrainConfig:
             raise UsageError(f"The learning rate must be more than 0, not {self.learning_rate}.")
         if self.target_loss is not None and self.target_accuracy is not None:
             raise UsageError("Give either a target loss or a target accuracy, not both.")
+        if self.target_fraction is not None:
+            if self.target_loss is not None or self.target_accuracy is not None:
+                raise UsageError("Give either a target fraction or another target, not both.")
+            if not 0 < self.target_fraction < 1:
+                raise UsageError(f"The target fraction must be between 0 and 1, not {self.target_fraction}.")
+        if self.limit_s is not None and not 0 < self.limit_s < math.inf:
+            raise UsageError(f"The limit must be more than 0 seconds, not {self.limit_s}.")
         if self.optimizer_state not in ("per-worker", "shared"):
             raise UsageError(f"Unknown optimizer_state {self.optimizer_state!r}: choose per-worker or shared.")
         if self.restarts < 0:
@@ -98,6 +109,12 @@ class TrainConfig:
                 raise UsageError("A staleness ramp needs staleness to inject: add --inject-staleness 20.")
             if not 0 < self.staleness_ramp_epochs < math.inf:
                 raise UsageError(f"The staleness ramp must be more than 0 epochs, not {self.staleness_ramp_epochs}.")
+
+    def loss_to_reach(self, initial_loss: float | None) -> float | None:
+        """The target loss in absolute terms, None where there is none."""
+        if self.target_fraction is None or initial_loss is None:
+            return self.target_loss
+        return self.target_fraction * initial_loss
 
     def resolved(self, task: Task) -> TrainConfig:
         """With the task's defaults filled in, and specs in canonical form."""

@@ -153,7 +153,7 @@ class _Simulation:
             floating = {name: buffer for name, buffer in self.model.named_buffers() if buffer.is_floating_point()}
             self.machine.shared.average_also(floating)
         self.record = SimulationRecord(
-            self.config,
+            dataclasses.replace(self.config, target_loss=self.config.loss_to_reach(initial_loss), target_fraction=None),
             self.machine,
             self.evaluator,
             self.model,
@@ -177,7 +177,8 @@ class _Simulation:
             raise UsageError("A number of parameters can be declared for timing only; add timing_only (--timing-only).")
         if num_parameters is not None and num_parameters < 1:
             raise UsageError(f"The number of parameters must be 1 or more, not {num_parameters}.")
-        if self.timing_only and (config.target_loss is not None or config.target_accuracy is not None):
+        targets = (config.target_loss, config.target_accuracy, config.target_fraction)
+        if self.timing_only and any(target is not None for target in targets):
             raise UsageError("Timing only computes no loss and no accuracy; leave out the target.")
 
     @property
@@ -278,8 +279,11 @@ class _Simulation:
         return self.record.finish(self._config_record(), num_parameters=self.num_parameters)
 
     def _run_programs(self) -> None:
+        scheduler = self.machine.scheduler
+        if self.config.limit_s is not None:
+            scheduler.stop_at(self.config.limit_s)
         try:
-            self.machine.scheduler.run()
+            scheduler.run()
         except ProgramError as error:
             if isinstance(error.cause, UsageError):
                 raise error.cause from None

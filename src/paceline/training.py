@@ -118,6 +118,7 @@ class _Training:
         self.last_progress_s = -math.inf
         self.next_evaluation_samples = self.recording.samples + self._evaluate_every
         self.initial_loss = self._initial_loss(train_set, previous)
+        self.target_loss = self.config.loss_to_reach(self.initial_loss)
 
     def _check_same_delay(self, previous: RunData) -> None:
         """Gradients that wait are in the checkpoint, so a run goes on with the delay that it had."""
@@ -218,8 +219,10 @@ class _Training:
     def _tick(self, supervisor: Supervisor) -> None:
         self.recording.take(supervisor)
         elapsed_s, loss = self.recording.elapsed_s(supervisor), self.recording.loss
-        target = self.config.target_loss
+        target, limit_s = self.target_loss, self.config.limit_s
         if target is not None and loss is not None and self.recording.window_full and loss <= target:
+            supervisor.stop()
+        if limit_s is not None and elapsed_s >= limit_s:
             supervisor.stop()
         self._evaluate(supervisor, elapsed_s, loss)
         if self.checkpointer is not None:
@@ -291,7 +294,7 @@ class _Training:
             records,
             about=about,
             initial_loss=self.initial_loss,
-            target_loss=self.config.target_loss,
+            target_loss=self.target_loss,
             target_accuracy=self.config.target_accuracy,
         )
         if own is not None:

@@ -22,6 +22,7 @@ from paceline.cli.launch import launch
 from paceline.cli.plan import plan
 from paceline.cli.simulate import simulate
 from paceline.cli.sparse import sparse
+from paceline.cli.study import study_app
 from paceline.cli.train import train
 from paceline.errors import PacelineError, UsageError
 
@@ -64,6 +65,7 @@ app.command()(algorithms)
 app.command()(doctor)
 app.add_typer(plan, name="plan")
 app.add_typer(sparse, name="sparse")
+app.add_typer(study_app, name="study")
 
 
 def _version(wanted: bool) -> None:

@@ -19,7 +19,7 @@ from paceline.errors import UsageError
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.compute import ComputeTime, Recorded, compute_registry
 
-__all__ = ["as_table", "read", "write"]
+__all__ = ["as_table", "from_table", "read", "write"]
 
 _TABLES = {"slow": "slowness", "slow_link": "link_factors"}  # a file's name for a field
 _FIELDS = tuple(field.name for field in dataclasses.fields(Cluster) if field.name not in _TABLES.values())
@@ -37,22 +37,31 @@ def read(path: Path) -> dict[str, Any]:
         raise UsageError(f"The cluster file {path} cannot be read: {error.strerror}.") from error
     except ValueError as error:  # both decoders' errors, and bytes that are no UTF-8
         raise UsageError(f"The cluster file {path} is no valid {path.suffix[1:].upper()}: {error}.") from error
+    return from_table(table, f"The cluster file {path}")
+
+
+def from_table(table: Any, where: str) -> dict[str, Any]:
+    """`Cluster`'s arguments from a file's content; `where` it is from begins every message.
+
+    Raises:
+        UsageError: it names something unknown, or has a value that no cluster can have.
+    """
     if not isinstance(table, dict):
-        raise UsageError(f"The cluster file {path} must hold names and values, as workers = 16.")
+        raise UsageError(f"{where} must hold names and values, as workers = 16.")
     for key in table:
         if key not in _KEYS:
-            raise UsageError(f"The cluster file {path} has an unknown name '{key}'.{_closest(key)}")
+            raise UsageError(f"{where} has an unknown name '{key}'.{_closest(key)}")
     arguments = {key: value for key, value in table.items() if key not in _TABLES}
     if "slow" in table:
-        arguments["slowness"] = _slowness(path, table["slow"])
+        arguments["slowness"] = _slowness(where, table["slow"])
     if "slow_link" in table:
-        arguments["link_factors"] = _link_factors(path, table["slow_link"])
+        arguments["link_factors"] = _link_factors(where, table["slow_link"])
     try:
         if "compute_s" in arguments:
             arguments["compute_s"] = _compute_time(arguments["compute_s"])
         Cluster(**arguments)
     except UsageError as error:
-        raise UsageError(f"The cluster file {path}: {error}") from error
+        raise UsageError(f"{where}: {error}") from error
     return arguments
 
 
@@ -94,17 +103,15 @@ def _compute_time(value: Any) -> Any:
     return Recorded(times_s=tuple(value)) if isinstance(value, list) else value
 
 
-def _slowness(path: Path, table: Any) -> tuple[tuple[int, float], ...]:
+def _slowness(where: str, table: Any) -> tuple[tuple[int, float], ...]:
     if not isinstance(table, dict) or not all(worker.isdecimal() for worker in table):
-        raise UsageError(f"The cluster file {path}: 'slow' maps workers to factors, as 0 = 100 under [slow].")
+        raise UsageError(f"{where}: 'slow' maps workers to factors, as 0 = 100 under [slow].")
     return tuple(sorted((int(worker), factor) for worker, factor in table.items()))
 
 
-def _link_factors(path: Path, table: Any) -> tuple[tuple[int, int, float], ...]:
+def _link_factors(where: str, table: Any) -> tuple[tuple[int, int, float], ...]:
     if not isinstance(table, dict) or not all(re.fullmatch(r"\d+-\d+", link) for link in table):
-        raise UsageError(
-            f"The cluster file {path}: 'slow_link' maps links to factors, as \"0-1\" = 10 under [slow_link]."
-        )
+        raise UsageError(f"{where}: 'slow_link' maps links to factors, as \"0-1\" = 10 under [slow_link].")
     pairs = ((sorted(map(int, link.split("-"))), factor) for link, factor in table.items())
     return tuple(sorted((a, b, factor) for (a, b), factor in pairs))
 

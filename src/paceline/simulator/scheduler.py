@@ -159,6 +159,10 @@ class Scheduler:
         """Ends the simulation after the events planned for this instant; unfinished programs are cut off."""
         self.call_at(self.now_s, self._end)
 
+    def stop_at(self, at_s: float) -> None:
+        """Ends the simulation then, if anything would still happen: what waits for ever by then is a deadlock as ever."""
+        self.call_at(at_s, lambda: self.stop() if self._due or self._instants else None)
+
     # What runs them
 
     def start(self, worker_id: int, body: Callable[[], object], *, is_main: bool = True, server: str = "") -> Program:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from paceline.errors import UsageError
 
-__all__ = ["DATA_VARIABLE", "Datasets", "Task", "argmax_accuracy", "evaluate", "fetch", "targets_of"]
+__all__ = ["DATA_VARIABLE", "Datasets", "Task", "argmax_accuracy", "evaluate", "fetch", "keep_data", "targets_of"]
 
 DATA_VARIABLE = "PACELINE_DATA"
 Datasets = tuple[Dataset[Any], Dataset[Any]]
+
+_kept: dict[Any, Datasets] | None = None  # what `keep_data` keeps
 
 
 def argmax_accuracy(output: Tensor, target: Tensor) -> Tensor:
@@ -61,11 +64,28 @@ class Task:
         """
         if data is None and os.environ.get(DATA_VARIABLE):
             data = Path(os.environ[DATA_VARIABLE])
-        return self.datasets(data)
+        if _kept is None:
+            return self.datasets(data)
+        key = (self.datasets, data)
+        if key not in _kept:
+            _kept.clear()  # one task's at a time
+            _kept[key] = self.datasets(data)
+        return _kept[key]
 
     def evaluate(self, model: nn.Module, dataset: Dataset[Any], *, chunk_size: int = 1000) -> dict[str, float | None]:
         """`evaluate` with this task's loss and accuracy."""
         return evaluate(model, dataset, loss=self.loss, accuracy=self.accuracy, chunk_size=chunk_size)
+
+
+@contextlib.contextmanager
+def keep_data() -> Iterator[None]:
+    """While it lasts, runs of one task load its data once: for many short runs, one after the other."""
+    global _kept
+    before, _kept = _kept, {}
+    try:
+        yield
+    finally:
+        _kept = before
 
 
 def evaluate(

@@ -1,0 +1,263 @@
+"""`paceline study`: designed sets of runs, interrupted and resumed at will, and their table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli import options
+from paceline.cli.console import err, out, say
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.study import Study
+    from paceline.study.runner import StudyEnd, StudyProgress
+    from paceline.study.trial import Trial
+
+__all__ = ["study_app"]
+
+study_app = typer.Typer(
+    no_args_is_help=True,
+    help="Design, run and read studies: many runs, one table, one report.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_FACTORS, _LENGTH, _RUN = "Factors, comma-separated", "How long", "The study"
+_SHOWN_TRIALS = 40
+
+
+@study_app.command()
+def run(
+    file: Annotated[
+        Path | None, typer.Argument(help="Study file, TOML or Python; options replace what it says")
+    ] = None,
+    task: options.Task = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="Specs, as hogwild,leashed(persistence=1)", rich_help_panel=_FACTORS)
+    ] = None,
+    workers: Annotated[str | None, typer.Option(help="Numbers, as 1,2,4", rich_help_panel=_FACTORS)] = None,
+    batch_size: Annotated[str | None, typer.Option(help="Samples per gradient", rich_help_panel=_FACTORS)] = None,
+    learning_rate: Annotated[str | None, typer.Option(help="Step sizes", rich_help_panel=_FACTORS)] = None,
+    backoff: Annotated[
+        str | None, typer.Option(help="none, constant, linear(cap=8), exponential", rich_help_panel=_FACTORS)
+    ] = None,
+    factor: Annotated[
+        list[str] | None,
+        typer.Option(help="Any other, as algorithm.persistence=0,1,none; again for more", rich_help_panel=_FACTORS),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="Repetitions of each; default 3", rich_help_panel=_FACTORS)] = None,
+    epochs: options.Epochs = None,
+    steps: options.Steps = None,
+    seconds: Annotated[float | None, typer.Option(help="Of training, at most.", rich_help_panel=_LENGTH)] = None,
+    targets: Annotated[
+        str | None,
+        typer.Option(help="Percent of the initial loss; a trial ends at the least.", rich_help_panel=_LENGTH),
+    ] = None,
+    backend: Annotated[str | None, typer.Option(help="processes, threads or simulator", rich_help_panel=_RUN)] = None,
+    cluster: Annotated[Path | None, typer.Option(help="For the simulator: cluster file.", rich_help_panel=_RUN)] = None,
+    timing_only: Annotated[
+        bool, typer.Option("--timing-only", help="There: no gradients, only times.", rich_help_panel=_RUN)
+    ] = False,
+    parameters: Annotated[int | None, typer.Option(help="For timing only: so many.", rich_help_panel=_RUN)] = None,
+    data: options.Data = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Folder; default runs/<name>", rich_help_panel=_RUN)
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say which trials, and how long.", rich_help_panel=_RUN)
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Run a study: every combination of its factors with every seed, each once, in an order fair to all.
+
+    Interrupt it when you like, even with kill -9: the same command goes on, and runs nothing twice.
+
+    Example: paceline study run --algorithm "locked,hogwild,leashed" --workers 1,2 --seeds 5 --epochs 10 --out runs/first
+    """
+    given = dict(locals())  # before anything else becomes a local name
+
+    from paceline.study.study_file import study_from_table
+
+    study = study_from_table(_table(given), folder=Path())
+    study_folder = folder or _default_folder(study, file)
+    if dry_run:
+        _show_plan(study, study_folder, as_json=as_json)
+        return
+
+    from paceline.study.runner import run_study
+
+    say(f"{study.name}: into {study_folder}")
+    try:
+        end = run_study(study, study_folder, on_progress=_print_progress)
+    except KeyboardInterrupt:
+        say(f"What has been run is kept in {study_folder}; the same command goes on from there.")
+        raise
+    from paceline.study.report import write_report  # pyright: ignore[reportMissingImports]
+
+    report = write_report(study_folder)
+    _show_end(end, report, as_json=as_json)
+
+
+@study_app.command()
+def table(
+    folder: Annotated[Path, typer.Argument(help="Folder of a study, finished or not")],
+    as_json: Annotated[bool, typer.Option("--json", help="All rows as JSON, in stdout's last line.")] = False,
+) -> None:
+    """Write a study's table anew, table.parquet and table.csv, and show the medians of each combination.
+
+    Example: paceline study table runs/first
+    """
+    from paceline.study.study_file import read_study
+    from paceline.study.summary import medians_table
+    from paceline.study.table import write_tables
+
+    if not (folder / "study.toml").is_file():
+        raise UsageError(f"{folder} holds no study: run one with `paceline study run FILE --out {folder}`.")
+    study, frame = read_study(folder / "study.toml"), write_tables(folder)
+    console = err() if as_json else out()
+    if len(frame):
+        console.print(medians_table(frame, target=study.smallest_target, title=study.name))
+    else:
+        console.print("No trial has been run yet.")
+    console.print(f"Table: {folder / 'table.parquet'} and {folder / 'table.csv'}", markup=False, soft_wrap=True)
+    if as_json:
+        print(frame.to_json(orient="records"), flush=True)
+
+
+# What the options mean
+
+
+def _table(given: dict[str, Any]) -> dict[str, Any]:
+    """A study file's content: the file's, if there is one, with what the options say in its place."""
+    from paceline.study.study_file import read_study
+
+    file = given["file"]
+    table = read_study(file).as_table() if file is not None else {}
+    factors, settings = dict(table.get("factors", {})), dict(table.get("settings", {}))
+    for name, value in _factors(given).items():
+        settings.pop(name, None)
+        factors[name] = value
+    changed: dict[str, Any] = {"factors": factors, "settings": settings}
+    limits = {name: given[name] for name in ("epochs", "steps", "seconds") if given[name] is not None}
+    if limits:
+        length = {"epochs", "steps"} & set(limits)
+        old = {
+            name: one for name, one in table.get("limits", {}).items() if not (length and name in ("epochs", "steps"))
+        }
+        changed["limits"] = {**old, **limits}
+    if given["targets"] is not None:
+        changed["targets"] = [_level(word) for word in given["targets"].split(",")]
+        table.pop("target", None)
+    for name in ("task", "seeds", "backend", "parameters"):
+        if given[name] is not None:
+            changed[name] = given[name]
+    if given["timing_only"]:
+        changed["timing_only"] = True
+    for name in ("cluster", "data"):
+        if given[name] is not None:
+            changed[name] = str(given[name])
+    return {"name": file.stem if file is not None else "study", **table, **changed}
+
+
+def _factors(given: dict[str, Any]) -> dict[str, list[Any]]:
+    """Factors in the comma form; commas inside parentheses do not split."""
+    from paceline.specs import split_specs
+
+    texts = {name: given[name] for name in ("algorithm", "workers", "batch_size", "learning_rate")}
+    texts["algorithm.backoff"] = given["backoff"]
+    for text in given["factor"] or []:
+        name, equals, levels = text.partition("=")
+        if not equals or not levels:
+            raise UsageError(
+                f"--factor {text} has no levels; write NAME=LEVEL,LEVEL, as algorithm.persistence=0,1,none."
+            )
+        texts[name.strip()] = levels
+    return {name: [_level(one) for one in split_specs(text)] for name, text in texts.items() if text is not None}
+
+
+def _level(word: str) -> Any:
+    word = word.strip()
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(word, word)
+
+
+def _default_folder(study: Study, file: Path | None) -> Path:
+    """`runs/<file's name>`, or one for each study that options alone describe: the same command finds it again."""
+    import hashlib
+
+    if file is not None:
+        return Path("runs") / file.stem
+    digest = hashlib.sha256(study.as_text().encode()).hexdigest()[:8]
+    return Path("runs") / f"study-{options.task_word(study.task)}-{digest}"
+
+
+# What is said
+
+
+def _print_progress(progress: StudyProgress) -> None:
+    from paceline.observe.compare import seconds_text
+
+    left = f"  {seconds_text(progress.remaining_s)} left" if progress.remaining_s else ""
+    levels = ", ".join(_level_text(name, level) for name, level in progress.trial.factors.items() if level is not None)
+    count = f"{progress.done:>{len(str(progress.total))}}/{progress.total}"
+    say(f"{count}  {levels}: {progress.outcome} in {seconds_text(progress.took_s)}{left}")
+
+
+def _level_text(name: str, level: Any) -> str:
+    if name == "algorithm":
+        return str(level)
+    return f"{name.removeprefix('algorithm.')} {str(level).lower() if isinstance(level, bool) else level}"
+
+
+def _show_plan(study: Study, folder: Path, *, as_json: bool) -> None:
+    from paceline.observe.compare import seconds_text
+    from paceline.study.estimate import estimate
+
+    found = estimate(study, folder)
+    console = err() if as_json else out()
+    for note in found.notes:
+        say(note)
+    for number, trial in enumerate(found.trials[:_SHOWN_TRIALS], start=1):
+        done = "  (has been run)" if trial.hash in found.done else ""
+        console.print(f"{number:>4}  {trial.hash}  {_levels_text(trial)}{done}", markup=False, soft_wrap=True)
+    if len(found.trials) > _SHOWN_TRIALS:
+        console.print(f"      and {len(found.trials) - _SHOWN_TRIALS:,} more", markup=False)
+    waiting = found.total - len(found.done)
+    console.print(
+        f"{found.total:,} trials, {len(found.done):,} of them run before; {waiting:,} to run: about"
+        f" {seconds_text(found.remaining_s)} on this machine ({found.reason}).",
+        soft_wrap=True,
+    )
+    if as_json:
+        trials = [
+            {"hash": one.hash, "factors": dict(one.factors), "done": one.hash in found.done} for one in found.trials
+        ]
+        print(json.dumps({"trials": trials, "total": found.total, "remaining_s": found.remaining_s}), flush=True)
+
+
+def _levels_text(trial: Trial) -> str:
+    return ", ".join(_level_text(name, level) for name, level in trial.factors.items() if level is not None)
+
+
+def _show_end(end: StudyEnd, report: Path, *, as_json: bool) -> None:
+    console = err() if as_json else out()
+    for note in end.notes:
+        say(note)
+    if end.left_out:
+        what = "1 earlier trial belongs" if len(end.left_out) == 1 else f"{len(end.left_out):,} earlier trials belong"
+        say(f"{what} to the study no more: kept in {end.folder / 'trials'}, and left out of the table.")
+    total = end.ran + end.found
+    outcomes = ", ".join(f"{number:,} {name}" for name, number in sorted(end.outcomes.items()))
+    console.print(f"{total:,} trials, {end.ran:,} of them run now: {outcomes}.", soft_wrap=True)
+    console.print(f"Table:  {end.folder / 'table.parquet'} and table.csv", markup=False, soft_wrap=True)
+    console.print(f"Report: {report}", markup=False, soft_wrap=True)
+    if as_json:
+        about = {"out": str(end.folder), "trials": total, "ran": end.ran, "found": end.found, "left_out": end.left_out}
+        print(json.dumps({**about, "outcomes": dict(end.outcomes), "report": str(report)}), flush=True)

@@ -1,0 +1,105 @@
+"""Which combinations of levels become trials, and in which order they are run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from random import Random
+
+from paceline.errors import UsageError
+from paceline.spec_text import closest
+from paceline.study.levels import Level, Range
+from paceline.study.study_file import Study
+from paceline.study.trial import Trial, TrialMaker
+
+__all__ = ["Plan", "plan_trials"]
+
+_DRAWS_PER_TRIAL = 100
+_MOST_TRIALS = 100_000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A study's trials.
+
+    Args:
+        trials: in the order in which they are run.
+        notes: sentences on what was changed so that it can run.
+    """
+
+    trials: tuple[Trial, ...]
+    notes: tuple[str, ...] = ()
+
+
+def plan_trials(study: Study) -> Plan:
+    """All trials of a study whose design does not depend on what they measure.
+
+    Every seed is a block: all combinations are tried with it, in an order drawn for this block, before the next seed's turn. A
+    machine that becomes slower meanwhile is slower for all methods alike.
+
+    Raises:
+        UsageError: a combination cannot be run, or a factor has no effect on any.
+    """
+    maker = TrialMaker(study)
+    trials: dict[str, Trial] = {}
+    combinations = _distinct(study, maker)
+    for seed in study.seeds:
+        block = list(combinations)
+        Random(f"{study.design.seed} {seed}").shuffle(block)
+        for levels in block:
+            trial = maker.make(levels, seed)
+            trials.setdefault(trial.hash, trial)
+    check_all_used(study, maker)
+    return Plan(tuple(trials.values()), tuple(maker.notes))
+
+
+def check_all_used(study: Study, maker: TrialMaker) -> None:
+    """Refuses a factor that no combination had a use for: most likely its name is misspelt.
+
+    Raises:
+        UsageError: names it.
+    """
+    for name in study.factors:
+        if name not in maker.applied:
+            head, _, field = name.partition(".")
+            raise UsageError(
+                f"[factors] '{name}' has no effect: no {head} of this study has a field '{field}'."
+                f"{closest(name, maker.applied)} `paceline algorithms` lists the fields of each."
+            )
+
+
+def _distinct(study: Study, maker: TrialMaker) -> list[dict[str, Level]]:
+    """The combinations, each once: those that differ in what their algorithm does not have are one."""
+    found: dict[str, dict[str, Level]] = {}
+    wanted = study.design.trials
+    for number, levels in enumerate(_combinations(study)):
+        trial = maker.make(levels, study.seeds[0])
+        found.setdefault(trial.hash, levels)
+        if wanted is not None and (len(found) == wanted or number >= wanted * _DRAWS_PER_TRIAL):
+            break
+        if len(found) * len(study.seeds) > _MOST_TRIALS:
+            raise UsageError(f"The study has more than {_MOST_TRIALS:,} trials; try fewer levels, or a random design.")
+    return list(found.values())
+
+
+def _combinations(study: Study) -> Iterator[dict[str, Level]]:
+    match study.design.kind:
+        case "grid":
+            listed = [levels for levels in study.factors.values() if not isinstance(levels, Range)]
+            yield from (dict(zip(study.factors, one, strict=True)) for one in itertools.product(*listed))
+        case "one-at-a-time":
+            yield study.centre
+            for name, levels in study.factors.items():
+                yield from ({**study.centre, name: level} for level in _listed(levels) if level != study.centre[name])
+        case _:
+            random = Random(study.design.seed)
+            while True:
+                yield {
+                    name: levels.draw(random) if isinstance(levels, Range) else random.choice(levels)
+                    for name, levels in study.factors.items()
+                }
+
+
+def _listed(levels: tuple[Level, ...] | Range) -> Iterable[Level]:
+    return () if isinstance(levels, Range) else levels

@@ -1,0 +1,141 @@
+"""How long a study will take: from its own trials where there are some, and else from a few gradients made for the purpose."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from paceline.study.design import plan_trials
+from paceline.study.folder import StudyFolder
+from paceline.study.runner import Pace
+from paceline.study.study_file import Study
+from paceline.study.trial import Trial
+from paceline.tasks.base import Task, fetch, keep_data
+from paceline.tasks.load import load_task
+
+__all__ = ["Estimate", "estimate"]
+
+_START_S = 0.4  # of real workers, from a fork server that runs, with the evaluation at the end
+_SIMULATED_START_S = 0.01
+_SIMULATED_STEP_S = 60e-6  # without gradients
+_GRADIENTS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What a study would run.
+
+    Args:
+        trials: in order; of a search, none are known before.
+        total: how many there will be.
+        done: hashes of those that have been run.
+        remaining_s: how long the others will take.
+        reason: what that was estimated from.
+        notes: sentences on what was changed so that trials can run.
+    """
+
+    trials: tuple[Trial, ...]
+    total: int
+    done: frozenset[str]
+    remaining_s: float
+    reason: str
+    notes: tuple[str, ...]
+
+
+def estimate(study: Study, folder: Path) -> Estimate:
+    """What of a study is left to do in a folder, and how long it will take; runs nothing but a few gradients.
+
+    Trials that reach their target early end early, so without earlier trials this is how long it takes at most.
+    """
+    store = StudyFolder(folder)
+    store.check()
+    searched = study.design.kind == "optuna"
+    if searched:
+        from paceline.study.trial import TrialMaker
+
+        trials, notes = (), ()
+        example = TrialMaker(study).make(study.centre, study.seeds[0])
+        total = (study.design.trials or 0) * len(study.seeds)
+    else:
+        plan = plan_trials(study)
+        trials, notes, example, total = plan.trials, plan.notes, plan.trials[0], len(plan.trials)
+    done = [trial for trial in trials if store.done(trial.hash)]
+    waiting = [trial for trial in trials if not store.done(trial.hash)]
+    pace = Pace()
+    for trial in done:
+        pace.took(trial, store.trial(trial.hash).get("host_s"))
+    remaining_s, reason = pace.remaining_s(waiting, len(waiting)), "from the trials that have been run"
+    if remaining_s is None:
+        with keep_data():
+            cost = _Costs(study)
+            known = [cost.seconds(trial) for trial in (waiting or [example])]
+        remaining_s = statistics.fmean(known) * (total - len(done))
+        reason = "at most, from the time of a few gradients"
+    return Estimate(
+        trials=trials,
+        total=total,
+        done=frozenset(trial.hash for trial in done),
+        remaining_s=remaining_s,
+        reason=reason,
+        notes=notes,
+    )
+
+
+class _Costs:
+    """What a trial costs, from how long gradients take here."""
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+        self._task: Task = load_task(study.task)
+        self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._gradient_s: dict[int, float] = {}
+        self._num_samples: int | None = None
+
+    def seconds(self, trial: Trial) -> float:
+        config = trial.config
+        assert config.batch_size is not None
+        if config.steps is not None:
+            gradients = config.steps * config.workers
+        else:
+            assert config.epochs is not None
+            gradients = config.epochs * self._samples / config.batch_size
+        if trial.timing_only:
+            return _SIMULATED_START_S + gradients * _SIMULATED_STEP_S
+        if config.backend == "simulator":
+            return _SIMULATED_START_S + gradients * (self._gradient(config.batch_size) + _SIMULATED_STEP_S)
+        training_s = gradients * self._gradient(config.batch_size) / min(config.workers, self._cores)
+        return _START_S + min(training_s, config.limit_s if config.limit_s is not None else training_s)
+
+    @property
+    def _samples(self) -> int:
+        if self._num_samples is None:
+            self._num_samples = len(self._task.load(self._study.data)[0])  # type: ignore[arg-type]
+        return self._num_samples
+
+    def _gradient(self, batch_size: int) -> float:
+        """Seconds of forward and backward of one batch."""
+        if batch_size not in self._gradient_s:
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+            try:
+                self._gradient_s[batch_size] = self._measured(batch_size)
+            finally:
+                torch.set_num_threads(threads)
+        return self._gradient_s[batch_size]
+
+    def _measured(self, batch_size: int) -> float:
+        train_set = self._task.load(self._study.data)[0]
+        with torch.random.fork_rng(devices=[]):
+            model = self._task.model()
+        times_s = []
+        for _ in range(_GRADIENTS):
+            began_s = time.perf_counter()
+            inputs, targets = fetch(train_set, torch.arange(min(batch_size, self._samples)))
+            self._task.loss(model(inputs), targets).backward()
+            times_s.append(time.perf_counter() - began_s)
+        return statistics.median(times_s)

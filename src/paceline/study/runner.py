@@ -1,0 +1,265 @@
+"""Runs a study's trials one after the other, each once, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import OverrideWarning, PacelineError
+from paceline.observe.run import RunData, write_json
+from paceline.simulation import simulate_task
+from paceline.study.design import plan_trials
+from paceline.study.folder import StudyFolder
+from paceline.study.rows import crossings, flat_row, per_step
+from paceline.study.study_file import TARGETS, Study
+from paceline.study.table import check_installed, write_tables
+from paceline.study.trial import Trial
+from paceline.system import machine, versions
+from paceline.tasks.base import keep_data
+from paceline.tasks.load import load_task
+from paceline.training import train
+
+__all__ = ["StudyEnd", "StudyProgress", "run_study"]
+
+_PROGRESS_EVERY_S = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyProgress:
+    """Where a study stands after a trial.
+
+    Args:
+        done: trials that have been run, now or earlier.
+        total: trials of the study.
+        elapsed_s: since this call began.
+        remaining_s: how long the rest will take, from what its like took; None before the first.
+        trial: the last one.
+        outcome: its.
+        took_s: on this machine.
+    """
+
+    done: int
+    total: int
+    elapsed_s: float
+    remaining_s: float | None
+    trial: Trial
+    outcome: str
+    took_s: float
+
+
+@dataclass(kw_only=True)
+class StudyEnd:
+    """What has become of a study.
+
+    Args:
+        folder: where it is.
+        ran: trials run now.
+        found: trials that had been run before.
+        left_out: hashes of trials in the folder that belong to the study no more; they are kept, but not in the table.
+        outcomes: of all trials.
+        notes: sentences for the user.
+    """
+
+    folder: Path
+    ran: int = 0
+    found: int = 0
+    left_out: list[str] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    notes: tuple[str, ...] = ()
+
+
+def run_study(
+    study: Study, folder: Path | str, *, on_progress: Callable[[StudyProgress], None] | None = None
+) -> StudyEnd:
+    """Runs what of a study has not been run yet in this folder, and writes its table.
+
+    May be killed at any instant and called again: complete trials are kept, and the one under way is run anew. A trial that
+    diverges or crashes is a result. A study that has changed since runs what is new in it.
+    Costs: nothing but its trials, and about 10 ms for each; simulated ones run in this process.
+
+    Args:
+        study: what to run.
+        folder: where; made if missing.
+        on_progress: called after trials, a few times a second at most.
+
+    Raises:
+        UsageError: the study cannot be run; nothing was.
+    """
+    return _Running(study, StudyFolder(Path(folder)), on_progress).run()
+
+
+class _Running:
+    """One call of `run_study`."""
+
+    def __init__(self, study: Study, folder: StudyFolder, on_progress: Callable[[StudyProgress], None] | None) -> None:
+        self.study = study
+        self.folder = folder
+        self.on_progress = on_progress
+        self.end = StudyEnd(folder=folder.path)
+        self.planned: dict[str, Trial] = {}
+        self.handled: set[str] = set()
+        self.pace = Pace()
+        self.told_s = -math.inf
+        self.began_s = time.monotonic()
+        self.environment = {"versions": versions(), "machine": machine()}
+        self.targets = sorted({*study.targets, *TARGETS}, reverse=True)
+
+    def run(self) -> StudyEnd:
+        check_installed()
+        self.folder.check()
+        trials, total = self._trials()
+        with keep_data(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", OverrideWarning)  # said once, by whoever asked for the study
+            self._load_data()
+            with self.folder.held():
+                self.folder.begin(self.study)
+                self.folder.write_plan(self.planned)
+                try:
+                    for trial in trials:
+                        self._one(trial, total)
+                except KeyboardInterrupt:
+                    write_tables(self.folder.path)
+                    raise
+                self.end.left_out = sorted(set(self.folder.finished()) - set(self.planned))
+                write_tables(self.folder.path)
+        return self.end
+
+    def _trials(self) -> tuple[Iterable[Trial], int]:
+        if self.study.design.kind == "optuna":
+            from paceline.study.search import search
+
+            assert self.study.design.trials is not None
+            return search(self.study, self._measure), self.study.design.trials * len(self.study.seeds)
+        plan = plan_trials(self.study)
+        self.planned = {trial.hash: trial for trial in plan.trials}
+        self.end.notes = plan.notes
+        return plan.trials, len(plan.trials)
+
+    def _load_data(self) -> None:
+        """Data that are missing are missing before the first trial, and not in each of them."""
+        if self.study.parameters is None or self.study.limits.steps is None:
+            load_task(self.study.task).load(self.study.data)
+
+    def _one(self, trial: Trial, total: int) -> None:
+        name = trial.hash
+        if name not in self.planned:  # a search has just come upon it
+            self.planned[name] = trial
+            self.folder.write_plan(self.planned)
+        if name in self.handled:
+            return
+        self.handled.add(name)
+        if self.folder.done(name):
+            about = self.folder.trial(name)
+            self.end.found += 1
+            self.end.outcomes[about["outcome"]] += 1
+            self.pace.took(trial, about.get("host_s"))
+            return
+        began_s = time.monotonic()
+        run = _run(trial)
+        took_s = time.monotonic() - began_s
+        about = self._about(trial, run, took_s)
+        self.folder.add(name, lambda path: self._write(path, run, about))
+        self.end.ran += 1
+        self.end.outcomes[about["outcome"]] += 1
+        self.pace.took(trial, took_s)
+        self._tell(trial, about["outcome"], took_s, total)
+
+    def _tell(self, trial: Trial, outcome: str, took_s: float, total: int) -> None:
+        done, now_s = self.end.ran + self.end.found, time.monotonic()
+        if self.on_progress is None or (now_s - self.told_s < _PROGRESS_EVERY_S and done < total):
+            return
+        self.told_s = now_s
+        waiting = [one for name, one in self.planned.items() if name not in self.handled]
+        self.on_progress(
+            StudyProgress(
+                done=done,
+                total=max(total, done),
+                elapsed_s=now_s - self.began_s,
+                remaining_s=self.pace.remaining_s(waiting, total - done),
+                trial=trial,
+                outcome=outcome,
+                took_s=took_s,
+            )
+        )
+
+    def _about(self, trial: Trial, run: RunData, took_s: float) -> dict[str, Any]:
+        result = run.result
+        failed = result["outcome"] in ("diverged", "crashed")
+        return {
+            "hash": trial.hash,
+            "number": len(self.handled) - 1,
+            "factors": dict(trial.factors),
+            "outcome": result["outcome"],
+            "reason": result.get("outcome_reason") or "",
+            "step": result.get("steps") if failed else None,
+            "reached": crossings(run, self.targets),
+            "per_step": per_step(run),
+            "host_s": took_s,
+            "environment": self.environment,
+        }
+
+    def _write(self, path: Path, run: RunData, about: dict[str, Any]) -> None:
+        if not self.study.keep_events:
+            run = dataclasses.replace(run, records={})
+        run.save(path)
+        write_json(path / "trial.json", about)
+
+    def _measure(self, trials: list[Trial]) -> float | None:
+        """The median of the design's measure over a combination's seeds; None where it has none."""
+        assert self.study.design.measure is not None
+        values = []
+        for trial in trials:
+            about, result = self.folder.trial(trial.hash), self.folder.result(trial.hash)
+            row = flat_row(about, result, targets=self.study.targets, target=self.study.smallest_target)
+            if self.study.design.measure not in row:
+                known = ", ".join(name for name, value in row.items() if isinstance(value, int | float))
+                raise PacelineError(f"No trial measures '{self.study.design.measure}'. Known: {known}.")
+            values.append(row[self.study.design.measure])
+        known = [value for value in values if isinstance(value, int | float)]
+        return statistics.median(known) if len(known) * 2 > len(values) else None
+
+
+class Pace:
+    """How long trials take, from those that have been run."""
+
+    def __init__(self) -> None:
+        self._by_setting: dict[Any, list[float]] = {}
+
+    def took(self, trial: Trial, seconds: float | None) -> None:
+        """Counts one."""
+        if seconds is not None:
+            self._by_setting.setdefault(trial.setting, []).append(seconds)
+
+    def remaining_s(self, waiting: Iterable[Trial], number: int) -> float | None:
+        """What is left: for each trial what its repetitions took, or else the mean of all settings."""
+        if not self._by_setting:
+            return None
+        means = {setting: statistics.fmean(times) for setting, times in self._by_setting.items()}
+        overall = statistics.fmean(means.values())
+        known = [means.get(trial.setting, overall) for trial in waiting]
+        return sum(known) + overall * max(0, number - len(known))
+
+
+def _run(trial: Trial) -> RunData:
+    """One run; whatever goes wrong in it is its result."""
+    try:
+        if trial.cluster is None:
+            return train(trial.config)
+        return simulate_task(
+            trial.config, cluster=trial.cluster, timing_only=trial.timing_only, num_parameters=trial.parameters
+        )
+    except Exception as error:
+        reason = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
+        config = {**dataclasses.asdict(trial.config), "data": None}
+        keys = ("task", "algorithm", "workers", "backend", "seed", "batch_size")
+        result = {key: config[key] for key in keys} | {"outcome": "crashed", "outcome_reason": reason}
+        return RunData(config, {**result, "outcome_trace": traceback.format_exc()})

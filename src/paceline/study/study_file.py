@@ -1,0 +1,393 @@
+"""A study as data: what is asked, which factors at which levels, where, until when; and the file that says so."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import runpy
+import tomllib
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from paceline.config import TrainConfig
+from paceline.errors import UsageError
+from paceline.spec_text import closest
+from paceline.study.levels import Level, Range, read_levels
+from paceline.study.toml_text import as_toml
+
+__all__ = ["TARGETS", "Design", "Limits", "Range", "Study", "read_study", "study_from_table"]
+
+TARGETS = (75.0, 50.0, 25.0, 10.0, 5.0, 2.5)
+_GIVEN_ELSEWHERE = {
+    "seed": "seeds",
+    "task": "task",
+    "backend": "backend",
+    "epochs": "[limits]",
+    "steps": "[limits]",
+    "limit_s": "[limits] seconds",
+    "target_fraction": "target",
+}
+_NO_FACTOR = {*_GIVEN_ELSEWHERE, "data", "checkpoint_every_s"}
+_PLAIN = tuple(one.name for one in dataclasses.fields(TrainConfig) if one.name not in _NO_FACTOR)
+_DOTTED = ("algorithm", "optimizer", "partition", "placement", "cluster")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """When a trial ends that has not reached its target.
+
+    Args:
+        epochs: passes over the training data; None with `steps` None: the task's.
+        steps: instead: gradients per worker.
+        seconds: of training, virtual ones in the simulator; whatever comes first.
+    """
+
+    epochs: float | None = None
+    steps: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.steps is not None:
+            raise UsageError("give either epochs or steps, not both.")
+        for name in ("epochs", "steps", "seconds"):
+            value = getattr(self, name)
+            if value is not None and (not _is_number(value) or not 0 < value < math.inf):
+                raise UsageError(f"{name} must be a number above 0, not {value!r}.")
+        if self.steps is not None and not isinstance(self.steps, int):
+            raise UsageError(f"steps must be a whole number, not {self.steps!r}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Design:
+    """Which combinations of levels become trials.
+
+    Args:
+        kind: "grid": all; "one-at-a-time": the baseline, and each level of each factor with all others as there; "random":
+            so many, drawn; "optuna": so many, each chosen by what the earlier ones have measured.
+        trials: combinations to draw or to ask for, each tried with every seed.
+        seed: of the draws, and of the order of the trials.
+        measure: for optuna: a column of the table, such as time_to_5_s; its median over the seeds counts.
+        goal: whether less of it is better, or more.
+    """
+
+    kind: Literal["grid", "one-at-a-time", "random", "optuna"] = "grid"
+    trials: int | None = None
+    seed: int = 0
+    measure: str | None = None
+    goal: Literal["minimize", "maximize"] = "minimize"
+
+    def __post_init__(self) -> None:
+        kinds = ("grid", "one-at-a-time", "random", "optuna")
+        if self.kind not in kinds:
+            raise UsageError(f"unknown kind {self.kind!r}.{closest(str(self.kind), kinds)} Known: {', '.join(kinds)}.")
+        if self.goal not in ("minimize", "maximize"):
+            raise UsageError(f"goal must be minimize or maximize, not {self.goal!r}.")
+        if not _is_whole(self.seed) or self.seed < 0:
+            raise UsageError(f"seed must be a whole number from 0, not {self.seed!r}.")
+        needs_number = self.kind in ("random", "optuna")
+        if needs_number and (not _is_whole(self.trials) or self.trials < 1):  # type: ignore[operator]
+            raise UsageError(f"a {self.kind} design needs a number of combinations: add trials = 20.")
+        if not needs_number and self.trials is not None:
+            raise UsageError(f"a {self.kind} design says itself how many trials there are; leave out trials.")
+        if (self.kind == "optuna") != (self.measure is not None):
+            remedy = 'add measure = "time_to_5_s"' if self.kind == "optuna" else "leave out measure"
+            raise UsageError(f"a measure is what an optuna design looks at; {remedy}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """What is asked, and how it is tried.
+
+    >>> Study(name="steps", factors={"workers": (1, 2)}, limits=Limits(epochs=1)).smallest_target
+    2.5
+
+    Args:
+        name: for titles and folders.
+        question: what is asked, for the report.
+        task: built-in name, or `path/to/file.py:function`.
+        backend: "processes", "threads" or "simulator".
+        timing_only: for the simulator: compute no gradients, only times.
+        parameters: for timing only: length of the vectors; with `limits.steps` no data are loaded either.
+        factors: name -> levels, or a `Range`. Names are `TrainConfig`'s fields, and fields of what a spec or the cluster
+            names: "algorithm.persistence", "algorithm.backoff.base", "optimizer.weight_decay", "placement.pin",
+            "cluster.slow.0"; "backoff" is short for "algorithm.backoff", and "cluster" takes names of `clusters`. An algorithm
+            that lacks the field is tried once, without it.
+        settings: what all trials share, by the same names.
+        seeds: every combination is tried with each of them; trials with the same seed begin with the same parameters, and
+            see batches in the same order, whatever the method.
+        targets: percentages of the initial loss, whose times are measured.
+        target: which of them counts as converged, and, with `stop_at_target`, ends a trial; None: the smallest.
+        stop_at_target: whether a trial ends there.
+        limits: when it ends otherwise.
+        baseline: levels that others are compared with; the centre of a one-at-a-time design.
+        design: which combinations are tried.
+        cluster: for the simulator: a cluster file's content.
+        clusters: more of them by name, for the factor "cluster".
+        data: folder with data sets; None: what PACELINE_DATA names.
+        keep_events: whether each trial's folder has its workers' records, for trace lanes and targets added later.
+    """
+
+    name: str
+    question: str = ""
+    task: str = "digits-mlp"
+    backend: Literal["processes", "threads", "simulator"] = "processes"
+    timing_only: bool = False
+    parameters: int | None = None
+    factors: Mapping[str, tuple[Level, ...] | Range] = field(default_factory=dict)
+    settings: Mapping[str, Level] = field(default_factory=dict)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    targets: tuple[float, ...] = TARGETS
+    target: float | None = None
+    stop_at_target: bool = True
+    limits: Limits = field(default_factory=Limits)
+    baseline: Mapping[str, Level] = field(default_factory=dict)
+    design: Design = field(default_factory=Design)
+    cluster: Mapping[str, Any] | None = None
+    clusters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    data: Path | None = None
+    keep_events: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.name or not isinstance(self.name, str):
+            raise UsageError('A study needs a name: add name = "my-study".')
+        if self.backend not in ("processes", "threads", "simulator"):
+            raise UsageError(f"Unknown backend {self.backend!r}: choose processes, threads or simulator.")
+        if self.backend != "simulator":
+            for name in ("timing_only", "parameters", "cluster", "clusters"):
+                if getattr(self, name):
+                    raise UsageError(f'{name} is for simulated workers; add backend = "simulator", or leave it out.')
+        if self.parameters is not None and not self.timing_only:
+            raise UsageError("parameters can be declared for timing only; add timing_only = true, or leave them out.")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise UsageError("seeds must be different whole numbers from 0, at least one.")
+        if not all(_is_whole(seed) and seed >= 0 for seed in self.seeds):
+            raise UsageError(f"seeds must be whole numbers from 0, not {list(self.seeds)}.")
+        if not self.targets or not all(_is_number(one) and 0 < one < 100 for one in self.targets):
+            raise UsageError(
+                f"targets are percentages of the initial loss, between 0 and 100, not {list(self.targets)}."
+            )
+        if self.target is not None and self.target not in self.targets:
+            raise UsageError(
+                f"target {self.target} is none of the targets {_listed(self.targets)}; add it there, or leave it out."
+            )
+        for where, names in (("[factors]", self.factors), ("[settings]", self.settings), ("[baseline]", self.baseline)):
+            for name in names:
+                _check_name(name, where)
+        if both := set(self.factors) & set(self.settings):
+            raise UsageError(f"'{min(both)}' is both in [factors] and in [settings]; leave it out of one.")
+        for name, levels in self.factors.items():
+            if isinstance(levels, Range):
+                if self.design.kind not in ("random", "optuna"):
+                    raise UsageError(
+                        f"[factors] '{name}' is a range without steps, which a {self.design.kind} design cannot try: add step"
+                        " or factor, or write a list."
+                    )
+            elif not levels or len(set(map(repr, levels))) < len(levels):
+                raise UsageError(f"[factors] '{name}' needs different levels, at least one.")
+        for name in self.baseline:
+            if name not in self.factors:
+                raise UsageError(f"[baseline] '{name}' is no factor; leave it out, or add it to [factors].")
+
+    @property
+    def smallest_target(self) -> float:
+        """The percentage of the initial loss that counts as converged."""
+        return min(self.targets) if self.target is None else self.target
+
+    @property
+    def centre(self) -> dict[str, Level]:
+        """The baseline, with the first level of each factor that it does not name."""
+        first = {name: levels.low if isinstance(levels, Range) else levels[0] for name, levels in self.factors.items()}
+        return {**first, **self.baseline}
+
+    def as_table(self) -> dict[str, Any]:
+        """The study as a study file's content; what is as by default is left out."""
+        table: dict[str, Any] = {}
+        for one in dataclasses.fields(self):
+            value = getattr(self, one.name)
+            if one.default is not dataclasses.MISSING and value == one.default and one.name not in ("task", "backend"):
+                continue
+            if one.default_factory is not dataclasses.MISSING and value == one.default_factory():
+                continue
+            table[one.name] = _plain(value)
+        return table
+
+    def as_text(self) -> str:
+        """The study as the text of a TOML file; `read_study` gives an equal one."""
+        return as_toml(self.as_table())
+
+
+def read_study(path: Path) -> Study:
+    """Reads a study file: TOML, or Python that defines `study`, a `Study` or a function that returns one.
+
+    Raises:
+        UsageError: it cannot be read, or describes no study; the message names the file, the place and the remedy.
+    """
+    if path.suffix not in (".toml", ".py"):
+        raise UsageError(f"A study file is .toml or .py, not {path.name}.")
+    if not path.is_file():
+        raise UsageError(f"The study file {path} does not exist; check the path.")
+    if path.suffix == ".py":
+        return _from_python(path)
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"The study file {path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise UsageError(f"The study file {path} is no valid TOML: {error}.") from error
+    try:
+        return study_from_table({"name": path.stem, **table}, folder=path.parent)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def study_from_table(table: Mapping[str, Any], *, folder: Path = Path()) -> Study:
+    """A study from a study file's content; cluster files named in it are looked for in `folder`."""
+    known = [one.name for one in dataclasses.fields(Study)]
+    arguments = dict(table)
+    if "repetitions" in arguments:
+        if "seeds" in arguments:
+            raise UsageError("repetitions and seeds say the same; leave one out.")
+        arguments["seeds"] = arguments.pop("repetitions")
+    for name in arguments:
+        if name not in known:
+            raise UsageError(f"unknown name '{name}'.{closest(name, known)} Known: {', '.join(known)}.")
+    for name, kind in (("limits", Limits), ("design", Design)):
+        if name in arguments:
+            arguments[name] = _part(kind, f"[{name}]", arguments[name])
+    for name in ("factors", "settings", "baseline", "clusters"):
+        if not isinstance(arguments.get(name, {}), Mapping):
+            raise UsageError(f"[{name}] holds names and values, such as workers = 2.")
+    for name, kind, what in (("question", str, "text"), ("timing_only", bool, "true or false"),
+                             ("stop_at_target", bool, "true or false"), ("keep_events", bool, "true or false"),
+                             ("task", str, "a task's name"), ("parameters", int, "a whole number")):  # fmt: skip
+        if name in arguments and not isinstance(arguments[name], kind):
+            raise UsageError(f"{name} must be {what}, not {arguments[name]!r}.")
+    factors = {name: read_levels(name, levels) for name, levels in _flat(arguments.get("factors", {})).items()}
+    arguments["factors"] = {_long(name): levels for name, levels in factors.items()}
+    for part in ("settings", "baseline"):
+        arguments[part] = {_long(name): value for name, value in _flat(arguments.get(part, {})).items()}
+        for name, value in arguments[part].items():
+            if not isinstance(value, Level):
+                raise UsageError(f"[{part}] '{name}' must be a number, a word, true or false, not {value!r}.")
+    arguments["seeds"] = _seeds(arguments.get("seeds", 3))
+    if "targets" in arguments:
+        targets = arguments["targets"]
+        arguments["targets"] = tuple(map(_number, targets if isinstance(targets, list) else [targets]))
+    if "target" in arguments:
+        arguments["target"] = _number(arguments["target"])
+    if "data" in arguments:
+        arguments["data"] = Path(arguments["data"])
+    if "cluster" in arguments:
+        arguments["cluster"] = _cluster("cluster", arguments["cluster"], folder)
+    clusters = arguments.get("clusters", {})
+    arguments["clusters"] = {name: _cluster(f"[clusters] '{name}'", one, folder) for name, one in clusters.items()}
+    return Study(**arguments)
+
+
+def _from_python(path: Path) -> Study:
+    try:
+        found = runpy.run_path(str(path)).get("study")
+        study = found() if callable(found) else found
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+        at = f" at line {lines[-1]}" if lines else ""
+        what = traceback.format_exception_only(error)[-1].strip()
+        raise UsageError(f"The study file {path} failed{at}: {what}") from error
+    if not isinstance(study, Study):
+        raise UsageError(f"The study file {path} must define study, as study = paceline.study.Study(name=...).")
+    return study
+
+
+def _part(kind: Any, where: str, table: Any) -> Any:
+    names = [one.name for one in dataclasses.fields(kind)]
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{where} holds names and values; known: {', '.join(names)}.")
+    for name in table:
+        if name not in names:
+            raise UsageError(f"{where} has an unknown name '{name}'.{closest(name, names)} Known: {', '.join(names)}.")
+    try:
+        return kind(**table)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`algorithm.persistence = [1]` without quotes is a table in TOML; it is meant as one dotted name."""
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping) and "from" not in value:
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _long(name: str) -> str:
+    return f"algorithm.{name}" if name.partition(".")[0] == "backoff" else name
+
+
+def _check_name(name: str, where: str) -> None:
+    head, dot, rest = name.partition(".")
+    if name in _GIVEN_ELSEWHERE:
+        raise UsageError(f"{where} '{name}' is not given here, but as {_GIVEN_ELSEWHERE[name]}; move it there.")
+    if (dot and rest and head in _DOTTED) or (not dot and (name in _PLAIN or name in ("cluster", "parameters"))):
+        return
+    known = [*_PLAIN, "cluster", *(f"{one}.<field>" for one in _DOTTED)]
+    raise UsageError(f"{where} has an unknown name '{name}'.{closest(name, known)} Known: {', '.join(known)}.")
+
+
+def _seeds(value: Any) -> tuple[int, ...]:
+    if _is_whole(value) and value >= 1:
+        return tuple(range(value))
+    if isinstance(value, list | tuple):
+        return tuple(value)
+    raise UsageError(f"seeds must be how many, such as 5, or a list of whole numbers, not {value!r}.")
+
+
+def _cluster(where: str, value: Any, folder: Path) -> Mapping[str, Any]:
+    """A cluster file's content, whether named or written out."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    from paceline.simulator.cluster import Cluster
+    from paceline.simulator.cluster_file import as_table
+
+    try:
+        return as_table(Cluster.load(folder / str(value)))
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Range):
+        return value.as_table()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+        defaults = {one.name: one.default for one in dataclasses.fields(value)}
+        return {name: _plain(one) for name, one in fields.items() if one != defaults[name]}
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _number(value: Any) -> Any:
+    return float(value) if _is_number(value) else value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _listed(numbers: tuple[float, ...]) -> str:
+    return ", ".join(f"{one:g}" for one in numbers)

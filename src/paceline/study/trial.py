@@ -1,0 +1,244 @@
+"""One trial: a combination of levels and a seed as something that can be run, and the hash that names it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.algorithms import Algorithm, registry
+from paceline.batches import partition_registry
+from paceline.config import TrainConfig
+from paceline.errors import UsageError
+from paceline.placement import placement_registry
+from paceline.simulator.cluster import Cluster
+from paceline.simulator.cluster_file import as_table, from_table
+from paceline.spec_text import Spec, Value, closest, parse_spec
+from paceline.specs import build_optimizer
+from paceline.study.levels import Level
+from paceline.study.study_file import Study
+from paceline.supervised import check_launch
+from paceline.tasks.load import BUILT_IN, load_task
+
+__all__ = ["Trial", "TrialMaker"]
+
+_HASH_LENGTH = 16
+_NOT_IN_HASH = ("data", "checkpoint_every_s")  # where something lies, not what it is
+_REGISTRIES = {"algorithm": registry, "partition": partition_registry, "placement": placement_registry}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What is run once.
+
+    Args:
+        factors: name -> level, `seed` last; None where the algorithm has no such field.
+        config: with all defaults filled in.
+        cluster: None: real workers.
+        timing_only: whether no gradients are computed.
+        parameters: for timing only: length of the vectors.
+        task_digest: of the file that the task is from; empty for a built-in one.
+    """
+
+    factors: Mapping[str, Level | None]
+    config: TrainConfig
+    cluster: Cluster | None = None
+    timing_only: bool = False
+    parameters: int | None = None
+    task_digest: str = ""
+
+    @functools.cached_property
+    def hash(self) -> str:
+        """Names the trial's folder: equal for equal configurations, whatever study they are from.
+
+        What is as by default is left out, so that an option that Paceline gains later changes no name.
+        """
+        config = {
+            one.name: getattr(self.config, one.name)
+            for one in dataclasses.fields(TrainConfig)
+            if one.name not in _NOT_IN_HASH and getattr(self.config, one.name) != one.default
+        }
+        identity: dict[str, Any] = {"config": config}
+        if self.cluster is not None:
+            identity["cluster"] = as_table(self.cluster)
+        for name in ("timing_only", "parameters", "task_digest"):
+            if getattr(self, name):
+                identity[name] = getattr(self, name)
+        text = json.dumps(identity, sort_keys=True, ensure_ascii=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:_HASH_LENGTH]
+
+    @property
+    def setting(self) -> tuple[tuple[str, Level | None], ...]:
+        """Its factors but the seed: what its repetitions share."""
+        return tuple((name, level) for name, level in self.factors.items() if name != "seed")
+
+
+class TrialMaker:
+    """Makes a study's trials, and refuses combinations that nobody can run.
+
+    Attributes:
+        applied: names of factors that some combination has had a use for.
+        notes: sentences on what was changed so that it can run.
+    """
+
+    def __init__(self, study: Study) -> None:
+        self.applied: set[str] = set()
+        self.notes: dict[str, None] = {}
+        self._study = study
+        self._task = load_task(study.task)
+        self._task_digest = ""
+        if study.task not in BUILT_IN:
+            source = Path(study.task.rpartition(":")[0]).read_bytes()
+            self._task_digest = hashlib.sha256(source).hexdigest()[:_HASH_LENGTH]
+        self._built = functools.cache(_built)
+
+    def make(self, levels: Mapping[str, Level], seed: int) -> Trial:
+        """The trial of a combination.
+
+        Raises:
+            UsageError: it cannot be run; the message names the levels.
+        """
+        try:
+            return self._make(levels, seed)
+        except UsageError as error:
+            named = ", ".join(f"{name} = {level}" for name, level in levels.items())
+            raise UsageError(f"The combination {named or 'of the defaults'} is not possible: {error}") from error
+
+    def _make(self, levels: Mapping[str, Level], seed: int) -> Trial:
+        study = self._study
+        values: dict[str, Any] = {**study.settings, **levels}
+        used: dict[str, Level | None] = dict(levels)
+        plain = {name: value for name, value in values.items() if "." not in name}
+        plain.setdefault("algorithm", "hogwild")
+        for name in ("algorithm", "optimizer", "partition", "placement"):
+            dotted = {key.partition(".")[2]: one for key, one in values.items() if key.startswith(f"{name}.")}
+            if name not in plain and not dotted:
+                continue
+            text = plain.get(name, TrainConfig.__dataclass_fields__[name].default)
+            plain[name], lacking = self._spec(name, _text(name, text), dotted)
+            used |= {f"{name}.{field}": None for field in lacking if f"{name}.{field}" in used}
+        used.setdefault("algorithm", plain["algorithm"])
+        used["algorithm"] = str(parse_spec(str(used["algorithm"])))
+        algorithm = self._built(registry.build, plain["algorithm"])
+        plain["workers"] = used["workers"] = self._workers(algorithm, plain, str(used["algorithm"]))
+        parameters, named_cluster = plain.pop("parameters", study.parameters), plain.pop("cluster", None)
+        self.applied |= {name for name, level in used.items() if level is not None}
+        for name in ("workers", "batch_size", "restarts", "intra_op_threads"):
+            if name in plain and (isinstance(plain[name], bool) or not isinstance(plain[name], int)):
+                raise UsageError(f"{name} must be a whole number, not {plain[name]!r}.")
+        for name in ("learning_rate", "momentum"):
+            if name in plain and (isinstance(plain[name], bool | str) or plain[name] < 0):
+                raise UsageError(f"{name} must be a number from 0, not {plain[name]!r}.")
+        config = TrainConfig(
+            **plain,
+            task=study.task,
+            backend=study.backend,
+            seed=seed,
+            epochs=study.limits.epochs,
+            steps=study.limits.steps,
+            limit_s=study.limits.seconds,
+            target_fraction=None if study.timing_only or not study.stop_at_target else study.smallest_target / 100,
+            data=study.data,
+        ).resolved(self._task)
+        cluster = self._cluster(config.workers, named_cluster, values) if study.backend == "simulator" else None
+        self._check(config, algorithm)
+        if cluster is not None:
+            config = dataclasses.replace(config, placement="first-touch")  # it plays no part
+        factors = {name: used[name] for name in dict.fromkeys(["algorithm", "workers", *used])}
+        return Trial(
+            factors={**factors, "seed": seed},
+            config=config,
+            cluster=cluster,
+            timing_only=study.timing_only,
+            parameters=parameters,
+            task_digest=self._task_digest,
+        )
+
+    def _spec(self, name: str, text: str, fields: Mapping[str, Level]) -> tuple[str, list[str]]:
+        """A spec with fields replaced, and those that it does not have."""
+        if name == "optimizer":
+            spec = parse_spec(text)
+            for field, value in fields.items():
+                spec.arguments[field] = _value(value)
+            return str(spec), []
+        kind = _REGISTRIES[name]
+        lacking = []
+        for field, value in fields.items():
+            full = parse_spec(kind.spec(self._built(kind.build, text), defaults=True))
+            if _replace(full, field.split("."), _value(value)):
+                text = kind.spec(kind.build(full))
+            else:
+                lacking.append(field)
+        return kind.spec(self._built(kind.build, text)), lacking
+
+    def _workers(self, algorithm: Algorithm, plain: Mapping[str, Any], name: str) -> Any:
+        workers, limit = plain.get("workers", TrainConfig.workers), algorithm.max_workers
+        if limit is None or not isinstance(workers, int) or workers <= limit:
+            return workers
+        self.notes[f"{name} runs with {limit} worker at most; it is tried with that."] = None
+        return limit
+
+    def _cluster(self, workers: int, name: str | None, values: Mapping[str, Level]) -> Cluster:
+        clusters = self._study.clusters
+        if name is not None and name not in clusters:
+            raise UsageError(
+                f"unknown cluster '{name}'.{closest(str(name), clusters)} Known in [clusters]: {', '.join(clusters)}."
+            )
+        table = dict(clusters[name] if name is not None else self._study.cluster or {})
+        for key, value in values.items():
+            head, _, field = key.partition(".")
+            if head == "cluster" and field:
+                part, _, rest = field.partition(".")
+                table[part] = {**table.get(part, {}), rest: value} if rest else value
+        return Cluster(**from_table({**table, "workers": workers}, "the cluster"))
+
+    def _check(self, config: TrainConfig, algorithm: Algorithm) -> None:
+        """Refuses now what a run would refuse when its turn has come."""
+        algorithm.check(config.workers)
+        self._built(_check_optimizer, config.optimizer, config.learning_rate, config.momentum)
+        if self._study.backend != "simulator":
+            self._built(_check_place, config.backend, config.placement)
+        elif config.optimizer_state == "shared":
+            raise UsageError("optimizer state that workers share is not simulated; leave it per worker.")
+        elif config.restarts:
+            raise UsageError("simulated workers are not restarted; leave out restarts.")
+
+
+def _built(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+def _check_optimizer(spec: str, learning_rate: float | None, momentum: float | None) -> None:
+    build_optimizer(spec, [torch.nn.Parameter(torch.zeros(2, 2))], learning_rate, momentum)
+
+
+def _check_place(backend: str, placement: str) -> None:
+    check_launch(num_workers=1, backend=backend, placement=placement)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"{name} must be a spec, such as hogwild, not {value!r}.")
+    return value
+
+
+def _value(level: Level) -> Value:
+    return parse_spec(f"x(y={level})").arguments["y"] if isinstance(level, str) else level
+
+
+def _replace(spec: Spec, path: list[str], value: Value) -> bool:
+    """Sets an argument, nested ones by a path; whether there is such a one."""
+    if path[0] not in spec.arguments:
+        return False
+    if len(path) == 1:
+        spec.arguments[path[0]] = value
+        return True
+    inner = spec.arguments[path[0]]
+    return isinstance(inner, Spec) and _replace(inner, path[1:], value)
