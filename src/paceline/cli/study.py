@@ -89,9 +89,8 @@ def run(
 
     from paceline.study.runner import run_study
 
-    say(f"{study.name}: into {study_folder}")
     try:
-        end = run_study(study, study_folder, on_progress=_print_progress)
+        end = run_study(study, study_folder, on_progress=_Lines(f"{study.name}: into {study_folder}"))
     except KeyboardInterrupt:
         say(f"What has been run is kept in {study_folder}; the same command goes on from there.")
         raise
@@ -201,13 +200,21 @@ def _default_folder(study: Study, file: Path | None) -> Path:
 # What is said
 
 
-def _print_progress(progress: StudyProgress) -> None:
-    from paceline.observe.compare import seconds_text
+class _Lines:
+    """A line for each trial; before the first one of its own, which then is about a study that does run."""
 
-    left = f"  {seconds_text(progress.remaining_s)} left" if progress.remaining_s else ""
-    levels = ", ".join(_level_text(name, level) for name, level in progress.trial.factors.items() if level is not None)
-    count = f"{progress.done:>{len(str(progress.total))}}/{progress.total}"
-    say(f"{count}  {levels}: {progress.outcome} in {seconds_text(progress.took_s)}{left}")
+    def __init__(self, title: str) -> None:
+        self._title = title
+
+    def __call__(self, progress: StudyProgress) -> None:
+        from paceline.observe.compare import seconds_text
+
+        if self._title:
+            say(self._title)
+            self._title = ""
+        left = f"  {seconds_text(progress.remaining_s)} left" if progress.remaining_s else ""
+        count = f"{progress.done:>{len(str(progress.total))}}/{progress.total}"
+        say(f"{count}  {_levels_text(progress.trial)}: {progress.outcome} in {seconds_text(progress.took_s)}{left}")
 
 
 def _level_text(name: str, level: Any) -> str:

@@ -73,9 +73,11 @@ def _distinct(study: Study, maker: TrialMaker) -> list[dict[str, Level]]:
     """The combinations, each once: those that differ in what their algorithm does not have are one."""
     found: dict[str, dict[str, Level]] = {}
     wanted = study.design.trials
+    seen: set[tuple[Level, ...]] = set()
     for number, levels in enumerate(_combinations(study)):
-        trial = maker.make(levels, study.seeds[0])
-        found.setdefault(trial.hash, levels)
+        if (words := tuple(levels.values())) not in seen:
+            seen.add(words)
+            found.setdefault(maker.make(levels, study.seeds[0]).hash, levels)
         if wanted is not None and (len(found) == wanted or number >= wanted * _DRAWS_PER_TRIAL):
             break
         if len(found) * len(study.seeds) > _MOST_TRIALS:

@@ -43,7 +43,9 @@ class StudyFolder:
         """
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"{self.path} is a file; name a folder with --out.")
-        if self.path.is_dir() and any(self.path.iterdir()) and not (self.path / "study.toml").is_file():
+        if not self.path.is_dir() or (self.path / "study.toml").is_file():
+            return
+        if any(path != self.trials and not path.name.startswith(".") for path in self.path.iterdir()):  # not from a kill
             raise UsageError(f"{self.path} is not empty, and holds no study; choose another folder with --out.")
 
     @contextlib.contextmanager
@@ -62,7 +64,9 @@ class StudyFolder:
             yield
 
     def begin(self, study: Study) -> None:
-        """Writes down what is about to be run, and removes half trials that a kill has left."""
+        """Writes down what is about to be run, and removes what a kill has left of a trial or a file."""
+        for path in self.path.glob(".*.tmp"):
+            path.unlink()
         write_text(self.path / "study.toml", study.as_text())
         write_json(self.path / "environment.json", {"machine": machine(), "versions": versions()})
         for path in self.trials.glob(f"{_UNFINISHED}*"):
