@@ -1,0 +1,161 @@
+"""Ernest: how long a step takes with m workers on a part of the data, from few short measurements; and which to take.
+
+    f(m, s) = theta_0 + theta_1 s / m + theta_2 log m + theta_3 m,    theta >= 0
+
+Fixed cost, computation that is shared, a tree of messages, and messages to each; s is the size of the work as a share of the
+full work (data, or a batch). Non-negative coefficients keep what is extrapolated sensible.
+
+Reference: Venkataraman et al., "Ernest: Efficient Performance Prediction for Large-Scale Advanced Analytics", NSDI 2016.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+from scipy.stats import t as student_t
+
+from paceline.errors import UsageError
+
+__all__ = ["CONFIDENCE", "FEATURES", "Estimate", "SystemModel", "system_features"]
+
+FEATURES = ("1", "size / m", "log m", "m")
+CONFIDENCE = 0.9  # of every interval
+_RANK = 1e-9  # singular values below this share of the largest count as zero
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """A predicted value, between which values it lies with a confidence of 90 %, and where the model left what was seen.
+
+    Args:
+        value: the prediction.
+        low: lower end.
+        high: upper end; infinite where the measurements say nothing about it.
+        extrapolation: in which respect this is outside of what was measured, as words; "" if it is inside.
+    """
+
+    value: float
+    low: float
+    high: float
+    extrapolation: str = ""
+
+
+def system_features(workers: np.ndarray | Sequence[int], sizes: np.ndarray | Sequence[float]) -> np.ndarray:
+    """One row (4,) of Ernest's features for each pair of a number of workers and a size: (points, 4)."""
+    m, s = np.asarray(workers, float), np.asarray(sizes, float)
+    return np.stack([np.ones_like(m), s / m, np.log(m), m], axis=-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemModel:
+    """Ernest's model of times, fitted; `SystemModel.fit` makes one.
+
+    Attributes:
+        theta: (4,) coefficients of `FEATURES`, in seconds, none below zero.
+        workers: (points,) numbers of workers that were measured.
+        sizes: (points,) sizes.
+        times_s: (points,) their times.
+        relative: whether errors are taken in proportion to the times.
+    """
+
+    theta: np.ndarray
+    workers: np.ndarray
+    sizes: np.ndarray
+    times_s: np.ndarray
+    relative: bool = False
+
+    @classmethod
+    def fit(
+        cls,
+        workers: Sequence[int] | np.ndarray,
+        times_s: Sequence[float] | np.ndarray,
+        sizes: Sequence[float] | np.ndarray | None = None,
+        *,
+        relative: bool = False,
+    ) -> SystemModel:
+        """Fits by non-negative least squares.
+
+        Args:
+            workers: (points,) numbers of workers, each 1 or more; repeats are welcome.
+            times_s: (points,) seconds, above 0.
+            sizes: (points,) sizes, above 0; None: all 1.
+            relative: minimise errors in proportion to the times and not, as the paper does, in seconds. Right where a long
+                step varies by more seconds than a short one, as steps do.
+
+        Raises:
+            UsageError: nothing was measured, or it cannot be times of workers.
+        """
+        m = np.asarray(workers, float)
+        s = np.ones_like(m) if sizes is None else np.asarray(sizes, float)
+        times = np.asarray(times_s, float)
+        if not m.size or m.shape != s.shape or m.shape != times.shape or m.ndim != 1:
+            raise UsageError("A system model needs one time and one size for each number of workers, and at least one.")
+        if not (np.all(m >= 1) and np.all(np.isfinite(m))):
+            raise UsageError("A system model's numbers of workers must be 1 or more.")
+        if not all(np.all(one > 0) and np.all(np.isfinite(one)) for one in (s, times)):
+            raise UsageError("A system model's times and sizes must be numbers above 0.")
+        weights = 1 / times if relative else np.ones_like(times)
+        A = system_features(m, s) * weights[:, None]
+        scale = np.linalg.norm(A, axis=0)
+        scale[scale == 0] = 1.0  # log m, where only one worker was measured
+        theta, _ = nnls(A / scale, times * weights)
+        return cls(theta=theta / scale, workers=m, sizes=s, times_s=times, relative=relative)
+
+    def times(self, workers: Sequence[int] | np.ndarray, size: float = 1.0) -> np.ndarray:
+        """Predicted seconds (points,), without intervals."""
+        m = np.asarray(workers, float)
+        return system_features(m, np.full_like(m, size)) @ self.theta
+
+    def predict(self, workers: int, size: float = 1.0) -> Estimate:
+        """Seconds that one more step would take, with the interval of a single measurement.
+
+        The interval is that of unconstrained least squares, around the constrained prediction: it does not profit from
+        theta >= 0, so it is rather too wide than too narrow. It ends at infinity where there are no more measurements than
+        coefficients, or where what is asked for is no combination of what was measured (3 workers, from runs with 1 and 2).
+
+        Args:
+            workers: m, from 1.
+            size: s, above 0.
+        """
+        row = system_features([workers], [size])[0]
+        value = float(row @ self.theta)
+        half = self._half_width(row, value)
+        return Estimate(
+            value=value, low=max(0.0, value - half), high=value + half, extrapolation=self._extrapolation(workers, size)
+        )
+
+    def relative_residuals(self) -> np.ndarray:
+        """(points,) measured over predicted, minus 1."""
+        return self.times_s / (system_features(self.workers, self.sizes) @ self.theta) - 1
+
+    def _half_width(self, row: np.ndarray, value: float) -> float:
+        weights = 1 / self.times_s if self.relative else np.ones_like(self.times_s)
+        A = system_features(self.workers, self.sizes) * weights[:, None]
+        scale = np.linalg.norm(A, axis=0)
+        scale[scale == 0] = 1.0
+        _, singular, Vt = np.linalg.svd(A / scale, full_matrices=False)
+        kept = singular > _RANK * singular[0]
+        freedom = len(self.times_s) - int(kept.sum())
+        along = Vt @ (row / scale)
+        if freedom < 1 or np.linalg.norm(row / scale) ** 2 - along[kept] @ along[kept] > _RANK * (row / scale) @ (
+            row / scale
+        ):
+            return math.inf
+        residuals = self.times_s * weights - A @ self.theta
+        variance = float(residuals @ residuals) / freedom
+        noise = (value if self.relative else 1.0) ** 2
+        spread = noise + float(np.sum((along[kept] / singular[kept]) ** 2))
+        return float(student_t.ppf((1 + CONFIDENCE) / 2, freedom)) * math.sqrt(variance * spread)
+
+    def _extrapolation(self, workers: int, size: float) -> str:
+        said = []
+        for name, asked, seen in (("workers", workers, self.workers), ("size", size, self.sizes)):
+            if asked > seen.max():
+                said.append(f"{name} {asked:g} is more than the {seen.max():g} that were measured")
+            elif asked < seen.min():
+                said.append(f"{name} {asked:g} is less than the {seen.min():g} that were measured")
+        return "; ".join(said)
