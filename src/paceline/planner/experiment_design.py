@@ -25,8 +25,8 @@ __all__ = ["Design", "Trial", "candidates", "design", "prediction_variance"]
 
 _RANK = 1e-9
 _CONDITION = 1e12
-_GAP = 1e-3  # the criterion is at most this share above the least possible
-_ITERATIONS = 20_000
+_GAP = 1e-3  # the relaxed criterion is at most this share above the least possible
+_ITERATIONS = 2_000
 _LEAST_WEIGHT = 1e-3
 
 

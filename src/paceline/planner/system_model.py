@@ -19,29 +19,12 @@ from scipy.optimize import nnls
 from scipy.stats import t as student_t
 
 from paceline.errors import UsageError
+from paceline.planner.estimate import CONFIDENCE, Estimate
 
-__all__ = ["CONFIDENCE", "FEATURES", "Estimate", "SystemModel", "system_features"]
+__all__ = ["FEATURES", "SystemModel", "system_features"]
 
 FEATURES = ("1", "size / m", "log m", "m")
-CONFIDENCE = 0.9  # of every interval
 _RANK = 1e-9  # singular values below this share of the largest count as zero
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
-    """A predicted value, between which values it lies with a confidence of 90 %, and where the model left what was seen.
-
-    Args:
-        value: the prediction.
-        low: lower end.
-        high: upper end; infinite where the measurements say nothing about it.
-        extrapolation: in which respect this is outside of what was measured, as words; "" if it is inside.
-    """
-
-    value: float
-    low: float
-    high: float
-    extrapolation: str = ""
 
 
 def system_features(workers: np.ndarray | Sequence[int], sizes: np.ndarray | Sequence[float]) -> np.ndarray:

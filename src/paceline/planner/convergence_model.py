@@ -1,0 +1,315 @@
+"""Hemingway: how the loss falls with the iterations i of m workers, learnt from short runs with a few m.
+
+    log(P(i, m) - P*) = g(i, m),    linear in features of i and m, by cross-validated Lasso
+
+The features come from the theory of CoCoA, P(i, m) - P* <= (1 - c0 / m)^i c1, relaxed: an algorithm is told from another by
+which of them it uses. Interpolation between numbers of workers is good, beyond them poor; so the error of leaving out one
+number of workers, and that of leaving out the later iterations, are part of every model, and every interval is made of them.
+
+Differences to the paper: folds are whole numbers of workers, as neighbours on one curve tell nothing new of each other; each
+curve is its running minimum, since what is asked for is when a loss is first reached; P* may be estimated.
+
+Reference: Pan, Venkataraman, Tai and Gonzalez, "Hemingway: Modeling Distributed Optimization Algorithms", 2017,
+    arXiv:1702.05865.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.stats import norm
+from scipy.stats import t as student_t
+
+from paceline.errors import UsageError
+from paceline.planner.estimate import CONFIDENCE, Estimate
+from paceline.planner.optimum import estimate_optimum
+
+__all__ = ["FEATURES", "ConvergenceModel", "Curve"]
+
+FEATURES: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "i": lambda i, m: i,
+    "sqrt i": lambda i, m: np.sqrt(i),
+    "log i": lambda i, m: np.log(i),
+    "i / m": lambda i, m: i / m,
+    "i / m^2": lambda i, m: i / m**2,
+    "i / sqrt m": lambda i, m: i / np.sqrt(m),
+    "i log m": lambda i, m: i * np.log(m),
+    "sqrt(i / m)": lambda i, m: np.sqrt(i / m),
+    "sqrt(i) log m": lambda i, m: np.sqrt(i) * np.log(m),
+    "log i log m": lambda i, m: np.log(i) * np.log(m),
+    "log(i) / m": lambda i, m: np.log(i) / m,
+    "log m": lambda i, m: np.log(m),
+    "1 / m": lambda i, m: 1 / m,
+    "m": lambda i, m: m,
+}
+_SEEN_FIRST = 0.6  # of each curve's iterations: the rest is predicted from these
+_MAX_POINTS = 120  # of one curve
+_PENALTIES = np.geomspace(1.0, 1e-5, 20)  # shares of the least penalty that leaves no feature
+_HORIZON = 20.0  # times the longest run: later than that nothing is predicted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """The losses of one run.
+
+    Args:
+        workers: m, from 1.
+        iterations: (points,) ascending, from 1: updates, rounds or steps, the same for all curves of a model.
+        losses: (points,) after these.
+    """
+
+    workers: int
+    iterations: np.ndarray
+    losses: np.ndarray
+
+    def __post_init__(self) -> None:
+        i, losses = np.asarray(self.iterations, float), np.asarray(self.losses, float)
+        object.__setattr__(self, "iterations", i)
+        object.__setattr__(self, "losses", losses)
+        if self.workers < 1:
+            raise UsageError(f"A curve has 1 worker or more, not {self.workers}.")
+        if i.ndim != 1 or i.shape != losses.shape or len(i) < 4:
+            raise UsageError(f"A curve needs 4 losses or more, each with its iteration; one has {i.size}.")
+        if i[0] < 1 or np.any(np.diff(i) <= 0) or not np.all(np.isfinite(losses)):
+            raise UsageError("A curve's iterations must ascend from 1 or more, and its losses be finite.")
+
+    def until(self, iteration: float) -> Curve:
+        """Its beginning, of at least 4 points."""
+        kept = max(4, int(np.searchsorted(self.iterations, iteration, side="right")))
+        return Curve(workers=self.workers, iterations=self.iterations[:kept], losses=self.losses[:kept])
+
+    def falling(self) -> Curve:
+        """Its running minimum, thinned to at most 120 points, half of them denser at the beginning."""
+        last, half = len(self.iterations) - 1, _MAX_POINTS // 2
+        kept = np.arange(last + 1)
+        if last >= _MAX_POINTS:
+            evenly, early = np.linspace(0, last, half), np.geomspace(1, last + 1, half) - 1
+            kept = np.unique(np.concatenate([evenly, early]).astype(int))
+        return Curve(
+            workers=self.workers,
+            iterations=self.iterations[kept],
+            losses=np.minimum.accumulate(self.losses)[kept],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvergenceModel:
+    """g, fitted, and how well it predicts what it has not seen; `ConvergenceModel.fit` makes one.
+
+    Attributes:
+        optimum: P*.
+        optimum_estimated: whether P* was guessed from the curves. Then predictions near it are worth little.
+        coefficients: of each feature; 0 where the Lasso left it out.
+        intercept: log suboptimality where all features are 0.
+        residual: root mean square of log suboptimality's error, over what was fitted.
+        leave_one_out: the same for each number of workers, predicted from all others; {} where there was only one.
+        forward: the same over the last 40 % of the iterations of all curves, predicted from the first 60 %.
+        seen: for each number of workers its last iteration and lowest loss.
+    """
+
+    optimum: float
+    optimum_estimated: bool
+    coefficients: Mapping[str, float]
+    intercept: float
+    residual: float
+    leave_one_out: Mapping[int, float]
+    forward: float
+    seen: Mapping[int, tuple[float, float]]
+
+    @classmethod
+    def fit(
+        cls, curves: Sequence[Curve], *, optimum: float | None = None, lower_bound: float | None = None
+    ) -> ConvergenceModel:
+        """Fits to runs with different numbers of workers; several curves of one number are fitted together.
+
+        Takes some tenths of a second for six numbers of workers.
+
+        Args:
+            curves: one or more.
+            optimum: P*, the least possible loss, where it is known; else it is estimated, see `estimate_optimum`.
+            lower_bound: what P* cannot be below, as 0 for a cross-entropy.
+
+        Raises:
+            UsageError: no curves, or a loss is not above the optimum.
+        """
+        if not curves:
+            raise UsageError("A convergence model needs at least one curve of losses.")
+        used = [curve.falling() for curve in curves]
+        lowest = min(float(curve.losses[-1]) for curve in used)
+        estimated = optimum is None
+        if optimum is None:
+            optimum = estimate_optimum([(one.iterations, one.losses) for one in used], lower_bound)
+        if not optimum < lowest:
+            raise UsageError(f"The optimum {optimum:g} must be below every loss, but {lowest:g} was measured.")
+        fitted = _Linear.fit(used, optimum)
+        counts = sorted({curve.workers for curve in used})
+        left_out = {
+            m: _Linear.fit([one for one in used if one.workers != m], optimum).error(
+                [one for one in used if one.workers == m], optimum
+            )
+            for m in (counts if len(counts) > 1 else [])
+        }
+        return cls(
+            optimum=optimum,
+            optimum_estimated=estimated,
+            coefficients=dict(zip(FEATURES, fitted.coefficients.tolist(), strict=True)),
+            intercept=fitted.intercept,
+            residual=fitted.error(used, optimum),
+            leave_one_out=left_out,
+            forward=_forward_error(curves, optimum),
+            seen={
+                m: (
+                    max(float(one.iterations[-1]) for one in used if one.workers == m),
+                    min(float(one.losses[-1]) for one in used if one.workers == m),
+                )
+                for m in counts
+            },
+        )
+
+    @property
+    def max_iterations(self) -> float:
+        """Beyond so many iterations nothing is predicted: 20 times the longest run."""
+        return _HORIZON * max(last for last, _ in self.seen.values())
+
+    def log_suboptimality(self, iterations: np.ndarray | Sequence[float], workers: int) -> np.ndarray:
+        """(points,) g(i, m): natural logarithm of the loss above the optimum."""
+        i = np.asarray(iterations, float)
+        return _design(i, np.full_like(i, workers)) @ np.array(list(self.coefficients.values())) + self.intercept
+
+    def error(self, iterations: np.ndarray | Sequence[float], workers: int) -> np.ndarray:
+        """(points,) half the width of the interval of g.
+
+        Within a measured curve it comes from the residuals, beyond its end from `forward`, too, and for a number of workers
+        that was not measured from `leave_one_out`: of the numbers between others, if it is between others.
+        """
+        i, counts = np.asarray(iterations, float), sorted(self.seen)
+        within = float(norm.ppf((1 + CONFIDENCE) / 2)) * self.residual
+        across = float(student_t.ppf((1 + CONFIDENCE) / 2, max(1, len(counts) - 1)))
+        half = np.where(i <= self.seen.get(workers, (math.inf, 0))[0], within, max(within, across * self.forward))
+        if workers in self.seen:
+            return half
+        if not self.leave_one_out:
+            return np.full_like(i, math.inf)
+        inner = [self.leave_one_out[m] for m in counts[1:-1]] if counts[0] < workers < counts[-1] else []
+        left_out = inner or list(self.leave_one_out.values())
+        across = float(student_t.ppf((1 + CONFIDENCE) / 2, max(1, len(left_out) - 1)))
+        return np.maximum(half, across * math.sqrt(float(np.mean(np.square(left_out)))))
+
+    def predict(self, iteration: float, workers: int) -> Estimate:
+        """The loss after so many iterations of so many workers: the least so far."""
+        i = np.geomspace(1.0, max(1.0, iteration), 100)
+        g, half = self.log_suboptimality(i, workers).min(), float(self.error([iteration], workers)[0])
+        with np.errstate(over="ignore"):
+            value, low, high = (self.optimum + float(np.exp(g + by)) for by in (0.0, -half, half))
+        return Estimate(value=value, low=low, high=high, extrapolation=self.extrapolation(iteration, workers))
+
+    def iterations_to(self, loss: float, workers: int) -> Estimate | None:
+        """Iterations until this loss is first reached; None: it is not, within `max_iterations`."""
+        if loss <= self.optimum:
+            return None
+        i = np.geomspace(1.0, self.max_iterations, 600)
+        g, half = self.log_suboptimality(i, workers), self.error(i, workers)
+        wanted = math.log(loss - self.optimum)
+        value, low, high = (_first_below(i, g + by * half, wanted) for by in (0.0, -1.0, 1.0))
+        if not math.isfinite(value):
+            return None
+        said = [self.extrapolation(value, workers)]
+        lowest = min(its for _, its in self.seen.values())
+        if loss < lowest:
+            said.append(f"loss {loss:.4g} is below the {lowest:.4g} that was seen")
+        return Estimate(value=value, low=low, high=high, extrapolation="; ".join(filter(None, said)))
+
+    def extrapolation(self, iteration: float, workers: int) -> str:
+        """In which respect this is outside of the runs that were seen, as words; "" if it is inside."""
+        counts = sorted(self.seen)
+        said = []
+        if workers > counts[-1]:
+            said.append(f"{workers} workers are more than the {counts[-1]} that were run")
+        elif workers < counts[0]:
+            said.append(f"{workers} workers are fewer than the {counts[0]} that were run")
+        last = self.seen.get(workers, (max(its for its, _ in self.seen.values()), 0.0))[0]
+        if iteration > last * (1 + 1e-9):
+            said.append(f"iteration {iteration:,.0f} is later than the {last:,.0f} that were run")
+        return "; ".join(said)
+
+
+def _first_below(i: np.ndarray, g: np.ndarray, wanted: float) -> float:
+    """The i at which g first is `wanted` or less, between two points as on a line of g over log i."""
+    if not (below := np.flatnonzero(g <= wanted)).size:
+        return math.inf
+    at = int(below[0])
+    if at == 0 or not np.isfinite(g[at]):
+        return float(i[at])
+    share = (g[at - 1] - wanted) / (g[at - 1] - g[at])
+    return float(i[at - 1] * (i[at] / i[at - 1]) ** share)
+
+
+def _forward_error(curves: Sequence[Curve], optimum: float) -> float:
+    begun = [curve.until(_SEEN_FIRST * curve.iterations[-1]).falling() for curve in curves]
+    later = [one.falling() for one in curves]
+    rest = [(one, one.iterations > first.iterations[-1]) for one, first in zip(later, begun, strict=True)]
+    if not any(after.any() for _, after in rest):
+        return math.inf
+    linear = _Linear.fit(begun, optimum)
+    return math.sqrt(
+        float(np.mean(np.concatenate([linear.residuals(one, optimum)[after] ** 2 for one, after in rest])))
+    )
+
+
+def _design(i: np.ndarray, m: np.ndarray) -> np.ndarray:
+    return np.stack([feature(i, m) for feature in FEATURES.values()], axis=-1)
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """A Lasso's result in the features' own scale."""
+
+    coefficients: np.ndarray
+    intercept: float
+
+    @classmethod
+    def fit(cls, curves: Sequence[Curve], optimum: float) -> _Linear:
+        from sklearn import config_context
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.linear_model import LassoCV
+
+        i = np.concatenate([one.iterations for one in curves])
+        m = np.concatenate([np.full_like(one.iterations, one.workers) for one in curves])
+        y = np.log(np.concatenate([one.losses for one in curves]) - optimum)
+        X = _design(i, m)
+        centre, scale = X.mean(axis=0), X.std(axis=0)
+        kept = scale > 1e-9 * np.abs(centre)  # a single number of workers leaves features of m constant
+        Z = (X[:, kept] - centre[kept]) / scale[kept]
+        strongest = float(np.abs(Z.T @ (y - y.mean())).max()) / len(y)
+        coefficients = np.zeros(X.shape[1])
+        if strongest <= 0:  # a flat curve
+            return cls(coefficients, float(y.mean()))
+        penalties: Any = strongest * _PENALTIES  # an array in every version; a number only since 1.7
+        lasso = LassoCV(alphas=penalties, cv=_folds(curves), max_iter=1_000, tol=1e-4)
+        with warnings.catch_warnings(), config_context(assume_finite=True, skip_parameter_validation=True):
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a path that ends early is judged by its error
+            lasso.fit(Z, y)
+        coefficients[kept] = lasso.coef_ / scale[kept]
+        return cls(coefficients, float(lasso.intercept_ - centre @ coefficients))
+
+    def residuals(self, curve: Curve, optimum: float) -> np.ndarray:
+        i = curve.iterations
+        g = _design(i, np.full_like(i, curve.workers)) @ self.coefficients + self.intercept
+        return np.log(curve.losses - optimum) - g
+
+    def error(self, curves: Sequence[Curve], optimum: float) -> float:
+        return math.sqrt(float(np.mean(np.concatenate([self.residuals(one, optimum) ** 2 for one in curves]))))
+
+
+def _folds(curves: Sequence[Curve]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Each number of workers once as the test; with fewer than three, thirds of all curves' iterations."""
+    m = np.concatenate([np.full(len(one.iterations), one.workers) for one in curves])
+    if len(counts := np.unique(m)) < 3:
+        m = np.concatenate([np.arange(len(one.iterations)) * 3 // len(one.iterations) for one in curves])
+        counts = np.arange(3)
+    return [(np.flatnonzero(m != one), np.flatnonzero(m == one)) for one in counts]

@@ -1,0 +1,100 @@
+"""Hemingway's two questions, from a system and a convergence model of one algorithm: h(t, m) = g(t / f(m), m).
+
+How many workers reach a loss soonest, and which loss is lowest at a deadline? More workers shorten an iteration, f(m), but an
+iteration of theirs may be worth less, g(i, m): the best m is often between the least and the most, and depends on the target.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from paceline.planner.convergence_model import ConvergenceModel
+from paceline.planner.estimate import Estimate
+from paceline.planner.system_model import SystemModel
+
+__all__ = ["Choice", "TimeToLoss"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """One number of workers, and its estimate: seconds to a loss, or the loss at a deadline.
+
+    Args:
+        workers: m.
+        estimate: None: the loss is not reached.
+    """
+
+    workers: int
+    estimate: Estimate | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeToLoss:
+    """h of one algorithm.
+
+    Args:
+        system: seconds of one iteration.
+        convergence: the loss after iterations of the same kind.
+        size: of the work that `system` is asked for.
+    """
+
+    system: SystemModel
+    convergence: ConvergenceModel
+    size: float = 1.0
+
+    def loss(self, time_s: float, workers: int) -> Estimate:
+        """The least loss within so many seconds; at most `max_iterations` are counted on."""
+        step = self.system.predict(workers, self.size)
+
+        def after(step_s: float) -> Estimate:
+            iterations = min(max(1.0, time_s / step_s if step_s > 0 else math.inf), self.convergence.max_iterations)
+            return self.convergence.predict(iterations, workers)
+
+        found = after(step.value)
+        return Estimate(
+            value=found.value,
+            low=after(step.low).low,
+            high=after(step.high).high,
+            extrapolation="; ".join(filter(None, (step.extrapolation, found.extrapolation))),
+        )
+
+    def time_to(self, loss: float, workers: int) -> Estimate | None:
+        """Seconds until this loss is reached; None: it is not, within what can be predicted.
+
+        The ends of the interval are those of iterations and of step time together: the two errors are independent, so their
+        shares, as logarithms, add up in squares.
+        """
+        iterations, step = self.convergence.iterations_to(loss, workers), self.system.predict(workers, self.size)
+        if iterations is None:
+            return None
+        value = iterations.value * step.value
+        below, above = (
+            math.hypot(
+                _log_ratio(getattr(iterations, end), iterations.value), _log_ratio(getattr(step, end), step.value)
+            )
+            for end in ("low", "high")
+        )
+        said = "; ".join(filter(None, (step.extrapolation, iterations.extrapolation)))
+        return Estimate(value=value, low=value * math.exp(-below), high=value * _exp(above), extrapolation=said)
+
+    def to_loss(self, loss: float, workers: Iterable[int]) -> list[Choice]:
+        """All numbers of workers, that which is soonest at this loss first; those that never are at the end."""
+        choices = [Choice(workers=m, estimate=self.time_to(loss, m)) for m in workers]
+        return sorted(choices, key=lambda one: (one.estimate.value if one.estimate else math.inf, one.workers))
+
+    def at_deadline(self, time_s: float, workers: Iterable[int]) -> list[Choice]:
+        """All numbers of workers, that with the lowest loss after so many seconds first."""
+        choices = [Choice(workers=m, estimate=self.loss(time_s, m)) for m in workers]
+        return sorted(choices, key=lambda one: (one.estimate.value if one.estimate else math.inf, one.workers))
+
+
+def _log_ratio(end: float, value: float) -> float:
+    if end <= 0 or math.isinf(end):
+        return math.inf
+    return math.log(end / value)
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
