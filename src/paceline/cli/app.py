@@ -12,6 +12,7 @@ import typer
 import typer.core
 
 import paceline
+from paceline.cli.advise import advise
 from paceline.cli.algorithms import algorithms
 from paceline.cli.calibrate import calibrate
 from paceline.cli.compare import compare
@@ -63,6 +64,7 @@ app.command()(calibrate)
 app.command()(key)
 app.command()(algorithms)
 app.command()(doctor)
+app.add_typer(advise, name="advise")
 app.add_typer(plan, name="plan")
 app.add_typer(sparse, name="sparse")
 app.add_typer(study_app, name="study")

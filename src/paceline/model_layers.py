@@ -1,0 +1,68 @@
+"""A model's convolutions and fully connected layers, as the balance equations want them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from paceline.planner.balance import Layer
+
+__all__ = ["model_layers"]
+
+_CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
+_GROUPS_PLACE = 6  # among a convolution's arguments
+
+
+def model_layers(model: nn.Module, inputs: Tensor) -> list[Layer]:
+    """Each layer in the order of the forward pass, with the sizes of its images; one that is used twice is there twice.
+
+    A convolution in groups has so many times fewer inputs to each output; a linear layer over a sequence is one with as many
+    outputs per point as the sequence is long. The calls of `torch.nn.functional` count, so modules that make them themselves
+    are seen, while a matrix product written as `x @ w`, or PyTorch's attention, which is one operation, is not.
+
+    Args:
+        model: is run once, without gradients, in evaluation mode; its mode is restored.
+        inputs: (points, ...) a batch of any size.
+    """
+    names = {id(parameter): name.removesuffix(".weight") for name, parameter in model.named_parameters()}
+    modes = [(module, module.training) for module in model.modules()]
+    seen, fast = _Seen(len(inputs), names), torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # where a whole encoder layer is one operation
+    try:
+        with torch.no_grad(), seen:
+            model.eval()(inputs)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for module, training in modes:
+            module.training = training
+    return seen.layers
+
+
+class _Seen(TorchFunctionMode):
+    def __init__(self, points: int, names: dict[int, str]) -> None:
+        super().__init__()
+        self.layers: list[Layer] = []
+        self._points, self._names = points, names
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        if func is F.linear or func in _CONVOLUTIONS:
+            x, weight = (
+                kwargs.get(name, args[at] if len(args) > at else None) for at, name in enumerate(("input", "weight"))
+            )
+            name = self._names.get(id(weight), f"layer {len(self.layers) + 1}")
+            if func is F.linear:
+                per_point = math.prod(output.shape[:-1]) // self._points
+                sizes = {"ifm": weight.shape[1], "ofm": weight.shape[0], "in_size": per_point, "out_size": per_point}
+            else:
+                groups = args[_GROUPS_PLACE] if len(args) > _GROUPS_PLACE else kwargs.get("groups", 1)
+                sizes = {"ifm": weight.shape[1], "ofm": weight.shape[0], "kernel": math.prod(weight.shape[2:])}
+                sizes |= {"in_size": x[0, 0].numel() * groups, "out_size": output[0, 0].numel()}
+            self.layers.append(Layer(name=name, **sizes))
+        return output

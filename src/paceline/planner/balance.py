@@ -1,0 +1,215 @@
+"""The balance equations: which layers to train with data, model or hybrid parallelism, and with how many nodes at most.
+
+Data parallelism sends a layer's weights, and hides it behind the layer's computation, which grows with the points per node.
+Model parallelism over N nodes sends activations instead, which pays where weights outnumber them, as in fully connected
+layers with small batches. Hybrid: G groups of N / G nodes, model parallel within a group, data parallel between groups.
+
+Only convolutions and fully connected layers count: they hold nearly all weights and operations. Bytes are those of one node
+and one step. As in the paper a message's latency is nothing, and G divides N. The paper's rule of thumb, model parallelism
+where a fully connected layer has more outputs than the batch has points, counts activations in one direction; here both count.
+
+Reference: Das, Avancha, Mudigere et al., "Distributed Deep Learning Using Synchronous Stochastic Gradient Descent", 2016,
+    arXiv:1602.06709, section 3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.errors import UsageError
+
+__all__ = ["Balance", "Layer", "Split", "balance", "exposed_s", "hybrid_bytes", "min_points_per_node"]
+
+_OPERATIONS = 6  # forward, backward and weight gradient, each a multiplication and an addition
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """A convolution, or a fully connected layer, which is one with images of 1 x 1.
+
+    Args:
+        name: for tables.
+        ifm: input feature maps, of each group where there are groups.
+        ofm: output feature maps.
+        kernel: taps of a kernel, its width times its height.
+        in_size: width times height of an input map.
+        out_size: width times height of an output map.
+    """
+
+    name: str
+    ifm: int
+    ofm: int
+    kernel: int = 1
+    in_size: int = 1
+    out_size: int = 1
+
+    @property
+    def weights(self) -> int:
+        """Elements, without biases."""
+        return self.ifm * self.ofm * self.kernel
+
+    def operations(self, points: float) -> float:
+        """Floating-point operations of one step with so many points: forward, backward and weight gradient."""
+        return _OPERATIONS * points * self.weights * self.out_size
+
+    def weight_bytes(self, overlap: float, element_bytes: int = 4) -> float:
+        """Bytes of data parallelism: gradients sent and weights received, of which `overlap` happens at once."""
+        return element_bytes * self.weights * (2 - overlap)
+
+    def activation_bytes(self, points: float, element_bytes: int = 4) -> float:
+        """Bytes of model parallelism: inputs gathered in the forward pass, and their gradients in the backward pass."""
+        return 2 * element_bytes * points * self.ifm * self.in_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """How one layer is best trained.
+
+    Args:
+        layer: which.
+        groups: G: N is data parallelism, 1 model parallelism, between them hybrid.
+        kind: the word for that.
+        ideal_groups: the G at which the derivative is zero; no whole number, and not within 1 to N either.
+        sent_bytes: of one node in a step.
+        data_bytes: what data parallelism would send.
+        exposed_s: of sending, what no computation hides under data parallelism.
+    """
+
+    layer: Layer
+    groups: int
+    kind: str
+    ideal_groups: float
+    sent_bytes: float
+    data_bytes: float
+    exposed_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Balance:
+    """All layers' splits, and how far data parallelism goes.
+
+    Args:
+        splits: of each layer.
+        operations_per_byte: the network's, of a node in data parallelism; infinite with one node.
+        machine_operations_per_byte: a node's speed over its bandwidth; where the network's is above, computation hides it.
+        min_points: least points per node at which data parallelism is balanced.
+        max_nodes: most nodes at which it is, with this batch.
+    """
+
+    splits: tuple[Split, ...]
+    operations_per_byte: float
+    machine_operations_per_byte: float
+    min_points: int
+    max_nodes: int
+
+
+def hybrid_bytes(layer: Layer, groups: int, nodes: int, batch: float, overlap: float, element_bytes: int = 4) -> float:
+    """Bytes of a node in a step, with G groups: activations within the group, weights between groups.
+
+    At the ends one of the two vanishes, which the paper's formula, made for what lies between, leaves in: a group of one node
+    gathers nothing, and a single group exchanges no weights.
+    """
+    if nodes == 1:
+        return 0.0
+    activations = 0.0 if groups == nodes else layer.activation_bytes(batch / groups, element_bytes)
+    weights = 0.0 if groups == 1 else layer.weight_bytes(overlap, element_bytes) * groups / nodes
+    return activations + weights
+
+
+def min_points_per_node(layers: Sequence[Layer], operations_per_byte: float, overlap: float = 1.0) -> int:
+    """Least points per node at which all layers' computation takes as long as sending their weights.
+
+    Args:
+        layers: of the network.
+        operations_per_byte: of a node: operations per second over bytes per second.
+        overlap: share of sending gradients and receiving weights that happens at once.
+    """
+    operations = sum(layer.operations(1) for layer in layers)
+    sent = sum(layer.weight_bytes(overlap) for layer in layers)
+    return max(1, math.ceil(operations_per_byte / (operations / sent) - 1e-9))
+
+
+def exposed_s(
+    layers: Sequence[Layer], points: float, operations_per_s: float, bytes_per_s: float, overlap: float = 1.0
+) -> list[float]:
+    """Seconds of each layer's sending that stay visible with data parallelism, layers in order of the forward pass.
+
+    A layer's gradients leave once its backward pass is done, and its weights are wanted in the next forward pass; between the
+    two lies all work on the layers before it. That other layers' messages take the same link is not counted.
+    """
+    exposed, before = [], 0.0
+    for layer in layers:
+        exposed.append(max(0.0, layer.weight_bytes(overlap) / bytes_per_s - before / operations_per_s))
+        before += layer.operations(points)
+    return exposed
+
+
+def balance(
+    layers: Sequence[Layer],
+    *,
+    nodes: int,
+    batch: int,
+    operations_per_s: float,
+    bytes_per_s: float,
+    overlap: float = 1.0,
+    element_bytes: int = 4,
+) -> Balance:
+    """Each layer's split with the fewest bytes, and the limits of data parallelism.
+
+    >>> layer = Layer(name="fully connected", ifm=4096, ofm=4096)
+    >>> found = balance([layer], nodes=64, batch=256, operations_per_s=1e12, bytes_per_s=1e9, overlap=0.0)
+    >>> found.splits[0].kind, found.splits[0].groups
+    ('hybrid', 2)
+
+    Args:
+        layers: in order of the forward pass.
+        nodes: N.
+        batch: points of all nodes together in one step.
+        operations_per_s: floating-point operations that a node does in a second.
+        bytes_per_s: that a node sends in a second.
+        overlap: from 0 to 1, the share of sending gradients and receiving weights that happens at once; 1 is a link that is
+            full in both directions.
+        element_bytes: of a weight or an activation.
+
+    Raises:
+        UsageError: no layers, or an argument out of its range.
+    """
+    if not layers:
+        raise UsageError("There is no convolution and no fully connected layer to balance.")
+    if nodes < 1 or batch < 1:
+        raise UsageError(f"Nodes and points of a batch must be 1 or more, not {nodes} and {batch}.")
+    if not (operations_per_s > 0 and bytes_per_s > 0):
+        raise UsageError("A node's operations and bytes per second must be above 0.")
+    if not 0 <= overlap <= 1:
+        raise UsageError(f"The overlap is a share from 0 to 1, not {overlap}.")
+    machine = operations_per_s / bytes_per_s
+    exposed = exposed_s(layers, batch / nodes, operations_per_s, bytes_per_s, overlap)
+    divisors = [groups for groups in range(1, nodes + 1) if nodes % groups == 0]
+    splits = []
+    for layer, visible_s in zip(layers, exposed, strict=True):
+        sent = {groups: hybrid_bytes(layer, groups, nodes, batch, overlap, element_bytes) for groups in divisors}
+        best = min(divisors, key=lambda groups: (sent[groups], -groups))
+        per_weight = layer.weight_bytes(overlap, 1) / layer.ifm
+        splits.append(
+            Split(
+                layer=layer,
+                groups=best,
+                kind="data" if best == nodes else "model" if best == 1 else "hybrid",
+                ideal_groups=math.sqrt(2 * nodes * batch * layer.in_size / per_weight),
+                sent_bytes=sent[best],
+                data_bytes=sent[nodes],
+                exposed_s=visible_s if nodes > 1 else 0.0,
+            )
+        )
+    operations = sum(layer.operations(batch / nodes) for layer in layers)
+    sent_by_data = sum(layer.weight_bytes(overlap, element_bytes) for layer in layers)
+    points = min_points_per_node(layers, machine * element_bytes / 4, overlap)
+    return Balance(
+        splits=tuple(splits),
+        operations_per_byte=operations / sent_by_data if nodes > 1 else math.inf,
+        machine_operations_per_byte=machine,
+        min_points=points,
+        max_nodes=max(1, batch // points),
+    )
