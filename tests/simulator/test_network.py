@@ -152,6 +152,58 @@ def test_two_programs_of_one_worker_receive_their_own_kinds():
     assert got == {"a": 8, "b": 7}
 
 
+def test_programs_that_serve_wait_in_the_midst_of_something_and_keep_what_comes_meanwhile():
+    seen, ended = [], []
+
+    def serves(ports):
+        lock = ports.concurrency.lock()
+
+        def handle(event):
+            with lock:
+                seen.append((ports.worker_id, ports.clock.now_s(), event and event.message.number))
+            return None if event is not None and event.message.number == 3 else 2.0
+
+        program = ports.concurrency.serve(ports.mailbox, ("m",), handle, "serving")
+        ports.clock.sleep_s(0.5)
+        with lock:
+            ports.clock.sleep_s(2.0)  # what came at 1 s waits for the lock, what came at 1.5 s for its turn
+        program.join()
+        ended.append(ports.clock.now_s())
+
+    def sends_three(ports):
+        for number, nap_s in ((1, 0.5), (2, 3.5), (3, 20.0)):
+            for to in (0, 1):
+                ports.mailbox.send(to, Message("m", number))
+            ports.clock.sleep_s(nap_s)
+
+    play([serves, serves, sends_three], bandwidth_bytes_per_s=1e9, latency_s=1.0, wake_s=0.0)
+    for worker in (0, 1):
+        own = [(at_s, number) for one, at_s, number in seen if one == worker]
+        assert [number for _, number in own] == [None, 1, 2, None, 3]
+        assert [at_s for at_s, _ in own] == pytest.approx([0.0, 2.5, 2.5, 4.5, 5.0], abs=1e-3)
+    assert ended == pytest.approx([5.0, 5.0], abs=1e-3)
+
+
+def test_a_program_that_serves_ends_with_its_worker_wherever_it_is():
+    seen, scheduler = [], Scheduler()
+
+    def program(worker):
+        def serve():
+            try:
+                scheduler.sleep(1.0)
+            finally:
+                seen.append((worker, scheduler.now_s))
+
+        scheduler.start_serving(worker, serve)
+        scheduler.sleep(0.25 + worker)
+
+    for worker in range(2):
+        scheduler.start(worker, lambda worker=worker: program(worker))
+    scheduler.call_at(0.25, lambda: scheduler.end_worker(0))
+    scheduler.run()
+    assert seen == [(0, 0.25), (1, 1.0)]
+
+
 def test_an_end_is_told_after_the_last_message():
     said = []
 

@@ -1,3 +1,4 @@
+import math
 import threading
 
 import pytest
@@ -70,3 +71,26 @@ def test_what_a_further_program_waits_is_not_the_workers_waiting():
         assert waiter._thread.is_alive()
     waiter.join()
     assert concurrency.waited_s == 0.0
+
+
+class Deliveries:
+    """A mailbox that hands out what it was made with, and remembers how it was asked."""
+
+    def __init__(self, *events):
+        self.events, self.asked = list(events), []
+
+    def receive(self, timeout_s=None, *, kind=None, sender=None, number=None):
+        self.asked.append((timeout_s, kind))
+        return self.events.pop(0)
+
+
+def test_a_program_that_serves_gets_nothing_first_then_what_comes_and_ends_with_none():
+    mailbox, seen, waits = Deliveries("first", None), [], [math.inf, 2.5, None]
+
+    def handle(event):
+        seen.append((event, torch.is_grad_enabled()))
+        return waits[len(seen) - 1]
+
+    ThreadConcurrency().serve(mailbox, ("a", "b"), handle, "serving").join()
+    assert seen == [(None, False), ("first", False), (None, False)]
+    assert mailbox.asked == [(None, ("a", "b")), (2.5, ("a", "b"))]

@@ -16,6 +16,7 @@ it waits for as the answer: a chain of waiting workers then has ascending ids, a
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from paceline.errors import PeerLostError
 from paceline.topology import Topology
 from paceline.transport.base import (
     Concurrency,
+    Event,
     Joinable,
     Lock,
     Message,
@@ -99,7 +101,7 @@ class PairwiseAveraging:
     @contextmanager
     def in_background(self, concurrency: Concurrency) -> Iterator[None]:
         """Averages as long as the `with` lasts, and until the exchange under way then is over."""
-        self._program = concurrency.start(self.run, "averaging")
+        self._program = concurrency.serve(self._mailbox, _KINDS, self.handle, "averaging")
         try:
             yield
         finally:
@@ -129,24 +131,19 @@ class PairwiseAveraging:
 
     # The communication program
 
-    def run(self) -> None:
-        """Requests, answers and averages until it is told to end."""
-        while True:
-            if self._own is None:
-                self._begin_next()
-            if self._own is not None:
-                time_left_s = self._own.until_s - self._now_s()
-                event = self._mailbox.receive(max(0.0, time_left_s), kind=_KINDS)
-            elif self._ended:
-                return
-            else:
-                event = self._mailbox.receive(kind=_KINDS)
-            if isinstance(event, Received):
-                self._take(event.sender, event.message)
-            else:
-                self._handle(event)
+    def handle(self, event: Event | None) -> float | None:
+        """Requests, answers and averages until it is told to end; as `Concurrency.serve` says."""
+        if isinstance(event, Received):
+            self._take(event.sender, event.message)
+        else:
+            self._note(event)
+        if self._own is None:
+            self._begin_next()
+        if self._own is not None:
+            return max(0.0, self._own.until_s - self._now_s())
+        return None if self._ended else math.inf
 
-    def _handle(self, event: PeerLeft | PeerBack | None) -> None:
+    def _note(self, event: PeerLeft | PeerBack | None) -> None:
         match event:
             case None:
                 if self._own is not None and self._now_s() >= self._own.until_s:

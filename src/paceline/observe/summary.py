@@ -169,7 +169,10 @@ def summarize(
 
 
 def _concatenate(records: Mapping[int, np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.empty(0, RECORD_DTYPE), *(records[worker_id] for worker_id in sorted(records))])
+    arrays = [records[worker_id] for worker_id in sorted(records)]
+    return (
+        np.concatenate(arrays, dtype=RECORD_DTYPE) if arrays else np.empty(0, RECORD_DTYPE)
+    )  # NumPy is slow to find it
 
 
 def _first(reached: np.ndarray) -> int | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from paceline.simulator.mailbox import SimulatedMailbox
 from paceline.simulator.scheduler import Program, Scheduler
+from paceline.transport.base import Event, Mailbox
 
 __all__ = ["SimulatedConcurrency"]
 
@@ -34,6 +36,13 @@ class SimulatedConcurrency:
     def start(self, program: Callable[[], None], name: str) -> SimulatedJoinable:
         """Starts a program at this instant."""
         return SimulatedJoinable(self.scheduler, self.scheduler.start(self._worker_id, program, is_main=False), name)
+
+    def serve(
+        self, mailbox: Mailbox, kinds: tuple[str, ...], handle: Callable[[Event | None], float | None], name: str
+    ) -> SimulatedJoinable:
+        """Calls `handle` for what comes; it has a program of its own only while it waits in the midst of something."""
+        assert isinstance(mailbox, SimulatedMailbox)
+        return SimulatedJoinable(self.scheduler, mailbox.serve(kinds, handle), name)
 
     def lock(self) -> SimulatedLock:
         """A new lock."""

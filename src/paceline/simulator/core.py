@@ -41,18 +41,16 @@ class SimulatedClock:
     """Virtual time for a worker program; counts what was slept.
 
     Attributes:
+        now_s: called for the virtual seconds since the run began; one function for all workers' clocks.
         waited_s: seconds slept; the caller reads it and sets it back to 0.
     """
 
-    __slots__ = ("_scheduler", "waited_s")
+    __slots__ = ("_scheduler", "now_s", "waited_s")
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
+        self.now_s = scheduler.time_s
         self.waited_s = 0.0
-
-    def now_s(self) -> float:
-        """Virtual seconds since the run began."""
-        return self._scheduler.now_s
 
     def sleep_s(self, duration_s: float) -> None:
         """Waits, exactly so long."""

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 
 from paceline.errors import PeerLostError
 from paceline.simulator.network import HEADER_BYTES, Network
 from paceline.simulator.scheduler import Program, Scheduler
-from paceline.transport.base import Counts, Message, PeerBack, PeerLeft, Received
+from paceline.transport.base import Counts, Event, Message, PeerBack, PeerLeft, Received
 
 __all__ = ["SimulatedMailbox"]
-
-Item = Received | PeerLeft | PeerBack
 
 
 class SimulatedMailbox:
@@ -58,7 +56,7 @@ class SimulatedMailbox:
         self._num_workers = num_workers
         self._counts = counts
         self._declared_bytes = declared_bytes
-        self._items: deque[Item] = deque()
+        self._items: deque[Event] = deque()
         self._waiters: tuple[_Waiter, ...] = ()
         self._timer_at_s = math.inf
         self._reached: set[int] = set()  # peers met that have not left
@@ -95,7 +93,7 @@ class SimulatedMailbox:
         kind: str | tuple[str, ...] | None = None,
         sender: int | None = None,
         number: int | None = None,
-    ) -> Item | None:
+    ) -> Event | None:
         """The next message that fits, or the next event of a peer; None once `timeout_s` have passed.
 
         With a `sender` that has left and of whom nothing is left to receive, that event once more.
@@ -117,22 +115,25 @@ class SimulatedMailbox:
                 self._network.tell_gone(self._worker_id, sender)
         scheduler = self._scheduler
         begun_s = scheduler.now_s
-        waiter = _Waiter(scheduler.current, kinds, sender, number)
-        self._waiters = (*self._waiters, waiter)
-        if timeout_s is not None:
-            until_s = waiter.until_s = begun_s + timeout_s
-            if until_s < self._timer_at_s:
-                self._set_timer(until_s)
+        waiter = _Waiter(kinds, sender, number)
+        waiter.program = scheduler.current
+        self._await(waiter, math.inf if timeout_s is None else timeout_s)
         scheduler.wait("a message")
         if waiter.program.is_main:
             self.waited_s += scheduler.now_s - begun_s
         return waiter.item
 
+    def serve(self, kinds: tuple[str, ...], handle: Callable[[Event | None], float | None]) -> Program:
+        """Calls `handle` for what comes, as `Concurrency.serve` says, from this instant on."""
+        service = _Service(self, kinds, handle)
+        service.program = self._scheduler.start_serving(self._worker_id, service.go_on)
+        return service.program
+
     def peers(self) -> Set[int]:
         """The workers that can be reached, as far as is known here."""
         return self._peers
 
-    def arrive(self, item: Item) -> Program | None:
+    def arrive(self, item: Event) -> Program | None:
         """Takes what the network brings; the program that waited for it goes on at once."""
         if not self._network.is_calm and not self._network.lets_through(self._worker_id, item):
             return None
@@ -148,7 +149,7 @@ class SimulatedMailbox:
         self._network.contacts[self._worker_id].add(peer)
         self._network.contacts[peer].add(self._worker_id)
 
-    def _is_news(self, event: Item) -> bool:
+    def _is_news(self, event: Event) -> bool:
         """Notes that a peer has left or is back."""
         if isinstance(event, PeerLeft):
             if event.peer in self._left:
@@ -160,24 +161,30 @@ class SimulatedMailbox:
         self._peers = _Others(self._num_workers, frozenset((*self._left, self._worker_id)))
         return True
 
-    def _put(self, item: Item) -> Program | None:
+    def _put(self, item: Event) -> Program | None:
         """Gives an item to the first program that waits for it, or keeps it."""
-        for waiter in self._waiters:
+        waiters = self._waiters
+        for waiter in waiters:
             if _fits(item, waiter.kinds, waiter.sender, waiter.number):
-                self._waiters = (
-                    tuple(one for one in self._waiters if one is not waiter) if len(self._waiters) > 1 else ()
-                )
+                self._waiters = tuple(one for one in waiters if one is not waiter) if len(waiters) > 1 else ()
                 waiter.item = item
                 return waiter.program
         self._items.append(item)
         return None
 
-    def _take(self, kinds: tuple[str, ...] | None, sender: int | None, number: int | None) -> Item | None:
+    def _take(self, kinds: tuple[str, ...] | None, sender: int | None, number: int | None) -> Event | None:
         for place, item in enumerate(self._items):
             if _fits(item, kinds, sender, number):
                 del self._items[place]
                 return item
         return None
+
+    def _await(self, waiter: _Waiter, timeout_s: float) -> None:
+        """From now on what fits is this waiter's."""
+        self._waiters = (*self._waiters, waiter) if self._waiters else (waiter,)
+        waiter.until_s = self._scheduler.now_s + timeout_s
+        if waiter.until_s < self._timer_at_s:
+            self._set_timer(waiter.until_s)
 
     # One timer per mailbox: most waits end long before their deadline, and a timer for each would fill the event queue.
 
@@ -203,18 +210,45 @@ class _Waiter:
 
     __slots__ = ("item", "kinds", "number", "program", "sender", "until_s")
 
-    def __init__(self, program: Program, kinds: tuple[str, ...] | None, sender: int | None, number: int | None) -> None:
-        self.program = program
+    def __init__(self, kinds: tuple[str, ...] | None, sender: int | None, number: int | None) -> None:
         self.kinds = kinds
         self.sender = sender
         self.number = number
         self.until_s = math.inf
-        self.item: Item | None = None
+        self.item: Event | None = None
+        self.program: Program
 
 
-def _fits(item: Item, kinds: tuple[str, ...] | None, sender: int | None, number: int | None) -> bool:
+class _Service(_Waiter):
+    """A program that does nothing but handle what comes: it waits for that again and again."""
+
+    __slots__ = ("_handle", "_mailbox")
+
+    def __init__(
+        self, mailbox: SimulatedMailbox, kinds: tuple[str, ...], handle: Callable[[Event | None], float | None]
+    ) -> None:
+        super().__init__(kinds, None, None)
+        self._mailbox = mailbox
+        self._handle = handle
+
+    def go_on(self) -> None:
+        """Handles what has come, or that the time is up, until nothing is left to handle."""
+        mailbox, item = self._mailbox, self.item
+        self.item = None
+        while True:
+            timeout_s = self._handle(item)
+            if timeout_s is None:
+                mailbox._scheduler.finish(self.program)
+                return
+            item = mailbox._take(self.kinds, None, None) if mailbox._items else None
+            if item is None and timeout_s > 0:
+                mailbox._await(self, timeout_s)
+                return
+
+
+def _fits(item: Event, kinds: tuple[str, ...] | None, sender: int | None, number: int | None) -> bool:
     """Whether this is what `receive` was called for; None: any."""
-    if isinstance(item, Received):
+    if type(item) is Received:
         message = item.message
         return (
             (kinds is None or message.kind in kinds)

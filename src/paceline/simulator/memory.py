@@ -195,6 +195,10 @@ class NoVector(torch.Tensor):
         """An empty vector."""
         return torch.empty(0).as_subclass(cls)
 
+    def numel(self) -> int:
+        """None."""
+        return 0
+
     def clone(self) -> NoVector:  # type: ignore[override]
         """Itself."""
         return self

@@ -51,10 +51,11 @@ class Program:
         joining: programs that wait for its end.
         over: whether it has ended.
         here: the greenlet that waits: the program's own, or one that it runs inside itself; None before the program has begun
-            and after its end.
+            and after its end, and while one that serves has nothing to do.
+        serve: of a program that serves: called each time it goes on, and nothing else; None: it has a greenlet of its own.
     """
 
-    __slots__ = ("greenlet", "here", "is_main", "joining", "over", "server", "waits_for", "worker_id")
+    __slots__ = ("greenlet", "here", "is_main", "joining", "over", "serve", "server", "waits_for", "worker_id")
 
     def __init__(self, worker_id: int, *, is_main: bool, server: str = "") -> None:
         self.worker_id = worker_id
@@ -63,6 +64,7 @@ class Program:
         self.waits_for = ""  # what it waits for without a time of its own: a lock, a barrier
         self.joining: list[Program] = []
         self.over = False
+        self.serve: Callable[[], None] | None = None
         self.greenlet: greenlet
         self.here: greenlet | None = None
 
@@ -92,7 +94,8 @@ class Scheduler:
 
     A program that waits looks for what comes next itself and hands over to that program directly. Functions, and programs
     that begin, are left to the hub, the greenlet that called `run`: they may end programs, and a greenlet goes on
-    counting the depth of recursion from where it was begun.
+    counting the depth of recursion from where it was begun. Programs that serve share a few greenlets, one more than of them
+    wait in the midst of something: ten thousand would fit in no cache.
     Costs: a hand-over about 1 us, with thousands of programs some more; a wait of the only program at its instant, before
     anybody else's next, no hand-over at all.
 
@@ -116,9 +119,15 @@ class Scheduler:
         self._by_worker: dict[int, list[Program]] = {}
         self._num_main = 0  # main programs that have not ended
         self._hub = getcurrent()
+        self._servants: list[greenlet] = []  # for programs that serve; those that have nothing to do
         self._ended = False
+        self._runs_torch = runs_torch
         self._let_others_run = self._switch_with_torch if runs_torch else self._switch
+        self.time_s = self._now  # one object, which thousands of clocks share
         self.on_resume: Callable[[int], None] | None = None  # called with the worker that is about to run
+
+    def _now(self) -> float:
+        return self.now_s
 
     # What programs call
 
@@ -178,19 +187,35 @@ class Scheduler:
 
         program.greenlet = greenlet(run, self._hub)
         program.greenlet.gr_context = contextvars.copy_context()
-        self._num_main += is_main
-        self._programs.append(program)
-        self._by_worker.setdefault(worker_id, []).append(program)
-        self.wake(program)
+        self._add(program)
         return program
+
+    def start_serving(self, worker_id: int, serve: Callable[[], None]) -> Program:
+        """Adds a further program that goes on now, and whenever it is woken, by a call of `serve`; `finish` ends it."""
+        program = Program(worker_id, is_main=False)
+        program.serve = serve
+        self._add(program)
+        return program
+
+    def finish(self, program: Program) -> None:
+        """Ends a program that serves; those that wait for that go on."""
+        program.over = True
+        program.here = None
+        for waiting in program.joining:
+            self.wake(waiting)
+
+    def _add(self, program: Program) -> None:
+        self._num_main += program.is_main
+        self._programs.append(program)
+        self._by_worker.setdefault(program.worker_id, []).append(program)
+        self.wake(program)
 
     def end_worker(self, worker_id: int) -> None:
         """Ends all programs of a worker where they are; for functions of `call_at` only."""
         ended, self._ended = self._ended, True  # a program that waits while it is being ended is ended there
         for program in self._by_worker.get(worker_id, ()):
             if not program.over:
-                self.current = program
-                program.greenlet.throw(GreenletExit)
+                self._throw(program)
                 self._finished(program)  # where it had not begun
         self._ended = ended or not self._num_main
 
@@ -206,7 +231,8 @@ class Scheduler:
             torch.is_grad_enabled()
         )  # greenlets of a thread share it, and who is cut off leaves it as it was there
         for program in self._programs:
-            program.greenlet.parent = self._hub
+            if program.serve is None:
+                program.greenlet.parent = self._hub
         try:
             what = self._next_event()
             while what is not None and not self._ended:
@@ -217,7 +243,7 @@ class Scheduler:
                     what = None
                 if what is None and not self._ended:
                     what = self._next_event()
-            left = [program for program in self._programs if not program.greenlet.dead]
+            left = [program for program in self._programs if not program.over]
             if left and not self._ended:
                 raise DeadlockError(self._deadlock(left))
         finally:
@@ -226,8 +252,8 @@ class Scheduler:
 
     def _next_event(self) -> Program | Callable[[], None] | None:
         """Takes the next event; None: there is none. What arrives does so here."""
+        due = self._due
         while True:
-            due = self._due
             if not due:
                 if not self._instants:
                     return None
@@ -236,7 +262,7 @@ class Scheduler:
                 self.num_events += len(due)
                 due.reverse()
             what = due.pop()
-            if not isinstance(what, tuple):
+            if type(what) is not tuple:
                 return what
             box, item = what
             program = box.arrive(item)
@@ -251,7 +277,9 @@ class Scheduler:
         if self.on_resume is not None:
             self.on_resume(program.worker_id)
         try:
-            return (program.here or program.greenlet).switch()
+            if program.here is not None or program.serve is None:
+                return (program.here or program.greenlet).switch()
+            return (self._servants.pop() if self._servants else greenlet(self._call, self._hub)).switch(program)
         except Exception as error:
             # `current` may be another one by now: programs hand over to each other.
             raise ProgramError(self.current, error, self.now_s) from error
@@ -259,27 +287,48 @@ class Scheduler:
     def _finished(self, program: Program) -> None:
         if program.over:
             return
-        program.over = True
-        program.here = None
-        for waiting in program.joining:
-            self.wake(waiting)
+        self.finish(program)
         if program.is_main:
             self._num_main -= 1
             if not self._num_main:
                 self._ended = True
 
+    def _call(self, program: Program) -> None:
+        """Calls programs that serve, one after the other; the body of a servant."""
+        me = getcurrent()
+        while True:
+            assert program.serve is not None
+            if self._runs_torch:
+                torch.set_grad_enabled(False)  # which is per thread, and as the program before has left it
+            program.here = me
+            program.serve()
+            program.here = None
+            what = self._next_event()
+            while not (isinstance(what, Program) and what.serve is not None and what.here is None and not what.over):
+                self._servants.append(me)
+                what = self._hand_over(what)
+            program = self.current = what
+            if self.on_resume is not None:
+                self.on_resume(program.worker_id)
+
     def _switch(self) -> None:
         """Lets others run until this program goes on."""
         what = self._next_event()
-        if isinstance(what, Program) and (here := what.here) is not None:
-            if what is self.current:
-                return
-            self.current = what
-            if self.on_resume is not None:
-                self.on_resume(what.worker_id)
-            here.switch()
-        else:
-            self._hub.switch(what)
+        if what is not self.current:
+            self._hand_over(what)
+
+    def _hand_over(self, what: Program | Callable[[], None] | None) -> Program:
+        """Goes on with an event; returns once somebody goes on with the caller's greenlet, and with which program."""
+        if type(what) is Program:
+            here = what.here
+            if here is None and what.serve is not None and self._servants and not what.over:
+                here = self._servants.pop()
+            if here is not None:
+                self.current = what
+                if self.on_resume is not None:
+                    self.on_resume(what.worker_id)
+                return here.switch(what)
+        return self._hub.switch(what)
 
     def _switch_with_torch(self) -> None:
         if _graph_task_id() != -1:
@@ -294,19 +343,28 @@ class Scheduler:
     def _end(self) -> None:
         self._ended = True
 
+    def _throw(self, program: Program) -> None:
+        """Ends a program where it is."""
+        self.current = program
+        if program.serve is None:
+            program.greenlet.throw(GreenletExit)
+        elif program.here is not None:
+            program.here.throw(GreenletExit)
+
     def _cut_off(self) -> None:
         """Ends what is unfinished; a program that waits while it is being ended is ended there."""
         self._ended = True
         for program in self._programs:
-            if not program.greenlet.dead:
-                self.current = program
-                program.greenlet.throw(GreenletExit)
+            if not program.over:
+                self._throw(program)
+        while self._servants:
+            self._servants.pop().throw(GreenletExit)
 
     def _deadlock(self, left: list[Program]) -> str:
         said = [f"{one.name} waits for {one.waits_for}" for one in left[:_NAMED_IN_DEADLOCK]]
         if len(left) > _NAMED_IN_DEADLOCK:
             more = "programs" if any(one.server for one in left) else "workers"
             said.append(f"so do {len(left) - _NAMED_IN_DEADLOCK} more {more}")
-        ended = [one.server or str(one.worker_id) for one in self._programs if one.greenlet.dead][:_NAMED_IN_DEADLOCK]
+        ended = [one.server or str(one.worker_id) for one in self._programs if one.over][:_NAMED_IN_DEADLOCK]
         ends = f" (ended already: {', '.join(ended)})" if ended else ""
         return f"Deadlock at {self.now_s:.6g} s of virtual time: {'; '.join(said)}{ends}."

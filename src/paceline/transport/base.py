@@ -24,6 +24,7 @@ __all__ = [
     "Collectives",
     "Concurrency",
     "Counts",
+    "Event",
     "Handle",
     "Joinable",
     "Lock",
@@ -126,6 +127,9 @@ class PeerBack(NamedTuple):
     incarnation: int
 
 
+Event = Received | PeerLeft | PeerBack
+
+
 class Mailbox(Protocol):
     """Messages between any two workers of the run; those of one sender to one receiver keep their order.
 
@@ -148,7 +152,7 @@ class Mailbox(Protocol):
         kind: str | tuple[str, ...] | None = None,
         sender: int | None = None,
         number: int | None = None,
-    ) -> Received | PeerLeft | PeerBack | None:
+    ) -> Event | None:
         """The next message that fits, or the next event of a peer; None once `timeout_s` have passed (None: no limit).
 
         `kind` is one kind or several. Messages that do not fit wait for another call. With `sender`, only that peer's events
@@ -180,13 +184,24 @@ class Concurrency(Protocol):
         """Starts a program, which ends with the run at the latest; what it raises ends this worker with that error."""
         ...
 
+    def serve(
+        self, mailbox: Mailbox, kinds: tuple[str, ...], handle: Callable[[Event | None], float | None], name: str
+    ) -> Joinable:
+        """Starts a program that only handles what comes.
+
+        `handle` is called with None at once, and then with each message of these kinds and each event of a peer. It returns
+        for how many seconds to wait for the next, after which it is called with None (infinity: no limit); or None: the
+        program is over.
+        """
+        ...
+
     def lock(self) -> Lock:
         """A new lock."""
         ...
 
 
 class Joinable(Protocol):
-    """A program that `Concurrency.start` started."""
+    """A program that `Concurrency` started."""
 
     def failed(self) -> bool:
         """Whether it has ended with an exception."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
 
 import torch
+
+from paceline.transport.base import Event, Mailbox
 
 __all__ = ["ThreadConcurrency", "TimedLock"]
 
@@ -82,6 +85,18 @@ class ThreadConcurrency:
         """Starts a program in a thread of that name."""
         self._programs.append(_Program(program, name))
         return self._programs[-1]
+
+    def serve(
+        self, mailbox: Mailbox, kinds: tuple[str, ...], handle: Callable[[Event | None], float | None], name: str
+    ) -> _Program:
+        """Starts a thread that receives and calls `handle`."""
+
+        def run() -> None:
+            wait_s = handle(None)
+            while wait_s is not None:
+                wait_s = handle(mailbox.receive(None if wait_s == math.inf else wait_s, kind=kinds))
+
+        return self.start(run, name)
 
     def lock(self) -> TimedLock:
         """A new lock, on the account of the thread that calls this."""
