@@ -99,8 +99,7 @@ class AttachedReplica(BaseReplica):
         self._write_held()
         if self._buckets is not None:
             self._buckets.remove()
-            for parameter in self.binding.parameters:  # views of a vector that shall not outlive this
-                parameter.grad = parameter.grad.clone() if parameter.grad is not None else None
+            self.binding.release_gradients()
         if self._state == "idle" and not failed and not self._program.dead:
             self._resume()
         elif not self._program.dead:
@@ -108,9 +107,7 @@ class AttachedReplica(BaseReplica):
 
     def begin(self, started_s: float, batch_number: int, batch: Any, *, absent: bool = False) -> None:
         """Begins a step: the program reads the parameters that the gradient will be computed at."""
-        if (
-            self._state == "gradient"
-        ):  # the loop did not step: it accumulates, or skipped the step that all had agreed on
+        if self._state == "gradient":  # the loop did not step: it accumulates, or skipped a step that all had agreed on
             if not absent:
                 self.samples = length_of(batch) + (0 if self._handed_out else self.samples)
             return

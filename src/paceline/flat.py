@@ -134,6 +134,12 @@ class FlatBinding:
         for parameter, view in zip(self.parameters, self.views(g), strict=True):
             parameter.grad = view
 
+    def release_gradients(self) -> None:
+        """Gives the gradients memory of their own again, with their present values."""
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()
+
     def release(self) -> None:
         """Gives the parameters memory of their own again, with their present values."""
         for parameter in self.parameters:

@@ -28,6 +28,7 @@ __all__ = ["SimulationRecord", "write_simulation"]
 
 _OWN_MODELS = 16  # evaluated at the end
 _TRACED_STEPS = 50_000  # of all workers together: some 40 MB of trace
+_TRACED_WORKERS = 256  # no viewer shows thousands of lanes
 _NAMES: tuple[str, ...] = RECORD_DTYPE.names or ()
 _SAMPLES, _APPLIED, _LOSS = (_NAMES.index(name) for name in ("samples", "applied_version", "loss"))
 
@@ -264,7 +265,7 @@ def write_simulation(run: RunData, out: Path, *, host: dict[str, Any], command: 
     """Writes a run's folder. All of it but `host.json` and the report depends on the simulation only."""
     run.save(out)
     write_json(out / "host.json", {**host, "machine": machine(), "versions": versions()})
-    workers = max(1, len(run.records))
-    write_trace(run, out / "trace.json", max_steps_per_worker=max(4, _TRACED_STEPS // workers))
+    workers = min(max(1, len(run.records)), _TRACED_WORKERS)
+    write_trace(run, out / "trace.json", max_steps_per_worker=_TRACED_STEPS // workers, max_workers=_TRACED_WORKERS)
     title = f"{run.config['task']}: {run.config['algorithm']}, simulated"
     write_report([run], out / "report.html", title=title, command=command)

@@ -38,6 +38,16 @@ def test_saving_again_with_fewer_workers_leaves_none_of_the_old_events(tmp_path)
     assert RunData.load(tmp_path).records.keys() == {0, 1, 2}
 
 
+@pytest.mark.parametrize("lines", [1, 3, 7, 10, 1000])
+def test_workers_are_written_in_groups_and_each_gets_its_own_lines(tmp_path, monkeypatch, lines):
+    monkeypatch.setattr("paceline.observe.run._LINES_PER_CHUNK", lines)
+    run = make_run(workers=5, steps=4, slow=1)
+    run.records[3], run.records[9] = empty(), np.concatenate([run.records[2]] * 3)
+    loaded = RunData.load(run.save(tmp_path))
+    assert loaded.records.keys() == run.records.keys()
+    assert all(same(loaded.records[worker], run.records[worker]) for worker in run.records)
+
+
 INTEGERS = [name for name in RECORD_DTYPE.names if RECORD_DTYPE[name].kind == "i"]
 FLOATS = [name for name in RECORD_DTYPE.names if RECORD_DTYPE[name].kind == "f"]
 

@@ -74,6 +74,13 @@ def test_a_long_run_is_cut_to_its_first_and_last_steps_and_says_so(tmp_path):
     assert "first 6" in names[0]
 
 
+def test_of_many_workers_the_first_are_shown_and_the_file_says_so(tmp_path):
+    trace = trace_of(make_run(steps=10, workers=5), tmp_path, max_workers=3)
+    lanes = [event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"]
+    assert lanes == ["worker 0", "worker 1", "worker 2"]
+    assert trace["otherData"]["omitted_workers"] == "the last 2 of 5"
+
+
 def test_a_run_without_records_and_with_odd_names_is_valid(tmp_path):
     run = RunData(config={"algorithm": 'a"b\\', "task": "</script>"}, records={0: empty()})
     assert not slices_per_lane(trace_of(run, tmp_path))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import options
-from paceline.cli.console import say
+from paceline.cli.console import say, uncollected
 from paceline.cli.train import settings, show
 from paceline.errors import UsageError
 
@@ -70,7 +70,9 @@ def simulate(
     if out is not None:
         options.check_out(out)
 
-    from paceline.config import TrainConfig
+    with uncollected():
+        from paceline.config import TrainConfig
+        from paceline.simulation import simulate_task
 
     simulated = _cluster(cluster, workers, slow or [], slow_link or [])
     known = {one.name for one in dataclasses.fields(TrainConfig)}
@@ -80,8 +82,6 @@ def simulate(
     options.tell_what_is_overridden([config])
     word = config.algorithm.partition("(")[0]
     folder = out or options.default_out("simulated", options.task_word(config.task), word)
-
-    from paceline.simulation import simulate_task
 
     say(f"{config.task}: {config.algorithm}, {config.workers} simulated workers, into {folder}")
     command = options.write_command(sys.argv[1:])

@@ -10,9 +10,10 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class RunData:
     def save(self, folder: str | Path) -> Path:
         """Write the run's files into `folder`, made if missing; events of workers that it no longer has are removed.
 
-        Costs about 6 us per record, most of it to write its numbers so that they round-trip.
+        Costs about 6 us per record, most of it to write its numbers so that they round-trip, and 0.1 ms per worker.
 
         Returns:
             The folder.
@@ -63,8 +64,10 @@ class RunData:
             if match and int(match[1]) not in self.records:
                 path.unlink()
         write_json(folder / "config.json", self.config)
-        for worker_id, records in sorted(self.records.items()):
-            write_events(folder / f"events-{worker_id}.jsonl", records)
+        for group in _groups(self.records):
+            lines = _lines(np.concatenate([records for _, records in group], dtype=RECORD_DTYPE))
+            for worker_id, records in group:
+                _write_atomically(folder / f"events-{worker_id}.jsonl", islice(lines, len(records)))
         write_json(folder / "evaluations.json", self.evaluations)
         write_json(folder / "result.json", self.result)  # last: a folder with a result is complete
         return folder
@@ -105,13 +108,32 @@ def write_events(path: str | Path, records: np.ndarray) -> None:
 
     NaN becomes null; JSON has no infinity, so it becomes 1e999, a valid number that every parser reads as infinity.
     """
+    _check_dtype(records)
+    chunks = (records[at : at + _LINES_PER_CHUNK] for at in range(0, len(records), _LINES_PER_CHUNK))
+    _write_atomically(Path(path), chain.from_iterable(map(_lines, chunks)))
+
+
+def _check_dtype(records: np.ndarray) -> None:
     if records.dtype != RECORD_DTYPE:
         raise UsageError(f"Expected records of RECORD_DTYPE, got an array of {records.dtype}.")
-    chunks = (records[at : at + _LINES_PER_CHUNK] for at in range(0, len(records), _LINES_PER_CHUNK))
-    _write_atomically(Path(path), map(_lines, chunks))
 
 
-def _lines(records: np.ndarray) -> str:
+def _groups(records: Mapping[int, np.ndarray]) -> Iterator[list[tuple[int, np.ndarray]]]:
+    """Workers in their order, as many at a time as make up a chunk of lines; one with more is alone."""
+    group: list[tuple[int, np.ndarray]] = []
+    num_lines = 0
+    for worker_id, own in sorted(records.items()):
+        _check_dtype(own)
+        if group and num_lines + len(own) > _LINES_PER_CHUNK:
+            yield group
+            group, num_lines = [], 0
+        group.append((worker_id, own))
+        num_lines += len(own)
+    if group:
+        yield group
+
+
+def _lines(records: np.ndarray) -> Iterator[str]:
     columns = []
     for name in _NAMES:
         values = records[name]
@@ -120,7 +142,7 @@ def _lines(records: np.ndarray) -> str:
             for row in np.flatnonzero(~np.isfinite(values)).tolist():
                 texts[row] = {"nan": "null", "inf": "1e999", "-inf": "-1e999"}[texts[row]]
         columns.append(texts)
-    return "".join(map(_LINE.__mod__, zip(*columns, strict=True)))
+    return map(_LINE.__mod__, zip(*columns, strict=True))
 
 
 def read_events(path: str | Path) -> np.ndarray:
@@ -205,5 +227,6 @@ def _write_atomically(path: Path, chunks: Iterable[str]) -> None:
         with temporary.open("w", encoding="utf-8", newline="\n") as file:
             file.writelines(chunks)
         temporary.replace(path)
-    finally:
+    except BaseException:
         temporary.unlink(missing_ok=True)
+        raise

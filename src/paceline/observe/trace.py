@@ -23,23 +23,25 @@ _COLOURS = {"input": "grey", "gradient": "thread_state_running", "wait": "terrib
 _PROCESS_ID = 1
 
 
-def write_trace(run: RunData, path: str | Path, *, max_steps_per_worker: int = 10_000) -> Path:
+def write_trace(run: RunData, path: str | Path, *, max_steps_per_worker: int = 10_000, max_workers: int = 256) -> Path:
     """Write `run` as trace-event JSON.
 
     Costs about 800 bytes per step. Of a worker with more than `max_steps_per_worker` steps the first and the last half
-    of that many are written, whole and contiguous; `otherData.omitted` in the file, and the lane's name, say so.
+    of that many are written, whole and contiguous; `otherData.omitted` in the file, and the lane's name, say so. Of more than
+    `max_workers` workers the first are written; `otherData.omitted_workers` says so.
 
     Args:
         run: the run.
         path: the file, usually `trace.json` in the run's folder.
         max_steps_per_worker: keeps the file loadable.
+        max_workers: keeps it readable.
 
     Returns:
         The path.
     """
     events: list[str] = [_metadata("process_name", 0, _process_name(run)), _metadata("process_sort_index", 0, 0)]
     omitted: dict[str, str] = {}
-    for worker_id, records in sorted(run.records.items()):
+    for worker_id, records in sorted(run.records.items())[:max_workers]:
         ordered = records[np.argsort(records["started_s"], kind="stable")]
         kept, note = _shorten(ordered, max_steps_per_worker)
         lane = f"worker {worker_id}"
@@ -60,6 +62,8 @@ def write_trace(run: RunData, path: str | Path, *, max_steps_per_worker: int = 1
     }
     if omitted:
         other["omitted"] = omitted
+    if len(run.records) > max_workers:
+        other["omitted_workers"] = f"the last {len(run.records) - max_workers} of {len(run.records)}"
     write_text(
         path,
         '{"displayTimeUnit": "ms",\n"otherData": '

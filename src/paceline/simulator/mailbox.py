@@ -248,7 +248,7 @@ class _Service(_Waiter):
 
 def _fits(item: Event, kinds: tuple[str, ...] | None, sender: int | None, number: int | None) -> bool:
     """Whether this is what `receive` was called for; None: any."""
-    if type(item) is Received:
+    if isinstance(item, Received):
         message = item.message
         return (
             (kinds is None or message.kind in kinds)

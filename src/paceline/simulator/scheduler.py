@@ -111,7 +111,7 @@ class Scheduler:
     def __init__(self, *, runs_torch: bool = True) -> None:
         self.now_s = 0.0
         self.num_events = 0
-        self.current = Program(-1, is_main=False)  # nobody yet
+        self.current: Program = Program(-1, is_main=False)  # nobody yet
         self._instants: list[float] = []  # a heap of the keys of `_planned`
         self._planned: dict[float, list[Event]] = {}  # the events of each, in their order
         self._due: list[Event] = []  # those that are left of the present instant, the next one last
@@ -262,7 +262,7 @@ class Scheduler:
                 self.num_events += len(due)
                 due.reverse()
             what = due.pop()
-            if type(what) is not tuple:
+            if not isinstance(what, tuple):
                 return what
             box, item = what
             program = box.arrive(item)
@@ -319,7 +319,7 @@ class Scheduler:
 
     def _hand_over(self, what: Program | Callable[[], None] | None) -> Program:
         """Goes on with an event; returns once somebody goes on with the caller's greenlet, and with which program."""
-        if type(what) is Program:
+        if isinstance(what, Program):
             here = what.here
             if here is None and what.serve is not None and self._servants and not what.over:
                 here = self._servants.pop()
