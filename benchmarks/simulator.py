@@ -41,8 +41,8 @@ def timing_only_s(workers: int, steps: int) -> float:
     return time.process_time() - begun_s
 
 
-def command_line_s(workers: int, steps: int) -> float:
-    """User seconds of one `paceline simulate`, its start and files included."""
+def command_line(data: Path | None, workers: int, steps: int) -> tuple[float, float]:
+    """User seconds of one `paceline simulate`, its start and files included, and the most memory that it had, in MB."""
     before_s = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     with tempfile.TemporaryDirectory() as folder:
         command = [
@@ -53,9 +53,11 @@ def command_line_s(workers: int, steps: int) -> float:
             "--timing-only",
             "--json",
         ]
-        command += ["--algorithm", "ad-psgd", "--workers", str(workers), "--steps", str(steps), "--out", folder]
-        subprocess.run(command, check=True, capture_output=True)
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before_s
+        command += ["--task", "mnist-mlp", "--algorithm", "ad-psgd", "--workers", str(workers), "--steps", str(steps)]
+        command += ["--data", str(data)] if data is not None else ["--parameters", str(NUM_PARAMETERS)]
+        subprocess.run([*command, "--out", folder], check=True, capture_output=True)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime - before_s, used.ru_maxrss / 1024
 
 
 def simulated_s(data: Path | None, rounds: int) -> float:
@@ -120,9 +122,12 @@ def main() -> None:
     timing_only_s(4, 2)  # imports
     rows = [f"| timing only, 1,000 workers x 100 steps, CPU time | {timing_only_s(1000, 100):.1f} s | 4 s |"]
     print(rows[-1], flush=True)
-    command_s = command_line_s(10_000, 20)
+    rows.append(f"| timing only, 10,000 workers x 100 steps, CPU time | {timing_only_s(10_000, 100):.1f} s | 40 s |")
+    print(rows[-1], flush=True)
+    command_s, command_mb = command_line(arguments.data, 10_000, 20)
     rows.append(
-        f"| `paceline simulate`, timing only, 10,000 workers x 20 steps, all files, user time | {command_s:.1f} s | 15 s |"
+        "| `paceline simulate --task mnist-mlp`, timing only, 10,000 workers x 20 steps, all files, user time |"
+        f" {command_s:.1f} s, {command_mb:,.0f} MB at most | 15 s |"
     )
     print(rows[-1], flush=True)
     rows.append(ratio_row(arguments.data, arguments.rounds, arguments.pairs))

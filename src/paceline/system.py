@@ -1,14 +1,17 @@
-"""What a figure depends on besides the code: machine and versions."""
+"""What a figure depends on besides the code: machine, versions, garbage collection."""
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["machine", "versions"]
+__all__ = ["machine", "uncollected", "versions"]
 
 _PACKAGES = ("paceline", "torch", "numpy", "numba")
 
@@ -41,3 +44,15 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage collection meanwhile: for what makes many objects and no cycles, such as imports."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()

@@ -17,11 +17,10 @@ it waits for as the answer: a chain of waiting workers then has ascending ids, a
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -76,7 +75,10 @@ class PairwiseAveraging:
         self._ports = ports
         self._mailbox = ports.mailbox
         self._lock = lock
+        self._shared: Any = ports.shared
         self._x: torch.Tensor = ports.shared.x
+        self._counts = ports.counts
+        self._random = ports.random
         self._now_s = ports.clock.now_s
         self._program: Joinable | None = None
         is_fixed = topology.period(ports.num_workers) == 1
@@ -87,8 +89,9 @@ class PairwiseAveraging:
         self._requests = roles is None or ports.worker_id in roles.active
         self._deadline = MeasuredDeadline()
         self._num_turns = 0
-        self._wanted: deque[int | None] = deque()  # exchanges to begin: with an inviting worker, or with anyone
-        self._waiting: deque[tuple[int, Message]] = deque()  # requests from lower ids, until our own exchange is over
+        # Lists, as they are nearly always empty: a deque takes 600 bytes, which thousands of simulated workers notice.
+        self._wanted: list[int | None] = []  # exchanges to begin: with an inviting worker, or with anyone
+        self._waiting: list[tuple[int, Message]] = []  # requests from lower ids, until our own exchange is over
         self._own: _Request | None = None
         self._late: dict[int, _Request] = {}  # given up, by number; the answer may still come
         self._number = 0
@@ -125,7 +128,7 @@ class PairwiseAveraging:
                 continue
             answer = self._mailbox.receive(self._deadline.value_s, kind="model", sender=peer)
             if isinstance(answer, Received) and answer.message.x is not None:
-                with self._lock, self._ports.shared.writing():
+                with self._lock, self._shared.writing():
                     self._x.copy_(answer.message.x)
                 return
 
@@ -151,7 +154,7 @@ class PairwiseAveraging:
             case PeerLeft(peer=peer):
                 self._late = {number: one for number, one in self._late.items() if one.peer != peer}
                 if self._own is not None and self._own.peer == peer:
-                    self._ports.counts.peer_failures += 1
+                    self._counts.peer_failures += 1
                     self._try_another(self._own)
             case PeerBack(peer=peer):
                 self._pauses.pop(peer, None)
@@ -199,7 +202,7 @@ class PairwiseAveraging:
         if self._waiting:
             self._answer_waiting()
         while self._wanted and self._own is None:
-            peer = self._wanted.popleft()
+            peer = self._wanted.pop(0)
             peer = self._choose() if peer is None else peer
             if peer is not None:
                 self._request(peer, turns_left=len(self._partners()) - 1)
@@ -219,7 +222,7 @@ class PairwiseAveraging:
             return None
         if self._rotates:
             return partners[(self._number + self._num_turns) % len(partners)]
-        return self._ports.random.choice(partners)
+        return self._random.choice(partners)
 
     def _possible(self) -> list[int]:
         """The partners that can be reached and are not paused."""
@@ -242,13 +245,13 @@ class PairwiseAveraging:
         self._answer_waiting()  # a request that waits must not cross one of ours to the same partner: only one would count
         others = [peer for peer in self._possible() if peer != failed.peer]
         if failed.turns_left > 0 and others and not self._ended:
-            self._request(self._ports.random.choice(others), failed.turns_left - 1)
+            self._request(self._random.choice(others), failed.turns_left - 1)
 
     def _give_up(self) -> None:
         """The deadline has passed: the partner is left alone for a while, each time for longer."""
         own = self._own
         assert own is not None
-        self._ports.counts.peer_failures += 1
+        self._counts.peer_failures += 1
         self._late[own.number] = own
         length = min(_LONGEST_PAUSE_TURNS, 2 * self._pauses.get(own.peer, (0, 1))[1])
         self._pauses[own.peer] = (self._num_turns + length, length)
@@ -280,7 +283,7 @@ class PairwiseAveraging:
 
     def _answer_waiting(self) -> None:
         while self._waiting:
-            self._answer(*self._waiting.popleft())
+            self._answer(*self._waiting.pop(0))
 
     def _answer(self, peer: int, request: Message) -> None:
         assert request.x is not None
@@ -292,17 +295,17 @@ class PairwiseAveraging:
 
     def _move(self, there: torch.Tensor, here: torch.Tensor) -> None:
         """X <- x + (there - here) / 2, under the lock."""
-        shared = self._ports.shared
+        shared = self._shared
         with shared.writing():
             self._x.add_(there - here, alpha=0.5)
             shared.advance()
-        self._ports.counts.averages += 1
+        self._counts.averages += 1
 
     def _send(self, to: int, message: Message) -> bool:
         """Whether the message is on its way."""
         try:
             self._mailbox.send(to, message)
         except PeerLostError:
-            self._ports.counts.peer_failures += 1
+            self._counts.peer_failures += 1
             return False
         return True

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from rich.console import Console
 from rich.markup import escape
 
-__all__ = ["complain", "err", "out", "say", "uncollected"]
+__all__ = ["complain", "err", "out", "say"]
 
 
 def out() -> Console:
@@ -30,13 +26,3 @@ def complain(message: str) -> None:
 def say(message: str) -> None:
     """One line for people, on stderr, unbroken so that paths in it can be clicked."""
     err().print(escape(message), soft_wrap=True)
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """No garbage collection meanwhile, for imports: PyTorch's take a fifth less, as all that they make is there to stay."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

@@ -111,18 +111,16 @@ def check_specs(config: TrainConfig) -> None:
     Raises:
         UsageError: an unknown task, algorithm, optimizer, partition or placement, or a bad argument of one.
     """
-    import torch
-
     from paceline.algorithms import registry
     from paceline.batches import partition_registry
     from paceline.placement import placement_registry
-    from paceline.specs import build_optimizer
+    from paceline.specs import check_optimizer
     from paceline.tasks import load_task
 
     registry.build(config.algorithm)
     partition_registry.build(config.partition)
     placement_registry.build(config.placement)
-    build_optimizer(config.optimizer, [torch.nn.Parameter(torch.zeros(2, 2))], config.learning_rate, config.momentum)
+    check_optimizer(config.optimizer, config.learning_rate, config.momentum)
     load_task(config.task)
 
 

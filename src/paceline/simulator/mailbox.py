@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterator, Set
 
 from paceline.errors import PeerLostError
@@ -56,7 +55,7 @@ class SimulatedMailbox:
         self._num_workers = num_workers
         self._counts = counts
         self._declared_bytes = declared_bytes
-        self._items: deque[Event] = deque()
+        self._items: list[Event] = []  # mostly empty, and then smaller than a deque
         self._waiters: tuple[_Waiter, ...] = ()
         self._timer_at_s = math.inf
         self._reached: set[int] = set()  # peers met that have not left
