@@ -1,0 +1,196 @@
+"""Who was sooner than whom, by how much and how surely: every comparison of a study, and a plain sentence for each finding."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline.observe.compare import number_text
+from paceline.study.statistics import Ratio, adjusted_p_values, log_ratios, paired_ratio
+from paceline.study.trials import METHOD, NOT_SET, Measure, Trials, level_text, where_text
+
+__all__ = ["FALSE_DISCOVERIES", "Comparison", "compare_everything", "compare_levels", "interval_text", "times_text"]
+
+FALSE_DISCOVERIES = 0.05
+_AS_PRINTED = 1.005  # nearer to 1, a limit would be printed as 1.00
+_MOST_CELLS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two levels of a factor, compared by pairs of trials that differ in it alone.
+
+    Args:
+        factor: `METHOD` for methods.
+        base: the level that the other is compared with.
+        other: the other level; a ratio above 1 means that this one was sooner.
+        where: levels of other factors that the pairs have; empty: all there are.
+        measure: what is compared.
+        ratio: by how much.
+        adjusted_p: its p-value among all comparisons made at once.
+    """
+
+    factor: str
+    base: Any
+    other: Any
+    where: tuple[tuple[str, Any], ...]
+    measure: Measure
+    ratio: Ratio
+    adjusted_p: float = 1.0
+
+    @property
+    def found(self) -> bool:
+        """Whether it is a finding: the interval excludes 1, also as printed, and it holds among all that were made."""
+        return self.adjusted_p <= FALSE_DISCOVERIES and (
+            self.ratio.low > _AS_PRINTED or self.ratio.high < 1 / _AS_PRINTED
+        )
+
+    @property
+    def testable(self) -> bool:
+        """Whether there are pairs enough for an interval."""
+        return self.ratio.method != "none"
+
+    @property
+    def centre(self) -> float:
+        """One number for the ratio; 1 where missing arrivals hide which side was sooner."""
+        ratio = self.ratio
+        if ratio.at_least >= 1:
+            return ratio.at_least
+        if ratio.at_most <= 1:
+            return ratio.at_most
+        return math.sqrt(ratio.at_least * ratio.at_most) if ratio.at_least and math.isfinite(ratio.at_most) else 1.0
+
+    @property
+    def flipped(self) -> Comparison:
+        """The same with the sides exchanged."""
+        ratio = replace(
+            self.ratio, at_least=_inverse(self.ratio.at_most), at_most=_inverse(self.ratio.at_least),
+            low=_inverse(self.ratio.high), high=_inverse(self.ratio.low),
+        )  # fmt: skip
+        return replace(self, base=self.other, other=self.base, ratio=ratio)
+
+    @property
+    def leading(self) -> Comparison:
+        """The same with the sooner side as `other`."""
+        return self.flipped if self.centre < 1 else self
+
+    @property
+    def sentence(self) -> str:
+        """What was found, with its uncertainty, in one plain sentence; also for what is no finding."""
+        one = self.leading
+        first, second = level_text(one.factor, one.other), level_text(one.factor, one.base)
+        size = times_text(one.ratio)
+        count = f"{one.ratio.pairs} pair{'s' if one.ratio.pairs != 1 else ''}"
+        if one.ratio.at_least < 1 < one.ratio.at_most:
+            missing = f"{one.ratio.pairs - one.ratio.complete} of {count} lack an arrival"
+            return f"Whether {first} or {second} is sooner{where_text(one.where)} is not known: {missing}."
+        if math.isinf(one.ratio.at_least):
+            return (
+                f"{first} reached {one.measure.goal}{where_text(one.where)} and {second} never did, in most of {count}, "
+                f"{interval_text(one.ratio)}."
+            )
+        match one.measure.kind:
+            case "time":
+                said = f"reached {one.measure.goal} {size} sooner than {second}"
+            case "steps":
+                said = f"needed {size} fewer updates than {second} to reach {one.measure.goal}"
+            case _:
+                said = f"trained {size} as many samples per second as {second}"
+        missing = one.ratio.pairs - one.ratio.complete
+        lacking = f", {missing} of them without both arrivals" if missing and one.measure.kind != "throughput" else ""
+        return f"{first} {said}{where_text(one.where)}, {interval_text(one.ratio)}, {count}{lacking}."
+
+
+def compare_everything(trials: Trials, measure: Measure) -> list[Comparison]:
+    """Every two methods, over all trials and where each other factor is held; every other factor's levels with its first.
+
+    All of them are made at once, so their p-values are adjusted together. Comparisons with too few pairs for an interval
+    are returned, too, and cannot be findings.
+    """
+    asked = [*_of_methods(trials), *_of_factors(trials)]
+    made = (_compare(trials, measure, *one) for one in dict.fromkeys(asked))
+    return _adjusted([one for one in made if one.ratio.pairs])
+
+
+def compare_levels(
+    trials: Trials, measures: Sequence[Measure], baseline: Any, where: Mapping[str, Any] | None = None
+) -> list[Comparison]:
+    """Each method with the baseline, in each of the measures, all adjusted together."""
+    held = tuple((where or {}).items())
+    others = [method for method in trials.methods if method != baseline]
+    made = [_compare(trials, measure, METHOD, baseline, other, held) for measure in measures for other in others]
+    return _adjusted(made)
+
+
+def _compare(
+    trials: Trials, measure: Measure, factor: str, base: Any, other: Any, where: tuple[tuple[str, Any], ...]
+) -> Comparison:
+    times = trials.times(measure)
+    first, second = trials.pairs(factor, base, other, dict(where))
+    ratio = paired_ratio(*log_ratios(times[first], times[second]))
+    return Comparison(factor, base, other, where, measure, ratio)
+
+
+def _adjusted(made: Sequence[Comparison]) -> list[Comparison]:
+    tested = [one for one in made if one.testable]
+    adjusted = iter(adjusted_p_values([one.ratio.p_value for one in tested]).tolist())
+    return [replace(one, adjusted_p=next(adjusted)) if one.testable else one for one in made]
+
+
+def _of_methods(trials: Trials) -> Iterator[tuple[str, Any, Any, tuple[tuple[str, Any], ...]]]:
+    levels = {name: trials.factors[name] for name in trials.others}
+    places: list[tuple[tuple[str, Any], ...]] = [()]
+    places += [((name, level),) for name, known in levels.items() for level in known]
+    if len(levels) > 1 and math.prod(map(len, levels.values())) <= _MOST_CELLS:
+        places += [tuple(zip(levels, cell, strict=True)) for cell in itertools.product(*levels.values())]
+    for base, other in itertools.combinations(_baseline_first(trials), 2):
+        for where in places:
+            yield METHOD, base, other, where
+
+
+def _of_factors(trials: Trials) -> Iterator[tuple[str, Any, Any, tuple[tuple[str, Any], ...]]]:
+    for factor in [*trials.others, *trials.own_fields]:
+        base, *others = [level for level in trials.factors[factor] if level != NOT_SET]
+        # Fields of some methods only are compared within each of these by the comparison of methods already.
+        methods = trials.methods if len(trials.methods) > 1 and factor in trials.others else []
+        for other in others:
+            yield factor, base, other, ()
+            for method in methods:
+                yield factor, base, other, ((METHOD, method),)
+
+
+def _baseline_first(trials: Trials) -> list[str]:
+    return [trials.baseline, *(method for method in trials.methods if method != trials.baseline)]
+
+
+def times_text(ratio: Ratio) -> str:
+    """How many times: `1.40x`; `1.40 to 1.50x` or `at least 2.3x` where missing arrivals hide it."""
+    if math.isinf(ratio.at_least):
+        return "\N{INFINITY}x"
+    if math.isinf(ratio.at_most):
+        return f"at least {_number(ratio.at_least)}x"
+    return " to ".join(dict.fromkeys([_number(ratio.at_least), _number(ratio.at_most)])) + "x"
+
+
+def interval_text(ratio: Ratio) -> str:
+    """`95 % interval 1.20 to 1.70`, or why there is none."""
+    if ratio.method == "none":
+        return "too few pairs for an interval"
+    if math.isinf(ratio.low):
+        return "95 % interval beyond any factor"
+    if math.isinf(ratio.high):
+        return f"95 % interval {_number(ratio.low)} or more" if ratio.low else "95 % interval anything"
+    if ratio.low == 0:
+        return f"95 % interval {_number(ratio.high)} or less"
+    return f"95 % interval {_number(ratio.low)} to {_number(ratio.high)}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if value < 1.995 else number_text(value, 2)
+
+
+def _inverse(value: float) -> float:
+    return math.inf if value == 0 else 1 / value

@@ -1,0 +1,288 @@
+"""What a study may claim: medians, shares, arrivals and paired ratios, each with the interval it is known to.
+
+Arrays in, small records out; nothing here knows tables or methods. A run that never reached its target is not dropped:
+its time is known to lie in an interval (`Times`), and every interval below is valid wherever in it the time was.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy import stats
+
+__all__ = [
+    "MIN_PAIRS",
+    "Arrivals",
+    "Estimate",
+    "Ratio",
+    "Times",
+    "adjusted_p_values",
+    "arrivals",
+    "log_ratios",
+    "median_estimate",
+    "paired_ratio",
+    "restricted_mean",
+    "share_estimate",
+]
+
+CONFIDENCE = 0.95
+MIN_PAIRS = 6  # below, even unanimous pairs are no 95 % interval for the median: 2 x 0.5^5 is 6 %
+_MIN_NORMAL_PAIRS = 3
+_RESAMPLES = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value with its 95 % interval; infinite limits are unknown ones.
+
+    Args:
+        value: the estimate.
+        low: lower limit.
+        high: upper limit.
+        count: how many observations it rests on.
+    """
+
+    value: float
+    low: float
+    high: float
+    count: int
+
+
+def median_estimate(values: np.ndarray | Sequence[float], *, seed: int = 0) -> Estimate:
+    """Median of the values that are no NaN, with the percentile bootstrap's interval.
+
+    For showing one group, not for findings: the bootstrap of a median is a little too short for few values. Of 5 normal
+    values it covers 93 %, of 7 89 %, of 11 and more about 95 %.
+
+    Args:
+        values: one per run.
+        seed: of the resampling; the same values always have the same interval.
+    """
+    known = np.asarray(values, dtype=np.float64)
+    known = known[~np.isnan(known)]
+    if len(known) == 0:
+        return Estimate(math.nan, math.nan, math.nan, 0)
+    middle = float(np.median(known))
+    if len(known) == 1 or np.ptp(known) == 0:
+        return Estimate(
+            middle, middle if len(known) > 1 else math.nan, middle if len(known) > 1 else math.nan, len(known)
+        )
+    interval = stats.bootstrap(
+        (known,), np.median, n_resamples=_RESAMPLES, confidence_level=CONFIDENCE, method="percentile",
+        random_state=np.random.default_rng(seed),  # pyright: ignore[reportCallIssue] (its name until SciPy 1.15, too)
+    ).confidence_interval  # fmt: skip
+    return Estimate(middle, float(interval.low), float(interval.high), len(known))
+
+
+def share_estimate(successes: int, count: int) -> Estimate:
+    """A share with Wilson's interval, which is sensible at 0 and at 1 as well.
+
+    >>> estimate = share_estimate(0, 10)
+    >>> estimate.value, estimate.low, round(estimate.high, 3)
+    (0.0, 0.0, 0.278)
+    """
+    if count == 0:
+        return Estimate(math.nan, 0.0, 1.0, 0)
+    interval = stats.binomtest(successes, count).proportion_ci(CONFIDENCE, method="wilson")
+    return Estimate(successes / count, float(interval.low), float(interval.high), count)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What is known of each run's time (or steps) to a target: that it lies between `low` and `high`.
+
+    A run that arrived has `low == high`. One that was stopped before has the time until then as `low`, and infinity as
+    `high`. One that diverged or crashed would not have arrived however long it was left: both are infinite.
+    """
+
+    low: np.ndarray
+    high: np.ndarray
+
+    @classmethod
+    def of(cls, times: np.ndarray, ended: np.ndarray, failed: np.ndarray) -> Times:
+        """Put together what a table says.
+
+        Args:
+            times: when the target was reached; NaN where it was not.
+            ended: when each run ended; NaN where that is unknown, too.
+            failed: whether it diverged or crashed.
+        """
+        reached = ~np.isnan(times)
+        ended = np.where(np.isnan(ended), 0.0, ended)
+        return cls(np.where(reached, times, np.where(failed, np.inf, ended)), np.where(reached, times, np.inf))
+
+    def __len__(self) -> int:
+        return len(self.low)
+
+    def __getitem__(self, rows: np.ndarray) -> Times:
+        return Times(self.low[rows], self.high[rows])
+
+    @property
+    def reached(self) -> np.ndarray:
+        """Which runs arrived."""
+        return np.isfinite(self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Which share of runs had arrived by when: Kaplan and Meier's estimate, as arrivals rather than survival.
+
+    Args:
+        at: the times at which somebody arrived.
+        share: of runs that had arrived by then.
+        low: lower limit of it, by the log-log formula.
+        high: upper limit.
+        median: when half of the runs had arrived; infinite where fewer than half did.
+        count: how many runs.
+        arrived: how many of them arrived.
+    """
+
+    at: np.ndarray
+    share: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    median: Estimate
+    count: int
+    arrived: int
+
+
+def arrivals(times: Times) -> Arrivals:
+    """When runs arrive. Runs that were stopped are censored then; failed ones stay among those still to arrive.
+
+    Censoring a diverged run at its end would mean that, left alone, it would have arrived like the others; the curve
+    would promise that everybody arrives. It is counted as not arriving, so the curve ends at the share that did.
+    """
+    reached = times.reached
+    empty = np.empty(0)
+    if not reached.any():
+        return Arrivals(empty, empty, empty, empty, Estimate(math.inf, math.inf, math.inf, len(times)), len(times), 0)
+    beyond = 2 * float(times.low[np.isfinite(times.low)].max()) + 1  # after everything that was seen
+    sample = stats.CensoredData.right_censored(np.where(np.isinf(times.low), beyond, times.low), ~reached)
+    curve = stats.ecdf(sample).sf
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "The confidence interval is undefined", RuntimeWarning
+        )  # once all have arrived
+        band = curve.confidence_interval(CONFIDENCE, method="log-log")
+    events = np.unique(times.high[reached])
+    at = np.searchsorted(curve.quantiles, events)
+    survival = curve.probabilities[at]
+    # The formula has no value where nobody or everybody has arrived; between nothing and everything is always true.
+    low = np.nan_to_num(band.low.probabilities[at], nan=0.0)
+    high = np.nan_to_num(band.high.probabilities[at], nan=1.0)
+    median = Estimate(
+        _first(events, survival <= 0.5), _first(events, low <= 0.5), _first(events, high < 0.5), len(times)
+    )
+    return Arrivals(events, 1 - survival, 1 - high, 1 - low, median, len(times), int(reached.sum()))
+
+
+def _first(at: np.ndarray, condition: np.ndarray) -> float:
+    return float(at[condition.argmax()]) if condition.any() else math.inf
+
+
+def restricted_mean(curve: Arrivals, until: float) -> float:
+    """Mean time until arrival if everybody gave up at `until`: the area above the curve of arrivals up to there."""
+    at = np.minimum(curve.at, until)
+    return float(np.diff(at, prepend=0.0, append=until) @ (1 - np.concatenate([[0.0], curve.share])))
+
+
+def log_ratios(base: Times, other: Times) -> tuple[np.ndarray, np.ndarray]:
+    """Between which bounds each pair's log(base / other) lies; above zero: the other was sooner.
+
+    Where neither of two arrived nothing is known of their ratio: it lies between minus and plus infinity.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        low = np.log(base.low) - np.log(other.high)
+        high = np.log(base.high) - np.log(other.low)
+    return np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How many times sooner the other of each pair was, in the median pair.
+
+    Args:
+        at_least: lower bound of the median ratio; equal to `at_most` unless pairs without an arrival hide it.
+        at_most: upper bound of it.
+        low: lower limit of the 95 % interval; 0 where there is none.
+        high: upper limit; infinite where there is none.
+        p_value: that both are equally soon.
+        pairs: how many pairs.
+        complete: in how many of them both arrived.
+        method: how the interval was found: `order statistics`, `t` or `none`.
+    """
+
+    at_least: float
+    at_most: float
+    low: float
+    high: float
+    p_value: float
+    pairs: int
+    complete: int
+    method: Literal["order statistics", "t", "none"]
+
+
+def paired_ratio(low: np.ndarray, high: np.ndarray) -> Ratio:
+    """The median ratio of pairs, from bounds of their log ratios.
+
+    From `MIN_PAIRS` pairs on, the interval lies between two order statistics: one of `low`, one of `high`. Since no log
+    ratio is below its `low` or above its `high`, it covers the median at least as often as it says, for any
+    distribution of times, whatever kept runs from arriving, and also if pairs from several settings with ratios of
+    their own are put together. Its p-value is the sign test's, with every undecided pair counted against.
+
+    Three to five pairs that all arrived get Student's interval of the mean log ratio, exact if it is normal. Fewer, or
+    with missing arrivals, get none. Pairs are taken as independent of one another.
+    """
+    count = len(low)
+    complete = np.isfinite(low) & (low == high)
+    if count == 0:
+        return Ratio(0.0, math.inf, 0.0, math.inf, 1.0, 0, 0, "none")
+    low, high = np.sort(low), np.sort(high)
+    if _MIN_NORMAL_PAIRS <= count < MIN_PAIRS and complete.all():
+        return _students(low)
+    at_least, at_most = _middle(low, upper=False), _middle(high, upper=True)
+    outside = int(stats.binom.ppf((1 - CONFIDENCE) / 2, count, 0.5))
+    limits = (low[outside - 1], high[count - outside]) if outside else (-math.inf, math.inf)
+    agreeing = max(int((low > 0).sum()), int((high < 0).sum()))
+    p_value = min(1.0, 2 * float(stats.binom.sf(agreeing - 1, count, 0.5)))
+    return Ratio(
+        _exp(at_least), _exp(at_most), _exp(limits[0]), _exp(limits[1]), p_value, count, int(complete.sum()),
+        "order statistics" if outside else "none",
+    )  # fmt: skip
+
+
+def _students(logs: np.ndarray) -> Ratio:
+    mean, spread = float(logs.mean()), float(logs.std(ddof=1))
+    if spread <= 1e-12 * max(1.0, abs(mean)):  # simulated runs without chance in them
+        half, p_value = 0.0, 0.0 if abs(mean) > 1e-9 else 1.0
+    else:
+        error = spread / math.sqrt(len(logs))
+        half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(logs) - 1)) * error
+        p_value = 2 * float(stats.t.sf(abs(mean) / error, len(logs) - 1))
+    value, count = _exp(mean), len(logs)
+    return Ratio(value, value, _exp(mean - half), _exp(mean + half), p_value, count, count, "t")
+
+
+def _middle(ordered: np.ndarray, *, upper: bool) -> float:
+    """The median; where it would lie between a number and infinity, the cautious one of the two."""
+    below, above = float(ordered[(len(ordered) - 1) // 2]), float(ordered[len(ordered) // 2])
+    if math.isfinite(below) and math.isfinite(above):
+        return (below + above) / 2
+    return above if upper else below
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
+
+
+def adjusted_p_values(p_values: Sequence[float]) -> np.ndarray:
+    """P-values for many comparisons at once: of those up to 0.05, at most 5 % are false on average.
+
+    Benjamini and Hochberg's procedure, 1995.
+    """
+    return stats.false_discovery_control(p_values, method="bh") if len(p_values) else np.empty(0)

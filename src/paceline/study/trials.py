@@ -1,0 +1,264 @@
+"""A study's table seen as an experiment: which factors vary, which trials are pairs, and what is measured of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from paceline.errors import UsageError
+from paceline.observe.compare import workers_text
+from paceline.study.statistics import Times
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["METHOD", "NOT_SET", "OUTCOMES", "Measure", "Trials", "factor_text", "level_text", "where_text"]
+
+OUTCOMES = ("converged", "stopped", "diverged", "crashed")
+METHOD = "method"  # the factor compared, with the fields that only some of its levels have
+NOT_SET = "not set"
+_PREFIX = "factor."
+_SEED = "seed"
+_FRACTION_COLUMN = re.compile(r"time_to_(\d+(?:[._]\d+)?)_s")
+_MOST_LEVELS = 24  # a factor with more, as random designs have, is no list of settings to compare one by one
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What trials are compared by; lower is better, except for throughput.
+
+    Args:
+        kind: time or updates until a fraction of the initial loss, or samples per second.
+        percent: that fraction in percent; empty for throughput.
+        column: of the table.
+    """
+
+    kind: Literal["time", "steps", "throughput"]
+    percent: str
+    column: str
+
+    @property
+    def goal(self) -> str:
+        """The target in words."""
+        return f"{self.percent} % of the initial loss"
+
+    @property
+    def unit(self) -> str:
+        """Of the values."""
+        return {"time": "s", "steps": "updates", "throughput": "samples/s"}[self.kind]
+
+    @property
+    def title(self) -> str:
+        """For headings and axes."""
+        return {"time": f"time to {self.goal}", "steps": f"updates to {self.goal}", "throughput": "throughput"}[
+            self.kind
+        ]
+
+
+class Trials:
+    """The trials of a study and the factors between them.
+
+    Args:
+        frame: one row per trial, as `load_table` returns it.
+        by: the factor that is compared; by default the algorithm if it varies, else the first factor that does.
+        baseline: its level that the others are compared with; by default the first trial's.
+    """
+
+    def __init__(self, frame: pd.DataFrame, *, by: str | None = None, baseline: Any = None) -> None:
+        self.frame = frame.sort_values("number", kind="stable").reset_index(drop=True)
+        names = [name.removeprefix(_PREFIX) for name in self.frame.columns if name.startswith(_PREFIX)]
+        self.all_factors = [name for name in names if name != _SEED]
+        self.column_of = {name: self._column(name) for name in [*self.all_factors, _SEED]}
+        self.factors = {name: levels for name in self.all_factors if len(levels := self.levels(name)) > 1}
+        listed = [name for name, levels in self.factors.items() if len(levels) <= _MOST_LEVELS]
+        self.by = by or ("algorithm" if "algorithm" in listed else next(iter(listed), "algorithm"))
+        # Fields that some algorithms lack are part of the method: `leashed, persistence 1` against `hogwild`.
+        self.own_fields = [name for name in listed if name != self.by and NOT_SET in self.factors[name]]
+        self.others = [name for name in listed if name != self.by and name not in self.own_fields]
+        self.column_of.setdefault(self.by, self._column(self.by))
+        self.method_of = np.array([self._method(row) for row in range(len(self))], dtype=object)
+        self.methods = list(dict.fromkeys(self.method_of[np.argsort(self._method_order(), kind="stable")].tolist()))
+        self.baseline = self._baseline(baseline)
+        self._times: dict[Measure, Times] = {}
+        self._partners: dict[str, dict[Any, np.ndarray]] = {}
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def levels(self, factor: str) -> list[Any]:
+        """A factor's levels: numbers by size, words as they first occur."""
+        levels = list(dict.fromkeys(self.column_of[factor].tolist()))
+        return sorted(levels) if all(_is_number(level) for level in levels) else levels
+
+    def values(self, column: str) -> np.ndarray:
+        """A measure of every trial, NaN where it has none."""
+        if column not in self.frame.columns:
+            return np.full(len(self), np.nan)
+        values = self.frame[column]
+        numbers = [np.nan if value is None else value for value in values.tolist()]
+        try:
+            return np.array(numbers, dtype=np.float64)
+        except (TypeError, ValueError):  # a column of text
+            return np.full(len(self), np.nan)
+
+    def rows(self, where: Mapping[str, Any]) -> np.ndarray:
+        """Which trials have these levels, as a mask."""
+        mask = np.ones(len(self), dtype=bool)
+        for factor, level in where.items():
+            mask &= (self.method_of if factor == METHOD else self.column_of[factor]) == level
+        return mask
+
+    @cached_property
+    def outcomes(self) -> np.ndarray:
+        """How each trial ended."""
+        return np.array(self.frame["outcome"].tolist(), dtype=object)
+
+    @cached_property
+    def failed(self) -> np.ndarray:
+        """Which trials diverged or crashed."""
+        return np.isin(self.outcomes.astype(str), ("diverged", "crashed"))
+
+    @cached_property
+    def fractions(self) -> list[str]:
+        """Fractions of the initial loss that the table has times for, in percent, the largest first."""
+        found = [
+            match[1].replace("_", ".") for name in self.frame.columns if (match := _FRACTION_COLUMN.fullmatch(name))
+        ]
+        return sorted(found, key=float, reverse=True)
+
+    def measure(self, kind: Literal["time", "steps"], percent: str) -> Measure:
+        """Time or updates to a fraction, whichever way the table spells its column."""
+        suffix = "_s" if kind == "time" else ""
+        names = (f"{kind}_to_{percent}{suffix}", f"{kind}_to_{percent.replace('.', '_')}{suffix}")
+        return Measure(kind, percent, next((name for name in names if name in self.frame.columns), names[0]))
+
+    @cached_property
+    def primary(self) -> Measure:
+        """Time to the smallest fraction that half of all trials reached; else that any did; else throughput."""
+        reached = {
+            percent: (~np.isnan(self.values(self.measure("time", percent).column))).mean() for percent in self.fractions
+        }
+        for least in (0.5, np.nextafter(0, 1)):
+            enough = [percent for percent, share in reached.items() if share >= least]
+            if enough:
+                return self.measure("time", min(enough, key=float))
+        return Measure("throughput", "", "samples_per_s")
+
+    def times(self, measure: Measure) -> Times:
+        """What is known of every trial's measure, as a time: of throughput, the time per sample."""
+        if measure not in self._times:
+            values = self.values(measure.column)
+            if measure.kind == "throughput":
+                with np.errstate(divide="ignore"):
+                    each = 1 / values
+                times = Times(np.where(np.isnan(each), 0, each), np.where(np.isnan(each), np.inf, each))
+            else:
+                ended = self.values("wall_s" if measure.kind == "time" else "steps")
+                times = Times.of(values, ended, self.failed)
+            self._times[measure] = times
+        return self._times[measure]
+
+    def pairs(self, factor: str, base: Any, other: Any, where: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of trials that differ in this factor alone: those at `base`, and each one's partner at `other`.
+
+        Args:
+            factor: `METHOD` for methods.
+            base: one of its levels.
+            other: another.
+            where: levels of other factors that the pairs shall have.
+        """
+        by_level = self._partners_of(factor)
+        if base not in by_level or other not in by_level:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        first, second = by_level[base], by_level[other]
+        both = (first >= 0) & (second >= 0)
+        first, second = first[both], second[both]
+        kept = self.rows(where)[first]
+        return first[kept], second[kept]
+
+    def _partners_of(self, factor: str) -> dict[Any, np.ndarray]:
+        """Level -> row of the trial of each group of trials that are equal in all else, -1 for none."""
+        if factor in self._partners:
+            return self._partners[factor]
+        left_out = {self.by, *self.own_fields} if factor == METHOD else {factor}
+        shared = [column for name, column in self.column_of.items() if name not in left_out]
+        groups: dict[tuple[Any, ...], int] = {}
+        taken: dict[tuple[Any, ...], int] = {}
+        places: dict[Any, dict[int, int]] = {}
+        for row, level in enumerate(self.method_of if factor == METHOD else self.column_of[factor]):
+            key = tuple(column[row] for column in shared)
+            repeat = taken.get((level, key), 0)  # trials equal in everything: the first is paired with the first
+            taken[level, key] = repeat + 1
+            places.setdefault(level, {})[groups.setdefault((key, repeat), len(groups))] = row
+        table = {level: np.full(len(groups), -1, np.int64) for level in places}
+        for level, rows in places.items():
+            table[level][list(rows.keys())] = list(rows.values())
+        return self._partners.setdefault(factor, table)
+
+    def _column(self, factor: str) -> np.ndarray:
+        name = _PREFIX + factor
+        if name not in self.frame.columns:
+            return np.full(len(self), "all trials", dtype=object)
+        values = np.empty(len(self), dtype=object)
+        values[:] = [_plain(value) for value in self.frame[name].tolist()]
+        return values
+
+    def _method(self, row: int) -> str:
+        own = [(name, self.column_of[name][row]) for name in self.own_fields]
+        parts = [(self.by, self.column_of[self.by][row]), *(one for one in own if one[1] != NOT_SET)]
+        return ", ".join(level_text(*part) for part in parts)
+
+    def _method_order(self) -> list[int]:
+        order = {level: index for index, level in enumerate(self.levels(self.by))}
+        return [order[level] for level in self.column_of[self.by]]
+
+    def _baseline(self, wanted: Any) -> str:
+        """The method that is meant by a level, as text or as it is; the first if nothing is."""
+        if wanted is None:
+            return self.methods[0] if self.methods else ""
+        for row, method in enumerate(self.method_of):
+            if method == wanted or str(self.column_of[self.by][row]) == str(_plain(wanted)):
+                return str(method)
+        raise UsageError(
+            f"No trial of this study has the baseline '{wanted}'; choose one of: {', '.join(self.methods)}."
+        )
+
+
+def _is_number(level: Any) -> bool:
+    return isinstance(level, int | float) and not isinstance(level, bool)
+
+
+def _plain(value: Any) -> Any:
+    """A level that compares equal to itself, as NaN does not."""
+    if hasattr(value, "item"):
+        value = value.item()
+    if value is None or value != value or type(value).__name__ == "NAType":
+        return NOT_SET
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def level_text(factor: str, level: Any) -> str:
+    """A level for headings: `8 workers`, `batch size 64`, a spec as it is."""
+    if factor == "workers" and isinstance(level, int):
+        return workers_text(level)
+    text = f"{level:g}" if isinstance(level, float) else str(level)
+    return text if factor in ("algorithm", METHOD) else f"{factor_text(factor)} {text}"
+
+
+def factor_text(factor: str) -> str:
+    """A factor's name in prose: `batch size`, `persistence`.
+
+    >>> factor_text("algorithm.backoff.base")
+    'backoff base'
+    """
+    return factor.removeprefix("algorithm.").replace("_", " ").replace(".", " ")
+
+
+def where_text(where: Sequence[tuple[str, Any]]) -> str:
+    """Levels for a sentence: ` at 8 workers and batch size 64`; nothing for none."""
+    return f" at {' and '.join(level_text(factor, level) for factor, level in where)}" if where else ""

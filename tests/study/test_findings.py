@@ -1,0 +1,130 @@
+"""Findings of whole tables: what was planted is said in a sentence, what was not is not said."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from paceline.errors import UsageError
+from paceline.study.findings import compare_everything, compare_levels
+from paceline.study.trials import METHOD, Trials
+
+from .made_up import make_table
+
+
+def overall(comparisons, base, other):
+    return next(one for one in comparisons if (one.factor, one.base, one.other, one.where) == (METHOD, base, other, ()))
+
+
+def test_a_planted_effect_is_found_and_said_with_its_uncertainty():
+    trials = Trials(make_table({"locked": 1.0, "leashed": 1.4}, seeds=10, workers=(1, 8), batch_sizes=(64, 512)))
+    found = [one for one in compare_everything(trials, trials.measure("time", "5")) if one.found]
+    at_8 = next(one for one in found if one.where == (("workers", 8),) and one.factor == METHOD)
+    assert at_8.ratio.low < 1.4 < at_8.ratio.high
+    assert at_8.sentence.startswith("leashed reached 5 % of the initial loss 1.")
+    assert "x sooner than locked at 8 workers, 95 % interval 1." in at_8.sentence
+    assert at_8.sentence.endswith(f", {at_8.ratio.pairs} pairs.") or "without both arrivals" in at_8.sentence
+    assert at_8.flipped.sentence == at_8.sentence  # the sooner one is named first
+    workers = next(one for one in found if one.factor == "workers" and not one.where)
+    assert workers.sentence.startswith("8 workers reached 5 % of the initial loss")
+
+
+def test_methods_that_are_the_same_make_no_finding():
+    """Forty studies of equal methods: at most 5 % of them have anything to say on methods, on average."""
+    said = 0
+    for study in range(40):
+        table = make_table({"a": 1.0, "b": 1.0, "c": 1.0}, workers=(1, 2), batch_sizes=(512,), seeds=8)
+        random = np.random.default_rng(study)
+        for _, rows in table.groupby(
+            ["factor.workers", "factor.seed"]
+        ):  # who is who is drawn within each block of trials
+            table.loc[rows.index, "factor.algorithm"] = random.permutation(rows["factor.algorithm"].to_numpy())
+        trials = Trials(table)
+        comparisons = compare_levels(trials, [trials.measure("time", "5")], "a")
+        said += any(one.found for one in comparisons)
+    assert said / 40 <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 40)
+
+
+def test_a_method_whose_runs_never_arrive_loses_though_it_has_no_times():
+    table = make_table({"locked": 1.0, "hogwild": 3.0}, workers=(2,), batch_sizes=(512,), seeds=9)
+    hogwild = table["factor.algorithm"] == "hogwild"
+    table.loc[hogwild, ["outcome", "time_to_5_s"]] = ["diverged", np.nan]
+    trials = Trials(table)
+    (one,) = compare_levels(trials, [trials.measure("time", "5")], "locked")
+    assert one.found
+    assert one.sentence == (
+        "locked reached 5 % of the initial loss and hogwild never did, in most of 9 pairs, 95 % interval beyond any factor."
+    )
+    table.loc[hogwild, ["outcome", "wall_s"]] = ["stopped", 0.001]  # before the others had arrived either
+    trials = Trials(table)
+    (one,) = compare_levels(trials, [trials.measure("time", "5")], "locked")
+    assert not one.found
+    assert one.sentence == "Whether hogwild or locked is sooner is not known: 9 of 9 pairs lack an arrival."
+
+
+def test_pairs_share_all_but_the_factor_and_follow_their_seeds():
+    table = make_table(workers=(1, 2), batch_sizes=(64,), seeds=3).sample(frac=1, random_state=1)
+    trials = Trials(table)
+    first, second = trials.pairs(METHOD, "hogwild", "locked(kind=mutex)", {"workers": 2})
+    left, right = trials.frame.iloc[first], trials.frame.iloc[second]
+    assert len(first) == 3
+    assert left["factor.seed"].tolist() == right["factor.seed"].tolist()
+    assert set(left["factor.workers"]) == set(right["factor.workers"]) == {2}
+    trials = Trials(table[table["number"] != left["number"].iloc[0]])
+    assert len(trials.pairs(METHOD, "hogwild", "locked(kind=mutex)", {"workers": 2})[0]) == 2
+    assert len(trials.pairs(METHOD, "hogwild", "no such", {})[0]) == 0
+
+
+def test_fields_that_some_methods_lack_are_part_of_the_method():
+    table = make_table({"hogwild": 1.0, "leashed": 1.2}, workers=(1, 2), batch_sizes=(512,), seeds=6)
+    again = table[table["factor.algorithm"] == "leashed"].assign(**{"factor.algorithm.persistence": 1.0})
+    again["number"] += len(table)
+    table["factor.algorithm.persistence"] = np.where(table["factor.algorithm"] == "leashed", 0.0, np.nan)
+    trials = Trials(pd.concat([table, again], ignore_index=True))
+    assert trials.methods == ["hogwild", "leashed, persistence 0", "leashed, persistence 1"]
+    assert trials.others == ["workers"]
+    comparisons = compare_everything(trials, trials.primary)
+    assert {(one.base, one.other) for one in comparisons if one.factor == "algorithm.persistence"} == {(0, 1)}
+    assert overall(comparisons, "hogwild", "leashed, persistence 1").ratio.pairs == 12
+
+
+def test_every_comparison_counts_once_and_small_ones_are_no_findings():
+    trials = Trials(make_table(seeds=2), baseline="hogwild")
+    comparisons = compare_everything(trials, trials.primary)
+    keys = [(one.factor, frozenset([one.base, one.other]), one.where) for one in comparisons]
+    assert len(set(keys)) == len(keys)
+    cells = [one for one in comparisons if len(one.where) == 2]
+    assert cells
+    assert not any(one.found or one.testable for one in cells)
+    assert "too few pairs for an interval" in cells[0].sentence or "not known" in cells[0].sentence
+    assert {one.base for one in comparisons if one.factor == METHOD and not one.where} >= {"hogwild"}
+
+
+def test_timing_only_studies_compare_throughput():
+    trials = Trials(make_table({"locked": 1.0, "leashed": 1.4}, workers=(4,), seeds=6, timing_only=True))
+    assert trials.primary.kind == "throughput"
+    (one,) = [one for one in compare_everything(trials, trials.primary) if one.factor == METHOD and not one.where]
+    assert one.found
+    assert one.ratio.at_least == pytest.approx(1.4, rel=0.03)
+    assert "leashed trained 1.39x as many samples per second as locked, 95 % interval 1.3" in one.sentence
+
+
+@pytest.mark.parametrize("by", ["workers", "batch_size"])
+def test_another_factor_can_be_compared(by):
+    trials = Trials(make_table(), by=by, baseline="2" if by == "workers" else 64)
+    assert trials.baseline == ("2 workers" if by == "workers" else "batch size 64")
+    assert "algorithm" in trials.others
+    assert any(one.found for one in compare_levels(trials, [trials.primary], trials.baseline))
+
+
+def test_an_unknown_baseline_is_answered_with_the_known_ones():
+    with pytest.raises(UsageError, match=r"baseline 'mutex'; choose one of: locked\(kind=mutex\), "):
+        Trials(make_table(seeds=1), baseline="mutex")
+
+
+def test_a_single_trial_and_a_table_without_factors_are_studies_too():
+    table = make_table({"hogwild": 1.0}, workers=(2,), batch_sizes=(64,), seeds=1)
+    assert compare_everything(Trials(table), Trials(table).primary) == []
+    bare = table[[name for name in table.columns if not name.startswith("factor.")]]
+    assert Trials(bare).methods == ["all trials"]
