@@ -14,7 +14,7 @@ from paceline.observe.panels import Figure, lanes, numbers, shares, staleness
 from paceline.observe.run import RunData
 from paceline.observe.summary import WINDOW, LossCurve, loss_curve
 
-__all__ = ["Figure", "figures", "method_colours"]
+__all__ = ["Figure", "figures", "log_axis", "method_colours"]
 
 _MAX_POINTS = 1_200
 
@@ -97,7 +97,7 @@ def _loss(
     logarithmic = bool(lows) and max(highs) > 8 * min(lows)
     y_axis: dict[str, Any] = {"title": {"text": "training loss" + (" (log scale)" if logarithmic else "")}}
     if logarithmic:
-        y_axis |= {"type": "log", **_log_axis(min(lows), max(highs))}
+        y_axis |= {"type": "log", **log_axis(min(lows), max(highs))}
     else:
         y_axis |= {"range": [0, 1.05 * max(highs)]} if clipped else {"rangemode": "tozero"}
     layout: dict[str, Any] = {"xaxis": {"title": {"text": x_title}, "rangemode": "tozero"}, "yaxis": y_axis}
@@ -115,7 +115,7 @@ def _loss(
     )
 
 
-def _log_axis(low: float, high: float) -> dict[str, Any]:
+def log_axis(low: float, high: float) -> dict[str, Any]:
     """Range and ticks at 1, 2, 5 of each decade (decades only where there are many), written out as numbers."""
     low, high = max(low * 0.75, 1e-12), high * 1.3
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)

@@ -135,7 +135,7 @@ SCRIPT = r"""
     if (Array.isArray(value)) return value.map((item) => painted(item, palette, key));
     if (value && typeof value === "object")
       return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, painted(item, palette, name)]));
-    if (key === "color" && typeof value === "string") return palette[value] || value;
+    if ((key === "color" || key === "colorscale") && typeof value === "string") return palette[value] || value;
     return key === "name" ? escaped(value) : value;
   };
 
@@ -194,7 +194,8 @@ SCRIPT = r"""
       return /[",\n\r]/.test(text) ? '"' + text.replace(/"/g, '""') + '"' : text;
     };
     const rows = [figure.columns.map(([header]) => header)];
-    for (const trace of figure.traces)
+    if (figure.rows) rows.push(...figure.rows);
+    else for (const trace of figure.traces)
       for (let at = 0; at < trace.x.length; at++)
         rows.push(figure.columns.map(([, key]) => (Array.isArray(trace[key]) ? trace[key][at] : trace[key])));
     return rows.map((row) => row.map(quoted).join(",")).join("\r\n") + "\r\n";

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-__all__ = ["ACTIVITIES", "ACTIVITY_NAMES", "METHODS", "SURFACES", "Theme", "tokens"]
+__all__ = ["ACTIVITIES", "ACTIVITY_NAMES", "METHODS", "OUTCOMES", "SURFACES", "Theme", "tokens"]
 
 Theme = Literal["light", "dark"]
 
@@ -19,6 +19,10 @@ METHODS: dict[Theme, tuple[str, ...]] = {
 ACTIVITIES: dict[Theme, dict[str, str]] = {
     "light": {"input": "#b3bcc7", "gradient": "#35789e", "wait": "#f2b632", "apply": "#8a3f73", "other": "#e6e8eb"},
     "dark": {"input": "#7d8894", "gradient": "#4d9cc9", "wait": "#f5c451", "apply": "#d07fb5", "other": "#33383f"},
+}
+OUTCOMES: dict[Theme, dict[str, str]] = {
+    "light": {"converged": "#5aa47f", "stopped": "#ccd1d6", "diverged": "#e8923a", "crashed": "#8e2016"},
+    "dark": {"converged": "#3f9a72", "stopped": "#5b636c", "diverged": "#f2a04f", "crashed": "#e0604f"},
 }
 ACTIVITY_NAMES = {
     "gradient": "computing the gradient",
@@ -37,4 +41,5 @@ def tokens(theme: Theme) -> dict[str, str]:
     """Every colour by the name that figures use for it: `@method-0`, `@wait`, `@text` and so on."""
     named = {f"@method-{index}": colour for index, colour in enumerate(METHODS[theme])}
     named |= {f"@{name}": colour for name, colour in ACTIVITIES[theme].items()}
+    named |= {f"@{name}": colour for name, colour in OUTCOMES[theme].items()}
     return named | {f"@{name}": colour for name, colour in SURFACES[theme].items()}

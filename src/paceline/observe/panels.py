@@ -13,7 +13,7 @@ from paceline.observe.palette import ACTIVITY_NAMES
 from paceline.observe.run import RunData
 from paceline.observe.segments import KINDS, segments, steady_start_s, steady_window_s
 
-__all__ = ["Figure", "lanes", "numbers", "shares", "staleness"]
+__all__ = ["Figure", "axis_name", "lanes", "numbers", "panels", "shares", "staleness"]
 
 _MAX_BARS = 2_500
 _MAX_LANES = 48
@@ -30,9 +30,10 @@ class Figure:
         note: how to read it.
         traces: plotly traces.
         layout: plotly layout without colours, fonts and margins, which the page sets.
-        columns: of the CSV file: header and the trace's key that holds the values.
+        columns: of the CSV file: header and the trace's key that holds the values, or nothing where there are `rows`.
         height_px: height.
         legend: whether it has one.
+        rows: of the CSV file, where the traces do not list them.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Figure:
     columns: list[tuple[str, str]]
     height_px: int = 380
     legend: bool = True
+    rows: list[list[Any]] | None = None
 
 
 def staleness(runs: Sequence[RunData], labels: Sequence[str], colours: Sequence[str]) -> Figure | None:
@@ -58,7 +60,7 @@ def staleness(runs: Sequence[RunData], labels: Sequence[str], colours: Sequence[
     highest = max(int(values.max()) for _, _, values, _ in shown)
     lowest = min(0, *(int(values.min()) for _, _, values, _ in shown))
     width = max(1, math.ceil((highest - lowest + 1) / 50))
-    layout, height = _panels([label for label, *_ in shown], [84] * len(shown))
+    layout, height = panels([label for label, *_ in shown], [84] * len(shown))
     traces = []
     for index, (label, colour, values, counts) in enumerate(shown):
         bins = (values - lowest) // width
@@ -68,7 +70,7 @@ def staleness(runs: Sequence[RunData], labels: Sequence[str], colours: Sequence[
         ranges = [str(at) if width == 1 else f"{at} to {at + width - 1}" for at in first.tolist()]
         traces.append(
             {
-                "type": "bar", "name": label, "yaxis": _axis(index), "showlegend": False,
+                "type": "bar", "name": label, "yaxis": axis_name(index), "showlegend": False,
                 "x": (first + (width - 1) / 2).tolist(), "y": numbers(share[filled], 4), "width": width * 0.86,
                 "marker": {"color": colour, "line": {"width": 0}}, "customdata": ranges,
                 "hovertemplate": "%{y:.2f} % of updates at staleness %{customdata}<extra></extra>",
@@ -104,7 +106,7 @@ def shares(runs: Sequence[RunData], labels: Sequence[str]) -> Figure | None:
     if not shown:
         return None
     lanes = [sorted(worker for worker, own in run.records.items() if len(own))[:_MAX_LANES] for run, _ in shown]
-    layout, height = _panels([label for _, label in shown], [22 * len(workers) + 6 for workers in lanes])
+    layout, height = panels([label for _, label in shown], [22 * len(workers) + 6 for workers in lanes])
     traces: list[dict[str, Any]] = []
     for index, ((run, label), workers) in enumerate(zip(shown, lanes, strict=True)):
         shares: dict[str, list[float]] = {kind: [] for kind in ACTIVITY_NAMES}
@@ -123,7 +125,7 @@ def shares(runs: Sequence[RunData], labels: Sequence[str]) -> Figure | None:
         for kind, values in shares.items():
             traces.append(
                 {
-                    "type": "bar", "orientation": "h", "name": ACTIVITY_NAMES[kind], "yaxis": _axis(index),
+                    "type": "bar", "orientation": "h", "name": ACTIVITY_NAMES[kind], "yaxis": axis_name(index),
                     "legendgroup": kind, "showlegend": index == 0, "x": numbers(np.array(values), 4),
                     "y": [f"worker {worker}" for worker in workers], "meta": label, "width": 0.8,
                     "marker": {"color": f"@{kind}", "line": {"width": 0}},
@@ -152,9 +154,7 @@ def lanes(runs: Sequence[RunData], labels: Sequence[str]) -> Figure | None:
     num_lanes = sum(min(len(run.records), _MAX_LANES) for run, _ in shown)
     window_s = steady_window_s([run.records for run, _ in shown], max(3, min(20, _MAX_BARS // (3 * num_lanes))))
     scale, unit = (1e3, "ms") if window_s < 2 else (1.0, "s")
-    layout, height = _panels(
-        [label for _, label in shown], [22 * min(len(r.records), _MAX_LANES) + 6 for r, _ in shown]
-    )
+    layout, height = panels([label for _, label in shown], [22 * min(len(r.records), _MAX_LANES) + 6 for r, _ in shown])
     in_legend: set[str] = set()
     traces: list[dict[str, Any]] = []
     for index, (run, label) in enumerate(shown):
@@ -182,7 +182,7 @@ def lanes(runs: Sequence[RunData], labels: Sequence[str]) -> Figure | None:
                 marker = {"color": "@gradient", "pattern": {"shape": "/", "fillmode": "replace", "size": 5}}
             traces.append(
                 {
-                    "type": "bar", "orientation": "h", "name": name, "yaxis": _axis(index),
+                    "type": "bar", "orientation": "h", "name": name, "yaxis": axis_name(index),
                     "legendgroup": kind, "showlegend": first, "meta": label, "width": 0.8,
                     "base": numbers(np.array([low * scale for low, *_ in items])),
                     "x": numbers(np.array([(high - low) * scale for low, high, *_ in items])),
@@ -216,7 +216,7 @@ def lanes(runs: Sequence[RunData], labels: Sequence[str]) -> Figure | None:
     )  # fmt: skip
 
 
-def _panels(labels: Sequence[str], sizes: Sequence[float], gap_px: float = 34) -> tuple[dict[str, Any], int]:
+def panels(labels: Sequence[str], sizes: Sequence[float], gap_px: float = 34) -> tuple[dict[str, Any], int]:
     """Panels below each other with one x axis and a heading each; sizes in pixels. Returns layout and height."""
     total = sum(sizes) + gap_px * len(sizes)
     layout: dict[str, Any] = {"annotations": [], "xaxis": {"anchor": "free", "position": 0}}
@@ -243,7 +243,8 @@ def _escape(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _axis(index: int) -> str:
+def axis_name(index: int) -> str:
+    """Plotly's name of a panel's y axis."""
     return f"y{index + 1 if index else ''}"
 
 

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import html
 import json
-import re
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from string import Template
 from typing import Any
-
-import plotly.offline
 
 from paceline.observe.answer import answer
 from paceline.observe.compare import (
@@ -24,10 +18,9 @@ from paceline.observe.compare import (
     number_text,
     run_labels,
 )
-from paceline.observe.figures import Figure, figures, method_colours
-from paceline.observe.page import PAGE, SCRIPT, STYLE
-from paceline.observe.palette import METHODS, Theme, tokens
-from paceline.observe.run import RunData, write_text
+from paceline.observe.document import breakable, escape, figure_html, prose, swatch, write_page
+from paceline.observe.figures import figures, method_colours
+from paceline.observe.run import RunData
 from paceline.observe.summary import FRACTIONS
 
 __all__ = ["write_report"]
@@ -56,22 +49,13 @@ def write_report(
     drawn = figures(runs)
     parts = [
         _table(results),
-        *(_figure(one) for one in drawn),
+        *(figure_html(one) for one in drawn),
         "" if drawn else "<p>The runs have no step records, so there are no figures.</p>",
         _provenance(runs, command),
     ]
-    page = Template(PAGE).substitute(
-        title=_escape(title or _title(results)),
-        style=STYLE + _swatch_style(),
-        answer=_answer(results),
-        body="\n".join(parts),
-        plotly=plotly.offline.get_plotlyjs(),
-        figures=_json([asdict(one) for one in drawn]),
-        colours=_json({theme: tokens(theme) for theme in METHODS}),
-        script=SCRIPT,
+    return write_page(
+        path, title=title or _title(results), answer=_answer(results), body="\n".join(parts), figures=drawn
     )
-    write_text(path, page)
-    return Path(path)
 
 
 def _complete(run: RunData) -> RunData:
@@ -85,28 +69,13 @@ def _title(results: Sequence[dict[str, Any]]) -> str:
     return f"{', '.join(tasks)}: {', '.join(methods[:4])}{' and others' if len(methods) > 4 else ''}"
 
 
-def _escape(value: Any) -> str:
-    return html.escape(str(value))
-
-
-def _json(value: Any) -> str:
-    """JSON for a script element: no text in it can end the element or begin a comment."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
 def _answer(results: Sequence[dict[str, Any]]) -> str:
     sentences = answer(results)
     classes = ["answer", *("why" for _ in sentences[1:])]
     return "\n".join(
-        f'<p class="{"caution" if sentence.startswith(_CAUTIONS) else kind}">{_prose(sentence)}</p>'
+        f'<p class="{"caution" if sentence.startswith(_CAUTIONS) else kind}">{prose(sentence)}</p>'
         for sentence, kind in zip(sentences, classes, strict=True)
     )
-
-
-def _prose(sentence: str) -> str:
-    """Escaped, and numbers kept on one line with their units."""
-    return re.sub(r"(\d) (?=(?:s|ms|min|h|%)(?!\w))", "\\1&nbsp;", _escape(sentence))
 
 
 def _table(results: Sequence[dict[str, Any]]) -> str:
@@ -141,12 +110,12 @@ def _table(results: Sequence[dict[str, Any]]) -> str:
         group = columns[at][0]
         size = sum(1 for one in columns[at:] if one[0] == group) if group else 1
         for _, header, unit, _, _ in columns[at : at + size]:
-            cell = f"{_escape(header)}{f'<small>{_escape(unit)}</small>' if unit else ''}"
+            cell = f"{escape(header)}{f'<small>{escape(unit)}</small>' if unit else ''}"
             heads.append(f"<th>{cell}</th>" if group else "")
             if not group:
                 over.append(f'<th rowspan="2" class="alone">{cell}</th>')
         if group:
-            over.append(f'<th colspan="{size}"><span>{_escape(group)}</span></th>')
+            over.append(f'<th colspan="{size}"><span>{escape(group)}</span></th>')
         at += size
     marked = [_best(values, lower, results) for *_, values, lower in columns]
     rows = []
@@ -157,7 +126,7 @@ def _table(results: Sequence[dict[str, Any]]) -> str:
             for index, (_, header, _, values, _) in enumerate(columns)
         ]
         rows.append(
-            f'<tr><th class="name" scope="row">{_swatch(colours[row])}{_breakable(label)}</th>'
+            f'<tr><th class="name" scope="row">{swatch(colours[row])}{breakable(label)}</th>'
             f"{_outcome(result)}{''.join(cells)}</tr>"
         )
     note = (
@@ -191,22 +160,6 @@ def _cell(header: str, value: float | None) -> str:
     return f"{value}" if header == "seed" else number_text(value)
 
 
-def _breakable(label: str) -> str:
-    """Escaped, and allowed to break where a spec has punctuation."""
-    return re.sub(r"([(,=_])", r"\1<wbr>", _escape(label))
-
-
-def _swatch(token: str) -> str:
-    return f'<span class="swatch {token[1:]}"></span>'
-
-
-def _swatch_style() -> str:
-    def rules(theme: Theme) -> str:
-        return "".join(f".method-{index} {{ background: {colour}; }}\n" for index, colour in enumerate(METHODS[theme]))
-
-    return rules("light") + "@media (prefers-color-scheme: dark) {\n" + rules("dark") + "}\n"
-
-
 def _outcome(result: dict[str, Any]) -> str:
     # A converged run's reason says that it reached its target, as the next columns do.
     reason = "" if result.get("outcome") == "converged" else str(result.get("outcome_reason") or "")
@@ -214,20 +167,8 @@ def _outcome(result: dict[str, Any]) -> str:
     if lost:
         reason += f"{'; ' if reason else ''}lost: worker {', '.join(map(str, lost))}"
     return (
-        f'<td class="outcome{" bad" if failed(result) else ""}"><b>{_escape(result.get("outcome", "unknown"))}</b>'
-        f"{f'<small>{_escape(reason)}</small>' if reason else ''}</td>"
-    )
-
-
-def _figure(one: Figure) -> str:
-    name = _escape(one.name)
-    height = one.height_px + 90
-    return (
-        f'<figure id="{name}"><figcaption><h3>{_escape(one.title)}</h3>{_escape(one.note)}</figcaption>'
-        f'<div class="plot" id="plot-{name}" style="min-height:{height}px" role="img" '
-        f'aria-label="{_escape(one.title)}"></div>'
-        f'<div class="links" id="links-{name}"><a class="csv" href="#{name}">Data (CSV)</a>'
-        f'<a class="png" href="#{name}">Picture (PNG)</a></div></figure>'
+        f'<td class="outcome{" bad" if failed(result) else ""}"><b>{escape(result.get("outcome", "unknown"))}</b>'
+        f"{f'<small>{escape(reason)}</small>' if reason else ''}</td>"
     )
 
 
@@ -236,7 +177,7 @@ def _provenance(runs: Sequence[RunData], command: str | None) -> str:
     own = list(dict.fromkeys(str(result["command"]) for result in results if result.get("command")))
     commands = [command] if command else own
     parts = ["<h2>How to repeat it</h2>"]
-    parts += ["<pre>" + _escape("\n".join(commands)) + "</pre>"] if commands else []
+    parts += ["<pre>" + escape("\n".join(commands)) + "</pre>"] if commands else []
     settings: list[dict[str, str]] = []
     for run in runs:
         rows = {key: _value(value) for key, value in run.config.items()}
@@ -255,12 +196,12 @@ def _provenance(runs: Sequence[RunData], command: str | None) -> str:
     for name in names:
         values = [rows.get(name, ABSENT) for rows in settings]
         cells = (
-            f'<td colspan="{len(values)}">{_escape(values[0])}</td>'
+            f'<td colspan="{len(values)}">{escape(values[0])}</td>'
             if len(set(values)) == 1
-            else "".join(f"<td>{_escape(value)}</td>" for value in values)
+            else "".join(f"<td>{escape(value)}</td>" for value in values)
         )
-        body.append(f'<tr><th scope="row">{_escape(name)}</th>{cells}</tr>')
-    heads = "".join(f'<th class="name">{_escape(label)}</th>' for label in run_labels(results))
+        body.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
+    heads = "".join(f'<th class="name">{escape(label)}</th>' for label in run_labels(results))
     parts.append(
         '<h2>Settings, versions and machine</h2>\n<div class="wide" tabindex="0"><table class="settings"><thead><tr>'
         f'<th class="name"></th>{heads}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'

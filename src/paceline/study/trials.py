@@ -70,7 +70,7 @@ class Trials:
     """
 
     def __init__(self, frame: pd.DataFrame, *, by: str | None = None, baseline: Any = None) -> None:
-        self.frame = frame.sort_values("number", kind="stable").reset_index(drop=True)
+        self.frame = frame.sort_values("number", kind="stable").reset_index(drop=True) if len(frame) else frame
         names = [name.removeprefix(_PREFIX) for name in self.frame.columns if name.startswith(_PREFIX)]
         self.all_factors = [name for name in names if name != _SEED]
         self.column_of = {name: self._column(name) for name in [*self.all_factors, _SEED]}
@@ -141,7 +141,9 @@ class Trials:
     def primary(self) -> Measure:
         """Time to the smallest fraction that half of all trials reached; else that any did; else throughput."""
         reached = {
-            percent: (~np.isnan(self.values(self.measure("time", percent).column))).mean() for percent in self.fractions
+            percent: (~np.isnan(self.values(self.measure("time", percent).column))).mean()
+            for percent in self.fractions
+            if len(self)
         }
         for least in (0.5, np.nextafter(0, 1)):
             enough = [percent for percent, share in reached.items() if share >= least]

@@ -1,0 +1,111 @@
+"""`paceline study report` and `paceline study compare`: what a study has found, as a page and in the terminal."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli import options
+from paceline.cli.console import out
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.study.findings import Comparison
+    from paceline.study.trials import Trials
+
+__all__ = ["compare", "report"]
+
+_Folder = Annotated[Path, typer.Argument(help="The study's folder.", show_default=False)]
+_Baseline = Annotated[
+    str | None, typer.Option(help="What others are compared with; default: the study's, else the first")
+]
+
+
+def report(folder: _Folder, baseline: _Baseline = None) -> None:
+    """Write a study's report.html again.
+
+    Example: paceline study report runs/memory --baseline "locked(kind=mutex)"
+    """
+    from paceline.study.report import write_report
+
+    out().print(f"Report: {write_report(folder, baseline=baseline)}", markup=False, soft_wrap=True)
+
+
+def compare(
+    folder: _Folder,
+    baseline: _Baseline = None,
+    by: Annotated[str | None, typer.Option(help="The factor whose levels are compared; default algorithm")] = None,
+    where: Annotated[list[str] | None, typer.Option(help="Only trials with FACTOR=LEVEL; repeat for more")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Percent of the initial loss; default: what half of all reached")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Compare a study's methods with one of them, by pairs of trials.
+
+    Example: paceline study compare runs/memory --baseline hogwild --where workers=4
+    """
+    from paceline.study.findings import compare_levels
+    from paceline.study.report import read_study_file, trials_of
+    from paceline.study.table import load_table
+
+    trials = trials_of(load_table(folder), read_study_file(folder), by=by, baseline=baseline)
+    if by is not None and by not in trials.all_factors:
+        raise UsageError(f"The study has no factor '{by}'; it has {', '.join(trials.all_factors)}.")
+    if len(trials.methods) < 2:
+        raise UsageError(f"All trials have the same {trials.by}; name another factor with --by, or look at the report.")
+    measure = trials.primary if target is None else trials.measure("time", _percent(target, trials))
+    found = compare_levels(trials, [measure], trials.baseline, _where(where or [], trials))
+    if as_json:
+        print(json.dumps([_record(one) for one in found]), flush=True)
+        return
+    for one in found:
+        mark = "*" if one.found else " "
+        out().print(f"{mark} {one.sentence if one.ratio.pairs else _unpaired(one)}", markup=False, soft_wrap=True)
+    note = "* a finding: the interval excludes 1, also among all that are compared here."
+    out().print(
+        note
+        if any(one.found for one in found)
+        else "No finding: every interval includes 1, or there are too few pairs."
+    )
+
+
+def _unpaired(one: Comparison) -> str:
+    return f"{one.other}: no trial of it differs from one of {one.base} in this alone."
+
+
+def _percent(target: str, trials: Trials) -> str:
+    wanted = target.strip().removesuffix("%").strip()
+    if wanted not in trials.fractions:
+        raise UsageError(f"--target {target} was not measured; choose one of {', '.join(trials.fractions)}.")
+    return wanted
+
+
+def _where(given: list[str], trials: Trials) -> dict[str, Any]:
+    held: dict[str, Any] = {}
+    for text in given:
+        factor, equals, level = text.partition("=")
+        known = trials.levels(factor) if factor in trials.column_of else []
+        match = next((one for one in known if str(one) == level), None)
+        if not equals or match is None:
+            levels = f" levels {', '.join(map(str, known))}" if known else f" factors {', '.join(trials.column_of)}"
+            raise UsageError(f"--where takes FACTOR=LEVEL, not '{text}'; the study has the{levels}.")
+        held[factor] = match
+    return held
+
+
+def _record(one: Comparison) -> dict[str, Any]:
+    ratio = one.ratio
+    values = {
+        "ratio_at_least": ratio.at_least, "ratio_at_most": ratio.at_most, "low": ratio.low, "high": ratio.high,
+        "adjusted_p": one.adjusted_p,
+    }  # fmt: skip
+    return {
+        "base": one.base, "other": one.other, "where": dict(one.where), "measure": one.measure.column, "pairs": ratio.pairs,
+        "complete": ratio.complete, "interval": ratio.method, "finding": one.found, "sentence": one.sentence,
+        **{name: value if math.isfinite(value) else None for name, value in values.items()},
+    }  # fmt: skip

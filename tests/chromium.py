@@ -1,0 +1,70 @@
+"""A report in a real browser: opened once, in frames as wide as phones and desks, light and dark."""
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+SCREENS = [(390, "light"), (390, "dark"), (1280, "light"), (1280, "dark")]
+
+# One browser for all screens: frames as wide as each, in the colour scheme of their element.
+WRAPPER = """<!DOCTYPE html><body>{frames}<script>
+addEventListener("load", async () => {{
+  const seen = [];
+  for (const frame of document.querySelectorAll("iframe")) {{
+    const page = frame.contentDocument, root = page.documentElement;
+    for (let tries = 0; tries < 200 && !root.dataset.drawn; tries++) await new Promise((done) => setTimeout(done, 50));
+    page.querySelector("#links-{clicked} .png").click();
+    await new Promise((done) => setTimeout(done, 400));
+    seen.push({{
+      drawn: [...page.querySelectorAll(".plot")].map((plot) => plot.querySelectorAll(".main-svg").length),
+      points: page.querySelectorAll(".plot .points path, .plot .lines path").length,
+      errors: root.dataset.errors || "",
+      scroll_width: root.scrollWidth,
+      width: frame.contentWindow.innerWidth,
+      too_wide: [...page.querySelectorAll("main *")].filter((one) => !one.closest(".wide, .plot")
+        && one.getBoundingClientRect().right > frame.contentWindow.innerWidth + 0.5).map((one) => one.outerHTML.slice(0, 99)),
+      background: frame.contentWindow.getComputedStyle(page.body).backgroundColor,
+      text: page.querySelector(".plot .xtick text").style.fill,
+      images: page.querySelectorAll("img").length,
+      tables: [...page.querySelectorAll("a.csv")].map((link) => link.download + " " + link.href.slice(0, 5)),
+      heading: page.querySelector("tbody tr:last-child th").textContent,
+    }});
+  }}
+  const result = document.createElement("pre");
+  result.id = "seen";
+  result.textContent = JSON.stringify(seen);
+  document.body.append(result);
+}});
+</script></body>"""
+
+
+def look_at(report, clicked, folder):
+    """What each of `SCREENS` shows of a report, after a click on a figure's picture; skips where there is no browser."""
+    if CHROMIUM is None:
+        pytest.skip(
+            "no chromium, chromium-browser or google-chrome on the PATH: the report was not opened in a browser"
+        )
+    frames = "".join(
+        f'<iframe src="{report.as_uri()}" style="border:0;width:{width}px;height:900px;color-scheme:{scheme}"></iframe>'
+        for width, scheme in SCREENS
+    )
+    (folder / "wrapper.html").write_text(WRAPPER.format(frames=frames, clicked=clicked))
+    arguments = [
+        "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-component-update",
+        "--disable-background-networking", "--disable-sync", "--allow-file-access-from-files",
+        "--window-size=1400,1000",
+        f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=60000", "--dump-dom",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [CHROMIUM, *arguments, (folder / "wrapper.html").as_uri()],
+        capture_output=True, text=True, timeout=150, check=True, cwd=folder, env={**os.environ, "HOME": str(folder)},
+    )  # fmt: skip
+    found = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert found, done.stderr[-3000:]
+    return dict(zip(SCREENS, json.loads(html.unescape(found[1])), strict=True))
