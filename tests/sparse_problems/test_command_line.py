@@ -41,6 +41,7 @@ def test_fit_reports_and_predict_uses_the_model(run, data, tmp_path):
     assert 0 < report["loss"] < 0.3
     assert report["threads"] == 2
     assert report["speed_up"] > 0
+    assert report["discipline"] == "copies"
     assert report["omega"] == max(line.count(":") for line in data.read_text().splitlines())
     assert 0 < report["delta"] < 1
     assert report["delta"] <= report["rho"] <= 1
@@ -66,6 +67,13 @@ def test_ratings(run, tmp_path):
     report = json.loads(run("fit", tmp_path / "ratings.csv", *options).stdout.splitlines()[-1])
     assert report["rmse"] < 0.1
     assert (report["users"], report["items"], report["ratings"]) == (40, 30, len(rows))
+    pairs = [row.split(",")[:2] for row in rows]  # a rating meets those of its user and those of its item
+    met = [sum(u == user or i == item for u, i in pairs) for user, item in pairs]
+    assert report["omega"] == 4
+    assert report["delta"] == max(sum(v in pair for pair in pairs) for pair in pairs for v in pair) / len(rows)
+    assert report["rho"] == max(met) / len(rows)
+    assert report["meeting"] == pytest.approx(np.mean(met) / len(rows))
+    assert (report["discipline"], report["speed_up"]) == ("shared", None)  # one thread: so few ratings
     first = run("predict", tmp_path / "m.npz", tmp_path / "ratings.csv").stdout.splitlines()[0].split(",")
     assert float(first[2]) == pytest.approx(truth[int(first[0][1:]), int(first[1][1:])], abs=0.3)
 
@@ -115,12 +123,37 @@ def test_bad_files_are_refused_in_a_sentence(run, tmp_path, text, monkeypatch):
         ("--model nowhere/m.npz", "its folder does not exist"),
         ("--seed -1", "--seed must be 0 or more"),
         ("--discipline polite", "discipline must be one of copies, shared"),
+        ("--rank 3", "--rank is for ratings"),
+        ("--eta0 0.1", "--eta0 changes nothing with --learning-rate optimal"),
     ],
 )
 def test_bad_options_are_refused_in_a_sentence(run, data, options, words):
     result = run("fit", data, *options.split())
     assert result.exit_code == 2
     assert words in result.stderr
+
+
+def test_a_test_file_must_have_the_data_s_labels_and_features(run, data, tmp_path):
+    for text, words in (("7 1:1\n", "labels that"), ("1 900:1\n", "900 features")):
+        (tmp_path / "test.svm").write_text(text)
+        refused = run("fit", data, "--test", tmp_path / "test.svm")
+        assert refused.exit_code == 2
+        assert words in refused.stderr
+        assert "Pass 1" not in refused.stderr  # said before the work is done
+
+
+def test_options_of_linear_models_are_refused_for_ratings(run, tmp_path):
+    (tmp_path / "ratings.csv").write_text("1,2,3\n")
+    for option in ("--loss hinge", "--penalty l1", "--learning-rate constant", "--discipline atomic"):
+        refused = run("fit", tmp_path / "ratings.csv", *option.split())
+        assert refused.exit_code == 2
+        assert f"{option.split()[0]} is for linear models" in refused.stderr
+
+
+def test_labels_are_written_as_they_were_read(run, tmp_path):
+    (tmp_path / "data.svm").write_text("12345678 1:1\n-0.0 2:1\n" * 20)
+    assert run("fit", tmp_path / "data.svm", "--model", tmp_path / "m.npz").exit_code == 0
+    assert run("predict", tmp_path / "m.npz", tmp_path / "data.svm").stdout.split()[:2] == ["12345678", "0"]
 
 
 def test_other_bad_files(run, tmp_path, monkeypatch):
@@ -145,6 +178,8 @@ def test_other_bad_files(run, tmp_path, monkeypatch):
         assert refused.exit_code == 2
         assert words in refused.stderr
     assert "is not a model" in run("predict", tmp_path / "bad.npz", tmp_path / "bad.npz").stderr
+    np.savez(tmp_path / "part.npz", coef=np.ones((1, 2)))
+    assert "is not a model" in run("predict", tmp_path / "part.npz", tmp_path / "bad.npz").stderr
     (tmp_path / "large.svm").write_text("1 1:1\n")
     monkeypatch.setattr(files, "_available_bytes", lambda: 5)
     assert "GiB of memory" in run("fit", tmp_path / "large.svm").stderr

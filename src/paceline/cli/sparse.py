@@ -19,6 +19,9 @@ sparse = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+_LINEAR, _RATINGS = {"loss", "penalty", "learning_rate", "discipline"}, {"rank"}
+"""Options that mean something for one kind of data only."""
+
 _LOSSES = {"logistic": "log_loss", "squared": "squared_error"}
 
 Data = Annotated[Path, typer.Argument(help="svmlight/libsvm text, .npz, or .csv of user,item,rating")]
@@ -26,8 +29,11 @@ Data = Annotated[Path, typer.Argument(help="svmlight/libsvm text, .npz, or .csv 
 
 @sparse.command()
 def fit(
+    context: typer.Context,
     data: Data,
-    loss: Annotated[str, typer.Option(help="logistic, hinge, squared-hinge, squared, huber, ...")] = "logistic",
+    loss: Annotated[
+        str, typer.Option(help="logistic, hinge, squared-hinge, perceptron, ...; of numbers: squared, huber, ...")
+    ] = "logistic",
     penalty: Annotated[str, typer.Option(help="l2, l1, elasticnet or none")] = "l2",
     alpha: Annotated[float | None, typer.Option(help="Weight of the penalty; default 1e-4, ratings 1.0")] = None,
     learning_rate: Annotated[
@@ -43,7 +49,7 @@ def fit(
         bool, typer.Option("--deterministic", help="Same bits for any --n-jobs; no speed-up.")
     ] = False,
     discipline: Annotated[
-        str, typer.Option(help="To compare: copies, shared, atomic, locks, round-robin, replicas")
+        str, typer.Option(help="To compare: copies, shared; for one output atomic, locks, round-robin, replicas")
     ] = "copies",
     test: Annotated[Path | None, typer.Option(help="Data to measure on, in place of the data itself.")] = None,
     model: Annotated[Path | None, typer.Option(help="Where to write the model, as .npz")] = None,
@@ -61,6 +67,12 @@ def fit(
         raise UsageError(f"--model {model}: its folder does not exist.")
     if seed < 0:
         raise UsageError(f"--seed must be 0 or more, not {seed}.")
+    given = {name for name in context.params if _typed(context, name)}
+    if strange := sorted(given & (_LINEAR if data.suffix == ".csv" else _RATINGS)):
+        kind, other = ("linear models", "ratings") if data.suffix == ".csv" else ("ratings", "linear models")
+        raise UsageError(f"--{strange[0].replace('_', '-')} is for {kind}, and {data} is for {other}; leave it out.")
+    if eta0 is not None and learning_rate == "optimal" and data.suffix != ".csv":
+        raise UsageError("--eta0 changes nothing with --learning-rate optimal; choose another, such as constant or decay.")
     common: dict[str, Any] = {
         "n_jobs": n_jobs, "random_state": seed, "deterministic": deterministic, "max_iter": passes, "tol": tol,
     }  # fmt: skip
@@ -69,8 +81,6 @@ def fit(
         say(f"Pass {number} of {passes}: mean loss {done.loss:.5f}, {done.examples / done.seconds:,.0f} examples/s")
 
     if data.suffix == ".csv":
-        if discipline != "copies":
-            raise UsageError("--discipline is for linear models, not for ratings; leave it out.")
         result, arrays = jobs.fit_ratings(
             data, test, progress, n_components=rank, **common, **_given(alpha=alpha, eta0=eta0)
         )
@@ -114,6 +124,11 @@ def predict(
         print(json.dumps(measures))
     elif measures:
         say(", ".join(f"{name} {value:.5g}" for name, value in measures.items() if name != "examples"))
+
+
+def _typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _given(**options: Any) -> dict[str, Any]:

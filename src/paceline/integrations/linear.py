@@ -157,6 +157,7 @@ class HogwildLinear(SparseCoefMixin, BaseEstimator, ABC):
         self.n_iter_ = len(learning.passes)
         self.t_ = float(model.steps + 1)
         self.n_threads_ = team.threads
+        self.discipline_ = learning.discipline
         self.passes_: list[Pass] = learning.passes
 
     def _model(self, features: int, outputs: int, dtype: np.dtype, fresh: bool) -> LinearModel:

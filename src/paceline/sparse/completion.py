@@ -65,7 +65,7 @@ def complete(
         if start >= order.size:
             break
         for position in range(start, min(start + chunk_rows, order.size)):
-            ask_for(rows, order, position, order.size)
+            ask_for(rows, order, factors.row_biases, position, order.size)
             u = U(order[U(position)])
             head, end = U(rows.begins[u]), U(rows.begins[u + U(1)])
             if head == end:

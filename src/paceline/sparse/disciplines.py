@@ -144,7 +144,7 @@ def walk_otherwise(
         stop = min(start + plan.chunk, last)
         scale = scales[chunk]
         for position in range(start, stop):
-            ask_for(rows, order, position, last)
+            ask_for(rows, order, examples.targets, position, last)
             row = U(order[U(position)])
             head, end = U(rows.begins[row]), U(rows.begins[row + U(1)])
             intercept = float(weights[-1]) if replicated else model.intercepts[0]

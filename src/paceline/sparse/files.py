@@ -170,19 +170,23 @@ def read_ratings(path: Path) -> Ratings:
     items: dict[str, int] = {}
     rows, columns, values = [], [], []
     with path.open(newline="", errors="replace") as text:
-        for number, fields in enumerate(csv.reader(text), 1):
-            if not fields:
-                continue
-            if len(fields) < 3 or not _is_number(fields[2]):
-                if number == 1 and len(fields) >= 3:
+        lines = csv.reader(text)
+        try:
+            for fields in lines:
+                if not fields:
                     continue
-                raise UsageError(f"{path}, line {number}: '{','.join(fields)}' is not user,item,rating.")
-            value = float(fields[2])
-            if not math.isfinite(value):
-                raise UsageError(f"{path}, line {number}: the rating is {fields[2]}; it must be finite.")
-            rows.append(users.setdefault(fields[0], len(users)))
-            columns.append(items.setdefault(fields[1], len(items)))
-            values.append(value)
+                if len(fields) < 3 or not _is_number(fields[2]):
+                    if lines.line_num == 1 and len(fields) >= 3:
+                        continue
+                    raise UsageError(f"{path}, line {lines.line_num}: '{','.join(fields)}' is not user,item,rating.")
+                value = float(fields[2])
+                if not math.isfinite(value):
+                    raise UsageError(f"{path}, line {lines.line_num}: the rating is {fields[2]}; it must be finite.")
+                rows.append(users.setdefault(fields[0], len(users)))
+                columns.append(items.setdefault(fields[1], len(items)))
+                values.append(value)
+        except csv.Error as error:
+            raise UsageError(f"{path}, line {lines.line_num}: {error}.") from error
     if not values:
         raise UsageError(f"{path} has no ratings.")
     matrix = sparse.csr_matrix((values, (rows, columns)), shape=(len(users), len(items)))

@@ -15,18 +15,25 @@ from scipy import sparse
 from paceline.errors import UsageError
 from paceline.integrations.factorization import HogwildMatrixFactorization
 from paceline.integrations.sklearn import HogwildClassifier, HogwildRegressor
+from paceline.sparse.completion import Completion
 from paceline.sparse.files import read_labelled, read_ratings
-from paceline.sparse.linear import Pass
+from paceline.sparse.linear import LinearModel, Pass
 from paceline.sparse.losses import CODES, REGRESSION, value_of
 from paceline.sparse.matrix import rows_of
 from paceline.sparse.options import plan_for
-from paceline.sparse.sparsity import measure_speed_up, sparsity_of, verdict
-from paceline.sparse.team import count_threads
+from paceline.sparse.sparsity import measure_speed_up, sparsity_of, sparsity_of_ratings, verdict
+from paceline.sparse.team import Team, count_threads
 
 __all__ = ["fit_linear", "fit_ratings", "predict", "write_model"]
 
 Progress = Callable[[int, Pass], None]
 Arrays = dict[str, np.ndarray]
+
+_MODELS = (
+    {"coef", "intercept", "loss"},
+    {"mean", "users", "items", "user_factors", "item_factors", "user_biases", "item_biases"},
+)
+_DETERMINISTIC = "Deterministic: updates are made one after the other, and threads do not pay."
 
 
 def fit_linear(data: Path, test: Path | None, progress: Progress, **options: Any) -> tuple[dict[str, Any], Arrays]:
@@ -45,6 +52,12 @@ def fit_linear(data: Path, test: Path | None, progress: Progress, **options: Any
         raise UsageError(
             f"{data} has labels that are no classes, such as {between[0]:g}; choose a loss for numbers, such as squared."
         )
+    held, targets = (X, y) if test is None else read_labelled(test, features=X.shape[1])
+    if held.shape[1] != X.shape[1]:
+        raise UsageError(f"{test} has {held.shape[1]} features, and {data} has {X.shape[1]}.")
+    strange = targets[~np.isin(targets, y)] if not regression else targets[:0]
+    if strange.size:
+        raise UsageError(f"{test} has labels that {data} has not, such as {_word(strange.tolist()[0])}.")
     estimator: Any = (HogwildRegressor if regression else HogwildClassifier)(**options)
     estimator._on_pass = progress
     with warnings.catch_warnings():
@@ -53,15 +66,19 @@ def fit_linear(data: Path, test: Path | None, progress: Progress, **options: Any
         if options["tol"] is None:
             estimator.set_params(tol=-1e300)
         estimator.fit(X, y)
-    held, targets = (X, y) if test is None else read_labelled(test, features=X.shape[1])
     arrays = {
         "coef": np.atleast_2d(estimator.coef_), "intercept": estimator.intercept_, "loss": np.array(options["loss"]),
         **({} if regression else {"classes": estimator.classes_}),
     }  # fmt: skip
-    return {**_measures(arrays, held, targets), **_speeds(estimator, X, regression)}, arrays
+    return {**_measures(arrays, held, targets), **_speeds(estimator, X, y, regression)}, arrays
 
 
-def _speeds(estimator: Any, X: Any, regression: bool) -> dict[str, Any]:
+def _word(label: Any) -> str:
+    """A label as a file has it: 3 and not 3.0."""
+    return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)
+
+
+def _speeds(estimator: Any, X: Any, y: np.ndarray, regression: bool) -> dict[str, Any]:
     """Speed, sparsity and the verdict."""
     rows = rows_of(X)
     sparsity = sparsity_of(rows, X.shape[1])
@@ -69,23 +86,28 @@ def _speeds(estimator: Any, X: Any, regression: bool) -> dict[str, Any]:
     threads, speed_up = estimator.n_threads_, None
     wanted = count_threads(estimator.n_jobs, 2**62)
     if threads > 1:
-        # On labels of its own: speed depends on the matrix.
-        targets = np.where(np.arange(X.shape[0]) % 2, 1, -1).astype(X.dtype)
+        outputs = len(estimator.classes_) if not regression and len(estimator.classes_) > 2 else 1
+        targets = y if regression else np.searchsorted(estimator.classes_, y)
+        targets = np.asarray(2 * targets - 1 if not regression and outputs == 1 else targets, X.dtype)
         plan = plan_for(
-            loss=estimator.loss, allowed=tuple(CODES), penalty=estimator.penalty, alpha=estimator.alpha, l1_ratio=0.15,
-            learning_rate=estimator.learning_rate, eta0=estimator.eta0, power_t=estimator.power_t,
-            epsilon=estimator.epsilon, fit_intercept=True, dense=rows.dense, tracking=False,
+            loss=estimator.loss, allowed=tuple(CODES), penalty=estimator.penalty, alpha=estimator.alpha,
+            l1_ratio=estimator.l1_ratio, learning_rate=estimator.learning_rate, eta0=estimator.eta0,
+            power_t=estimator.power_t, epsilon=estimator.epsilon, fit_intercept=True, dense=rows.dense, tracking=False,
         )  # fmt: skip
-        speed_up = measure_speed_up(rows, targets, plan, X.shape[1], 1, threads, discipline=estimator.discipline)
-    words = verdict(sparsity, threads, wanted, speed_up)
-    if estimator.deterministic:
-        words = "Deterministic: updates are made one after the other, and threads do not pay."
+
+        def first_pass(team: Team) -> Pass:
+            model = LinearModel(X.shape[1], outputs, X.dtype)
+            return model.learn(rows, targets, plan, team, discipline=estimator.discipline).make_pass()
+
+        speed_up = measure_speed_up(first_pass, threads)
+    words = _DETERMINISTIC if estimator.deterministic else verdict(sparsity, threads, wanted, speed_up)
     return {
         "examples": X.shape[0],
         "features": X.shape[1],
         "nonzeros": int(X.nnz if sparse.issparse(X) else X.size),
         "passes": estimator.n_iter_,
         "threads": threads,
+        "discipline": estimator.discipline_,
         "examples_per_s": float(np.median([made.examples / made.seconds for made in passes])),
         "speed_up": speed_up,
         "staleness": float(np.mean([made.staleness for made in passes])),
@@ -113,6 +135,7 @@ def _measures(arrays: Arrays, X: Any, y: np.ndarray) -> dict[str, Any]:
 def fit_ratings(data: Path, test: Path | None, progress: Progress, **options: Any) -> tuple[dict[str, Any], Arrays]:
     """Fit factors of a file of ratings."""
     ratings = read_ratings(data)
+    held = ratings if test is None else read_ratings(test)
     estimator = HogwildMatrixFactorization(**options)
     estimator._on_pass = progress
     estimator.fit(ratings.matrix)
@@ -121,14 +144,23 @@ def fit_ratings(data: Path, test: Path | None, progress: Progress, **options: An
         "user_factors": estimator.row_factors_, "item_factors": estimator.components_.T,
         "user_biases": estimator.row_biases_, "item_biases": estimator.column_biases_,
     }  # fmt: skip
-    held = ratings if test is None else read_ratings(test)
     found, wanted = _rate(arrays, held)
     matrix: Any = ratings.matrix
     rows = rows_of(matrix)
     passes = estimator.passes_[1:] or estimator.passes_
     known = np.isfinite(found)
     threads = estimator.n_threads_
-    sparsity = sparsity_of(rows, matrix.shape[1])
+    sparsity = sparsity_of_ratings(rows, matrix.shape[1], estimator.n_components)
+
+    def first_pass(team: Team) -> Pass:
+        begun = Completion(
+            rows, matrix.shape[1], estimator.n_components, alpha=estimator.alpha, biased=estimator.biases, team=team,
+            seed=0, spread=estimator.init_scale,
+        )  # fmt: skip
+        return begun.make_pass(estimator.eta0)
+
+    speed_up = measure_speed_up(first_pass, threads) if threads > 1 else None
+    words = verdict(sparsity, threads, count_threads(estimator.n_jobs, 2**62), speed_up)
     return {
         "rmse": float(np.sqrt(np.mean((found - wanted)[known] ** 2))) if known.any() else None,
         "unknown": int((~known).sum()),
@@ -137,9 +169,12 @@ def fit_ratings(data: Path, test: Path | None, progress: Progress, **options: An
         "ratings": int(matrix.nnz),
         "passes": estimator.n_iter_,
         "threads": threads,
+        "discipline": "shared",
         "ratings_per_s": float(np.median([made.examples / made.seconds for made in passes])),
+        "speed_up": speed_up,
+        "staleness": float(np.mean([made.staleness for made in passes])),
         **asdict(sparsity),
-        "verdict": verdict(sparsity, threads, count_threads(estimator.n_jobs, 2**62), None),
+        "verdict": _DETERMINISTIC if estimator.deterministic else words,
     }, arrays
 
 
@@ -168,7 +203,7 @@ def _read_model(path: Path) -> Arrays:
             arrays = {name: held[name] for name in held.files}
     except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
         raise UsageError(f"{path} is not a model: {error}.") from error
-    if "coef" not in arrays and "user_factors" not in arrays:
+    if not any(names <= arrays.keys() for names in _MODELS):
         raise UsageError(f"{path} is not a model; name what `paceline sparse fit --model` wrote.")
     return arrays
 
@@ -179,6 +214,8 @@ def predict(model: Path, data: Path, *, probabilities: bool) -> tuple[list[str],
     if ("user_factors" in arrays) != (data.suffix == ".csv"):
         kind = "ratings, and needs a .csv file" if "user_factors" in arrays else "rows, and needs svmlight or .npz"
         raise UsageError(f"{model} is a model of {kind}, not {data}.")
+    if probabilities and str(arrays.get("loss", "")) != "log_loss":
+        raise UsageError(f"--probabilities needs a classifier of logistic loss; {model} is none.")
     if "user_factors" in arrays:
         held = read_ratings(data)
         found, wanted = _rate(arrays, held)
@@ -198,14 +235,12 @@ def predict(model: Path, data: Path, *, probabilities: bool) -> tuple[list[str],
         return [f"{value:.6g}" for value in scores[:, 0]], {"examples": len(y), **_measures(arrays, X, y)}
     classes = arrays["classes"]
     if probabilities:
-        if str(arrays["loss"]) != "log_loss":
-            raise UsageError(f"--probabilities needs a model of logistic loss, not {arrays['loss']}.")
         chances = 1 / (1 + np.exp(-scores))
         chances = np.column_stack([1 - chances, chances]) if chances.shape[1] == 1 else chances
         chances /= chances.sum(axis=1, keepdims=True)
         lines = [" ".join(f"{value:.6g}" for value in row) for row in chances]
     else:
         picked = scores.argmax(1) if scores.shape[1] > 1 else (scores[:, 0] > 0).astype(int)
-        lines = [f"{label:g}" if isinstance(label, (int, float)) else str(label) for label in classes[picked].tolist()]
+        lines = [_word(label) for label in classes[picked].tolist()]
     known = np.isin(y, classes).all()
     return lines, {"examples": len(y), **(_measures(arrays, X, y) if known else {})}

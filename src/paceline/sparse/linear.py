@@ -104,7 +104,14 @@ class LinearModel:
 
 
 class Learning:
-    """Passes of a model over a matrix."""
+    """Passes of a model over a matrix.
+
+    Attributes:
+        plan: what passes are made with.
+        tiers: what is merged when, with copies on several threads; otherwise None.
+        discipline: as asked for; "shared" where copies are not used on several threads: with Adagrad, L1 and large models.
+        passes: those made.
+    """
 
     def __init__(
         self,
@@ -147,6 +154,7 @@ class Learning:
         )
         part = count // team.threads
         self.tiers = tiers_for(frequencies(rows, model.features), part, team.threads) if copying else None
+        self.discipline = "shared" if discipline == "copies" and team.threads > 1 and not copying else discipline
         self._racing = discipline in RACING
         self._own: list[Any] = (
             copies_for(team.threads, shared, model.outputs, self.tiers)

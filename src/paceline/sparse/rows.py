@@ -33,11 +33,12 @@ class Rows(NamedTuple):
 
 
 @compiled
-def ask_for(rows: Rows, order: np.ndarray, position: int, last: int) -> None:
-    """Prefetch what the rows after `position` will need."""
+def ask_for(rows: Rows, order: np.ndarray, beside: np.ndarray, position: int, last: int) -> None:
+    """Prefetch what the rows after `position` will need; `beside` has a number per row, such as its target."""
     far, near = U(position) + FAR, U(position) + NEAR
     if far < U(last):
         prefetch(rows.begins, U(order[far]))  # pyright: ignore[reportCallIssue]
+        prefetch(beside, U(order[far]))  # pyright: ignore[reportCallIssue]
     if near < U(last):
         row = U(order[near])
         k, end = U(rows.begins[row]), U(rows.begins[row + U(1)])

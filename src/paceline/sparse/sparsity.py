@@ -8,18 +8,18 @@ small; text has a Delta and a rho near 1 because of its frequent words, and is f
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from paceline.sparse.instructions import compiled
-from paceline.sparse.linear import LinearModel
+from paceline.sparse.linear import Pass
 from paceline.sparse.matrix import SAMPLE, count_rows_with, sample_rows
 from paceline.sparse.rows import Rows
-from paceline.sparse.steps import Plan
 from paceline.sparse.team import Team
 
-__all__ = ["Sparsity", "measure_speed_up", "sparsity_of", "verdict"]
+__all__ = ["Sparsity", "measure_speed_up", "sparsity_of", "sparsity_of_ratings", "verdict"]
 
 _PROBES = 200
 
@@ -29,10 +29,10 @@ class Sparsity:
     """Of a matrix, from `sampled` of its rows.
 
     Attributes:
-        omega: non-zeros of the fullest row.
-        delta: fraction of rows that have the most frequent feature.
-        rho: fraction of rows that meet the row which meets most.
-        meeting: fraction of pairs of rows that meet: the chance that two updates at the same time conflict.
+        omega: coordinates of the fullest example: non-zeros of its row; of a rating, numbers in two factors.
+        delta: fraction of examples that have the most frequent feature; of ratings, that are of one user or item.
+        rho: fraction of examples that meet the one which meets most.
+        meeting: fraction of pairs of examples that meet: the chance that two updates at the same time conflict.
     """
 
     omega: int
@@ -58,6 +58,29 @@ def sparsity_of(rows: Rows, features: int) -> Sparsity:
     return Sparsity(omega, delta, float(most), float(meeting.mean()) if meeting.size else 0.0, chosen.size)
 
 
+def sparsity_of_ratings(rows: Rows, features: int, rank: int) -> Sparsity:
+    """Measure a matrix to be completed, whose examples are its entries: each touches factors of its row and its column."""
+    entries = rows.indices.size
+    of_row = np.diff(rows.begins)
+    of_column = count_rows_with(rows, np.arange(of_row.size), features)
+    most, total = _entries_met(rows, of_column)
+    delta = max(of_row.max(initial=0), of_column.max(initial=0)) / max(1, entries)
+    return Sparsity(2 * rank, float(delta), most / max(1, entries), total / max(1, entries) ** 2, entries)
+
+
+@compiled
+def _entries_met(rows: Rows, of_column: np.ndarray) -> tuple[int, float]:
+    """How many entries, itself among them, the entry that meets most shares a row or column with; and the sum over all."""
+    most, total = 0, 0.0
+    for row in range(rows.begins.size - 1):
+        length = rows.begins[row + 1] - rows.begins[row]
+        for k in range(rows.begins[row], rows.begins[row + 1]):
+            met = length + of_column[rows.indices[k]] - 1
+            most = max(most, met)
+            total += met
+    return most, total
+
+
 @compiled(allocates=True)
 def _meetings(rows: Rows, probes: np.ndarray, chosen: np.ndarray, features: int) -> np.ndarray:
     """Of each probe, the fraction of the chosen rows that share a feature with it."""
@@ -74,36 +97,28 @@ def _meetings(rows: Rows, probes: np.ndarray, chosen: np.ndarray, features: int)
     return fractions / max(1, chosen.size)
 
 
-def measure_speed_up(
-    rows: Rows,
-    targets: np.ndarray,
-    plan: Plan,
-    features: int,
-    outputs: int,
-    threads: int,
-    *,
-    pairs: int = 3,
-    discipline: str = "copies",
-) -> float:
-    """Examples per second of `threads` threads over those of one, on passes made for this: the median of pairs."""
+def measure_speed_up(first_pass: Callable[[Team], Pass], threads: int, *, pairs: int = 3) -> float:
+    """Speed of `threads` threads over that of one, the median of pairs.
+
+    Args:
+        first_pass: begins to learn with a team, and makes one pass.
+        threads: of the larger team.
+        pairs: how many to measure.
+    """
     seconds: dict[int, list[float]] = {1: [], threads: []}
     for _ in range(pairs + 1):  # the first warms caches and threads
         for count, times in seconds.items():
             with Team(count) as team:
-                learning = LinearModel(features, outputs, rows.values.dtype).learn(
-                    rows, targets, plan, team, discipline=discipline
-                )
-                times.append(learning.make_pass().seconds)
+                times.append(first_pass(team).seconds)
     return statistics.median(one / many for one, many in zip(seconds[1][1:], seconds[threads][1:], strict=True))
 
 
 def verdict(sparsity: Sparsity, threads: int, wanted: int, speed_up: float | None) -> str:
-    """Whether parallel updates pay here, in a sentence."""
-    if threads == 1:
-        return "One thread: the data is too small for more." if wanted > 1 else "One thread was asked for."
+    """Whether parallel updates pay here, in a sentence; with one thread there is no speed-up to judge."""
     if speed_up is None:
-        return f"{threads} threads; whether they pay was not measured."
-    meet = f"{sparsity.meeting:.0%} of pairs of examples meet"
+        return "One thread: the data is too small for more." if wanted > threads else "One thread was asked for."
+    share = f"{sparsity.meeting:.0%}" if sparsity.meeting >= 0.01 else "under 1%"
+    meet = f"{share} of pairs of examples meet"
     if speed_up < 1.1:
         return f"Threads do not pay: {threads} make {speed_up:.2f}x of one thread's speed ({meet}); use --n-jobs 1."
     return f"Threads pay: {threads} make {speed_up:.2f}x of one thread's speed; {meet}."

@@ -84,7 +84,7 @@ def walk(
         stop = min(start + plan.chunk, last)
         scale, owed = scales[chunk], totals[chunk]
         for position in range(start, stop):
-            ask_for(rows, order, position, last)
+            ask_for(rows, order, examples.targets, position, last)
             row = U(order[U(position)])
             head, end = U(rows.begins[row]), U(rows.begins[row + U(1)])
             if plan.l1 > 0.0:
@@ -151,7 +151,7 @@ def walk_classes(
         stop = min(start + plan.chunk, last)
         scale, owed = scales[chunk], totals[chunk]
         for position in range(start, stop):
-            ask_for(rows, order, position, last)
+            ask_for(rows, order, examples.targets, position, last)
             row = U(order[U(position)])
             head, end = U(rows.begins[row]), U(rows.begins[row + U(1)])
             shift = head if rows.dense else U(0)
