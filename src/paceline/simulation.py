@@ -25,6 +25,7 @@ from paceline.evaluation import Evaluator, about_evaluated
 from paceline.flat import FlatBinding
 from paceline.injection import inject, injected
 from paceline.observe.run import RunData
+from paceline.placement import Bind, Interleave, placement_registry
 from paceline.replica import BaseReplica, DivergedError
 from paceline.simulated_sources import BatchSizes, DeclaredBatches, OwnRandomness
 from paceline.simulation_record import SimulationRecord, write_simulation
@@ -34,6 +35,7 @@ from paceline.simulator.faults import Faults
 from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.replica import OwnBuffers, RandomStates, SimulatedReplica, TimedReplica
 from paceline.simulator.scheduler import ProgramError
+from paceline.simulator.sockets import Placing
 from paceline.sources import BatchClaims, DatasetBatches
 from paceline.specs import build_optimizer, check_optimizer
 from paceline.system import uncollected
@@ -67,7 +69,7 @@ def simulate_task(
     Not: `train`, whose workers are real and whose times are measured.
 
     Args:
-        config: what and how; `backend`, `placement` and checkpoints play no part.
+        config: what and how; `backend` and checkpoints play no part, and `placement` only where the cluster has sockets.
         cluster: workers and speeds; it, not `config`, says how many workers. None: the default with `config.workers`.
         timing_only: compute no gradient: the worker programs run on empty vectors, and no loss is known.
         num_parameters: for timing only: length of the vectors, float32, instead of the task's; with `steps` set, no data
@@ -154,6 +156,7 @@ class _Simulation:
             is_gossip=self.algorithm.gossip,
             collective="memory" if isinstance(self.algorithm, Lockstep) else "ring",
             faults=self.faults,
+            placing=self._placing(),
         )
         if self.algorithm.memory.averaged and self.model is not None:
             floating = {name: buffer for name, buffer in self.model.named_buffers() if buffer.is_floating_point()}
@@ -212,6 +215,18 @@ class _Simulation:
             num_workers=self.config.workers,
             labels=targets_of(self.train_set) if isinstance(partition, Skewed) else None,
         )
+
+    def _placing(self) -> Placing | None:
+        """What `placement` says about the simulated machine."""
+        if self.cluster.sockets is None:
+            return None
+        match placement_registry.build(self.config.placement):
+            case Bind(node=node, pin=pin):
+                return Placing(policy="bind", node=node, pin=pin)
+            case Interleave(pin=pin):
+                return Placing(policy="interleave", pin=pin)
+            case placement:
+                return Placing(pin=placement.pin)
 
     def _optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         assert self.config.learning_rate is not None
@@ -299,5 +314,6 @@ class _Simulation:
     def _config_record(self) -> dict[str, Any]:
         record = dataclasses.asdict(self.config)
         for name in ("data", "placement", "checkpoint_every_s", "restarts"):  # paths, and what plays no part here
-            del record[name]
+            if name != "placement" or self.cluster.sockets is None:
+                del record[name]
         return {**record, "timing_only": self.timing_only, "cluster": as_table(self.cluster), **self.faults.as_record()}

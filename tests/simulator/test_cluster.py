@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from paceline.errors import UsageError
-from paceline.simulator import Cluster, Constant, ExponentialTail, Normal, Pareto, Recorded
+from paceline.simulator import Cluster, Constant, ExponentialTail, Normal, Pareto, Recorded, Sockets
 
 MODELS = [
     Constant(time_s=0.02),
@@ -33,7 +33,7 @@ def test_normal_is_truncated_above_zero():
 @pytest.mark.parametrize("model", [0.004, *MODELS], ids=str)
 def test_file_round_trip(tmp_path, suffix, model):
     cluster = (
-        Cluster(workers=5, compute_s=model, bus_bytes_per_s=3e10, switch_bytes_per_s=4e9, collective="tree")
+        Cluster(workers=5, compute_s=model, switch_bytes_per_s=4e9, collective="tree", sockets=Sockets(cores=3, used=1))
         .slow(worker=3, factor=10)
         .slow(worker=0, factor=2)
         .slow_link(4, 1, 10)
@@ -68,6 +68,13 @@ def test_file_round_trip(tmp_path, suffix, model):
         ("workers = 2\n[slow_link]\n'1-1' = 10", "Link 1-1 cannot be slow"),
         ("[slow_link]\nfirst = 10", "maps links to factors"),
         ("[slow_links]\n'0-1' = 10", "Did you mean 'slow_link'?"),
+        ("[sockets]\ncore = 10", "[sockets] has an unknown name 'core'. Did you mean 'cores'?"),
+        ("[sockets]\nfar_atomic_ns = 10", "Did you mean 'far_atomic_s'?"),
+        ("[sockets]\ncores = 1.5", "sockets.cores must be a whole number from 1, not 1.5"),
+        ("[sockets]\nused = 3", "sockets.used is 3, but there are 2 sockets"),
+        ("[sockets]\nremote_factor = 0.5", "sockets.remote_factor must be a number from 1, not 0.5"),
+        ("[sockets]\ngradient_bytes = 2e8", "in compute_s one core moves 1e+08 bytes"),
+        ("sockets = 2", "'sockets' is a table, as count = 2 under [sockets]"),
     ],
 )
 def test_refused_files(tmp_path, text, says):

@@ -55,6 +55,7 @@ def simulate(
     inject_staleness: options.InjectStaleness = None,
     staleness_ramp_epochs: options.StalenessRampEpochs = None,
     partition: options.Partition = None,
+    placement: options.Placement = None,
     seed: options.Seed = None,
     data: options.Data = None,
     out: options.Out = None,
@@ -77,6 +78,8 @@ def simulate(
 
     simulated = _cluster(cluster, workers, slow or [], slow_link or [])
     known = {one.name for one in dataclasses.fields(TrainConfig)}
+    if placement is not None and simulated.sockets is None:
+        raise UsageError("--placement is about sockets: add [sockets] to a cluster file, and --cluster FILE.")
     config = TrainConfig(**{key: value for key, value in given.items() if key in known})
     config = dataclasses.replace(config, workers=simulated.workers)
     options.check_specs(config)

@@ -10,6 +10,7 @@ from typing import Literal
 
 from paceline.errors import UsageError
 from paceline.simulator.compute import ComputeTime, Constant
+from paceline.simulator.sockets import Sockets
 
 __all__ = ["Cluster"]
 
@@ -36,7 +37,8 @@ class Cluster:
         compute_s: forward and backward of one full batch: seconds, or a model such as `Normal(average_s=0.01,
             deviation_s=0.001)`. A shorter batch takes its share.
         core_bytes_per_s: memory traffic, reads plus writes, that one worker reaches alone.
-        bus_bytes_per_s: traffic of all workers together; those who copy at an instant share it equally.
+        bus_bytes_per_s: traffic of all workers together; those who copy at an instant share it equally. With `sockets`: of
+            each socket's memory.
         update_vectors: vectors that one update moves: parameters read and written, gradient read; 5 with momentum.
         atomic_s: one atomic operation on a contended word, and one attempt to take a lock.
         wake_s: from the release of a lock or the last arrival at a barrier until a waiter runs.
@@ -49,6 +51,7 @@ class Cluster:
         detection_s: from a worker's death, silence or loss of connection until the others know.
         slowness: pairs of worker and factor on its compute time; see `slow`.
         link_factors: triples of two workers and a factor on the time of messages between them; see `slow_link`.
+        sockets: of the one machine whose memory the workers share; None: one memory, and a core for each worker.
     """
 
     workers: int = 2
@@ -66,6 +69,7 @@ class Cluster:
     detection_s: float = 1.0
     slowness: tuple[tuple[int, float], ...] = ()
     link_factors: tuple[tuple[int, int, float], ...] = ()
+    sockets: Sockets | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.workers, bool) or not isinstance(self.workers, int) or self.workers < 1:
@@ -83,6 +87,12 @@ class Cluster:
             _check("switch_bytes_per_s", self.switch_bytes_per_s)
         if self.collective not in (None, "memory", "ring", "tree"):
             raise UsageError(f"collective must be memory, ring or tree, not {self.collective!r}.")
+        if self.sockets is not None and self.sockets.gradient_bytes > 1.000001 * (
+            room := self.compute.mean_s * self.core_bytes_per_s
+        ):
+            raise UsageError(
+                f"sockets.gradient_bytes is {self.sockets.gradient_bytes:g}, but in compute_s one core moves {room:g} bytes."
+            )
         for worker, factor in self.slowness:
             _check(f"The slowness of worker {worker}", factor)
             if not 0 <= worker < self.workers:

@@ -2,7 +2,8 @@
 
 `compute_s` is a number, a spec such as "normal(average_s=0.01, deviation_s=0.001)", or a list: a recorded trace. The
 table `slow` maps workers to factors on their compute time, and `slow_link` pairs of workers to factors on the time of their
-messages. In TOML: `workers = 16`, then under `[slow]`: `0 = 100`, and under `[slow_link]`: `"0-1" = 10`.
+messages. In TOML: `workers = 16`, then under `[slow]`: `0 = 100`, and under `[slow_link]`: `"0-1" = 10`. The table `sockets`
+has the fields of `Sockets`: `count = 2`, `cores = 18`; empty, it is a two-socket machine.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from typing import Any
 from paceline.errors import UsageError
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.compute import ComputeTime, Recorded, compute_registry
+from paceline.simulator.sockets import Sockets
 
 __all__ = ["as_table", "from_table", "read", "write"]
 
-_TABLES = {"slow": "slowness", "slow_link": "link_factors"}  # a file's name for a field
+_TABLES = {"slow": "slowness", "slow_link": "link_factors", "sockets": "sockets"}  # a file's name for a field
 _FIELDS = tuple(field.name for field in dataclasses.fields(Cluster) if field.name not in _TABLES.values())
 _KEYS = (*_FIELDS, *_TABLES)
+_SOCKETS = tuple(field.name for field in dataclasses.fields(Sockets))
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -57,6 +60,8 @@ def from_table(table: Any, where: str) -> dict[str, Any]:
     if "slow_link" in table:
         arguments["link_factors"] = _link_factors(where, table["slow_link"])
     try:
+        if "sockets" in table:
+            arguments["sockets"] = _sockets(table["sockets"])
         if "compute_s" in arguments:
             arguments["compute_s"] = _compute_time(arguments["compute_s"])
         Cluster(**arguments)
@@ -94,6 +99,9 @@ def as_table(cluster: Cluster) -> dict[str, Any]:
         table["slow"] = {str(worker): factor for worker, factor in cluster.slowness}
     if cluster.link_factors:
         table["slow_link"] = {f"{a}-{b}": factor for a, b, factor in cluster.link_factors}
+    if cluster.sockets is not None:
+        sockets = dataclasses.asdict(cluster.sockets)
+        table["sockets"] = {key: value for key, value in sockets.items() if value is not None}
     return table
 
 
@@ -101,6 +109,15 @@ def _compute_time(value: Any) -> Any:
     if isinstance(value, str):
         return compute_registry.build(value)
     return Recorded(times_s=tuple(value)) if isinstance(value, list) else value
+
+
+def _sockets(table: Any) -> Sockets:
+    if not isinstance(table, dict):
+        raise UsageError("'sockets' is a table, as count = 2 under [sockets].")
+    for key in table:
+        if key not in _SOCKETS:
+            raise UsageError(f"[sockets] has an unknown name '{key}'.{_closest(key, _SOCKETS)}")
+    return Sockets(**table)
 
 
 def _slowness(where: str, table: Any) -> tuple[tuple[int, float], ...]:
@@ -116,9 +133,9 @@ def _link_factors(where: str, table: Any) -> tuple[tuple[int, int, float], ...]:
     return tuple(sorted((a, b, factor) for (a, b), factor in pairs))
 
 
-def _closest(key: str) -> str:
+def _closest(key: str, known: tuple[str, ...] = _KEYS) -> str:
     """The known name that was probably meant; one with the same words and another unit comes first."""
     stem = key.rpartition("_")[0] or key
-    same = [name for name in _KEYS if name.startswith(f"{stem}_")]
-    matches = same or difflib.get_close_matches(key.lower(), _KEYS, n=1, cutoff=0.4)
-    return f" Did you mean '{matches[0]}'?" if matches else f" Known: {', '.join(_KEYS)}."
+    same = [name for name in known if name.startswith(f"{stem}_")]
+    matches = same or difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.4)
+    return f" Did you mean '{matches[0]}'?" if matches else f" Known: {', '.join(known)}."

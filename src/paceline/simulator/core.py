@@ -108,15 +108,20 @@ class Core:
 
     def compute(self, samples: int) -> None:
         """Takes the time of a forward and backward; of a short batch its share."""
-        duration_s = next(self._draws_s) * self._factor
+        duration_s, share = next(self._draws_s) * self._factor, 1.0
         if samples != self._batch_size:
             if not self._batch_size:
                 self._batch_size = samples
-            duration_s *= samples / self._batch_size
+            share = samples / self._batch_size
+            duration_s *= share
         if self._disturbances is not None:
             if self._disturbances.begin_step() and self.die is not None:
                 self.scheduler.call_at(self.scheduler.now_s, self.die)
             duration_s = self._disturbances.stretched_s(self.scheduler.now_s, duration_s)
+        self.occupy(duration_s, share)
+
+    def occupy(self, duration_s: float, share: float) -> None:
+        """Takes the time of computing on `share` of a full batch, which alone takes `duration_s`."""
         self.scheduler.sleep(duration_s)
 
     def move(self, num_vectors: float) -> None:

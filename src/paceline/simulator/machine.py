@@ -28,8 +28,10 @@ from paceline.simulator.memory import (
 )
 from paceline.simulator.network import Network
 from paceline.simulator.network_collectives import CollectiveCosts, NetworkCollectives, NetworkCollectivesState
+from paceline.simulator.numa import SocketCore, SocketMachine
 from paceline.simulator.scheduler import Scheduler
 from paceline.simulator.served import ServedState, SimulatedCopy
+from paceline.simulator.sockets import Placing
 from paceline.transport.base import Counts, Ports
 from paceline.transport.parameters import MemoryRequest
 
@@ -50,6 +52,7 @@ class SimulatedMachine:
         collective: how an all-reduce is made where the cluster does not say.
         faults: what goes wrong.
         scheduler: of the programs; None: a new one.
+        placing: of vectors and workers, where the cluster has sockets; None: as a kernel does.
 
     Attributes:
         scheduler: runs the programs.
@@ -71,6 +74,7 @@ class SimulatedMachine:
         collective: Literal["memory", "ring", "tree"] = "memory",
         faults: Faults | None = None,
         scheduler: Scheduler | None = None,
+        placing: Placing | None = None,
     ) -> None:
         self.cluster = cluster
         self.request = request
@@ -88,7 +92,13 @@ class SimulatedMachine:
         self._faults = faults or Faults()
         if not self._is_networked and any(isinstance(one, DropLink) for one in self._faults.script):
             raise UsageError("These workers share one machine's memory: there is no link to drop. Leave out drop_link.")
-        if self._is_networked:
+        self._sockets: SocketMachine | None = None
+        if cluster.sockets is not None and self._is_networked:
+            raise UsageError("These workers have a machine each and share no memory; leave out the cluster's sockets.")
+        if cluster.sockets is not None:
+            is_pool = request.kind in ("slots", "replicated")
+            self._sockets = SocketMachine(self.scheduler, cluster, placing or Placing(), is_pool=is_pool)
+        elif self._is_networked:
             self._memory = OwnMemory(self.scheduler, cluster.core_bytes_per_s)
         else:
             self._memory = MemoryBus(self.scheduler, cluster.core_bytes_per_s, cluster.bus_bytes_per_s)
@@ -123,16 +133,19 @@ class SimulatedMachine:
     def core(self, worker_id: int) -> Core:
         """A worker's core, on a machine of its own if the workers talk over the network."""
         disturbances = Disturbances(self._faults, worker_id) if self._faults.script else None
-        core = Core(
-            self.scheduler,
-            self._memory,
-            self.cluster,
-            worker_id=worker_id,
-            seed=self._seed,
-            vector_bytes=self._vector_bytes,
-            batch_size=self._batch_size,
-            disturbances=disturbances if disturbances is not None and disturbances.any else None,
-        )
+        named: dict[str, Any] = {
+            "scheduler": self.scheduler,
+            "cluster": self.cluster,
+            "worker_id": worker_id,
+            "seed": self._seed,
+            "vector_bytes": self._vector_bytes,
+            "batch_size": self._batch_size,
+            "disturbances": disturbances if disturbances is not None and disturbances.any else None,
+        }
+        if self._sockets is not None:
+            core: Core = SocketCore(machine=self._sockets, **named)
+        else:
+            core = Core(memory=self._memory, **named)
         core.die = partial(self._kill, worker_id)
         return core
 

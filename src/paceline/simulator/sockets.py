@@ -1,0 +1,155 @@
+"""A machine of several sockets, as data: cores, memories, what it costs to reach over, and where workers and vectors go."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.errors import UsageError
+
+__all__ = ["Place", "Placing", "Sockets"]
+
+Place = tuple[int, int]
+"""Where a worker runs: a socket, and one of that socket's cores."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sockets:
+    """Sockets with cores and a memory each; the default is a two-socket Xeon of 2016 with 36 cores (E5-2695 v4).
+
+    In such a `Cluster`, `core_bytes_per_s` is what a core reaches alone in its own socket's memory, `bus_bytes_per_s` what
+    each socket's memory gives all together (set 57e9 for four channels of DDR4-2400), and `atomic_s` moves a contended
+    cache line between cores of one socket. `compute_s` is for a core of one's own and memory that nobody else uses.
+
+    How the defaults come about, none of them from what algorithms do on such a machine:
+
+    - cores, threads: Intel's data sheet. With four memory channels of 76.8 GB/s, three quarters are sustained: STREAM gives
+      75 GB/s on two E5-2695 v2 (peak 102) and 102 GB/s on two E5-2697 v3 (peak 136), 8.7 GB/s for one core of the former
+      (Puget Systems, 2014), hence 57e9 and 10e9 bytes per second.
+    - `threads_gain`: two threads of a core do 10 to 30 % more than one; the middle.
+    - `remote_factor`: a line from one's own memory takes about 190 cycles, from the other socket's 310 (Denneman, "NUMA
+      Deep Dive", 2016), and a core keeps the same number of lines in flight. It divides what a memory gives as well, 57 to
+      35 GB/s, which stands for the link between the sockets (two QPI of 9.6 GT/s: 38 GB/s each way).
+    - `far_atomic_s`: a line that was written in the other socket takes two to three times as long as one of the same socket.
+
+    Assumed: vectors come from memory, not from caches (68 workers' vectors and batches are larger than both caches); a
+    gradient's memory traffic and its arithmetic do not overlap; a waiting thread leaves its core to the other.
+
+    >>> Sockets(cores=2).places(3)
+    [(0, 0), (1, 0), (0, 1)]
+
+    Args:
+        count: sockets.
+        used: on how many of them, the first, workers run, as under `numactl --cpunodebind`; None: on all.
+        cores: per socket.
+        threads_per_core: hardware threads.
+        threads_gain: what a core's threads compute together, in what one computes alone.
+        remote_factor: how many times as long a byte of another socket's memory takes.
+        far_atomic_s: moving a contended cache line to a core of another socket.
+        gradient_bytes: of `compute_s`, for a full batch, this much is memory traffic for the worker's own data (the batch,
+            activations); at most `compute_s * core_bytes_per_s`. One reading of the parameters is added.
+    """
+
+    count: int = 2
+    used: int | None = None
+    cores: int = 18
+    threads_per_core: int = 2
+    threads_gain: float = 1.2
+    remote_factor: float = 1.6
+    far_atomic_s: float = 250e-9
+    gradient_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("count", "cores", "threads_per_core"):
+            _check_count(f"sockets.{name}", getattr(self, name))
+        if self.used is not None:
+            _check_count("sockets.used", self.used)
+            if self.used > self.count:
+                raise UsageError(f"sockets.used is {self.used}, but there are {self.count} sockets.")
+        _check_number("sockets.threads_gain", self.threads_gain, 1.0)
+        _check_number("sockets.remote_factor", self.remote_factor, 1.0)
+        _check_number("sockets.far_atomic_s", self.far_atomic_s, 0.0)
+        _check_number("sockets.gradient_bytes", self.gradient_bytes, 0.0)
+
+    @property
+    def num_used(self) -> int:
+        """Sockets on which workers run."""
+        return self.used or self.count
+
+    def places(self, num_workers: int, *, pin: bool = False) -> list[Place]:
+        """Where each worker runs, first cores, then their further threads; with more workers than threads they take turns.
+
+        Without `pin` as the kernel balances: always the socket and the core that have the fewest workers. With it each worker
+        keeps to its share of the processors in the system's numbering (all cores' first threads, then all second ones), as
+        `--placement "first-touch(pin=yes)"` does on a real machine, and runs on the emptiest of them.
+        """
+        processors = [
+            (socket, core)
+            for _ in range(self.threads_per_core)
+            for socket in range(self.num_used)
+            for core in range(self.cores)
+        ]
+        on_core, on_socket = dict.fromkeys(processors, 0), [0] * self.count
+        places: list[Place] = []
+        for worker in range(num_workers):
+            mine = _share(processors, worker, num_workers) if pin else processors
+            chosen = min(mine, key=lambda place: (on_core[place], on_socket[place[0]]))
+            on_core[chosen] += 1
+            on_socket[chosen[0]] += 1
+            places.append(chosen)
+        return places
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placing:
+    """Where the shared vectors lie, and whether workers are pinned; what `--placement` says.
+
+    Args:
+        policy: `first-touch`: where they are written first; `interleave`: alternately on all sockets; `bind`: on one.
+        node: whose memory `bind` means.
+        pin: whether each worker keeps to its share of the processors.
+    """
+
+    policy: Literal["first-touch", "interleave", "bind"] = "first-touch"
+    node: int = 0
+    pin: bool = False
+
+    def shares(self, sockets: Sockets, places: list[Place], *, is_pool: bool) -> list[float]:
+        """Which part of a shared vector lies in which socket's memory.
+
+        Args:
+            sockets: the machine.
+            places: where the workers run.
+            is_pool: whether all workers write vectors first, as slots; otherwise worker 0 does.
+
+        Raises:
+            UsageError: there is no such memory.
+        """
+        if self.policy == "bind" and not 0 <= self.node < sockets.count:
+            raise UsageError(f"The simulated machine has no memory node {self.node}: it has {sockets.count} sockets.")
+        everywhere = range(sockets.count)
+        if self.policy == "interleave":
+            return [1.0 / sockets.count for _ in everywhere]
+        if self.policy == "first-touch" and is_pool:
+            return [sum(place[0] == socket for place in places) / len(places) for socket in everywhere]
+        holder = self.node if self.policy == "bind" else places[0][0]
+        return [float(socket == holder) for socket in everywhere]
+
+
+def _share(processors: list[Place], worker: int, num_workers: int) -> list[Place]:
+    """What `memory.placement.pin` gives a worker."""
+    if len(processors) < num_workers:
+        return [processors[worker % len(processors)]]
+    return processors[len(processors) * worker // num_workers : len(processors) * (worker + 1) // num_workers]
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"{name} must be a whole number from 1, not {value!r}.")
+
+
+def _check_number(name: str, value: object, least: float) -> None:
+    sound = isinstance(value, int | float) and not isinstance(value, bool) and least <= value < math.inf
+    if not sound:
+        raise UsageError(f"{name} must be a number from {least:g}, not {value!r}.")
