@@ -134,7 +134,7 @@ def _table(results: Sequence[dict[str, Any]]) -> str:
         if any(m is not None for m in marked)
         else ""
     )
-    averaged = "".join(f" {_escape(one)}" for one in evaluated_notes(results))
+    averaged = "".join(f" {escape(one)}" for one in evaluated_notes(results))
     return (
         '<h2>Figures of each run</h2>\n<div class="wide" tabindex="0"><table class="figures-table"><thead>'
         f'<tr class="over"><th rowspan="2" class="name">method</th><th rowspan="2" class="name">outcome</th>'
