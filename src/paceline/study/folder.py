@@ -45,7 +45,9 @@ class StudyFolder:
             raise UsageError(f"{self.path} is a file; name a folder with --out.")
         if not self.path.is_dir() or (self.path / "study.toml").is_file():
             return
-        if any(path != self.trials and not path.name.startswith(".") for path in self.path.iterdir()):  # not from a kill
+        if any(
+            path != self.trials and not path.name.startswith(".") for path in self.path.iterdir()
+        ):  # not from a kill
             raise UsageError(f"{self.path} is not empty, and holds no study; choose another folder with --out.")
 
     @contextlib.contextmanager
