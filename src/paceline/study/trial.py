@@ -149,8 +149,8 @@ class TrialMaker:
         ).resolved(self._task)
         cluster = self._cluster(config.workers, named_cluster, values) if study.backend == "simulator" else None
         self._check(config, algorithm)
-        if cluster is not None:
-            config = dataclasses.replace(config, placement="first-touch")  # it plays no part
+        if cluster is not None and getattr(cluster, "sockets", None) is None:
+            config = dataclasses.replace(config, placement=TrainConfig.placement)  # it plays no part
         factors = {name: used[name] for name in dict.fromkeys(["algorithm", "workers", *used])}
         return Trial(
             factors={**factors, "seed": seed},
