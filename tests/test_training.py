@@ -57,6 +57,17 @@ def test_the_run_and_its_folder(tmp_path):
     assert run.result["initial_loss"] == pytest.approx(2.3, abs=0.1)
 
 
+def test_a_share_of_the_initial_loss_and_a_number_of_seconds_end_a_run():
+    half = pl.train(TrainConfig(backend="threads", target_fraction=0.5, epochs=100, batch_size=32))
+    assert half.result["outcome"] == "converged"
+    assert half.result["target_loss"] == 0.5 * half.result["initial_loss"]
+    assert half.result["train_loss"] < 0.6 * half.result["initial_loss"]
+    assert half.result["samples"] < 50 * 1437
+    short = pl.train(TrainConfig(backend="threads", limit_s=0.1, epochs=1e6))
+    assert short.result["outcome"] == "stopped"
+    assert short.result["wall_s"] >= 0.09  # the step under way at that time may have ended just before
+
+
 def test_steps_are_each_workers_own():
     for algorithm in ("locked", "leashed", "lockstep"):
         run = pl.train(TrainConfig(algorithm=algorithm, workers=3, steps=25))

@@ -27,11 +27,11 @@ TRAINED = Study(
 )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def timed():
     return lambda **changes: dataclasses.replace(TIMED, **changes)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def trained():
     return lambda **changes: dataclasses.replace(TRAINED, **changes)

@@ -56,7 +56,7 @@ def complete(path):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-@pytest.mark.parametrize("first", range(1, 40, 3))
+@pytest.mark.parametrize("first", range(1, 40, 5))
 def test_killed_twice_and_resumed(timed, tmp_path, first, monkeypatch):
     study, path, log = timed(), tmp_path / "study", tmp_path / "log"
     for at_call in (first, first + 11):

@@ -71,31 +71,35 @@ def test_a_changed_study_runs_what_is_new_and_leaves_out_what_it_has_no_more(tim
     assert len(ran) == 12
 
 
-def test_methods_with_one_seed_begin_alike(trained, tmp_path):
-    run_study(trained(), tmp_path)
-    table = load_table(tmp_path)
-    assert list(table.groupby("factor.seed")["initial_loss"].nunique()) == [1, 1]
-    assert table["initial_loss"].nunique() == 2
+@pytest.fixture(scope="module")
+def trained_table(trained, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    run_study(trained(), folder)
+    return load_table(folder)
 
 
-def test_a_trial_ends_at_its_target_and_later_targets_are_censored(trained, tmp_path):
-    run_study(trained(), tmp_path)
-    table = load_table(tmp_path)
+def test_methods_with_one_seed_begin_alike(trained_table):
+    assert list(trained_table.groupby("factor.seed")["initial_loss"].nunique()) == [1, 1]
+    assert trained_table["initial_loss"].nunique() == 2
+
+
+def test_a_trial_ends_at_its_target_and_later_targets_are_censored(trained_table):
+    table = trained_table
     assert set(table["outcome"]) == {"converged"}
     assert (table["time_to_90_s"] < table["time_to_75_s"]).all()
     assert (table["time_to_75_s"] <= table["wall_s"]).all()
     assert (table["steps_to_75"] <= table["steps"]).all()
     assert table["time_to_1_s"].isna().all()
     assert (table["steps"] < 6 * 1437 / 32).all()  # it did stop there
-    run_study(trained(stop_at_target=False), tmp_path / "on")
-    on = load_table(tmp_path / "on")
+
+
+def test_a_trial_goes_on_where_it_should_and_a_target_added_later_is_read_from_its_records(trained, tmp_path, ran):
+    run_study(trained(stop_at_target=False), tmp_path)
+    on = load_table(tmp_path)
     assert (on["samples"] == 6 * 1437).all()
     assert set(on["outcome"]) == {"converged"}
     assert (on["train_loss"] < 0.75 * on["initial_loss"]).all()
 
-
-def test_a_target_added_later_is_read_from_the_records(trained, tmp_path, ran):
-    run_study(trained(stop_at_target=False), tmp_path)
     run_study(trained(stop_at_target=False, targets=(80.0, 75.0)), tmp_path)
     table = load_table(tmp_path)
     assert len(ran) == 4

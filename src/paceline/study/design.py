@@ -47,9 +47,8 @@ def plan_trials(study: Study) -> Plan:
     for seed in study.seeds:
         block = list(combinations)
         Random(f"{study.design.seed} {seed}").shuffle(block)
-        for levels in block:
-            trial = maker.make(levels, seed)
-            trials.setdefault(trial.hash, trial)
+        for trial in (one.with_seed(seed) for one in block):
+            trials[trial.hash] = trial
     check_all_used(study, maker)
     return Plan(tuple(trials.values()), tuple(maker.notes))
 
@@ -69,15 +68,16 @@ def check_all_used(study: Study, maker: TrialMaker) -> None:
             )
 
 
-def _distinct(study: Study, maker: TrialMaker) -> list[dict[str, Level]]:
-    """The combinations, each once: those that differ in what their algorithm does not have are one."""
-    found: dict[str, dict[str, Level]] = {}
+def _distinct(study: Study, maker: TrialMaker) -> list[Trial]:
+    """The combinations with the first seed, each once: those that differ in what their algorithm does not have are one."""
+    found: dict[str, Trial] = {}
     wanted = study.design.trials
     seen: set[tuple[Level, ...]] = set()
     for number, levels in enumerate(_combinations(study)):
         if (words := tuple(levels.values())) not in seen:
             seen.add(words)
-            found.setdefault(maker.make(levels, study.seeds[0]).hash, levels)
+            trial = maker.make(levels, study.seeds[0])
+            found.setdefault(trial.hash, trial)
         if wanted is not None and (len(found) == wanted or number >= wanted * _DRAWS_PER_TRIAL):
             break
         if len(found) * len(study.seeds) > _MOST_TRIALS:

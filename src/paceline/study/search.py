@@ -40,7 +40,8 @@ def _asked(
     for _ in range(study.design.trials or 0):
         question = asked.ask()
         levels = {name: _suggested(question, name, levels) for name, levels in study.factors.items()}
-        trials = [maker.make(levels, seed) for seed in study.seeds]
+        trial = maker.make(levels, study.seeds[0])
+        trials = [trial.with_seed(seed) for seed in study.seeds]
         yield from trials
         value = measure(trials)
         asked.tell(question, worst if value is None else value)

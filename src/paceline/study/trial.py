@@ -74,6 +74,12 @@ class Trial:
         text = json.dumps(identity, sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()[:_HASH_LENGTH]
 
+    def with_seed(self, seed: int) -> Trial:
+        """The same combination with another seed."""
+        return dataclasses.replace(
+            self, factors={**self.factors, "seed": seed}, config=dataclasses.replace(self.config, seed=seed)
+        )
+
     @property
     def setting(self) -> tuple[tuple[str, Level | None], ...]:
         """Its factors but the seed: what its repetitions share."""
