@@ -10,6 +10,7 @@ import typer
 
 from paceline.cli import options
 from paceline.cli.console import err, out, say
+from paceline.cli.study_report import compare, report
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -94,10 +95,9 @@ def run(
     except KeyboardInterrupt:
         say(f"What has been run is kept in {study_folder}; the same command goes on from there.")
         raise
-    from paceline.study.report import write_report  # pyright: ignore[reportMissingImports]
+    from paceline.study.report import write_report
 
-    report = write_report(study_folder)
-    _show_end(end, report, as_json=as_json)
+    _show_end(end, write_report(study_folder), as_json=as_json)
 
 
 @study_app.command()
@@ -124,6 +124,10 @@ def table(
     console.print(f"Table: {folder / 'table.parquet'} and {folder / 'table.csv'}", markup=False, soft_wrap=True)
     if as_json:
         print(frame.to_json(orient="records"), flush=True)
+
+
+study_app.command()(report)
+study_app.command()(compare)
 
 
 # What the options mean
@@ -253,7 +257,7 @@ def _levels_text(trial: Trial) -> str:
     return ", ".join(_level_text(name, level) for name, level in trial.factors.items() if level is not None)
 
 
-def _show_end(end: StudyEnd, report: Path, *, as_json: bool) -> None:
+def _show_end(end: StudyEnd, page: Path, *, as_json: bool) -> None:
     console = err() if as_json else out()
     for note in end.notes:
         say(note)
@@ -264,7 +268,7 @@ def _show_end(end: StudyEnd, report: Path, *, as_json: bool) -> None:
     outcomes = ", ".join(f"{number:,} {name}" for name, number in sorted(end.outcomes.items()))
     console.print(f"{total:,} trials, {end.ran:,} of them run now: {outcomes}.", soft_wrap=True)
     console.print(f"Table:  {end.folder / 'table.parquet'} and table.csv", markup=False, soft_wrap=True)
-    console.print(f"Report: {report}", markup=False, soft_wrap=True)
+    console.print(f"Report: {page}", markup=False, soft_wrap=True)
     if as_json:
         about = {"out": str(end.folder), "trials": total, "ran": end.ran, "found": end.found, "left_out": end.left_out}
-        print(json.dumps({**about, "outcomes": dict(end.outcomes), "report": str(report)}), flush=True)
+        print(json.dumps({**about, "outcomes": dict(end.outcomes), "report": str(page)}), flush=True)
