@@ -78,6 +78,17 @@ def trained_table(trained, tmp_path_factory):
     return load_table(folder)
 
 
+def test_trials_from_another_machine_are_said_to_be(timed, tmp_path):
+    run_study(timed(), tmp_path)
+    path = next((tmp_path / "trials").glob("*/trial.json"))
+    trial = json.loads(path.read_text())
+    trial["environment"]["machine"]["processor"] = "abacus"
+    path.write_text(json.dumps(trial))
+    (note,) = run_study(timed(), tmp_path).notes
+    assert "1 earlier trials were run" in note
+    assert (load_table(tmp_path)["environment.processor"] == "abacus").sum() == 1
+
+
 def test_methods_with_one_seed_begin_alike(trained_table):
     assert list(trained_table.groupby("factor.seed")["initial_loss"].nunique()) == [1, 1]
     assert trained_table["initial_loss"].nunique() == 2

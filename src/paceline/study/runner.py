@@ -31,6 +31,9 @@ from paceline.training import train
 __all__ = ["StudyEnd", "StudyProgress", "run_study"]
 
 _PROGRESS_EVERY_S = 0.2
+_ELSEWHERE = (
+    "{} earlier trials were run on another machine or with other versions: see the table's environment columns."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +110,7 @@ class _Running:
         self.end = StudyEnd(folder=folder.path)
         self.planned: dict[str, Trial] = {}
         self.handled: set[str] = set()
+        self.elsewhere = 0  # trials found that were run on another machine, or with other versions
         self.pace = Pace()
         self.told_s = -math.inf
         self.began_s = time.monotonic()
@@ -130,6 +134,8 @@ class _Running:
                     write_tables(self.folder.path)
                     raise
                 self.end.left_out = sorted(set(self.folder.finished()) - set(self.planned))
+                if self.elsewhere:
+                    self.end.notes += (_ELSEWHERE.format(self.elsewhere),)
                 write_tables(self.folder.path)
         return self.end
 
@@ -160,6 +166,7 @@ class _Running:
         if self.folder.done(name):
             about = self.folder.trial(name)
             self.end.found += 1
+            self.elsewhere += about.get("environment") != self.environment
             self.end.outcomes[about["outcome"]] += 1
             self.pace.took(trial, about.get("host_s"))
             return
@@ -240,11 +247,14 @@ class Pace:
             self._by_setting.setdefault(trial.setting, []).append(seconds)
 
     def remaining_s(self, waiting: Iterable[Trial], number: int) -> float | None:
-        """What is left: for each trial what its repetitions took, or else the mean of all settings."""
+        """What is left: for each trial what its repetitions took, or else the median of all settings.
+
+        The first trial of a study takes seconds more than its like, until the fork server has loaded PyTorch.
+        """
         if not self._by_setting:
             return None
         means = {setting: statistics.fmean(times) for setting, times in self._by_setting.items()}
-        overall = statistics.fmean(means.values())
+        overall = statistics.median(means.values())
         known = [means.get(trial.setting, overall) for trial in waiting]
         return sum(known) + overall * max(0, number - len(known))
 
