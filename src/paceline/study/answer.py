@@ -12,7 +12,7 @@ import numpy as np
 from paceline.observe.compare import percent_text
 from paceline.study.findings import FALSE_DISCOVERIES, Comparison, interval_text, times_text
 from paceline.study.statistics import MIN_PAIRS, share_estimate
-from paceline.study.trials import METHOD, OUTCOMES, Measure, Trials, factor_text, level_text, where_text
+from paceline.study.trials import METHOD, NOT_SET, OUTCOMES, Measure, Trials, factor_text, level_text, where_text
 
 __all__ = ["Answer", "answer", "asked"]
 
@@ -64,12 +64,11 @@ def answer(trials: Trials, comparisons: Sequence[Comparison]) -> Answer:
     leader = _leader(trials, comparisons)
     overall = [one for one in _against_others(comparisons, leader) if not one.where]
     verdict = _verdict(trials, measure, leader, overall, comparisons)
-    factors = [one for one in comparisons if one.factor != METHOD and not one.where and one.found]
     lost = _lost(leader, comparisons) if overall else []
     return Answer(
         verdict,
         lost,
-        _effects(factors),
+        _effects(trials, comparisons),
         _outcomes(trials, measure),
         _caution(comparisons),
         _next(trials, measure, leader, overall),
@@ -111,7 +110,7 @@ def _verdict(
     if not beaten:
         if len(overall) == 1:
             return [*prefix, f"No winner: {overall[0].sentence}"]
-        names = _join([one.base for one in open_ones])
+        names = _names(open_ones)
         clearest = [one for one in [_clearest(leader, trials, comparisons)] if one is not None]
         said = (
             f"No winner: {leader} {did} soonest in most pairs"
@@ -124,13 +123,13 @@ def _verdict(
             *clearest,
             *(one.sentence for one in open_ones[:_MOST_LISTED]),
         ]
-    ratios = _join([f"{_size(one)} {how} {one.base} ({_brackets(one)})" for one in beaten])
+    ratios = _ratios(beaten, how, trials.baseline)
     won = "won" if not open_ones else "led"
     verdict = [*prefix, f"{leader} {won}: it {did} {ratios}."]
     if (clearest := _clearest(leader, trials, comparisons)) is not None:
         verdict.append(clearest)
     if open_ones:
-        verdict.append(f"It was not surely ahead of {_join([one.base for one in open_ones])}. {open_ones[0].sentence}")
+        verdict.append(f"It was not surely ahead of {_names(open_ones)}. {open_ones[0].sentence}")
     return verdict
 
 
@@ -147,13 +146,24 @@ def _clearest(leader: str, trials: Trials, comparisons: Sequence[Comparison]) ->
     best = max(places, key=clarity, default=())
     if not best:
         return None
-    ratios = [
-        f"{_size(one)} sooner than {one.base} ({_brackets(one)})"
-        for one in sorted(places[best], key=lambda one: -one.centre)
-    ]
-    if places[best][0].measure.kind == "throughput":
-        ratios = [text.replace(" sooner than ", " the throughput of ") for text in ratios]
-    return f"It was clearest{where_text(best)}: {_join(ratios)}."
+    how = "the throughput of" if places[best][0].measure.kind == "throughput" else "sooner than"
+    ahead = sorted(places[best], key=lambda one: one.centre)
+    return f"It was clearest{where_text(best)}: {_ratios(ahead, how, trials.baseline)}."
+
+
+def _ratios(beaten: list[Comparison], how: str, baseline: str) -> str:
+    """By how much each was beaten; of many, the closest, and the baseline or else the last, and how many others."""
+    if len(beaten) <= _MOST_LISTED:
+        return _join([f"{_size(one)} {how} {one.base} ({_brackets(one)})" for one in beaten])
+    named = next((one for one in beaten[1:] if one.base == baseline), beaten[-1])
+    listed = _join([f"{_size(one)} {how} {one.base} ({_brackets(one)})" for one in (beaten[0], named)])
+    return f"{listed}; {len(beaten) - 2} other methods were surely beaten, too"
+
+
+def _names(comparisons: list[Comparison]) -> str:
+    more = len(comparisons) - _MOST_LISTED
+    names = [one.base for one in comparisons]
+    return _join(names if more <= 1 else [*names[:_MOST_LISTED], f"{more} others"])
 
 
 def _did(measure: Measure) -> tuple[str, str]:
@@ -207,14 +217,26 @@ def _range(values: np.ndarray) -> str:
     return f"{low:,.3g}" if low == high else f"{low:,.3g} to {high:,.3g}"
 
 
-def _effects(found: Sequence[Comparison]) -> list[str]:
-    """The largest effect of each other factor."""
-    largest: dict[str, Comparison] = {}
-    for one in found:
-        known = largest.get(one.factor)
+def _effects(trials: Trials, comparisons: Sequence[Comparison]) -> list[str]:
+    """The largest effect of each other factor; of fields that only some methods have, of each method."""
+    largest: dict[tuple[Any, ...], Comparison] = {}
+    for one in comparisons:
+        if one.factor == METHOD or (one.where and one.factor not in trials.own_fields) or not one.found:
+            continue
+        known = largest.get((one.factor, *one.where))
         if known is None or one.leading.centre > known.leading.centre:
-            largest[one.factor] = one
-    return [_capital(one.sentence) for one in largest.values()]
+            largest[one.factor, *one.where] = one
+    said = [
+        one.sentence if one.factor == "algorithm" else one.sentence[:1].upper() + one.sentence[1:]
+        for one in largest.values()
+    ]
+    named = {one.factor for one in largest.values()}
+    said += [
+        f"No effect of {factor_text(factor)} was found."
+        for factor in [*trials.others, *trials.own_fields]
+        if factor not in named and any(one.factor == factor and one.testable for one in comparisons)
+    ]
+    return said
 
 
 def _lost(leader: str, comparisons: Sequence[Comparison]) -> list[str]:
@@ -224,7 +246,7 @@ def _lost(leader: str, comparisons: Sequence[Comparison]) -> list[str]:
     behind = [one for one in held if one.centre < 1]
     sure = sorted((one for one in behind if one.found), key=lambda one: (len(one.where), one.centre))
     if not behind:
-        return [f"{leader} was behind nowhere, in none of {len(held)} comparisons at single settings."]
+        return [f"{leader} was behind in none of {len(held)} comparisons at single settings."]
     if not sure:
         return [
             f"{leader} lost surely nowhere: it was behind in {len(behind)} of {len(held)} comparisons at single settings, but "
@@ -235,7 +257,7 @@ def _lost(leader: str, comparisons: Sequence[Comparison]) -> list[str]:
         if not any(set(other.where) < set(one.where) and other.base == one.base for other in said):
             said.append(one)
     more = f" {len(said) - _MOST_LISTED} more are in the table." if len(said) > _MOST_LISTED else ""
-    return [_capital(" ".join(one.sentence for one in said[:_MOST_LISTED])) + more]
+    return [" ".join(one.sentence for one in said[:_MOST_LISTED]) + more]
 
 
 def _outcomes(trials: Trials, measure: Measure) -> list[str]:
@@ -334,7 +356,13 @@ def _beyond_edges(trials: Trials, measure: Measure, leader: str) -> str | None:
 def _settle(overall: list[Comparison]) -> str | None:
     """How many pairs the closest open comparison would take, from the width of its interval."""
     open_ones = [
-        one for one in overall if one.testable and not one.found and one.ratio.low > 0 and math.isfinite(one.ratio.high)
+        one
+        for one in overall
+        if one.testable
+        and not one.found
+        and one.ratio.complete == one.ratio.pairs
+        and one.ratio.low > 0
+        and math.isfinite(one.ratio.high)
     ]
     if not open_ones:
         return None
@@ -349,13 +377,10 @@ def _settle(overall: list[Comparison]) -> str | None:
 
 
 def _levels_text(levels: Sequence[Any]) -> str:
+    levels = [level for level in levels if level != NOT_SET]
     texts = [f"{level:g}" if isinstance(level, float) else str(level) for level in levels]
     return ", ".join(texts) if len(texts) <= 8 else f"{texts[0]} to {texts[-1]} ({len(texts)} levels)"
 
 
 def _join(parts: Sequence[str]) -> str:
     return ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else "".join(parts)
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:] if text.startswith(("batch", "learning", "backoff", "persistence")) else text

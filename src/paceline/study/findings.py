@@ -152,14 +152,21 @@ def _of_methods(trials: Trials) -> Iterator[tuple[str, Any, Any, tuple[tuple[str
 
 
 def _of_factors(trials: Trials) -> Iterator[tuple[str, Any, Any, tuple[tuple[str, Any], ...]]]:
-    for factor in [*trials.others, *trials.own_fields]:
-        base, *others = [level for level in trials.factors[factor] if level != NOT_SET]
-        # Fields of some methods only are compared within each of these by the comparison of methods already.
-        methods = trials.methods if len(trials.methods) > 1 and factor in trials.others else []
-        for other in others:
-            yield factor, base, other, ()
-            for method in methods:
-                yield factor, base, other, ((METHOD, method),)
+    methods = trials.methods if len(trials.methods) > 1 else []
+    for factor in trials.others:
+        yield from _with_first(trials, factor, METHOD, methods)
+    for factor in trials.own_fields:
+        yield from _with_first(trials, factor, trials.by, trials.levels(trials.by))
+
+
+def _with_first(
+    trials: Trials, factor: str, holder: str, held: Sequence[Any]
+) -> Iterator[tuple[str, Any, Any, tuple[tuple[str, Any], ...]]]:
+    base, *others = [level for level in trials.factors[factor] if level != NOT_SET]
+    for other in others:
+        yield factor, base, other, ()
+        for level in held:
+            yield factor, base, other, ((holder, level),)
 
 
 def _baseline_first(trials: Trials) -> list[str]:

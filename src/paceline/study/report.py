@@ -75,7 +75,7 @@ def study_page(frame: pd.DataFrame, folder: Path, *, baseline: str | None = None
     drawn, body = [], [glance_html(trials)]
     if len(trials):
         view = view_of(trials)
-        body.append(findings_html(comparisons))
+        body.append(findings_html(comparisons, trials.baseline))
         for one in _figures(view):
             drawn.append(one.figure)
             body.append(figure_html(one.figure, table_html("The same as a table", one.head, one.rows)))

@@ -22,7 +22,7 @@ _MOST_FINDINGS = 12
 _WIDE = '<div class="wide" tabindex="0">'
 
 
-def findings_html(comparisons: Sequence[Comparison]) -> str:
+def findings_html(comparisons: Sequence[Comparison], baseline: str) -> str:
     """Sentences, the most general first."""
     found = [one.leading for one in comparisons if one.found]
     if not found:
@@ -31,7 +31,9 @@ def findings_html(comparisons: Sequence[Comparison]) -> str:
             if not comparisons
             else "<h2>Findings</h2>\n<p>There are none: no interval excludes 1 and holds among all comparisons.</p>"
         )
-    found.sort(key=lambda one: (one.factor != METHOD, len(one.where), -one.centre))
+    found.sort(
+        key=lambda one: (one.factor != METHOD, len(one.where), baseline not in (one.base, one.other), -one.centre)
+    )
     listed = "".join(f"<li>{prose(one.sentence)}</li>" for one in found[:_MOST_FINDINGS])
     more = (
         f"<p>{len(found) - _MOST_FINDINGS} more are in the table of all comparisons.</p>"

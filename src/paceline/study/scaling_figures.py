@@ -176,7 +176,8 @@ def speedup_figure(view: View) -> Drawn | None:
                 {
                     "type": "scatter", "mode": "lines+markers", "name": method, "legendgroup": method,
                     "showlegend": index == 0, "yaxis": axis_name(index), "x": x, "y": numbers(np.array(y)), "customdata": text,
-                    "line": {"color": view.colour(method), "width": 2}, "marker": {"color": view.colour(method), "size": 6},
+                    "line": {"color": view.colour(method), "width": 2, "dash": view.dash(method)},
+                    "marker": {"color": view.colour(method), "size": 6},
                     "error_y": {
                         "type": "data", "symmetric": False, "array": numbers(up), "arrayminus": numbers(below),
                         "color": view.colour(method), "thickness": 1.2, "width": 3,

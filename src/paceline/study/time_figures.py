@@ -182,7 +182,8 @@ def arrival_figure(view: View) -> Drawn | None:
                 {
                     "type": "scatter", "mode": "lines", "name": method, "legendgroup": method, "yaxis": axis_name(index),
                     "showlegend": method not in in_legend, "x": numbers(x), "y": numbers(share, 4),
-                    "line": {"shape": "hv", "color": view.colour(method), "width": 2}, "customdata": ["", *band, ""],
+                    "line": {"shape": "hv", "color": view.colour(method), "width": 2, "dash": view.dash(method)},
+                    "customdata": ["", *band, ""],
                     "hovertemplate": "%{y:.0f} % after %{x:.4~g} s<br>%{customdata}",
                 }
             )  # fmt: skip

@@ -262,5 +262,8 @@ def factor_text(factor: str) -> str:
 
 
 def where_text(where: Sequence[tuple[str, Any]]) -> str:
-    """Levels for a sentence: ` at 8 workers and batch size 64`; nothing for none."""
-    return f" at {' and '.join(level_text(factor, level) for factor, level in where)}" if where else ""
+    """Levels for a sentence: ` at 8 workers and batch size 64`, ` with leashed`; nothing for none."""
+    methods = [level_text(*one) for one in where if one[0] in ("algorithm", METHOD)]
+    others = [level_text(*one) for one in where if one[0] not in ("algorithm", METHOD)]
+    said = f" with {' and '.join(methods)}" if methods else ""
+    return said + (f" at {' and '.join(others)}" if others else "")

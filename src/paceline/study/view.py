@@ -79,6 +79,10 @@ class View:
         """The method's colour, the same in all figures."""
         return f"@method-{self.trials.methods.index(method) % len(METHODS['light'])}"
 
+    def dash(self, method: str) -> str:
+        """The line of a method's curve: where there are more methods than colours, the second of a colour is dashed."""
+        return ("solid", "dash", "dot")[self.trials.methods.index(method) // len(METHODS["light"]) % 3]
+
     def rows(self, method: str | None, across: Any = None, down: Any = None) -> np.ndarray:
         """Numbers of the trials at these levels; None is any."""
         where = {METHOD: method, self.across: across, self.down: down}
