@@ -112,6 +112,8 @@ def _verdict(
             return [*prefix, f"No winner: {overall[0].sentence}"]
         names = _names(open_ones)
         clearest = [one for one in [_clearest(leader, trials, comparisons)] if one is not None]
+        if any(one.centre < 1 for one in overall) or not any(one.centre > 1 for one in overall):
+            return [*prefix, "No winner: of no method is it known that it was ahead of all others.", *clearest]
         said = (
             f"No winner: {leader} {did} soonest in most pairs"
             if measure.kind != "throughput"

@@ -94,7 +94,8 @@ class Comparison:
             )
         match one.measure.kind:
             case "time":
-                said = f"reached {one.measure.goal} {size} sooner than {second}"
+                sooner = "as soon as" if size == "1.00x" else f"{size} sooner than"
+                said = f"reached {one.measure.goal} {sooner} {second}"
             case "steps":
                 said = f"needed {size} fewer updates than {second} to reach {one.measure.goal}"
             case _:
@@ -189,7 +190,7 @@ def interval_text(ratio: Ratio) -> str:
     if math.isinf(ratio.low):
         return "95 % interval beyond any factor"
     if math.isinf(ratio.high):
-        return f"95 % interval {_number(ratio.low)} or more" if ratio.low else "95 % interval anything"
+        return f"95 % interval {_number(ratio.low)} or more" if ratio.low else "95 % interval without bounds"
     if ratio.low == 0:
         return f"95 % interval {_number(ratio.high)} or less"
     return f"95 % interval {_number(ratio.low)} to {_number(ratio.high)}"

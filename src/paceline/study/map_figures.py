@@ -86,8 +86,8 @@ def staleness_figure(view: View) -> Drawn | None:
         layout["xaxis"]["dtick"] = 1
     figure = Figure(
         "staleness", "How stale the applied gradients were",
-        "How many updates others had applied between a gradient's reading of the parameters and its own update. The darker, "
-        f"the more of the row's updates.{_rows_note(view)}" + view.pooled_note,
+        "How many updates others had applied between a gradient's reading of the parameters and its own update. The "
+        f"stronger the colour, the more of the row's updates.{_rows_note(view)}" + view.pooled_note,
         traces, layout, [(name, "") for name in [*view.head(), "staleness", "updates"]], height_px=height,
         legend=False, rows=data,
     )  # fmt: skip

@@ -97,12 +97,24 @@ def trials_of(
     """The table as an experiment, with the baseline that is given, or that the study file names."""
     named = study.get("baseline") if by in (None, "algorithm") else None
     own = named.get("algorithm") if isinstance(named, Mapping) else None
+    order = _orders(study.get("factors"))
     if baseline is None and own is not None:
         try:
-            return Trials(frame, by=by, baseline=own)
+            return Trials(frame, by=by, baseline=own, order=order)
         except UsageError:  # the study compares something else, or spells it in another way
             pass
-    return Trials(frame, by=by, baseline=baseline)
+    return Trials(frame, by=by, baseline=baseline, order=order)
+
+
+def _orders(factors: Any, prefix: str = "") -> dict[str, list[Any]]:
+    """The levels of every factor as the study file lists them; names with dots may be tables there."""
+    orders: dict[str, list[Any]] = {}
+    for name, levels in factors.items() if isinstance(factors, Mapping) else ():
+        if isinstance(levels, list):
+            orders[prefix + name] = levels
+        else:
+            orders |= _orders(levels, f"{prefix}{name}.")
+    return orders
 
 
 def _figures(view: View) -> list[Drawn]:

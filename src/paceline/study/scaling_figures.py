@@ -213,7 +213,8 @@ def speedup_figure(view: View) -> Drawn | None:
     figure = Figure(
         "speed-up", "What more workers bring",
         f"How many times {what} than the same method with {workers_text(first)}: medians of pairs with equal seeds, 95 % "
-        "intervals. Dashed: in proportion to the workers." + together,
+        "intervals. Dashed: in proportion to the workers."
+        + (" Missing marks: too many runs did not arrive." if any(row[-4] is None for row in rows) else "") + together,
         traces, layout, [(name, "") for name in [*names, "times as fast", "low", "high", "pairs"]],
         height_px=height, legend=len(trials.methods) > 1, rows=rows,
     )  # fmt: skip

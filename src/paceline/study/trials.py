@@ -66,10 +66,19 @@ class Trials:
     Args:
         frame: one row per trial, as `load_table` returns it.
         by: the factor that is compared; by default the algorithm if it varies, else the first factor that does.
-        baseline: its level that the others are compared with; by default the first trial's.
+        baseline: its level that the others are compared with; by default the first.
+        order: factor -> its levels in the order in which they are to be shown; trials are run in an order by chance.
     """
 
-    def __init__(self, frame: pd.DataFrame, *, by: str | None = None, baseline: Any = None) -> None:
+    def __init__(
+        self,
+        frame: pd.DataFrame,
+        *,
+        by: str | None = None,
+        baseline: Any = None,
+        order: Mapping[str, Sequence[Any]] | None = None,
+    ) -> None:
+        self._order = {name: [str(_plain(level)) for level in levels] for name, levels in (order or {}).items()}
         self.frame = frame.sort_values("number", kind="stable").reset_index(drop=True) if len(frame) else frame
         names = [name.removeprefix(_PREFIX) for name in self.frame.columns if name.startswith(_PREFIX)]
         self.all_factors = [name for name in names if name != _SEED]
@@ -91,9 +100,12 @@ class Trials:
         return len(self.frame)
 
     def levels(self, factor: str) -> list[Any]:
-        """A factor's levels: numbers by size, words as they first occur."""
+        """A factor's levels: numbers by size, words in the order given, then as they first occur."""
         levels = list(dict.fromkeys(self.column_of[factor].tolist()))
-        return sorted(levels) if all(_is_number(level) for level in levels) else levels
+        if all(_is_number(level) for level in levels):
+            return sorted(levels)
+        places = {level: place for place, level in enumerate(self._order.get(factor, ()))}
+        return sorted(levels, key=lambda level: places.get(str(level), len(places)))
 
     def values(self, column: str) -> np.ndarray:
         """A measure of every trial, NaN where it has none."""
@@ -216,8 +228,14 @@ class Trials:
         return ", ".join(level_text(*part) for part in parts)
 
     def _method_order(self) -> list[int]:
-        order = {level: index for index, level in enumerate(self.levels(self.by))}
-        return [order[level] for level in self.column_of[self.by]]
+        places = [0] * len(self)
+        for name in (self.by, *self.own_fields):
+            levels = self.levels(name)
+            order = {level: index for index, level in enumerate(levels)}
+            places = [
+                place * len(levels) + order[level] for place, level in zip(places, self.column_of[name], strict=True)
+            ]
+        return places
 
     def _baseline(self, wanted: Any) -> str:
         """The method that is meant by a level, as text or as it is; the first if nothing is."""
