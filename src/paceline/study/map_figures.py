@@ -36,7 +36,9 @@ def staleness_figure(view: View) -> Drawn | None:
     if not cells:
         return None
     lowest = min(0, *(min(one) for *_, one in cells))
-    highest = max(_quantile(one, 0.999) for *_, one in cells)  # one update in a thousand may lie beyond the right edge
+    # A worker that lost its core for a while makes a few updates that are very stale: they share the last column.
+    most = max(max(one) for *_, one in cells)
+    highest = min(most, max(8, math.ceil(1.25 * max(_quantile(one, 0.95) for *_, one in cells))))
     width = max(1, math.ceil((highest - lowest + 1) / _MOST_BINS))
     num_bins = max((highest - lowest) // width + 1, 2)
     shown = [method for method in view.trials.methods if any(cell[0] == method for cell in cells)]
@@ -50,6 +52,8 @@ def staleness_figure(view: View) -> Drawn | None:
         str(lowest + at * width) if width == 1 else f"{lowest + at * width} to {lowest + (at + 1) * width - 1}"
         for at in range(num_bins)
     ]
+    if most >= lowest + num_bins * width:
+        ranges[-1] = f"{lowest + (num_bins - 1) * width} or more"
     for index, method in enumerate(shown):
         names, shades, hovers = [], [], []
         for _, across, down, histogram in (cell for cell in cells if cell[0] == method):
@@ -68,8 +72,9 @@ def staleness_figure(view: View) -> Drawn | None:
             mean = sum(value * count for value, count in histogram.items()) / total
             cell_names = view.names(method, across, down)
             data += [[*cell_names, value, count] for value, count in sorted(histogram.items())]
-            most = [str(_quantile(histogram, q)) for q in (0.5, 0.95, 1.0)]
-            table.append([*cell_names, number_text(float(mean)), *most])
+            table.append(
+                [*cell_names, number_text(float(mean)), *(str(_quantile(histogram, q)) for q in (0.5, 0.95, 1.0))]
+            )
         traces.append(
             {
                 "type": "heatmap", "name": method, "yaxis": axis_name(index), "x": centres, "y": names, "z": shades,
@@ -87,7 +92,8 @@ def staleness_figure(view: View) -> Drawn | None:
     figure = Figure(
         "staleness", "How stale the applied gradients were",
         "How many updates others had applied between a gradient's reading of the parameters and its own update. The "
-        f"stronger the colour, the more of the row's updates.{_rows_note(view)}" + view.pooled_note,
+        "stronger the colour, the more of the row's updates; the last column has all that are staler."
+        + _rows_note(view) + view.pooled_note,
         traces, layout, [(name, "") for name in [*view.head(), "staleness", "updates"]], height_px=height,
         legend=False, rows=data,
     )  # fmt: skip

@@ -241,9 +241,10 @@ class Trials:
         """The method that is meant by a level, as text or as it is; the first if nothing is."""
         if wanted is None:
             return self.methods[0] if self.methods else ""
-        for row, method in enumerate(self.method_of):
-            if method == wanted or str(self.column_of[self.by][row]) == str(_plain(wanted)):
-                return str(method)
+        for method in self.methods:
+            level = self.column_of[self.by][np.flatnonzero(self.method_of == method)[0]]
+            if str(wanted) in (method, str(level)) or _plain(wanted) == level:
+                return method
         raise UsageError(
             f"No trial of this study has the baseline '{wanted}'; choose one of: {', '.join(self.methods)}."
         )
