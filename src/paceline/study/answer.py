@@ -341,6 +341,8 @@ def _beyond_edges(trials: Trials, measure: Measure, leader: str) -> str | None:
     found = []
     for factor in trials.others:
         levels = trials.factors[factor]
+        if factor.startswith("cluster"):  # what a machine is like is no choice
+            continue
         if not all(isinstance(level, int | float) and not isinstance(level, bool) for level in levels):
             continue
         medians = [float(np.median(times.high[trials.rows({METHOD: leader, factor: level})])) for level in levels]
