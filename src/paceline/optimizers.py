@@ -137,10 +137,7 @@ class FlatOptimizer:
             parameter.grad = None  # its memory is the next message's
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Momentum and the like, as vectors (n,) and, where it is one number for all, without a dimension.
-
-        Live where one group has all elements; else put together anew.
-        """
+        """Copies of momentum and the like, as vectors (n,) and, where it is one number for all, without a dimension."""
         found: dict[str, torch.Tensor] = {}
         if self._optimizer is None:
             return found
@@ -148,8 +145,6 @@ class FlatOptimizer:
             for key, value in self._optimizer.state[parameter].items():
                 if not isinstance(value, torch.Tensor):
                     found[key] = torch.tensor(float(value))
-                elif value.dim() and len(value) == self._num_elements:
-                    found[key] = value
                 elif value.dim():
                     if key not in found:
                         found[key] = torch.zeros(self._num_elements, dtype=value.dtype)

@@ -110,6 +110,21 @@ def test_checkpoints_that_nobody_wants_copy_nothing():
     storage.checkpoint(lambda: pytest.fail("a state was put together"), None)
 
 
+def test_a_snapshot_copies_the_optimizers_state_once(monkeypatch):
+    """And what it holds is not changed by later updates."""
+    adam, copied = settings_of(torch.optim.Adam([torch.nn.Parameter(torch.zeros(3))]), lambda _: (0, 3)), []
+    clone = torch.Tensor.clone
+    monkeypatch.setattr(torch.Tensor, "clone", lambda self: copied.append(tuple(self.shape)) or clone(self))
+    storage = Storage()
+    told = Received(0, 0, Message("settings", x=adam.to_tensor()))
+    serve([told, push(0, 1, 1), push(0, 2, 5)], rule=UserOptimizer(), storage=storage)
+    first, last = (kept["rule"]["exp_avg"] for kept in (storage.kept[2], storage.kept[-1]))
+    assert first.tolist() == pytest.approx([0.1] * 3)
+    assert last.tolist() == pytest.approx([0.59] * 3)
+    answers = 2
+    assert copied.count((3,)) == len(storage.kept) + 1 + answers, "of the parameters, for each state and each answer"
+
+
 def test_who_asks_for_no_parameters_gets_none():
     """Downpour pushes more often than it fetches; what is sent again after a push is answered as it was."""
 

@@ -45,6 +45,7 @@ class Applier:
     """
 
     keeps_reads: ClassVar[bool] = False
+    copies_state: ClassVar[bool] = False  # whether the tensors of `state` are nobody else's
 
     #: So many updates later than the one that it was given for will the last gradient be applied.
     postponed: int = 0

@@ -114,7 +114,11 @@ class Shard:
 
     def state(self) -> dict[str, Any]:
         """All that a successor needs, or a later run with another number of shards."""
-        return cloned(self._state())
+        state = self._state()
+        if not (self._applier.copies_state and self._average is None):
+            return cloned(state)
+        rule = state.pop("rule")  # as large as the parameters, and a copy already
+        return {**cloned(state), "rule": rule}
 
     def _state(self) -> dict[str, Any]:
         """The same, with the live tensors."""

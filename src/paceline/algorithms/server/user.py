@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -40,6 +41,8 @@ class UserApplier(Applier):
         settings: of the update's worker.
         scale: factor on every group's learning rate.
     """
+
+    copies_state: ClassVar[bool] = True
 
     def __init__(self) -> None:
         super().__init__()
