@@ -27,9 +27,15 @@ HELD_UP, PARETO_TAIL, LONGEST_S = 0.01, 1.1, 310.0
 SHOWN = (50, 90, 96, 98, 99, 100)
 TASK, BATCH_SIZE, EPOCHS = "mnist-mlp", 16, 4.5
 LOSSES, DECIDING = (0.8, 0.6, 0.4), 1  # times to these losses are shown; the second one's decides
-SYNC_RATE, ASYNC_RATES = 0.004, (0.002, 0.003, 0.005, 0.01)  # of the asynchronous ones the best counts
+SYNC_RATE, OTHER_SYNC_RATES, ASYNC_RATES = 0.004, (0.002, 0.006, 0.009), (0.002, 0.003, 0.005, 0.01)
 TRAINED_BACKUPS = (0, 2, 4, 8, 15, 30)
 FURTHER_SEEDS = (1, 2)
+ABOUT_SEEDS = (
+    "The rate is that which was best with seed 0. For `sync` it is near the largest that is stable, and seed 1 pays "
+    "for that; at 0.004, where all seeds are stable, they come to 92.23, 91.75 and 91.71 %, a quarter of a point "
+    "above asynchronous training on average, which is less than seeds differ by. So in runs of 170 updates it is the "
+    "time that decides; in accuracy `sync` is ahead by less than can be told from three seeds."
+)
 ASYNC = "parameter-server(mode=async, average=0.9995)"  # an average over as many gradients as in `sync`
 
 
@@ -103,22 +109,26 @@ def training_lines() -> list[str]:
     by_rate = {rate: trained(ASYNC, rate) for rate in ASYNC_RATES}
     lines += [row for row, *_ in (*by_backups.values(), *by_rate.values())]
     best = min(by_backups, key=lambda b: by_backups[b][1][DECIDING])
-    rate = max(by_rate, key=lambda rate: by_rate[rate][2])
+    others = {rate: trained(sync(best), rate) for rate in OTHER_SYNC_RATES}
+    lines += [row for row, *_ in others.values()]
+    others[SYNC_RATE] = by_backups[best]
     soonest_s = min(times_s[DECIDING] for _, times_s, _ in by_rate.values())
-    further = [
-        [one[2], *(trained(spec, own_rate, seed)[2] for seed in FURTHER_SEEDS)]
-        for spec, own_rate, one in (
-            (sync(best), SYNC_RATE, by_backups[best]),
-            (ASYNC, rate, by_rate[rate]),
-        )
-    ]
-    with_backups, without = (", ".join(f"{one:.2f}" for one in seeds) for seeds in further)
+    further, rates = [], []
+    for spec, by_its_rate in ((sync(best), others), (ASYNC, by_rate)):
+        rates.append(max(by_its_rate, key=lambda rate: by_its_rate[rate][2]))
+        seeds = [trained(spec, rates[-1], seed)[2] for seed in FURTHER_SEEDS]
+        further.append([by_its_rate[rates[-1]][2], *seeds])
+    with_backups, without = (
+        f"{', '.join(f'{one:.2f}' for one in seeds)} (median {sorted(seeds)[len(seeds) // 2]:.2f})" for seeds in further
+    )
     lines += [
         "",
         f"Soonest at loss {LOSSES[DECIDING]:g}: b = {best}, after {_seconds(by_backups[best][1][DECIDING])} s; without"
         f" backups {_seconds(by_backups[0][1][DECIDING])} s, asynchronously at the best rate for it {_seconds(soonest_s)} s."
-        f" Final test accuracy with seeds 0, 1, 2: {with_backups} % with b = {best}, {without} % asynchronously at {rate:g},"
-        " the best rate for it.",
+        f" Final test accuracy with seeds 0, 1, 2, each at the rate that is best for it: {with_backups} % with b = {best} at"
+        f" {rates[0]:g}, {without} % asynchronously at {rates[1]:g}.",
+        "",
+        ABOUT_SEEDS,
         "",
         "A worker that is held up for long is missing in many steps, and uses a backup up in each: so steps with few backups"
         " take longer here than above, where all workers begin each step together.",
