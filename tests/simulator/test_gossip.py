@@ -58,6 +58,32 @@ def test_ad_psgd_loses_no_update_written_meanwhile(topology, workers):
     assert (ended.x.sum(0) - x0.sum(0) - planted).abs().max() < 1e-9
 
 
+@pytest.mark.parametrize(("topology", "workers"), GRAPHS, ids=IDS)
+def test_ad_psgd_averages_once_more_after_the_last_gradient(topology, workers):
+    steps = 12
+
+    def gradient(worker, step, at):
+        return torch.eye(workers, dtype=torch.float64)[worker] * (step == steps)
+
+    x0 = torch.zeros(workers, workers, dtype=torch.float64)
+    ended = drive(pl.ADPSGD(topology=topology), Cluster(workers=workers), num_steps=steps, x0=x0, gradient=gradient,
+                  learning_rate=-1.0)  # fmt: skip
+    own = ended.x.diagonal()  # 1 where nobody has averaged since
+    assert (ended.x.sum(0) - 1).abs().max() < 1e-12
+    assert own.max() <= 0.5 if topology.bipartite_roles(workers) else (own <= 0.5).sum() >= workers / 2
+    assert ended.machine.scheduler.now_s < 0.2  # nobody has waited for a deadline
+
+
+@pytest.mark.parametrize("slow", [0, 1])  # who only answers, and who requests
+@pytest.mark.parametrize("workers", [2, 4, 5])
+def test_who_comes_last_waits_for_nobody(workers, slow):
+    x0 = random_vectors(workers)
+    ended = drive(pl.ADPSGD(), Cluster(workers=workers).slow(worker=slow, factor=7), num_steps=10, x0=x0)
+    assert (ended.x.mean(0) - x0.mean(0)).abs().max() < 1e-12
+    assert ended.machine.scheduler.now_s < 0.75
+    assert (ended.x - ended.x.mean(0)).abs().max() < (x0 - x0.mean(0)).abs().max()
+
+
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(("topology", "workers"), [(Ring(), 5), (Ring(), 8), (Complete(), 5)], ids=str)
 def test_a_kill_shifts_the_mean_by_one_message_at_most(topology, workers, seed):

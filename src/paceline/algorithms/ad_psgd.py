@@ -36,7 +36,7 @@ class ADPSGD(Algorithm):
     Reference: Lian et al., "Asynchronous Decentralized Parallel Stochastic Gradient Descent", ICML 2018, arXiv:1710.06952,
         Algorithm 1. The paper's passive workers never start an average; here they invite an active neighbour to, so that every
         update comes with one pair's average, whoever makes it. The second half of an average is applied as a difference, so
-        that gradients may be applied in between.
+        that gradients may be applied in between. After its last gradient a worker averages once more, if a neighbour is left.
     """
 
     topology: Topology = field(default_factory=Ring)

@@ -12,6 +12,10 @@ Nobody can wait in a circle. Where the graph is bipartite only active workers re
 worker that wants an average invites an active neighbour to request one. Elsewhere everyone does both, and a worker that waits
 for an answer itself lets requests from lower ids wait, refuses those from higher ids, and takes a request from the very worker
 it waits for as the answer: a chain of waiting workers then has ascending ids, and cannot close.
+
+A worker that ends takes part in one more exchange, so that nobody's own model is left as its last gradient made it. It then
+stays for its neighbours' last exchanges, a second at most, and tells those who are not done that it is gone: they ask somebody
+else, and need no deadline.
 """
 
 from __future__ import annotations
@@ -41,9 +45,14 @@ from paceline.transport.base import (
 
 __all__ = ["PairwiseAveraging"]
 
-_KINDS = ("turn", "end", "invite", "request", "answer", "busy", "model?")  # others are not for this program
+# Other kinds are not for this program.
+_KINDS = ("turn", "end", "invite", "request", "answer", "busy", "done", "gone", "model?")
 _LONGEST_PAUSE_TURNS = 64
-_TURN, _END, _INVITE = Message("turn"), Message("end"), Message("invite")
+_FEW = 16  # partners for whose last exchanges a worker stays
+_STAY_S = 1.0
+_TURN, _INVITE, _LAST_INVITE = Message("turn"), Message("invite"), Message("invite", 1)
+_DONE, _GONE = Message("done"), Message("gone")
+_END, _END_AFTER_ONE_MORE = Message("end"), Message("end", 1)
 
 
 @dataclass(slots=True)
@@ -89,13 +98,22 @@ class PairwiseAveraging:
         self._requests = roles is None or ports.worker_id in roles.active
         self._deadline = MeasuredDeadline()
         self._num_turns = 0
-        # Lists, as they are nearly always empty: a deque takes 600 bytes, which thousands of simulated workers notice.
+        # Lists, as they are nearly always empty: a deque takes 600 bytes, and there may be thousands of simulated workers.
         self._wanted: list[int | None] = []  # exchanges to begin: with an inviting worker, or with anyone
         self._waiting: list[tuple[int, Message]] = []  # requests from lower ids, until our own exchange is over
         self._own: _Request | None = None
         self._late: dict[int, _Request] = {}  # given up, by number; the answer may still come
         self._number = 0
         self._ended = False
+        self._awaited: tuple[int, float] | None = (
+            None  # after the end: whose request is the last to be answered, until when
+        )
+        self._stays_until_s = (
+            -math.inf
+        )  # after the end; infinity: as long as its own last exchange takes, and then some
+        self._met: set[int] = set()
+        self._done: set[int] = set()  # partners that want no more averages
+        self._gone: set[int] = set()  # partners whose programs have ended, though they may still be reached
         # By peer: the turn from which it may be tried again, and the length of the pause until then.
         self._pauses: dict[int, tuple[int, int]] = {}
 
@@ -103,12 +121,14 @@ class PairwiseAveraging:
 
     @contextmanager
     def in_background(self, concurrency: Concurrency) -> Iterator[None]:
-        """Averages as long as the `with` lasts, and until the exchange under way then is over."""
+        """Averages as long as the `with` lasts, and once more; after an exception, until the exchange under way is over."""
         self._program = concurrency.serve(self._mailbox, _KINDS, self.handle, "averaging")
+        end = _END
         try:
             yield
+            end = _END_AFTER_ONE_MORE
         finally:
-            self._mailbox.send(self._ports.worker_id, _END)
+            self._mailbox.send(self._ports.worker_id, end)
             self._program.join()
 
     def turn(self) -> None:
@@ -144,20 +164,30 @@ class PairwiseAveraging:
             self._begin_next()
         if self._own is not None:
             return max(0.0, self._own.until_s - self._now_s())
-        return None if self._ended else math.inf
+        if not self._ended:
+            return math.inf
+        if self._awaited is not None:
+            return max(0.0, self._awaited[1] - self._now_s())
+        return self._stay()
 
     def _note(self, event: PeerLeft | PeerBack | None) -> None:
         match event:
             case None:
                 if self._own is not None and self._now_s() >= self._own.until_s:
                     self._give_up()
+                elif self._awaited is not None and self._now_s() >= self._awaited[1]:
+                    self._counts.peer_failures += 1
+                    self._awaited = None
             case PeerLeft(peer=peer):
                 self._late = {number: one for number, one in self._late.items() if one.peer != peer}
                 if self._own is not None and self._own.peer == peer:
                     self._counts.peer_failures += 1
                     self._try_another(self._own)
+                self._is_gone(peer)
             case PeerBack(peer=peer):
                 self._pauses.pop(peer, None)
+                self._done.discard(peer)
+                self._gone.discard(peer)
 
     def _take(self, peer: int, message: Message) -> None:
         match message.kind:
@@ -165,11 +195,15 @@ class PairwiseAveraging:
                 self._num_turns += 1
                 self._want_one()
             case "invite":
-                self._want(peer)
+                self._met.add(peer)
+                if not self._ended or message.number:
+                    self._want(peer)
             case "request":
+                self._met.add(peer)
                 self._pauses.pop(peer, None)
                 self._requested(peer, message)
             case "answer":
+                self._met.add(peer)
                 self._pauses.pop(peer, None)
                 self._answered(peer, message.number, message.x)
             case "busy":
@@ -178,9 +212,53 @@ class PairwiseAveraging:
             case "model?":
                 with self._lock:
                     self._send(peer, Message("model", x=self._x))
+            case "done":
+                self._done.add(peer)
+            case "gone":
+                self._gone.add(peer)
+                if self._own is not None and self._own.peer == peer:
+                    self._try_another(self._own)
+                self._is_gone(peer)
             case "end":
                 self._ended = True
                 self._wanted.clear()
+                if message.number:
+                    self._stays_until_s = math.inf
+                    self._want_last()
+
+    # The end
+
+    def _want_last(self) -> None:
+        if self._requests:
+            self._want(None)
+            return
+        peer = self._choose()
+        self._awaited = None
+        if peer is not None and self._send(peer, _LAST_INVITE):
+            self._awaited = peer, self._now_s() + self._deadline.value_s
+
+    def _is_gone(self, peer: int) -> None:
+        """A partner will not ask for an average any more."""
+        if self._awaited is not None and self._awaited[0] == peer:
+            self._want_last()
+
+    def _stay(self) -> float | None:
+        """For how long it still answers those who make their last exchange, its own being made; None: it is gone."""
+        fixed, reachable = self._fixed_partners, self._mailbox.peers()
+        stays = fixed is not None and len(fixed) <= _FEW
+        partners = fixed if fixed is not None and stays else sorted(self._met)
+        if self._stays_until_s == math.inf:
+            self._stays_until_s = self._now_s() + _STAY_S
+            for peer in partners if stays else ():
+                if peer in reachable:
+                    self._send(peer, _DONE)
+        waiting = [peer for peer in partners if peer in reachable and peer not in self._done and peer not in self._gone]
+        left_s = self._stays_until_s - self._now_s()
+        if stays and waiting and left_s > 0:
+            return left_s
+        for peer in waiting:
+            self._send(peer, _GONE)
+        return None
 
     # Requesting
 
@@ -194,7 +272,7 @@ class PairwiseAveraging:
 
     def _want(self, peer: int | None) -> None:
         """Once per partner: where gradients are faster than the network, it averages as often as the network can."""
-        if not self._ended and peer not in self._wanted:
+        if peer not in self._wanted:
             self._wanted.append(peer)
 
     def _begin_next(self) -> None:
@@ -204,7 +282,7 @@ class PairwiseAveraging:
         while self._wanted and self._own is None:
             peer = self._wanted.pop(0)
             peer = self._choose() if peer is None else peer
-            if peer is not None:
+            if peer is not None and peer not in self._gone:
                 self._request(peer, turns_left=len(self._partners()) - 1)
 
     def _request(self, peer: int, turns_left: int) -> None:
@@ -231,6 +309,8 @@ class PairwiseAveraging:
             self._reachable = reachable
             self._reachable_partners = [peer for peer in self._partners() if peer in reachable]
         partners = self._reachable_partners
+        if self._gone:
+            partners = [peer for peer in partners if peer not in self._gone]
         if pauses:
             partners = [peer for peer in partners if pauses.get(peer, (0, 0))[0] <= self._num_turns]
         return partners
@@ -244,7 +324,7 @@ class PairwiseAveraging:
         self._own = None
         self._answer_waiting()  # a request that waits must not cross one of ours to the same partner: only one would count
         others = [peer for peer in self._possible() if peer != failed.peer]
-        if failed.turns_left > 0 and others and not self._ended:
+        if failed.turns_left > 0 and others:
             self._request(self._random.choice(others), failed.turns_left - 1)
 
     def _give_up(self) -> None:
@@ -290,6 +370,7 @@ class PairwiseAveraging:
         with self._lock:
             if self._send(peer, Message("answer", request.number, 0.0, self._x)):
                 self._move(request.x, self._x)
+                self._awaited = None
 
     # Both
 
