@@ -77,6 +77,23 @@ def test_each_program_keeps_its_gradient_mode():
     assert seen == [True] * 6
 
 
+def test_programs_begin_in_their_starters_gradient_mode_and_serve_without():
+    scheduler, seen = Scheduler(), []
+
+    def starts():
+        with torch.no_grad():
+            scheduler.sleep(1.0)  # meanwhile another one begins
+        scheduler.start_serving(0, lambda: seen.append(("serves", torch.is_grad_enabled())))
+        scheduler.start(0, lambda: seen.append(("begins", torch.is_grad_enabled())), is_main=False)
+        scheduler.sleep(1.0)
+        seen.append(("goes on", torch.is_grad_enabled()))
+
+    scheduler.start(0, starts)
+    scheduler.start(1, lambda: seen.append(("other", torch.is_grad_enabled())))
+    scheduler.run()
+    assert seen == [("other", True), ("serves", False), ("begins", True), ("goes on", True)]
+
+
 def test_waiting_inside_backward_is_refused():
     scheduler = Scheduler()
     x = torch.ones(1, requires_grad=True)

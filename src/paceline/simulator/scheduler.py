@@ -177,9 +177,11 @@ class Scheduler:
     def start(self, worker_id: int, body: Callable[[], object], *, is_main: bool = True, server: str = "") -> Program:
         """Adds a program that begins now; the simulation ends with the last main one. Servers are named in messages."""
         program = Program(worker_id, is_main=is_main, server=server)
+        gradients = torch.is_grad_enabled()
 
         def run() -> None:
             program.here = program.greenlet
+            torch.set_grad_enabled(gradients)
             try:
                 body()
             finally:
