@@ -3,8 +3,9 @@
     python -m venv peers && peers/bin/pip install snapml libmf scikit-learn scipy "numpy<2"
     python benchmarks/sparse_peers.py --peer peers/bin/python
 
-Two threads each. The peer is fitted as it comes; ours makes passes until its test loss is the peer's. Prints rows for
-results/sparse.md. Compile time is excluded.
+In parts: `--only linear`, and `--only ratings --passes 20 --etas 0.2 --penalties 0.02`. Two threads each. The peer is
+fitted as it comes; ours makes passes until its test loss is the peer's. Prints rows for results/sparse.md. Compile time
+is excluded.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def linear(python: str, rows: int) -> None:
         )
 
 
-def ratings(python: str, users: int) -> None:
+def ratings(python: str, users: int, passes_of_peer: list[int], etas: list[float], penalties: list[float]) -> None:
     """LIBMF on a matrix of rank 8 with noise; a tenth of the entries is for testing."""
     items, each, rank = users // 4, 60, 8
     random = np.random.default_rng(0)
@@ -105,15 +106,15 @@ def ratings(python: str, users: int) -> None:
     def measure(scores: np.ndarray) -> float:
         return float(np.sqrt(np.mean((scores - values[test]) ** 2)))
 
-    for their_passes in (20, 60):
+    for their_passes in passes_of_peer:
         tried = [
             (
                 eta,
                 penalty,
                 *fit_peer(python, "libmf", arrays | {"passes": their_passes, "penalty": penalty, "eta": eta}),
             )
-            for eta in (0.1, 0.2, 0.4)
-            for penalty in (0.02, 0.05)
+            for eta in etas
+            for penalty in penalties
         ]
         eta, penalty, theirs_s, version, goal = min(tried, key=lambda fit: fit[-1])
         for passes in range(2, 61):
@@ -147,9 +148,15 @@ def main() -> None:
     parser.add_argument("--peer", default=sys.executable, help="Python of the environment that has the peers")
     parser.add_argument("--rows", type=int, default=50_000)
     parser.add_argument("--users", type=int, default=20_000)
+    parser.add_argument("--only", choices=("linear", "ratings"))
+    parser.add_argument("--passes", type=int, nargs="+", default=[20, 60], help="of LIBMF")
+    parser.add_argument("--etas", type=float, nargs="+", default=[0.1, 0.2, 0.4], help="of LIBMF; the best counts")
+    parser.add_argument("--penalties", type=float, nargs="+", default=[0.02, 0.05], help="of LIBMF; the best counts")
     chosen = parser.parse_args()
-    linear(chosen.peer, chosen.rows)
-    ratings(chosen.peer, chosen.users)
+    if chosen.only != "ratings":
+        linear(chosen.peer, chosen.rows)
+    if chosen.only != "linear":
+        ratings(chosen.peer, chosen.users, chosen.passes, chosen.etas, chosen.penalties)
 
 
 if __name__ == "__main__":

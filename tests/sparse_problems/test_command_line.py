@@ -124,13 +124,23 @@ def test_bad_files_are_refused_in_a_sentence(run, tmp_path, text, monkeypatch):
         ("--seed -1", "--seed must be 0 or more"),
         ("--discipline polite", "discipline must be one of copies, shared"),
         ("--rank 3", "--rank is for ratings"),
+        ("--loss squared --learning-rate constant --eta0 1e6", "The fit diverged"),
         ("--eta0 0.1", "--eta0 changes nothing with --learning-rate optimal"),
     ],
 )
 def test_bad_options_are_refused_in_a_sentence(run, data, options, words):
     result = run("fit", data, *options.split())
-    assert result.exit_code == 2
+    assert result.exit_code == (1 if "diverged" in words else 2)
     assert words in result.stderr
+
+
+def test_results_have_a_place_before_the_work_begins(run, data, tmp_path):
+    (tmp_path / "folder.npz").mkdir()
+    for option in (("fit", data, "--model"), ("predict", data, data, "--out")):
+        refused = run(*option, tmp_path / "folder.npz")
+        assert refused.exit_code == 2
+        assert "is a folder" in refused.stderr
+        assert "Pass 1" not in refused.stderr
 
 
 def test_a_test_file_must_have_the_data_s_labels_and_features(run, data, tmp_path):

@@ -63,8 +63,8 @@ def fit(
 
     if model is not None and model.suffix != ".npz":
         raise UsageError(f"--model {model} must end with .npz.")
-    if model is not None and not model.parent.is_dir():
-        raise UsageError(f"--model {model}: its folder does not exist.")
+    if model is not None:
+        jobs.check_writable("--model", model)
     if seed < 0:
         raise UsageError(f"--seed must be 0 or more, not {seed}.")
     given = {name for name in context.params if _typed(context, name)}
@@ -114,13 +114,13 @@ def predict(
     """
     from paceline.sparse import jobs
 
+    if write is not None:
+        jobs.check_writable("--out", write)
     lines, measures = jobs.predict(model, data, probabilities=probabilities)
     if write is None:
         if not as_json:
             print("\n".join(lines))
     else:
-        if not write.parent.is_dir():
-            raise UsageError(f"--out {write}: its folder does not exist.")
         write.write_text("\n".join(lines) + "\n")
     if as_json:
         print(json.dumps(measures))

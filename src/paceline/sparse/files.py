@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
+import gzip
 import math
 import os
 import zipfile
@@ -77,7 +79,8 @@ def _read_svmlight(path: Path, features: int | None) -> tuple[Any, np.ndarray]:
 
 
 def _first_bad_line(path: Path) -> tuple[int, str]:
-    with path.open(errors="replace") as lines:
+    opened: Any = {".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix, open)
+    with opened(path, "rt", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
             words = line.partition("#")[0].split()
             last = -1
@@ -178,7 +181,9 @@ def read_ratings(path: Path) -> Ratings:
                 if len(fields) < 3 or not _is_number(fields[2]):
                     if lines.line_num == 1 and len(fields) >= 3:
                         continue
-                    raise UsageError(f"{path}, line {lines.line_num}: '{','.join(fields)}' is not user,item,rating.")
+                    raise UsageError(
+                        f"{path}, line {lines.line_num}: '{','.join(fields)[:60]}' is not user,item,rating."
+                    )
                 value = float(fields[2])
                 if not math.isfinite(value):
                     raise UsageError(f"{path}, line {lines.line_num}: the rating is {fields[2]}; it must be finite.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -17,14 +18,14 @@ from paceline.integrations.factorization import HogwildMatrixFactorization
 from paceline.integrations.sklearn import HogwildClassifier, HogwildRegressor
 from paceline.sparse.completion import Completion
 from paceline.sparse.files import read_labelled, read_ratings
-from paceline.sparse.linear import LinearModel, Pass
+from paceline.sparse.linear import DivergedError, LinearModel, Pass
 from paceline.sparse.losses import CODES, REGRESSION, value_of
 from paceline.sparse.matrix import rows_of
 from paceline.sparse.options import plan_for
 from paceline.sparse.sparsity import measure_speed_up, sparsity_of, sparsity_of_ratings, verdict
 from paceline.sparse.team import Team, count_threads
 
-__all__ = ["fit_linear", "fit_ratings", "predict", "write_model"]
+__all__ = ["check_writable", "fit_linear", "fit_ratings", "predict", "write_model"]
 
 Progress = Callable[[int, Pass], None]
 Arrays = dict[str, np.ndarray]
@@ -66,6 +67,10 @@ def fit_linear(data: Path, test: Path | None, progress: Progress, **options: Any
         if options["tol"] is None:
             estimator.set_params(tol=-1e300)
         estimator.fit(X, y)
+    if estimator.passes_[-1].limited:
+        raise DivergedError(
+            "The fit diverged: slopes had to be limited. Scale the data, or change --eta0 or --learning-rate."
+        )
     arrays = {
         "coef": np.atleast_2d(estimator.coef_), "intercept": estimator.intercept_, "loss": np.array(options["loss"]),
         **({} if regression else {"classes": estimator.classes_}),
@@ -95,11 +100,11 @@ def _speeds(estimator: Any, X: Any, y: np.ndarray, regression: bool) -> dict[str
             power_t=estimator.power_t, epsilon=estimator.epsilon, fit_intercept=True, dense=rows.dense, tracking=False,
         )  # fmt: skip
 
-        def first_pass(team: Team) -> Pass:
+        def begin(team: Team) -> Callable[[], Pass]:
             model = LinearModel(X.shape[1], outputs, X.dtype)
-            return model.learn(rows, targets, plan, team, discipline=estimator.discipline).make_pass()
+            return model.learn(rows, targets, plan, team, discipline=estimator.discipline).make_pass
 
-        speed_up = measure_speed_up(first_pass, threads)
+        speed_up = measure_speed_up(begin, threads)
     words = _DETERMINISTIC if estimator.deterministic else verdict(sparsity, threads, wanted, speed_up)
     return {
         "examples": X.shape[0],
@@ -152,14 +157,14 @@ def fit_ratings(data: Path, test: Path | None, progress: Progress, **options: An
     threads = estimator.n_threads_
     sparsity = sparsity_of_ratings(rows, matrix.shape[1], estimator.n_components)
 
-    def first_pass(team: Team) -> Pass:
+    def begin(team: Team) -> Callable[[], Pass]:
         begun = Completion(
             rows, matrix.shape[1], estimator.n_components, alpha=estimator.alpha, biased=estimator.biases, team=team,
             seed=0, spread=estimator.init_scale,
         )  # fmt: skip
-        return begun.make_pass(estimator.eta0)
+        return lambda: begun.make_pass(estimator.eta0)
 
-    speed_up = measure_speed_up(first_pass, threads) if threads > 1 else None
+    speed_up = measure_speed_up(begin, threads) if threads > 1 else None
     words = verdict(sparsity, threads, count_threads(estimator.n_jobs, 2**62), speed_up)
     return {
         "rmse": float(np.sqrt(np.mean((found - wanted)[known] ** 2))) if known.any() else None,
@@ -188,6 +193,20 @@ def _rate(arrays: Arrays, ratings: Any) -> tuple[np.ndarray, np.ndarray]:
     products = np.einsum("ij,ij->i", arrays["user_factors"][users], arrays["item_factors"][items])
     found = arrays["mean"] + arrays["user_biases"][users] + arrays["item_biases"][items] + products
     return np.where((users < 0) | (items < 0), np.nan, found), entries.data
+
+
+def check_writable(option: str, path: Path) -> None:
+    """Refuse a place for a result before the work is done.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    if path.is_dir():
+        raise UsageError(f"{option} {path} is a folder; name a file in it.")
+    if not path.parent.is_dir():
+        raise UsageError(f"{option} {path}: its folder does not exist.")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"{option} {path} cannot be written; choose another place.")
 
 
 def write_model(path: Path, arrays: Arrays) -> None:

@@ -97,20 +97,19 @@ def _meetings(rows: Rows, probes: np.ndarray, chosen: np.ndarray, features: int)
     return fractions / max(1, chosen.size)
 
 
-def measure_speed_up(first_pass: Callable[[Team], Pass], threads: int, *, pairs: int = 3) -> float:
-    """Speed of `threads` threads over that of one, the median of pairs.
+def measure_speed_up(begin: Callable[[Team], Callable[[], Pass]], threads: int, *, pairs: int = 3) -> float:
+    """Speed of `threads` threads over that of one: the median of pairs of passes, made for this in turn.
 
     Args:
-        first_pass: begins to learn with a team, and makes one pass.
+        begin: makes something to learn with a team, and returns what makes a pass of it.
         threads: of the larger team.
         pairs: how many to measure.
     """
-    seconds: dict[int, list[float]] = {1: [], threads: []}
-    for _ in range(pairs + 1):  # the first warms caches and threads
-        for count, times in seconds.items():
-            with Team(count) as team:
-                times.append(first_pass(team).seconds)
-    return statistics.median(one / many for one, many in zip(seconds[1][1:], seconds[threads][1:], strict=True))
+    with Team(1) as one, Team(threads) as many:
+        passes = begin(one), begin(many)
+        # The first warms caches and threads.
+        times = [[make_pass().seconds for make_pass in passes] for _ in range(pairs + 1)][1:]
+    return statistics.median(alone / together for alone, together in times)
 
 
 def verdict(sparsity: Sparsity, threads: int, wanted: int, speed_up: float | None) -> str:
