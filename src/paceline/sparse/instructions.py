@@ -10,7 +10,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["FAST", "add_atomically", "compiled", "give_way", "prefetch"]
+__all__ = ["FAST", "add_atomically", "compiled", "give_way", "prefetch", "prefetch_to_write"]
 
 FAST = {"contract", "reassoc", "nsz"}
 """Sums may be reordered and multiply-adds fused. NaN and infinity stay what they are: divergence must be seen."""
@@ -35,20 +35,29 @@ def _element(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> A
     return builder.gep(context.make_array(kind)(context, builder, array).data, [index])
 
 
-@intrinsic
-def prefetch(typing_context, array, index):  # noqa: ANN001, ANN201  (the shape Numba prescribes; so below)
-    """Ask for the cache line of `array[index]`; reads nothing, so that an index beyond the end does no harm."""
-
+def _prefetching(array: Any, to_write: bool) -> Any:
     def generate(context, builder, signature, arguments):  # noqa: ANN001, ANN202
         place = builder.bitcast(_element(context, builder, signature.args[0], *arguments), _BYTES)
         word = ir.IntType(32)
         hint = ir.FunctionType(ir.VoidType(), [_BYTES, word, word, word])
         function = cgutils.get_or_insert_function(builder.module, hint, "llvm.prefetch.p0")
-        read, keep, data = (ir.Constant(word, value) for value in (0, 3, 1))
-        builder.call(function, [place, read, keep, data])
+        write, keep, data = (ir.Constant(word, value) for value in (int(to_write), 3, 1))
+        builder.call(function, [place, write, keep, data])
         return context.get_dummy_value()
 
     return types.void(array, types.uint64), generate
+
+
+@intrinsic
+def prefetch(typing_context, array, index):  # noqa: ANN001, ANN201  (the shape Numba prescribes; so below)
+    """Ask for the cache line of `array[index]`; reads nothing, so that an index beyond the end does no harm."""
+    return _prefetching(array, False)
+
+
+@intrinsic
+def prefetch_to_write(typing_context, array, index):  # noqa: ANN001, ANN201
+    """As `prefetch`, and take the line away from other cores, which will have to be done before it is written."""
+    return _prefetching(array, True)
 
 
 @intrinsic

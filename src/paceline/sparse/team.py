@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import UsageError
-from paceline.sparse.instructions import compiled
+from paceline.sparse.instructions import compiled, prefetch_to_write
 
 __all__ = ["Team", "count_threads", "shuffle"]
 
@@ -67,6 +67,10 @@ class Team:
 @compiled
 def shuffle(order: np.ndarray, seed: int) -> None:
     """Fisher and Yates' shuffle in place; the generator is SplitMix64."""
+    place = np.uint64(0)
+    while place < np.uint64(order.size):  # after a pass, the order is in other cores' caches, if in any
+        prefetch_to_write(order, place)  # pyright: ignore[reportCallIssue]
+        place += np.uint64(64 // order.itemsize)
     state = np.uint64(seed)
     for last in range(order.size - 1, 0, -1):
         state += np.uint64(0x9E3779B97F4A7C15)
