@@ -103,16 +103,19 @@ def design(
     if c.shape != (len(grid),) or not np.all(c > 0):
         raise UsageError("Each trial needs one cost above 0.")
     A, C = _directions(_rows(grid), None if a_optimal else _rows(targets))
+    too_small = UsageError(
+        f"A budget of {budget:g} pays for no trials that tell {A.shape[1]} coefficients apart; the {A.shape[1]} cheapest"
+        f" trials cost {np.sort(c)[: A.shape[1]].sum():g}, and others may be needed."
+    )
+    if np.sort(c)[: A.shape[1]].sum() > budget:
+        raise too_small
     weights, bound = _relaxed(A, C, c, budget)
     starts = (weights > _LEAST_WEIGHT, np.ones(len(grid), bool))
     found = [_whole(A, C, c, budget, start & (c <= budget)) for start in starts]
     affordable = [(_trace(A[its], C), its) for its in found if c[its].sum() <= budget]
     criterion, chosen = min(affordable, key=lambda one: one[0], default=(np.inf, found[0]))
     if not np.isfinite(criterion):
-        raise UsageError(
-            f"A budget of {budget:g} pays for no trials that tell {A.shape[1]} coefficients apart; the {A.shape[1]} cheapest"
-            f" trials cost {np.sort(c)[: A.shape[1]].sum():g}, and others may be needed."
-        )
+        raise too_small
     trials = tuple(one for one, its in zip(grid, chosen, strict=True) if its)
     return Design(trials=trials, cost=float(c[chosen].sum()), weights=weights, criterion=criterion, bound=bound)
 
