@@ -174,7 +174,7 @@ def _sparse_kernels() -> Check:
         for classes in (2, 3):
             labels = np.arange(100_000) % classes  # as many as two threads begin at: they have kernels of their own
             model = HogwildClassifier(max_iter=5, tol=None, n_jobs=2, random_state=0)
-            X = sparse.identity(classes, kind, "csr")
+            X = sparse.csr_matrix(np.eye(classes, dtype=kind))
             if model.fit(X[labels], labels).score(X, np.arange(classes)) != 1.0:
                 return Check(
                     "sparse kernels", False, "They gave wrong results.", "Report this with your processor's name."
