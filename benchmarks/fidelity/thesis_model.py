@@ -19,7 +19,8 @@ from paceline.simulator import Cluster, Normal, Sockets
 from paceline.simulator.cluster_file import as_table
 
 MLP_PARAMETERS, SMALL_PARAMETERS = 134_794, 8_970  # mnist-mlp, which is the papers'; digits-mlp
-CORE_BYTES_PER_S, SOCKET_BYTES_PER_S = 10e9, 57e9
+MACHINE = Cluster.load(Path(__file__).parent / "two_sockets.toml")
+CORE_BYTES_PER_S, SOCKET_BYTES_PER_S = MACHINE.core_bytes_per_s, MACHINE.bus_bytes_per_s
 SAMPLE_NUMBERS = 2 * 784 + 4 * 394  # the input, read twice; activations written and read, and so their gradients
 JITTER = 0.05  # standard deviation of a gradient's time
 
@@ -78,12 +79,12 @@ def machine(workers: int, batch_size: int | None, *, code: Code = CPP, used: int
         gradient_bytes = (
             code.number_bytes * SAMPLE_NUMBERS * batch_size + code.vector_bytes
         )  # and the gradient, written
-    return Cluster(
+    assert MACHINE.sockets is not None
+    return replace(
+        MACHINE,
         workers=workers,
         compute_s=Normal(average_s=compute_s, deviation_s=JITTER * compute_s),
-        core_bytes_per_s=CORE_BYTES_PER_S,
-        bus_bytes_per_s=SOCKET_BYTES_PER_S,
-        sockets=Sockets(used=used, gradient_bytes=gradient_bytes),
+        sockets=replace(MACHINE.sockets, used=used, gradient_bytes=gradient_bytes),
     )
 
 
