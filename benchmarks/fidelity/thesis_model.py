@@ -124,10 +124,12 @@ class Runs:
         code: Code = CPP,
         placement: str = INTERLEAVED,
         steps: int = 40,
+        bandwidth: float = 1.0,
     ) -> dict[str, Any]:
-        """Times only, with the MLP's size; so many steps per worker."""
+        """Times only, with the MLP's size; so many steps per worker; with so many times the memories' bandwidth."""
         used, where = PLACEMENTS[placement]
         cluster = machine(workers, batch_size, code=code, used=used)
+        cluster = replace(cluster, bus_bytes_per_s=bandwidth * cluster.bus_bytes_per_s)
         config = pl.TrainConfig(
             task="mnist-mlp", algorithm=algorithm, workers=workers, batch_size=512, steps=steps, placement=where
         )  # the batch's size is in the cluster's times
