@@ -96,4 +96,7 @@ def test_unknown_options_and_words_for_numbers(run, training):
 def test_a_placement_needs_sockets_to_place_on(run):
     result = run("simulate", "--placement", "interleave", "--timing-only", "--steps", "1")
     assert result.exit_code == 2
-    assert result.stderr == "paceline: --placement is about sockets: add [sockets] to a cluster file, and --cluster FILE.\n"
+    assert (
+        result.stderr
+        == "paceline: --placement is about sockets: add [sockets] to a cluster file, and --cluster FILE.\n"
+    )
