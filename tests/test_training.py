@@ -68,6 +68,14 @@ def test_a_share_of_the_initial_loss_and_a_number_of_seconds_end_a_run():
     assert short.result["wall_s"] >= 0.09  # the step under way at that time may have ended just before
 
 
+def test_ctrl_c_while_a_worker_is_being_started_is_not_hidden():
+    with (
+        mock.patch("multiprocessing.context.ForkServerProcess._Popen", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        pl.train(TrainConfig(workers=2, epochs=1))
+
+
 def test_steps_are_each_workers_own():
     for algorithm in ("locked", "leashed", "lockstep"):
         run = pl.train(TrainConfig(algorithm=algorithm, workers=3, steps=25))

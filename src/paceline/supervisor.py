@@ -369,6 +369,9 @@ class Supervisor:
         for worker in [*self.workers, *self.servers.states]:
             if worker.handle is None:
                 continue
+            if (worker.handle.pid if self._backend == "processes" else worker.handle.ident) is None:
+                worker.connection.close()  # Ctrl-C came before it had begun
+                continue
             worker.handle.join(max(0.0, deadline_s - time.monotonic()))
             if self._backend == "processes" and worker.handle.is_alive():
                 worker.handle.kill()

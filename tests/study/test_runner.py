@@ -159,6 +159,21 @@ def test_a_crash_is_a_result_and_does_not_end_the_study(trained, tmp_path):
     assert plan_trials(study).trials[0].hash != before  # another task
 
 
+def test_ctrl_c_is_no_result_even_if_something_fails_on_the_way_out(timed, tmp_path, monkeypatch):
+    def simulate(*arguments, **named):
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise AssertionError("can only join a started process")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "simulate_task", simulate)
+        with pytest.raises(KeyboardInterrupt):
+            run_study(timed(), tmp_path)
+    assert len(load_table(tmp_path)) == 0
+    assert run_study(timed(), tmp_path).outcomes == {"stopped": 8}
+
+
 def test_half_a_trial_is_removed(timed, tmp_path):
     half = tmp_path / "trials" / ".unfinished-0123456789abcdef"
     half.mkdir(parents=True)

@@ -268,8 +268,19 @@ def _run(trial: Trial) -> RunData:
             trial.config, cluster=trial.cluster, timing_only=trial.timing_only, num_parameters=trial.parameters
         )
     except Exception as error:
+        if _came_of_an_interrupt(error):
+            raise KeyboardInterrupt from error
         reason = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
         config = {**dataclasses.asdict(trial.config), "data": None}
         keys = ("task", "algorithm", "workers", "backend", "seed", "batch_size")
         result = {key: config[key] for key in keys} | {"outcome": "crashed", "outcome_reason": reason}
         return RunData(config, {**result, "outcome_trace": traceback.format_exc()})
+
+
+def _came_of_an_interrupt(error: BaseException | None) -> bool:
+    """Whether Ctrl-C was being dealt with when this was raised: then it is no result."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
