@@ -168,6 +168,7 @@ def _table(given: dict[str, Any]) -> dict[str, Any]:
 def _factors(given: dict[str, Any]) -> dict[str, list[Any]]:
     """Factors in the comma form; commas inside parentheses do not split."""
     from paceline.specs import split_specs
+    from paceline.study.study_file import long_name
 
     texts = {name: given[name] for name in ("algorithm", "workers", "batch_size", "learning_rate")}
     texts["algorithm.backoff"] = given["backoff"]
@@ -177,7 +178,10 @@ def _factors(given: dict[str, Any]) -> dict[str, list[Any]]:
             raise UsageError(
                 f"--factor {text} has no levels; write NAME=LEVEL,LEVEL, as algorithm.persistence=0,1,none."
             )
-        texts[name.strip()] = levels
+        name = long_name(name.strip())
+        if texts.get(name) is not None:
+            raise UsageError(f"The levels of {name} are given twice; write all of them once, separated by commas.")
+        texts[name] = levels
     return {name: [_level(one) for one in split_specs(text)] for name, text in texts.items() if text is not None}
 
 

@@ -161,10 +161,10 @@ class Study:
                     raise UsageError(f'{name} is for simulated workers; add backend = "simulator", or leave it out.')
         if self.parameters is not None and not self.timing_only:
             raise UsageError("parameters can be declared for timing only; add timing_only = true, or leave them out.")
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise UsageError("seeds must be different whole numbers from 0, at least one.")
         if not all(_is_whole(seed) and seed >= 0 for seed in self.seeds):
             raise UsageError(f"seeds must be whole numbers from 0, not {list(self.seeds)}.")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise UsageError("seeds must be different whole numbers from 0, at least one.")
         if not self.targets or not all(_is_number(one) and 0 < one < 100 for one in self.targets):
             raise UsageError(
                 f"targets are percentages of the initial loss, between 0 and 100, not {list(self.targets)}."
@@ -262,13 +262,14 @@ def study_from_table(table: Mapping[str, Any], *, folder: Path = Path()) -> Stud
             raise UsageError(f"[{name}] holds names and values, such as workers = 2.")
     for name, kind, what in (("question", str, "text"), ("timing_only", bool, "true or false"),
                              ("stop_at_target", bool, "true or false"), ("keep_events", bool, "true or false"),
-                             ("task", str, "a task's name"), ("parameters", int, "a whole number")):  # fmt: skip
+                             ("task", str, "a task's name"), ("parameters", int, "a whole number"),
+                             ("data", str | Path, "a folder's path")):  # fmt: skip
         if name in arguments and not isinstance(arguments[name], kind):
             raise UsageError(f"{name} must be {what}, not {arguments[name]!r}.")
     factors = {name: read_levels(name, levels) for name, levels in _flat(arguments.get("factors", {})).items()}
-    arguments["factors"] = {_long(name): levels for name, levels in factors.items()}
+    arguments["factors"] = _by_long_names("[factors]", factors)
     for part in ("settings", "baseline"):
-        arguments[part] = {_long(name): value for name, value in _flat(arguments.get(part, {})).items()}
+        arguments[part] = _by_long_names(f"[{part}]", _flat(arguments.get(part, {})))
         for name, value in arguments[part].items():
             if not isinstance(value, Level):
                 raise UsageError(f"[{part}] '{name}' must be a number, a word, true or false, not {value!r}.")
@@ -328,7 +329,19 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _long(name: str) -> str:
+def _by_long_names(where: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    named: dict[str, Any] = {}
+    for name, value in values.items():
+        if (long := long_name(name)) in named:
+            raise UsageError(
+                f"{where} 'backoff' is short for 'algorithm.backoff', and '{long}' is there twice; leave one out."
+            )
+        named[long] = value
+    return named
+
+
+def long_name(name: str) -> str:
+    """A factor's full name: `algorithm.backoff.base` for `backoff.base`."""
     return f"algorithm.{name}" if name.partition(".")[0] == "backoff" else name
 
 
