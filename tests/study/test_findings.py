@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from paceline.errors import UsageError
+from paceline.study.answer import answer
 from paceline.study.findings import compare_everything, compare_levels
 from paceline.study.trials import METHOD, Trials
 
@@ -128,3 +129,33 @@ def test_a_single_trial_and_a_table_without_factors_are_studies_too():
     assert compare_everything(Trials(table), Trials(table).primary) == []
     bare = table[[name for name in table.columns if not name.startswith("factor.")]]
     assert Trials(bare).methods == ["all trials"]
+
+
+def test_a_leader_that_lacks_a_level_is_not_said_to_be_best_there():
+    frame = make_table({"locked": 1.0, "hogwild": 1.5}, workers=(1, 2), batch_sizes=(16,), seeds=8)
+    frame.loc[frame["factor.algorithm"] == "hogwild", "factor.algorithm"] = "sequential"
+    frame.loc[frame["factor.algorithm"] == "sequential", [name for name in frame if name.startswith("time_to_")]] /= 10
+    trials = Trials(frame[(frame["factor.algorithm"] != "sequential") | (frame["factor.workers"] == 1)])
+    said = answer(trials, compare_everything(trials, trials.primary))
+    assert said.verdict[0].startswith("sequential won")
+    assert not any("beyond the edge" in one for one in said.next)
+
+
+def test_a_method_without_any_pair_is_named_and_keeps_the_leader_from_having_won():
+    frame = make_table({"locked": 1.0, "hogwild": 1.5, "leashed": 1.2}, workers=(1, 2), batch_sizes=(16,), seeds=12)
+    frame.loc[frame["factor.algorithm"] == "hogwild", [name for name in frame if name.startswith("time_to_")]] /= 10
+    trials = Trials(frame[(frame["factor.algorithm"] == "leashed") == (frame["factor.workers"] == 1)])
+    said = answer(trials, compare_everything(trials, trials.primary))
+    assert said.verdict[0].startswith("hogwild led")
+    assert "from one of leashed: not compared" in said.verdict[-1]
+
+
+def test_more_pairs_are_not_asked_for_what_no_number_of_pairs_would_settle():
+    frame = make_table({"locked": 1.0, "leashed": 1.2}, workers=(2,), batch_sizes=(16,), seeds=14, timing_only=True)
+    frame["samples_per_s"] = [
+        1000.0 + (one == "leashed") * (0.3 + 0.01 * (row % 3)) for row, one in enumerate(frame["factor.algorithm"])
+    ]
+    trials = Trials(frame)
+    said = answer(trials, compare_everything(trials, trials.primary))
+    assert said.verdict[0].startswith("No winner")
+    assert said.next[-1] == "Nothing on leashed against locked: they are as good as equal here."

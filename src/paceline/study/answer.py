@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from paceline.observe.compare import percent_text
-from paceline.study.findings import FALSE_DISCOVERIES, Comparison, interval_text, times_text
+from paceline.study.findings import AS_PRINTED, FALSE_DISCOVERIES, Comparison, interval_text, times_text
 from paceline.study.statistics import MIN_PAIRS, share_estimate
 from paceline.study.trials import METHOD, NOT_SET, OUTCOMES, Measure, Trials, factor_text, level_text, where_text
 
@@ -126,12 +126,18 @@ def _verdict(
             *(one.sentence for one in open_ones[:_MOST_LISTED]),
         ]
     ratios = _ratios(beaten, how, trials.baseline)
-    won = "won" if not open_ones else "led"
+    met = {leader, *(one.base for one in overall)}
+    unmet = [method for method in trials.methods if method not in met]
+    won = "won" if not open_ones and not unmet else "led"
     verdict = [*prefix, f"{leader} {won}: it {did} {ratios}."]
     if (clearest := _clearest(leader, trials, comparisons)) is not None:
         verdict.append(clearest)
     if open_ones:
         verdict.append(f"It was not surely ahead of {_names(open_ones)}. {open_ones[0].sentence}")
+    if unmet:
+        verdict.append(
+            f"No trial of it differs in the method alone from one of {_join(unmet[:_MOST_LISTED])}: not compared."
+        )
     return verdict
 
 
@@ -345,8 +351,11 @@ def _beyond_edges(trials: Trials, measure: Measure, leader: str) -> str | None:
             continue
         if not all(isinstance(level, int | float) and not isinstance(level, bool) for level in levels):
             continue
-        medians = [float(np.median(times.high[trials.rows({METHOD: leader, factor: level})])) for level in levels]
-        if not np.isfinite(medians).any():
+        mine = [times.high[trials.rows({METHOD: leader, factor: level})] for level in levels]
+        # A method may lack levels: `sequential` runs with one worker at most.
+        levels = [level for level, known in zip(levels, mine, strict=True) if len(known)]
+        medians = [float(np.median(known)) for known in mine if len(known)]
+        if len(levels) < 2 or not np.isfinite(medians).any():
             continue
         best = int(np.argmin(medians))
         if best in (0, len(levels) - 1) and not (factor in ("workers", "batch_size") and levels[best] == 1):
@@ -372,7 +381,7 @@ def _settle(overall: list[Comparison]) -> str | None:
         return None
     one = max(open_ones, key=lambda one: abs(math.log(one.centre)))
     effect, half = abs(math.log(one.centre)), math.log(one.ratio.high / one.ratio.low) / 2
-    needed = math.inf if effect == 0 else 1.3 * one.ratio.pairs * (half / effect) ** 2
+    needed = math.inf if effect <= math.log(AS_PRINTED) else 1.3 * one.ratio.pairs * (half / effect) ** 2
     if needed > _MANY_PAIRS:
         return f"Nothing on {one.other} against {one.base}: they are as good as equal here."
     needed = max(needed, one.ratio.pairs * 1.3)

@@ -12,10 +12,18 @@ from paceline.observe.compare import number_text
 from paceline.study.statistics import Ratio, adjusted_p_values, log_ratios, paired_ratio
 from paceline.study.trials import METHOD, NOT_SET, Measure, Trials, level_text, where_text
 
-__all__ = ["FALSE_DISCOVERIES", "Comparison", "compare_everything", "compare_levels", "interval_text", "times_text"]
+__all__ = [
+    "AS_PRINTED",
+    "FALSE_DISCOVERIES",
+    "Comparison",
+    "compare_everything",
+    "compare_levels",
+    "interval_text",
+    "times_text",
+]
 
 FALSE_DISCOVERIES = 0.05
-_AS_PRINTED = 1.005  # nearer to 1, a limit would be printed as 1.00
+AS_PRINTED = 1.005  # nearer to 1, a limit would be printed as 1.00
 _MOST_CELLS = 64
 
 
@@ -45,7 +53,7 @@ class Comparison:
     def found(self) -> bool:
         """Whether it is a finding: the interval excludes 1, also as printed, and it holds among all that were made."""
         return self.adjusted_p <= FALSE_DISCOVERIES and (
-            self.ratio.low > _AS_PRINTED or self.ratio.high < 1 / _AS_PRINTED
+            self.ratio.low > AS_PRINTED or self.ratio.high < 1 / AS_PRINTED
         )
 
     @property
