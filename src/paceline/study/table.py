@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,7 @@ def write_tables(folder: Path | str) -> pandas.DataFrame:
     """Writes `table.parquet` and `table.csv` from the trials, and returns the table."""
     table, path = load_table(folder), Path(folder)
     for name, write in (("table.parquet", table.to_parquet), ("table.csv", table.to_csv)):
-        temporary = path / f".{name}.tmp"
+        temporary = path / f".{name}.{os.getpid()}.tmp"  # `study table` may be asked while the study is run
         write(temporary, index=False)
         temporary.replace(path / name)
     return table
