@@ -123,7 +123,7 @@ def table(
         console.print("No trial has been run yet.")
     console.print(f"Table: {folder / 'table.parquet'} and {folder / 'table.csv'}", markup=False, soft_wrap=True)
     if as_json:
-        print(frame.to_json(orient="records"), flush=True)
+        print(frame.to_json(orient="records", double_precision=15), flush=True)
 
 
 study_app.command()(report)

@@ -70,7 +70,7 @@ def compare(
     out().print(
         note
         if any(one.found for one in found)
-        else "No finding: every interval includes 1, or there are too few pairs."
+        else "No finding: no interval excludes 1 and holds among all that are compared here, or there are too few pairs."
     )
 
 
