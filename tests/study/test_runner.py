@@ -11,6 +11,7 @@ import pytest
 from paceline.errors import UsageError
 from paceline.study import runner
 from paceline.study.design import plan_trials
+from paceline.study.folder import StudyFolder
 from paceline.study.levels import Range
 from paceline.study.runner import run_study
 from paceline.study.study_file import Design, Limits
@@ -278,3 +279,9 @@ class TestOptuna:
         run_study(study, tmp_path)
         rates = load_table(tmp_path)["samples_per_s"].tolist()
         assert sum(rates[14:]) > sum(rates[:14])  # it has learnt where there are more
+
+
+def test_a_trial_without_its_file_is_named_with_the_remedy(tmp_path):
+    (tmp_path / "trials" / "0f").mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"0f/trial.json is missing; remove its trial's folder"):
+        StudyFolder(tmp_path).trial("0f")

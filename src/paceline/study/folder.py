@@ -101,8 +101,15 @@ class StudyFolder:
         _to_disk(self.trials)
 
     def trial(self, name: str) -> dict[str, Any]:
-        """A trial's `trial.json`."""
-        return _read(self.trials / name / "trial.json") or {}
+        """A trial's `trial.json`.
+
+        Raises:
+            UsageError: it is damaged, or gone.
+        """
+        path = self.trials / name / "trial.json"
+        if (found := _read(path)) is None:
+            raise UsageError(f"{path} is missing; remove its trial's folder, and run the study again.")
+        return found
 
     def result(self, name: str) -> dict[str, Any]:
         """A trial's `result.json`."""
