@@ -159,3 +159,13 @@ def test_more_pairs_are_not_asked_for_what_no_number_of_pairs_would_settle():
     said = answer(trials, compare_everything(trials, trials.primary))
     assert said.verdict[0].startswith("No winner")
     assert said.next[-1] == "Nothing on leashed against locked: they are as good as equal here."
+
+
+def test_the_verdict_says_which_of_both_never_arrived():
+    table = make_table({"locked": 1.0, "hogwild": 1.5}, workers=(2,), batch_sizes=(512,), seeds=9)
+    table.loc[table["factor.algorithm"] == "hogwild", [name for name in table if name.startswith("time_to_")]] = np.nan
+    table.loc[table["factor.algorithm"] == "hogwild", "outcome"] = "diverged"
+    trials = Trials(table)
+    said = answer(trials, compare_everything(trials, trials.primary))
+    assert said.verdict[0].startswith("locked won")
+    assert "where hogwild never arrived in most pairs (" in said.verdict[0]

@@ -162,9 +162,9 @@ def _clearest(leader: str, trials: Trials, comparisons: Sequence[Comparison]) ->
 def _ratios(beaten: list[Comparison], how: str, baseline: str) -> str:
     """By how much each was beaten; of many, the closest, and the baseline or else the last, and how many others."""
     if len(beaten) <= _MOST_LISTED:
-        return _join([f"{_size(one)} {how} {one.base} ({_brackets(one)})" for one in beaten])
+        return _join([f"{_than(one, how)} ({_brackets(one)})" for one in beaten])
     named = next((one for one in beaten[1:] if one.base == baseline), beaten[-1])
-    listed = _join([f"{_size(one)} {how} {one.base} ({_brackets(one)})" for one in (beaten[0], named)])
+    listed = _join([f"{_than(one, how)} ({_brackets(one)})" for one in (beaten[0], named)])
     return f"{listed}; {len(beaten) - 2} other methods were surely beaten, too"
 
 
@@ -180,8 +180,10 @@ def _did(measure: Measure) -> tuple[str, str]:
     return f"reached {measure.goal}", "sooner than"
 
 
-def _size(one: Comparison) -> str:
-    return times_text(one.ratio) if math.isfinite(one.ratio.at_least) else "where it never arrived,"
+def _than(one: Comparison, how: str) -> str:
+    if math.isinf(one.ratio.at_least):
+        return f"where {one.base} never arrived in most pairs"
+    return f"{times_text(one.ratio)} {how} {one.base}"
 
 
 def _brackets(one: Comparison) -> str:
