@@ -69,6 +69,7 @@ def test_a_gradient_that_noise_hides_has_no_upper_end():
     assert all(one.low <= one.value for one in ends)
     no_noise = noise_scale([2.0, 2.0], [2.0, 2.0], small_batch=4, big_batch=8)
     assert no_noise.batch_size.value == 0
+    assert no_noise.examples_factor(8) == math.inf
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,10 @@ def test_combinations_that_nobody_can_run_are_refused_before_anything_runs(timed
     assert "The combination" in str(raised.value)
 
 
+def hash_of(base, **changes):
+    return plan_trials(dataclasses.replace(base, **changes)).trials[0].hash
+
+
 def test_the_hash_is_of_what_changes_the_result(timed, tmp_path):
     base = timed(factors={"algorithm": ("leashed",), "workers": (2,)}, seeds=(0,))
     name = plan_trials(base).trials[0].hash
@@ -140,5 +144,6 @@ def test_the_hash_is_of_what_changes_the_result(timed, tmp_path):
         {"parameters": 1001},
         {"timing_only": False, "parameters": None},
     ]
-    hashes = [plan_trials(dataclasses.replace(base, **changes)).trials[0].hash for changes in others]
+    assert hash_of(base, limits=Limits(epochs=1)) == hash_of(base, limits=Limits(epochs=1.0))
+    hashes = [hash_of(base, **changes) for changes in others]
     assert len({name, *hashes}) == 1 + len(others)

@@ -169,3 +169,14 @@ def test_the_verdict_says_which_of_both_never_arrived():
     said = answer(trials, compare_everything(trials, trials.primary))
     assert said.verdict[0].startswith("locked won")
     assert "where hogwild never arrived in most pairs (" in said.verdict[0]
+
+
+def test_few_pairs_of_several_settings_are_no_draws_from_one_distribution():
+    def overall(**settings):
+        trials = Trials(make_table({"locked": 1.0, "hogwild": 1.5}, batch_sizes=(16,), **settings))
+        found = compare_everything(trials, trials.measure("time", "75"))
+        (ratio,) = [one.ratio for one in found if one.factor == METHOD and not one.where]
+        return ratio.pairs, ratio.complete, ratio.method
+
+    assert overall(workers=(2,), seeds=4) == (4, 4, "t")
+    assert overall(workers=(1, 2), seeds=2) == (4, 4, "none")

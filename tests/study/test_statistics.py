@@ -139,6 +139,7 @@ def test_equal_simulated_times_are_no_finding_and_proportional_ones_are_exact():
     double = paired_ratio(np.full(5, math.log(2)), np.full(5, math.log(2)))
     assert (double.low, double.high) == (pytest.approx(2), pytest.approx(2))
     assert paired_ratio(np.empty(0), np.empty(0)).pairs == 0
+    assert paired_ratio(np.full(5, math.log(2)), np.full(5, math.log(2)), one_setting=False).low == 0
 
 
 def test_arrivals_agree_with_a_published_analysis():

@@ -121,6 +121,8 @@ WRONG = {
     "[design]\nkind = 'gird'": "unknown kind 'gird'. Did you mean 'grid'",
     "[design]\nkind = 'random'": "add trials = 20",
     "[design]\nkind = 'optuna'\ntrials = 3": "add measure",
+    "[design]\nkind = 'optuna'\ntrials = 3\nmeasure = 'time_to_7_s'": "none of the targets 75, 50",
+    "backend = 'simulator'\ntiming_only = true\nparameters = 0": "parameters must be 1 or more",
     "[baseline]\nworkers = 1": "'workers' is no factor",
     "name = ": "no valid TOML",
     "backend = 'simulator'\ncluster = 'nowhere.toml'": "cannot be read",

@@ -141,6 +141,7 @@ def _show(result: Balance, about: dict[str, Any], source: str) -> None:
     console.print(table)
     console.print(
         f"Data parallelism is hidden by computation with {result.min_points} samples per worker or more: up to"
-        f" {result.max_nodes} workers at this batch of {workers * points}. Visible: what remains of sending, layer by layer.",
+        f" {result.max_nodes} workers at this batch of {workers * points}. Visible:"
+        " what computation does not hide of data parallelism's sending.",
         soft_wrap=True,
     )

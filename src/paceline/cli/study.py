@@ -209,7 +209,7 @@ def _default_folder(study: Study, file: Path | None) -> Path:
 
 
 class _Lines:
-    """A line for each trial; before the first one of its own, which then is about a study that does run."""
+    """A line now and then, on the trial that has just ended; before the first the title, of a study that does run."""
 
     def __init__(self, title: str) -> None:
         self._title = title

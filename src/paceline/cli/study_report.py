@@ -56,6 +56,8 @@ def compare(
     trials = trials_of(load_table(folder), read_study_file(folder), by=by, baseline=baseline)
     if by is not None and by not in trials.all_factors:
         raise UsageError(f"The study has no factor '{by}'; it has {', '.join(trials.all_factors)}.")
+    if not trials.methods:
+        raise UsageError(f"The study in {folder} has no trials yet: run it with `paceline study run`.")
     if len(trials.methods) < 2:
         raise UsageError(f"All trials have the same {trials.by}; name another factor with --by, or look at the report.")
     measure = trials.primary if target is None else trials.measure("time", _percent(target, trials))
@@ -90,12 +92,19 @@ def _where(given: list[str], trials: Trials) -> dict[str, Any]:
     for text in given:
         factor, equals, level = text.partition("=")
         known = trials.levels(factor) if factor in trials.column_of else []
-        match = next((one for one in known if str(one) == level), None)
+        match = next((one for one in known if str(one) == level or _is_number(one, level)), None)
         if not equals or match is None:
             levels = f" levels {', '.join(map(str, known))}" if known else f" factors {', '.join(trials.column_of)}"
             raise UsageError(f"--where takes FACTOR=LEVEL, not '{text}'; the study has the{levels}.")
         held[factor] = match
     return held
+
+
+def _is_number(known: Any, text: str) -> bool:
+    try:
+        return not isinstance(known, bool | str) and float(text) == known
+    except ValueError:
+        return False
 
 
 def _record(one: Comparison) -> dict[str, Any]:

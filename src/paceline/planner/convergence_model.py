@@ -131,7 +131,8 @@ class ConvergenceModel:
 
         Args:
             curves: one or more.
-            optimum: P*, the least possible loss, where it is known; else it is estimated, see `estimate_optimum`.
+            optimum: P*, the least possible loss, where it is known; else it is estimated from all curves, see
+                `estimate_optimum`. What is left out or comes later has had its part in that, so the errors are too small.
             lower_bound: what P* cannot be below, as 0 for a cross-entropy.
 
         Raises:

@@ -48,8 +48,8 @@ class NoiseScale:
         return 1 + self.batch_size.value / batch_size
 
     def examples_factor(self, batch_size: float) -> float:
-        """Samples needed with this batch over those with a batch of 1 or less: 1 + batch / scale."""
-        return 1 + batch_size / self.batch_size.value
+        """Samples needed with this batch over those with a batch of 1 or less: 1 + batch / scale; infinite without noise."""
+        return 1 + batch_size / self.batch_size.value if self.batch_size.value else math.inf
 
 
 def squared_norms(gradients: np.ndarray) -> tuple[float, float]:

@@ -107,38 +107,35 @@ def _verdict(
     beaten = sorted((one for one in overall if one.found and one.centre > 1), key=lambda one: one.centre)
     open_ones = [one for one in overall if one not in beaten]
     prefix = [] if measure.kind != "throughput" or not trials.fractions else _nothing_reached(trials)
+    met = {leader, *(one.base for one in overall)}
+    unmet = [method for method in trials.methods if method not in met]
+    apart = [
+        f"No trial of {leader} differs in the method alone from one of {_join(unmet[:_MOST_LISTED])}: not compared."
+    ]
+    apart = apart if unmet else []
     if not beaten:
         if len(overall) == 1:
-            return [*prefix, f"No winner: {overall[0].sentence}"]
+            return [*prefix, f"No winner: {overall[0].sentence}", *apart]
         names = _names(open_ones)
         clearest = [one for one in [_clearest(leader, trials, comparisons)] if one is not None]
         if any(one.centre < 1 for one in overall) or not any(one.centre > 1 for one in overall):
-            return [*prefix, "No winner: of no method is it known that it was ahead of all others.", *clearest]
-        said = (
-            f"No winner: {leader} {did} soonest in most pairs"
-            if measure.kind != "throughput"
-            else f"No winner: {leader} {did} most"
-        )
+            return [*prefix, "No winner: of no method is it known that it was ahead of all others.", *clearest, *apart]
+        most = "most" if measure.kind == "throughput" else "soonest in most pairs"
         return [
             *prefix,
-            f"{said}, but not surely before {names}.",
+            f"No winner: {leader} {did} {most}, but not surely before {names}.",
             *clearest,
             *(one.sentence for one in open_ones[:_MOST_LISTED]),
+            *apart,
         ]
     ratios = _ratios(beaten, how, trials.baseline)
-    met = {leader, *(one.base for one in overall)}
-    unmet = [method for method in trials.methods if method not in met]
     won = "won" if not open_ones and not unmet else "led"
     verdict = [*prefix, f"{leader} {won}: it {did} {ratios}."]
     if (clearest := _clearest(leader, trials, comparisons)) is not None:
         verdict.append(clearest)
     if open_ones:
         verdict.append(f"It was not surely ahead of {_names(open_ones)}. {open_ones[0].sentence}")
-    if unmet:
-        verdict.append(
-            f"No trial of it differs in the method alone from one of {_join(unmet[:_MOST_LISTED])}: not compared."
-        )
-    return verdict
+    return [*verdict, *apart]
 
 
 def _clearest(leader: str, trials: Trials, comparisons: Sequence[Comparison]) -> str | None:

@@ -139,7 +139,9 @@ def _compare(
 ) -> Comparison:
     times = trials.times(measure)
     first, second = trials.pairs(factor, base, other, dict(where))
-    ratio = paired_ratio(*log_ratios(times[first], times[second]))
+    settings = [column[first].tolist() for name, column in trials.column_of.items() if name != "seed"]
+    one_setting = len(set(zip(*settings, strict=True))) <= 1
+    ratio = paired_ratio(*log_ratios(times[first], times[second]), one_setting=one_setting)
     return Comparison(factor, base, other, where, measure, ratio)
 
 

@@ -227,7 +227,7 @@ class Ratio:
     method: Literal["order statistics", "t", "none"]
 
 
-def paired_ratio(low: np.ndarray, high: np.ndarray) -> Ratio:
+def paired_ratio(low: np.ndarray, high: np.ndarray, *, one_setting: bool = True) -> Ratio:
     """The median ratio of pairs, from bounds of their log ratios.
 
     From `MIN_PAIRS` pairs on, the interval lies between two order statistics: one of `low`, one of `high`. Since no log
@@ -237,13 +237,19 @@ def paired_ratio(low: np.ndarray, high: np.ndarray) -> Ratio:
 
     Three to five pairs that all arrived get Student's interval of the mean log ratio, exact if it is normal. Fewer, or
     with missing arrivals, get none. Pairs are taken as independent of one another.
+
+    Args:
+        low: lower bound of each pair's log ratio.
+        high: upper bound of it.
+        one_setting: whether the pairs differ in nothing but the seed. Of several settings, with ratios of their own, few
+            pairs have no interval: they are no draws from one normal distribution.
     """
     count = len(low)
     complete = np.isfinite(low) & (low == high)
     if count == 0:
         return Ratio(0.0, math.inf, 0.0, math.inf, 1.0, 0, 0, "none")
     low, high = np.sort(low), np.sort(high)
-    if _MIN_NORMAL_PAIRS <= count < MIN_PAIRS and complete.all():
+    if one_setting and _MIN_NORMAL_PAIRS <= count < MIN_PAIRS and complete.all():
         return _students(low)
     at_least, at_most = _middle(low, upper=False), _middle(high, upper=True)
     outside = int(stats.binom.ppf((1 - CONFIDENCE) / 2, count, 0.5))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import re
 import runpy
 import tomllib
 import traceback
@@ -16,6 +16,7 @@ from paceline.config import TrainConfig
 from paceline.errors import UsageError
 from paceline.spec_text import closest
 from paceline.study.levels import Level, Range, read_levels
+from paceline.study.limits import Design, Limits, is_number, is_whole
 from paceline.study.toml_text import as_toml
 
 __all__ = ["TARGETS", "Design", "Limits", "Range", "Study", "read_study", "study_from_table"]
@@ -33,68 +34,6 @@ _GIVEN_ELSEWHERE = {
 _NO_FACTOR = {*_GIVEN_ELSEWHERE, "data", "checkpoint_every_s"}
 _PLAIN = tuple(one.name for one in dataclasses.fields(TrainConfig) if one.name not in _NO_FACTOR)
 _DOTTED = ("algorithm", "optimizer", "partition", "placement", "cluster")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """When a trial ends that has not reached its target.
-
-    Args:
-        epochs: passes over the training data; None with `steps` None: the task's.
-        steps: instead: gradients per worker.
-        seconds: of training, virtual ones in the simulator; whatever comes first.
-    """
-
-    epochs: float | None = None
-    steps: int | None = None
-    seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.epochs is not None and self.steps is not None:
-            raise UsageError("give either epochs or steps, not both.")
-        for name in ("epochs", "steps", "seconds"):
-            value = getattr(self, name)
-            if value is not None and (not _is_number(value) or not 0 < value < math.inf):
-                raise UsageError(f"{name} must be a number above 0, not {value!r}.")
-        if self.steps is not None and not isinstance(self.steps, int):
-            raise UsageError(f"steps must be a whole number, not {self.steps!r}.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Design:
-    """Which combinations of levels become trials.
-
-    Args:
-        kind: "grid": all; "one-at-a-time": the baseline, and each level of each factor with all others as there; "random":
-            so many, drawn; "optuna": so many, each chosen by what the earlier ones have measured.
-        trials: combinations to draw or to ask for, each tried with every seed.
-        seed: of the draws, and of the order of the trials.
-        measure: for optuna: a column of the table, such as time_to_5_s; its median over the seeds counts.
-        goal: whether less of it is better, or more.
-    """
-
-    kind: Literal["grid", "one-at-a-time", "random", "optuna"] = "grid"
-    trials: int | None = None
-    seed: int = 0
-    measure: str | None = None
-    goal: Literal["minimize", "maximize"] = "minimize"
-
-    def __post_init__(self) -> None:
-        kinds = ("grid", "one-at-a-time", "random", "optuna")
-        if self.kind not in kinds:
-            raise UsageError(f"unknown kind {self.kind!r}.{closest(str(self.kind), kinds)} Known: {', '.join(kinds)}.")
-        if self.goal not in ("minimize", "maximize"):
-            raise UsageError(f"goal must be minimize or maximize, not {self.goal!r}.")
-        if not _is_whole(self.seed) or self.seed < 0:
-            raise UsageError(f"seed must be a whole number from 0, not {self.seed!r}.")
-        needs_number = self.kind in ("random", "optuna")
-        if needs_number and (not _is_whole(self.trials) or self.trials < 1):  # type: ignore[operator]
-            raise UsageError(f"a {self.kind} design needs a number of combinations: add trials = 20.")
-        if not needs_number and self.trials is not None:
-            raise UsageError(f"a {self.kind} design says itself how many trials there are; leave out trials.")
-        if (self.kind == "optuna") != (self.measure is not None):
-            remedy = 'add measure = "time_to_5_s"' if self.kind == "optuna" else "leave out measure"
-            raise UsageError(f"a measure is what an optuna design looks at; {remedy}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,17 +100,25 @@ class Study:
                     raise UsageError(f'{name} is for simulated workers; add backend = "simulator", or leave it out.')
         if self.parameters is not None and not self.timing_only:
             raise UsageError("parameters can be declared for timing only; add timing_only = true, or leave them out.")
-        if not all(_is_whole(seed) and seed >= 0 for seed in self.seeds):
+        if self.parameters is not None and self.parameters < 1:
+            raise UsageError(f"parameters must be 1 or more, not {self.parameters}.")
+        if not all(is_whole(seed) and seed >= 0 for seed in self.seeds):
             raise UsageError(f"seeds must be whole numbers from 0, not {list(self.seeds)}.")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise UsageError("seeds must be different whole numbers from 0, at least one.")
-        if not self.targets or not all(_is_number(one) and 0 < one < 100 for one in self.targets):
+        if not self.targets or not all(is_number(one) and 0 < one < 100 for one in self.targets):
             raise UsageError(
                 f"targets are percentages of the initial loss, between 0 and 100, not {list(self.targets)}."
             )
         if self.target is not None and self.target not in self.targets:
             raise UsageError(
                 f"target {self.target} is none of the targets {_listed(self.targets)}; add it there, or leave it out."
+            )
+        measured = re.fullmatch(r"(?:time_to_(.+)_s|steps_to_(.+))", self.design.measure or "")
+        if measured and (measured[1] or measured[2]) not in [f"{one:g}" for one in self.targets]:
+            raise UsageError(
+                f"The design's measure {self.design.measure} is of none of the targets {_listed(self.targets)}; add it there,"
+                " or choose another measure."
             )
         for where, names in (("[factors]", self.factors), ("[settings]", self.settings), ("[baseline]", self.baseline)):
             for name in names:
@@ -356,7 +303,7 @@ def _check_name(name: str, where: str) -> None:
 
 
 def _seeds(value: Any) -> tuple[int, ...]:
-    if _is_whole(value) and value >= 1:
+    if is_whole(value) and value >= 1:
         return tuple(range(value))
     if isinstance(value, list | tuple):
         return tuple(value)
@@ -391,15 +338,7 @@ def _plain(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    return float(value) if _is_number(value) else value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return float(value) if is_number(value) else value
 
 
 def _listed(numbers: tuple[float, ...]) -> str:

@@ -61,7 +61,7 @@ class Trial:
         What is as by default is left out, so that an option that Paceline gains later changes no name.
         """
         config = {
-            one.name: getattr(self.config, one.name)
+            one.name: _plain(getattr(self.config, one.name))
             for one in dataclasses.fields(TrainConfig)
             if one.name not in _NOT_IN_HASH and getattr(self.config, one.name) != one.default
         }
@@ -215,6 +215,11 @@ class TrialMaker:
             raise UsageError("optimizer state that workers share is not simulated; leave it per worker.")
         elif config.restarts:
             raise UsageError("simulated workers are not restarted; leave out restarts.")
+
+
+def _plain(value: Any) -> Any:
+    """`epochs = 1` and `epochs = 1.0` are the same trial."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _built(function: Callable[..., Any], *arguments: Any) -> Any:

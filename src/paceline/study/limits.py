@@ -1,0 +1,84 @@
+"""When a study's trials end, and which combinations become trials."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from paceline.errors import UsageError
+from paceline.spec_text import closest
+
+__all__ = ["Design", "Limits", "is_number", "is_whole"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """When a trial ends that has not reached its target.
+
+    Args:
+        epochs: passes over the training data; None with `steps` None: the task's.
+        steps: instead: gradients per worker.
+        seconds: of training, virtual ones in the simulator; whatever comes first.
+    """
+
+    epochs: float | None = None
+    steps: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.steps is not None:
+            raise UsageError("give either epochs or steps, not both.")
+        for name in ("epochs", "steps", "seconds"):
+            value = getattr(self, name)
+            if value is not None and (not is_number(value) or not 0 < value < math.inf):
+                raise UsageError(f"{name} must be a number above 0, not {value!r}.")
+        if self.steps is not None and not isinstance(self.steps, int):
+            raise UsageError(f"steps must be a whole number, not {self.steps!r}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Design:
+    """Which combinations of levels become trials.
+
+    Args:
+        kind: "grid": all; "one-at-a-time": the baseline, and each level of each factor with all others as there; "random":
+            so many, drawn; "optuna": so many, each chosen by what the earlier ones have measured.
+        trials: combinations to draw or to ask for, each tried with every seed.
+        seed: of the draws, and of the order of the trials.
+        measure: for optuna: a column of the table, such as time_to_5_s; its median over the seeds counts.
+        goal: whether less of it is better, or more.
+    """
+
+    kind: Literal["grid", "one-at-a-time", "random", "optuna"] = "grid"
+    trials: int | None = None
+    seed: int = 0
+    measure: str | None = None
+    goal: Literal["minimize", "maximize"] = "minimize"
+
+    def __post_init__(self) -> None:
+        kinds = ("grid", "one-at-a-time", "random", "optuna")
+        if self.kind not in kinds:
+            raise UsageError(f"unknown kind {self.kind!r}.{closest(str(self.kind), kinds)} Known: {', '.join(kinds)}.")
+        if self.goal not in ("minimize", "maximize"):
+            raise UsageError(f"goal must be minimize or maximize, not {self.goal!r}.")
+        if not is_whole(self.seed) or self.seed < 0:
+            raise UsageError(f"seed must be a whole number from 0, not {self.seed!r}.")
+        needs_number = self.kind in ("random", "optuna")
+        if needs_number and (not is_whole(self.trials) or self.trials < 1):  # type: ignore[operator]
+            raise UsageError(f"a {self.kind} design needs a number of combinations: add trials = 20.")
+        if not needs_number and self.trials is not None:
+            raise UsageError(f"a {self.kind} design says itself how many trials there are; leave out trials.")
+        if (self.kind == "optuna") != (self.measure is not None):
+            remedy = 'add measure = "time_to_5_s"' if self.kind == "optuna" else "leave out measure"
+            raise UsageError(f"a measure is what an optuna design looks at; {remedy}.")
+
+
+def is_number(value: Any) -> bool:
+    """A number, and no boolean."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_whole(value: Any) -> bool:
+    """A whole number, and no boolean."""
+    return isinstance(value, int) and not isinstance(value, bool)
