@@ -135,8 +135,8 @@ def run_worker(target: Callable[[], Any], environment: WorkerEnvironment, *, own
 
 def _prepare_process(environment: WorkerEnvironment) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the supervisor decides
+    _keep_freed_memory(one_arena=environment.worker_id >= environment.num_workers)
     _end_with_supervisor(environment.connection)
-    _keep_freed_memory()
     torch.set_num_threads(int(environment.options.get("intra_op_threads", 1)))
     if environment.options.get("pin"):
         placement.pin(environment.worker_id, environment.num_workers, sorted(os.sched_getaffinity(0)))
@@ -163,17 +163,23 @@ def _end_with_supervisor(connection: Connection) -> None:
     threading.Thread(target=watch, name="paceline-supervisor-watch", daemon=True).start()
 
 
-def _keep_freed_memory() -> None:
+def _keep_freed_memory(*, one_arena: bool) -> None:
     """Tells malloc to keep what is freed: activations are allocated again in the next step.
 
     By default glibc returns large blocks to the kernel, which then clears every page anew; that cost 3 to 7 % of a step of
     mnist-mlp.
+
+    Args:
+        one_arena: all threads share what is freed. A server's gradients are allocated by ZeroMQ's thread and its answers by
+            its own, and each would keep the most that it ever had. Must come before the process's second thread.
     """
-    m_trim_threshold, m_mmap_threshold = -1, -3
+    m_trim_threshold, m_mmap_threshold, m_arena_max = -1, -3, -8
     with contextlib.suppress(AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(m_mmap_threshold, 1 << 30)
         mallopt(m_trim_threshold, 1 << 30)
+        if one_arena:
+            mallopt(m_arena_max, 1)
 
 
 def process_main(connection: Connection) -> None:
