@@ -21,7 +21,27 @@ addEventListener("load", async () => {{
     for (let tries = 0; tries < 200 && !root.dataset.drawn; tries++) await new Promise((done) => setTimeout(done, 50));
     page.querySelector("#links-{clicked} .png").click();
     await new Promise((done) => setTimeout(done, 400));
+    const hovered = [];
+    for (const plot of page.querySelectorAll(".plot")) {{
+      const shown = [];
+      for (const area of plot.querySelectorAll(".nsewdrag")) {{
+        const box = area.getBoundingClientRect();
+        const marks = [...plot.querySelectorAll(".points path")].slice(0, 40).map((one) => one.getBoundingClientRect())
+          .map((one) => [one.x + one.width / 2, one.y + one.height / 2]);
+        const grid = [0.1, 0.3, 0.5, 0.7, 0.9].flatMap((x) => [0.2, 0.5, 0.8]
+          .map((y) => [box.x + x * box.width, box.y + y * box.height]));
+        for (const [clientX, clientY] of [...grid, ...marks]) {{
+          area.dispatchEvent(new frame.contentWindow.MouseEvent("mousemove", {{clientX, clientY, bubbles: true}}));
+          await new Promise((done) => setTimeout(done, 60));
+          shown.push(plot.querySelector(".hoverlayer").textContent);
+          if (shown.at(-1)) break;
+        }}
+        if (shown.at(-1)) break;
+      }}
+      hovered.push(shown.at(-1) || "");
+    }}
     seen.push({{
+      hovered,
       drawn: [...page.querySelectorAll(".plot")].map((plot) => plot.querySelectorAll(".main-svg").length),
       points: page.querySelectorAll(".plot .points path, .plot .lines path").length,
       errors: root.dataset.errors || "",

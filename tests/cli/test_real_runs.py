@@ -1,15 +1,8 @@
 """The command with real workers, as a user's shell would start it."""
 
-import importlib.util
 import json
 import subprocess
 import sys
-
-import pytest
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("paceline.training") is None, reason="training is not in this checkout"
-)
 
 
 def paceline(*words, folder):

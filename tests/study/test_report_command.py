@@ -11,8 +11,6 @@ from paceline.errors import UsageError
 
 from .made_up import make_table
 
-pytest.importorskip("paceline.study.table")
-
 app = typer.Typer()
 app.command()(report)
 app.command()(compare)

@@ -1,5 +1,7 @@
 """A study's report in a real browser: every figure drawn, no script error, nothing wider than a phone."""
 
+import re
+
 import pytest
 
 from chromium import SCREENS, look_at
@@ -33,6 +35,7 @@ def test_every_figure_is_drawn_without_an_error_and_fits(screens, screen):
     assert len(seen["drawn"]) == len(FIGURES)
     assert all(count >= 2 for count in seen["drawn"])
     assert seen["points"] > 200
+    assert all(re.search(r"\d", shown) for shown in seen["hovered"]), "hovering shows values"
     assert seen["width"] == screen[0]
     assert seen["scroll_width"] <= screen[0]
     assert seen["too_wide"] == []
