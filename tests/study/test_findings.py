@@ -180,3 +180,15 @@ def test_few_pairs_of_several_settings_are_no_draws_from_one_distribution():
 
     assert overall(workers=(2,), seeds=4) == (4, 4, "t")
     assert overall(workers=(1, 2), seeds=2) == (4, 4, "none")
+
+
+@pytest.mark.parametrize(("timing_only", "word"), [(True, "fastest"), (False, "soonest")])
+def test_a_throughput_is_fast_and_a_time_is_soon(timing_only, word):
+    frame = make_table(
+        {"locked": 1.0, "leashed": 1.4}, workers=(2, 8), batch_sizes=(16,), seeds=8, timing_only=timing_only
+    )
+    trials = Trials(frame)
+    (said,) = [
+        one for one in answer(trials, compare_everything(trials, trials.primary)).next if "beyond the edge" in one
+    ]
+    assert f"was {word} with" in said

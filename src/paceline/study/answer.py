@@ -356,13 +356,14 @@ def _beyond_edges(trials: Trials, measure: Measure, leader: str) -> str | None:
         medians = [float(np.median(known)) for known in mine if len(known)]
         if len(levels) < 2 or not np.isfinite(medians).any():
             continue
-        best = int(np.argmin(medians))
-        if best in (0, len(levels) - 1) and not (factor in ("workers", "batch_size") and levels[best] == 1):
-            found.append(level_text(factor, levels[best]))
+        at = int(np.argmin(medians))
+        if at in (0, len(levels) - 1) and not (factor in ("workers", "batch_size") and levels[at] == 1):
+            found.append(level_text(factor, levels[at]))
     if not found:
         return None
     edge = "is the last level tried" if len(found) == 1 else "are the last levels tried"
-    return f"Levels beyond the edge: {leader} was soonest with {_join(found)}, which {edge}."
+    best = "fastest" if measure.kind == "throughput" else "soonest"
+    return f"Levels beyond the edge: {leader} was {best} with {_join(found)}, which {edge}."
 
 
 def _settle(overall: list[Comparison]) -> str | None:
