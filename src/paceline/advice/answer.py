@@ -1,0 +1,154 @@
+"""The answer of `paceline advise` as plain data: candidates, what was measured of them, what is predicted, and the advice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.planner.estimate import Estimate
+
+__all__ = ["Advice", "Candidate", "Circumstances", "Fit", "Measured", "Prediction", "Target"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """What is to be reached: exactly one of a loss and an accuracy; or, with a deadline, the best of it by then.
+
+    Args:
+        loss: mean training loss of the last 100 gradients, as `paceline train --target-loss` means it.
+        accuracy: test accuracy, from 0 to 1.
+        deadline_s: seconds; None: as soon as possible.
+    """
+
+    loss: float | None = None
+    accuracy: float | None = None
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """One way to train.
+
+    Args:
+        algorithm: canonical spec.
+        workers: m, from 1.
+    """
+
+    algorithm: str
+    workers: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Circumstances:
+    """What the user says will happen.
+
+    Args:
+        slow: by worker, the factor on its compute time.
+        kills_per_s: of each worker; 0: none.
+        cluster: the file that describes the machines; None: this machine, measured.
+    """
+
+    slow: dict[int, float] = field(default_factory=dict)
+    kills_per_s: float = 0.0
+    cluster: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """A short real run on this machine.
+
+    Args:
+        candidate: what ran.
+        samples_per_s: of all workers together, after the warm-up, with its interval.
+        curve: pairs of seconds and of what the target is about (loss, or accuracy), in time's order.
+    """
+
+    candidate: Candidate
+    samples_per_s: Estimate
+    curve: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """What is expected of one candidate.
+
+    Args:
+        candidate: of what.
+        time_s: seconds to the target, with its interval; None: it is not reached.
+        why_not: why there is no `time_s`, as the end of a sentence ("diverged in 2 of 2 simulations"); "" if there is.
+        at_deadline: loss or accuracy at the deadline; None: no deadline, or nothing is known.
+        samples_per_s: of all workers together.
+        samples_to_target: gradients' samples until then; None: never.
+        simulated_s: seconds to the target in the simulations, one each; inf where one did not arrive.
+        modelled_s: the same by the two fitted models, Ernest's system model and Hemingway's convergence model.
+        staleness: mean, of the simulations; None: the algorithm has none.
+        curve: predicted pairs of seconds and loss or accuracy, in time's order.
+        extrapolation: in which respect this lies outside of what was run, in words; "" if it does not.
+    """
+
+    candidate: Candidate
+    time_s: Estimate | None
+    why_not: str = ""
+    at_deadline: Estimate | None = None
+    samples_per_s: Estimate
+    samples_to_target: Estimate | None
+    simulated_s: tuple[float, ...] = ()
+    modelled_s: Estimate | None = None
+    staleness: float | None = None
+    curve: tuple[tuple[float, float], ...] = ()
+    extrapolation: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fit:
+    """How well one algorithm's models predict what they have not seen.
+
+    Args:
+        algorithm: canonical spec.
+        leave_one_out: root mean square error of log10 of the loss above its optimum, by the number of workers left out.
+        step_error: largest share by which the system model misses a measured step time.
+    """
+
+    algorithm: str
+    leave_one_out: dict[int, float]
+    step_error: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """The answer.
+
+    Args:
+        program: what is trained, as the user named it.
+        target: what was asked for.
+        circumstances: under which.
+        ranked: the best first; those that do not arrive at the end.
+        measured: short runs that were made here.
+        fits: by algorithm.
+        reasons: three sentences that say why the first is first; one, where nothing arrives.
+        not_tried: sentences: what was left out, and why.
+        warnings: sentences: extrapolation, close calls, disturbed measurements.
+        command: starts the first; "" where nothing arrives.
+        took_s: how long the advice took.
+        machine: on which it was measured, as `paceline.system.machine` says.
+    """
+
+    program: str
+    target: Target
+    circumstances: Circumstances
+    ranked: tuple[Prediction, ...]
+    measured: tuple[Measured, ...]
+    fits: tuple[Fit, ...]
+    reasons: tuple[str, ...]
+    not_tried: tuple[str, ...]
+    warnings: tuple[str, ...]
+    command: str
+    took_s: float
+    machine: dict[str, Any]
+
+    @property
+    def best(self) -> Prediction | None:
+        """What is advised; None: no candidate reaches the target."""
+        first = self.ranked[0] if self.ranked else None
+        reaches = first is not None and (first.time_s is not None or first.at_deadline is not None)
+        return first if reaches else None
