@@ -12,13 +12,15 @@ import torch
 from torch import nn
 
 from paceline import checkpoint
-from paceline.algorithms import ADPSGD, Algorithm, AllReduce, Hogwild, registry
+from paceline.algorithms import Algorithm
 from paceline.attached_replica import AttachedReplica
-from paceline.batches import BatchPlan
-from paceline.environment import Invitation, WorkerEnvironment, current_environment, named_algorithm
+from paceline.batches import BatchPlan, length_of
+from paceline.chosen_algorithm import chosen_algorithm
+from paceline.environment import Invitation, WorkerEnvironment, current_environment
 from paceline.errors import UsageError
 from paceline.grad_scaling import ask_for_every_step
 from paceline.joining import JoinedRun
+from paceline.loop_evaluation import Evaluate
 from paceline.observe.summary import summarize
 from paceline.replica import DivergedError
 from paceline.session import Session, model_words
@@ -27,7 +29,13 @@ from paceline.sources import ABSENT, END, BatchClaims, one_by_one
 __all__ = ["Worker", "attach"]
 
 
-def attach(model: nn.Module, optimizer: torch.optim.Optimizer, algorithm: Algorithm | str | None = None) -> Worker:
+def attach(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    algorithm: Algorithm | str | None = None,
+    *,
+    evaluate: Evaluate | None = None,
+) -> Worker:
     """Lets a training loop take part in a run: `with paceline.attach(model, optimizer) as worker:`.
 
     Inside, the model's parameters live in memory that all workers share, and `optimizer.step()` does what the algorithm says.
@@ -60,32 +68,16 @@ def attach(model: nn.Module, optimizer: torch.optim.Optimizer, algorithm: Algori
         optimizer: any torch.optim optimizer over them, without closures.
         algorithm: how the workers agree; None: what the launcher or PACELINE_ALGORITHM says, else Hogwild!, or all-reduce
             under a launcher that is not ours.
+        evaluate: maps a model to its test accuracy, from 0 to 1, or to a mapping with "accuracy", "loss" or both. It is what
+            a target accuracy of `simulate` is judged by, and called only if the run has a target or a limit, or is written
+            to a folder: with a copy of the model, in evaluation mode and without gradients, that has the run's newest
+            parameters (the mean of all workers' models where each has its own).
 
     Raises:
         UsageError: the launcher and the loop name different algorithms, or the model cannot be shared.
     """
     environment = current_environment()
-    named = registry.build(algorithm) if isinstance(algorithm, str) else algorithm
-    launched = environment.algorithm if environment is not None else None
-    given = registry.build(launched) if launched else None
-    if given is None and (variable := named_algorithm()) is not None:
-        given = registry.build(variable)
-    if named is not None and given is not None and named != given:
-        raise UsageError(
-            f"attach names {registry.spec(named)} but the launcher {registry.spec(given)}: name the algorithm in one place."
-        )
-    default = AllReduce()
-    if environment is None or environment.supervised:
-        default = Hogwild()
-    elif environment.invitation is not None:
-        default = ADPSGD()
-    chosen = named or given or default
-    if chosen.memory.averaged:
-        raise UsageError(
-            "average=... is what paceline train and simulate evaluate, and a loop of your own evaluates by itself: leave it"
-            " out, and take torch.optim.swa_utils.AveragedModel."
-        )
-    return Worker(model, optimizer, chosen, environment)
+    return Worker(model, optimizer, chosen_algorithm(algorithm, environment), environment, evaluate)
 
 
 class Worker:
@@ -102,6 +94,7 @@ class Worker:
         optimizer: torch.optim.Optimizer,
         algorithm: Algorithm,
         environment: WorkerEnvironment | None,
+        evaluate: Evaluate | None = None,
     ) -> None:
         self.worker_id = environment.worker_id if environment is not None else 0
         self.num_workers = environment.num_workers if environment is not None else 1
@@ -109,6 +102,7 @@ class Worker:
         self._model = model
         self._optimizer = optimizer
         self._environment = environment
+        self._evaluate = evaluate
         self._hooks: list[Any] = []
         self._undo: list[Callable[[], None]] = []
         self._claims: dict[tuple[int, int], BatchClaims] = {}
@@ -131,8 +125,10 @@ class Worker:
                 )
             self._environment.attached = self._environment.supervised or self._environment.simulation is not None
         simulation = self._environment.simulation if self._environment is not None else None
-        join = simulation.join if simulation is not None else Session
-        self._session = join(self._model, self.algorithm, self._environment)
+        if simulation is not None:
+            self._session = simulation.join(self._model, self.algorithm, self._environment, self._evaluate)
+        else:
+            self._session = Session(self._model, self.algorithm, self._environment)
         try:
             self._begin(simulation)
         except BaseException:  # such as the run's end, while this worker waited to see the parameters
@@ -217,6 +213,8 @@ class Worker:
                 self._replica.begin(started_s, -1, None, absent=True)
                 continue
             batch = fetch(plan.indices(number))
+            if not self._replica.num_begun:
+                self._session.tell_epoch(plan.batches_per_epoch * length_of(batch))
             self._replica.begin(started_s, number, batch)
             yield batch
         # What the loop does between two epochs, such as to evaluate, it does on a copy that nobody else writes.

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 from torch.utils.data import Dataset, Subset
 
 from paceline.flat import FlatBinding
@@ -15,7 +18,7 @@ from paceline.memory.waiting import RunStopped
 from paceline.tasks.base import Task
 from paceline.transport.parameters import AVERAGE
 
-__all__ = ["Evaluated", "Evaluator", "about_evaluated"]
+__all__ = ["Evaluated", "Evaluator", "ModelEvaluator", "about_evaluated"]
 
 _MODELS_EVALUATED = 16
 _NICENESS = 10  # the workers come first
@@ -46,8 +49,59 @@ class Evaluated(Protocol):
         ...
 
 
-class Evaluator:
+class ModelEvaluator:
     """A model of its own, on a copy of the shared vector.
+
+    Args:
+        model: has the parameters and buffers of what is trained, and is nobody else's.
+        figures: maps it to `{"loss": ..., "accuracy": ...}`, each of which may be None.
+    """
+
+    def __init__(self, model: nn.Module, figures: Callable[[nn.Module], Mapping[str, float | None]]) -> None:
+        self.finite = True  # whether the parameters last evaluated were
+        self.model = model
+        self._figures = figures
+        self._binding = FlatBinding(model.parameters())
+        self.num_parameters = self._binding.num_parameters
+        self._x = torch.empty(self._binding.num_elements, dtype=self._binding.dtype)
+
+    def now(self, arena: Evaluated, about: dict[str, Any]) -> dict[str, Any]:
+        """Evaluates here and now."""
+        version = self._load(arena)
+        figures = self._figures(self.model)
+        evaluation = {**about, "version": version, "test_loss": figures["loss"], "test_accuracy": figures["accuracy"]}
+        if getattr(arena.shared, "own_models", False):
+            evaluation["consensus_distance"] = arena.shared.consensus_distance(self._x)
+        return evaluation
+
+    def own_models(self, arena: Evaluated, final: dict[str, Any]) -> dict[str, Any] | None:
+        """`consensus_distance` and `worst_worker_accuracy`, where every worker has a model of its own.
+
+        The latter is the lowest test accuracy of up to 16 workers' models, evenly spaced.
+        """
+        if not getattr(arena.shared, "own_models", False):
+            return None
+        workers, accuracies = arena.shared.model_ids(), []
+        for worker in workers[:: -(-len(workers) // _MODELS_EVALUATED)]:
+            arena.shared.model(worker, self._x)
+            self._binding.bind(self._x)
+            accuracies.append(self._figures(self.model)["accuracy"])
+        worst = min((one for one in accuracies if one is not None), default=None)
+        return {"consensus_distance": final["consensus_distance"], "worst_worker_accuracy": worst}
+
+    def _load(self, arena: Evaluated) -> int:
+        averaged = getattr(arena.shared, "average", None) is not None
+        version = arena.shared.snapshot_average(self._x) if averaged else arena.shared.snapshot(self._x)
+        self.finite = bool(torch.isfinite(self._x).all())
+        self._binding.bind(self._x)
+        for name, buffer in self.model.named_buffers():
+            prefix = AVERAGE if averaged and buffer.is_floating_point() else ""
+            buffer.copy_(arena.extra(f"{prefix}buffer {name}"))
+        return version
+
+
+class Evaluator(ModelEvaluator):
+    """A task's evaluations, here or in a thread.
 
     Args:
         task: what is trained.
@@ -56,15 +110,11 @@ class Evaluator:
     """
 
     def __init__(self, task: Task, test_set: Dataset[Any], seed: int) -> None:
-        self.finite = True  # whether the parameters last evaluated were
-        self._task = task
-        self._test_set = test_set
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.model = task.model()
-        self._binding = FlatBinding(self.model.parameters())
-        self.num_parameters = self._binding.num_parameters
-        self._x = torch.empty(self._binding.num_elements, dtype=self._binding.dtype)
+            model = task.model()
+        super().__init__(model, partial(task.evaluate, dataset=test_set))
+        self._task = task
         self._thread: threading.Thread | None = None
         self._finished: dict[str, Any] | None = None
 
@@ -95,43 +145,9 @@ class Evaluator:
             self._thread.join()
             self._thread = None
 
-    def now(self, arena: Evaluated, about: dict[str, Any]) -> dict[str, Any]:
-        """Evaluates here and now."""
-        version = self._load(arena)
-        figures = self._task.evaluate(self.model, self._test_set)
-        evaluation = {**about, "version": version, "test_loss": figures["loss"], "test_accuracy": figures["accuracy"]}
-        if getattr(arena.shared, "own_models", False):
-            evaluation["consensus_distance"] = arena.shared.consensus_distance(self._x)
-        return evaluation
-
-    def own_models(self, arena: Evaluated, final: dict[str, Any]) -> dict[str, Any] | None:
-        """`consensus_distance` and `worst_worker_accuracy`, where every worker has a model of its own.
-
-        The latter is the lowest test accuracy of up to 16 workers' models, evenly spaced.
-        """
-        if not getattr(arena.shared, "own_models", False):
-            return None
-        workers, accuracies = arena.shared.model_ids(), []
-        for worker in workers[:: -(-len(workers) // _MODELS_EVALUATED)]:
-            arena.shared.model(worker, self._x)
-            self._binding.bind(self._x)
-            accuracies.append(self._task.evaluate(self.model, self._test_set)["accuracy"])
-        worst = min((one for one in accuracies if one is not None), default=None)
-        return {"consensus_distance": final["consensus_distance"], "worst_worker_accuracy": worst}
-
     def _run(self, arena: Evaluated, about: dict[str, Any]) -> None:
         if hasattr(os, "setpriority"):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         self._finished = None
         with contextlib.suppress(RunStopped):  # while this waited for the lock; the last evaluation is made afterwards
             self._finished = self.now(arena, about)
-
-    def _load(self, arena: Evaluated) -> int:
-        averaged = getattr(arena.shared, "average", None) is not None
-        version = arena.shared.snapshot_average(self._x) if averaged else arena.shared.snapshot(self._x)
-        self.finite = bool(torch.isfinite(self._x).all())
-        self._binding.bind(self._x)
-        for name, buffer in self.model.named_buffers():
-            prefix = AVERAGE if averaged and buffer.is_floating_point() else ""
-            buffer.copy_(arena.extra(f"{prefix}buffer {name}"))
-        return version

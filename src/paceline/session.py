@@ -285,6 +285,9 @@ class Session:
             return self.membership.claims(self.peers)
         return self.membership.claims()
 
+    def tell_epoch(self, samples: int) -> None:
+        """About how many samples an epoch has."""
+
     def own_records(self) -> np.ndarray | None:
         """This worker's records, where no supervisor has them."""
         return self.records.array() if self.records is not None else None

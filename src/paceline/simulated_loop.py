@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +20,9 @@ from paceline.environment import WorkerEnvironment, set_environment
 from paceline.errors import UsageError
 from paceline.final_mean import FinalMean, take_final_mean
 from paceline.flat import FlatBinding
+from paceline.global_randomness import GlobalRandomness, undisturbed
+from paceline.goals import Goal
+from paceline.loop_evaluation import Evaluate, loop_evaluator
 from paceline.observe.run import RunData
 from paceline.replica import DivergedError
 from paceline.simulation_record import SimulationRecord, write_simulation
@@ -45,6 +48,11 @@ def simulate(
     seed: int = 0,
     faults: Faults | None = None,
     out: Path | str | None = None,
+    target_loss: float | None = None,
+    target_accuracy: float | None = None,
+    limit_s: float | None = None,
+    limit_samples: int | None = None,
+    evaluate_every_samples: int | None = None,
 ) -> RunData:
     """Calls `train()` once per simulated worker; inside, `attach` makes them one run under a virtual clock.
 
@@ -63,6 +71,17 @@ def simulate(
         faults: what goes wrong, and when; a killed worker leaves its function where it is (`finally` is run), returns nothing,
             and is in `result["workers_lost"]`.
         out: the run's folder; None: nothing is written.
+        target_loss: stop once the mean of the last 100 losses of applied gradients that `worker.report` told is at most this.
+        target_accuracy: instead: stop once the `evaluate` that `attach` was given finds at least this.
+        limit_s: stop after so many virtual seconds.
+        limit_samples: stop after so many samples of applied gradients.
+        evaluate_every_samples: call `evaluate` so often; None: every quarter of an epoch with a target accuracy, else every
+            epoch (10,000 samples where `worker.batches` cannot know how long one is). Evaluations take no virtual time.
+
+    A run that is stopped ends at that instant: the workers are cut off where they are (`finally` is run) and return nothing.
+
+    Returns:
+        The run, on virtual time; its outcome is converged, stopped or diverged.
 
     Raises:
         UsageError: something cannot be simulated as asked.
@@ -82,7 +101,14 @@ def simulate(
         raise UsageError(f"{folder} is not empty: choose another `out`.")
     faults = Faults.given(faults)
     faults.check(cluster.workers)
-    simulation = _Simulation(train, cluster, named, seed, faults)
+    goal = Goal(
+        target_loss=target_loss,
+        target_accuracy=target_accuracy,
+        limit_s=limit_s,
+        limit_samples=limit_samples,
+        evaluate_every_samples=evaluate_every_samples,
+    )
+    simulation = _Simulation(train, cluster, named, seed, faults, goal, is_evaluated=goal.any or folder is not None)
     began, began_s = time.time(), time.perf_counter()
     run = simulation.run()
     if folder is not None:
@@ -98,7 +124,15 @@ class _Simulation:
     replica_kind = SimulatedAttachedReplica
 
     def __init__(
-        self, train: Callable[[], Any], cluster: Cluster, algorithm: Algorithm | None, seed: int, faults: Faults
+        self,
+        train: Callable[[], Any],
+        cluster: Cluster,
+        algorithm: Algorithm | None,
+        seed: int,
+        faults: Faults,
+        goal: Goal,
+        *,
+        is_evaluated: bool,
     ) -> None:
         self.scheduler = Scheduler()
         self.faults = faults
@@ -110,6 +144,9 @@ class _Simulation:
         self.algorithm = algorithm
         self.returned: dict[int, Any] = {}
         self.next_batch = np.zeros(1, np.int64)
+        self.goal = goal
+        self._is_evaluated = is_evaluated
+        self._epoch_is_known = False
         self._train = train
         self._wanted: Any = None  # what the first worker to attach wants to train
         self._joined: list[Program] = []  # workers that wait for the others to attach
@@ -117,10 +154,12 @@ class _Simulation:
 
     def run(self) -> RunData:
         """Runs all workers to their end."""
-        states = _GlobalRandomness(self.seed)
+        states = GlobalRandomness()
         self.scheduler.on_resume = states.enter
         for worker_id in range(self.cluster.workers):
             self.scheduler.start(worker_id, self._body(worker_id), is_main=True)
+        if self.goal.limit_s is not None:
+            self.scheduler.stop_at(self.goal.limit_s)
         try:
             self.scheduler.run()
         except ProgramError as error:
@@ -140,6 +179,7 @@ class _Simulation:
             "backend": "simulator",
             "timing_only": False,
             "cluster": as_table(self.cluster),
+            **dataclasses.asdict(self.goal),
             **self.faults.as_record(),
         }
         run = self.record.finish(config, num_parameters=self._wanted.num_parameters)
@@ -165,7 +205,9 @@ class _Simulation:
 
         return body
 
-    def join(self, model: nn.Module, algorithm: Algorithm, environment: WorkerEnvironment) -> _SimulatedSession:
+    def join(
+        self, model: nn.Module, algorithm: Algorithm, environment: WorkerEnvironment, evaluate: Evaluate | None
+    ) -> _SimulatedSession:
         """What `Session` is in a real run; the first worker brings the initial parameters, and all wait for the last."""
         binding = FlatBinding(model.parameters())
         if self.machine is None:
@@ -185,28 +227,10 @@ class _Simulation:
                 collective="memory" if isinstance(algorithm, Lockstep) else "ring",
                 scheduler=self.scheduler,
             )
-            about = TrainConfig(
-                task=self._name,
-                algorithm=registry.spec(algorithm),
-                workers=self.cluster.workers,
-                backend="simulator",
-                seed=self.seed,
-            )
-            self.record = SimulationRecord(
-                about,
-                self.machine,
-                None,
-                None,
-                None,
-                0,
-                is_gossip=algorithm.gossip,
-                together=algorithm.together,
-                timing_only=False,
-                about={"notes": [left_out]} if (left_out := algorithm.left_out(self.cluster.workers)) else {},
-            )
-            self.machine.start_servers(algorithm.serve)
             if not algorithm.lockstep:
                 self.buffers = {name: buffer.data.clone() for name, buffer in model.named_buffers()}
+            self.record = self._make_record(model, algorithm, evaluate)
+            self.machine.start_servers(algorithm.serve)
         elif algorithm != self.algorithm or list(binding.describe()) != list(self._wanted.describe()):
             raise UsageError(
                 f"Worker {environment.worker_id} wants {registry.spec(algorithm)} on {binding.num_parameters:,} parameters,"
@@ -216,6 +240,45 @@ class _Simulation:
         session = _SimulatedSession(self, model, binding, environment.worker_id)
         self._wait_for_all()
         return session
+
+    def _make_record(self, model: nn.Module, algorithm: Algorithm, evaluate: Evaluate | None) -> SimulationRecord:
+        """What records the run, and stops it; `model` is worker 0's, whose buffers are the run's where each has its own."""
+        self.goal.check(evaluate)
+        assert self.machine is not None
+        evaluator = None
+        if evaluate is not None and self._is_evaluated:
+            needs_accuracy = self.goal.target_accuracy is not None
+            evaluator = loop_evaluator(model, undisturbed()(evaluate), needs_accuracy=needs_accuracy)
+        about = TrainConfig(
+            task=self._name,
+            algorithm=registry.spec(algorithm),
+            workers=self.cluster.workers,
+            backend="simulator",
+            seed=self.seed,
+            target_loss=self.goal.target_loss,
+            target_accuracy=self.goal.target_accuracy,
+        )
+        record = SimulationRecord(
+            about,
+            self.machine,
+            evaluator,
+            self.buffers or dict(model.named_buffers()),
+            None,
+            0,
+            limit_samples=self.goal.limit_samples,
+            is_gossip=algorithm.gossip,
+            together=algorithm.together,
+            timing_only=False,
+            about={"notes": [left_out]} if (left_out := algorithm.left_out(self.cluster.workers)) else {},
+        )
+        record.evaluate_every(self.goal.evaluate_every(0))
+        return record
+
+    def tell_epoch(self, samples: int) -> None:
+        """About how many samples an epoch of the loop has; the first worker with a batch says so."""
+        if not self._epoch_is_known and self.record is not None:
+            self._epoch_is_known = True
+            self.record.evaluate_every(self.goal.evaluate_every(samples))
 
     def _wait_for_all(self) -> None:
         """Nobody sends to a worker that has no mailbox yet; costs no virtual time."""
@@ -237,6 +300,7 @@ class _SimulatedSession:
         assert machine is not None
         assert record is not None
         self.binding = binding
+        self.tell_epoch = simulation.tell_epoch
         self._core = machine.core(worker_id)
         self.ports = machine.ports(self._core)
         self._machine = machine
@@ -296,36 +360,3 @@ class _SimulatedSession:
         self.binding.release()
         for buffer in self._shared_buffers:
             buffer.data = buffer.data.clone()
-
-
-class _GlobalRandomness:
-    """The states of Python's, NumPy's and PyTorch's global generators, one of each per worker."""
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._before = self._now()
-        self._states: dict[int, Any] = {}
-        self._current: int | None = None
-
-    @staticmethod
-    def _now() -> tuple[Any, Any, torch.Tensor]:
-        return random.getstate(), np.random.get_state(), torch.get_rng_state()
-
-    def enter(self, worker_id: int) -> None:
-        """Makes this worker's states the generators'; each worker starts from the same ones, as processes would."""
-        if worker_id == self._current:
-            return
-        if self._current is not None:
-            self._states[self._current] = self._now()
-        self._current = worker_id
-        self._restore(self._states.get(worker_id, self._before))
-
-    def leave(self) -> None:
-        """Puts back what the caller had."""
-        self._restore(self._before)
-
-    @staticmethod
-    def _restore(states: tuple[Any, Any, torch.Tensor]) -> None:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])

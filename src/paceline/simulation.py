@@ -165,7 +165,7 @@ class _Simulation:
             dataclasses.replace(self.config, target_loss=self.config.loss_to_reach(initial_loss), target_fraction=None),
             self.machine,
             self.evaluator,
-            self.model,
+            dict(self.model.named_buffers()) if self.model is not None else {},
             initial_loss,
             self._num_samples,
             is_gossip=self.algorithm.gossip,

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from paceline.config import TrainConfig
-from paceline.evaluation import Evaluator
+from paceline.evaluation import ModelEvaluator
 from paceline.memory.records import RECORD_DTYPE, RECORD_STRUCT, without_waiting
 from paceline.observe.report import write_report
 from paceline.observe.run import RunData, write_json
@@ -42,9 +41,10 @@ class SimulationRecord:
         config: of the run, with the task's defaults.
         simulated: what runs.
         evaluator: None: nothing is evaluated (timing only).
-        model: whose buffers are evaluated.
+        buffers: of the run's model, by name.
         initial_loss: before the first update.
         num_samples: in an epoch.
+        limit_samples: stop after so many samples of applied gradients; None: no limit.
         is_gossip: whether every worker has a model of its own.
         together: whether several workers' gradients make one update.
         timing_only: whether no gradients are computed; None: if nothing is evaluated.
@@ -58,11 +58,12 @@ class SimulationRecord:
         self,
         config: TrainConfig,
         simulated: SimulatedMachine,
-        evaluator: Evaluator | None,
-        model: nn.Module | None,
+        evaluator: ModelEvaluator | None,
+        buffers: Mapping[str, torch.Tensor],
         initial_loss: float | None,
         num_samples: int,
         *,
+        limit_samples: int | None = None,
         is_gossip: bool = False,
         together: bool = False,
         timing_only: bool | None = None,
@@ -75,20 +76,26 @@ class SimulationRecord:
         self._config = config
         self._simulated = simulated
         self._evaluator = evaluator
-        self._snapshot = _Snapshot(simulated.shared, model)
+        self._limit_samples = limit_samples
+        self._snapshot = _Snapshot(simulated.shared, buffers)
         self._initial_loss = initial_loss
         self._recorded = _Records(config.workers)
         self._losses: deque[float] = deque(maxlen=WINDOW)
         self._samples = 0
-        self._evaluate_every = max(1, num_samples // (4 if config.target_accuracy is not None else 1))
-        self._next_evaluation = self._evaluate_every
+        self.evaluate_every(num_samples // (4 if config.target_accuracy is not None else 1))
         self._evaluations: list[dict[str, Any]] = []
         self._outcome, self._reason, self._trace = "stopped", "", ""
         self.before_evaluation: Callable[[], None] | None = None
 
     def recorder(self, worker_id: int) -> _Recorder:
         """Takes one worker's records."""
-        return _Recorder(self._recorded, worker_id, self._watch if self._evaluator is not None else None)
+        limits = (self._evaluator, self._config.target_loss, self._limit_samples)
+        return _Recorder(self._recorded, worker_id, self._watch if any(one is not None for one in limits) else None)
+
+    def evaluate_every(self, samples: int) -> None:
+        """How many samples of applied gradients lie between two evaluations."""
+        self._evaluate_every = max(1, samples)
+        self._next_evaluation = (self._samples // self._evaluate_every + 1) * self._evaluate_every
 
     def records_of(self, worker_id: int) -> np.ndarray:
         """One worker's records so far."""
@@ -107,7 +114,9 @@ class SimulationRecord:
             self._losses.append(loss)
             if target is not None and len(self._losses) == WINDOW and self._mean_loss <= target:
                 self._simulated.scheduler.stop()
-        if self._samples >= self._next_evaluation:
+        if self._limit_samples is not None and self._samples >= self._limit_samples:
+            self._simulated.scheduler.stop()
+        if self._evaluator is not None and self._samples >= self._next_evaluation:
             self._next_evaluation = (self._samples // self._evaluate_every + 1) * self._evaluate_every
             evaluation = self._evaluate(self._simulated.scheduler.now_s)
             accuracy, goal = evaluation["test_accuracy"], self._config.target_accuracy
@@ -190,12 +199,12 @@ class SimulationRecord:
     def _worst_worker_accuracy(self) -> float | None:
         """The lowest test accuracy of any worker's own model, of at most 16 workers, evenly spaced among those not lost."""
         assert self._evaluator is not None
-        shared, model = self._simulated.shared, self._snapshot.model
+        shared, buffers = self._simulated.shared, self._snapshot.buffers
         chosen = shared.present[:: -(-len(shared.present) // _OWN_MODELS)]
         accuracies = []
         with torch.random.fork_rng(devices=[]):
             for worker in chosen:
-                evaluation = self._evaluator.now(_Snapshot(shared.workers[worker], model), {})
+                evaluation = self._evaluator.now(_Snapshot(shared.workers[worker], buffers), {})
                 accuracies.append(evaluation["test_accuracy"])
         return min((one for one in accuracies if one is not None), default=None)
 
@@ -247,18 +256,17 @@ class _Recorder:
 
 
 class _Snapshot:
-    """What an `Evaluator` evaluates: parameters with a `snapshot`, and the model's buffers."""
+    """What a `ModelEvaluator` evaluates: parameters with a `snapshot`, and the model's buffers."""
 
-    def __init__(self, shared: Any, model: nn.Module | None) -> None:
+    def __init__(self, shared: Any, buffers: Mapping[str, torch.Tensor]) -> None:
         self.shared = shared
-        self.model = model
-        self._buffers = dict(model.named_buffers()) if model is not None else {}
+        self.buffers = buffers
 
     def extra(self, name: str) -> torch.Tensor:
         """A buffer, by `buffer <name>`; its average, by `average buffer <name>`."""
         if name.startswith(AVERAGE):
             return self.shared.average_buffers[name.removeprefix(f"{AVERAGE}buffer ")]
-        return self._buffers[name.removeprefix("buffer ")]
+        return self.buffers[name.removeprefix("buffer ")]
 
 
 def write_simulation(run: RunData, out: Path, *, host: dict[str, Any], command: str) -> None:

@@ -1,0 +1,60 @@
+"""The states of Python's, NumPy's and PyTorch's global generators: one of each per worker, or kept while others draw."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["GlobalRandomness", "undisturbed"]
+
+States = tuple[Any, Any, torch.Tensor]
+
+
+class GlobalRandomness:
+    """The generators' states of each worker that shares this process, swapped when another goes on.
+
+    Each begins with the states as they are now, as processes would; `leave` puts those back for the caller.
+    """
+
+    def __init__(self) -> None:
+        self._before = _states()
+        self._states: dict[int, States] = {}
+        self._current: int | None = None
+
+    def enter(self, worker_id: int) -> None:
+        """Makes this worker's states the generators'."""
+        if worker_id == self._current:
+            return
+        if self._current is not None:
+            self._states[self._current] = _states()
+        self._current = worker_id
+        _restore(self._states.get(worker_id, self._before))
+
+    def leave(self) -> None:
+        """Puts back what the caller had."""
+        _restore(self._before)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Whatever is drawn inside, the generators go on afterwards as if it had not been."""
+    before = _states()
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+def _states() -> States:
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def _restore(states: States) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
