@@ -1,0 +1,406 @@
+"""`advise`: which algorithm, and how many workers, reach a target soonest: short real runs, simulations, models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from paceline.advice.answer import Advice, Candidate, Circumstances, Fit, Prediction, Target
+from paceline.advice.campaign import Budget, Campaign
+from paceline.advice.candidates import ALONE, candidates
+from paceline.advice.convergence import fit, gap, of_gap
+from paceline.advice.killed import CHECKPOINT_EVERY_S, restarts, with_kills
+from paceline.advice.machine import cores, this_machine
+from paceline.advice.pool import Pool
+from paceline.advice.program import Observed, Program
+from paceline.advice.programs import load_program
+from paceline.advice.ranking import Evidence, Spread, order, predict, progress_error, seeds_spread
+from paceline.advice.reasons import close_calls, name, nothing_arrives, reasons
+from paceline.advice.trials import Trials, designed
+from paceline.errors import UsageError
+from paceline.planner.convergence_model import ConvergenceModel
+from paceline.planner.estimate import Estimate
+from paceline.planner.system_model import SystemModel
+from paceline.planner.time_to_loss import TimeToLoss
+from paceline.simulator import Cluster
+from paceline.system import machine
+from paceline.tasks.base import keep_data
+
+__all__ = ["advise"]
+
+_RUN_S = 2.0  # of a short run, at most
+_LEAST_RUN_S = 0.4
+_SETUP_S = 1.5  # of a run, guessed
+_REAL, _SCREENED, _MEASURED_AGAIN, _SIMULATED = 0.3, 0.72, 0.82, 0.95  # shares of the budget at which phases end
+_SEEDS = 3
+_RESTART_S = 5.0  # of a worker, where no run has shown it
+
+
+def advise(
+    program: Program | str,
+    *,
+    target: Target,
+    max_workers: int | None = None,
+    circumstances: Circumstances | None = None,
+    algorithms: Sequence[str] | None = None,
+    budget_s: float = 300.0,
+    data: Path | None = None,
+    seed: int = 0,
+    processes: int | None = None,
+    on_progress: Callable[[str, float], None] = lambda what, share: None,
+) -> Advice:
+    """Compares algorithms and numbers of workers by when they will reach a target.
+
+    Costs: about the budget, on all cores: short real runs of every algorithm (not with a cluster's file), then simulations of
+    every candidate with real gradients, then repeats of the leaders.
+    Not: a run to the target; what is advised has been simulated, not trained.
+
+    Args:
+        program: `FILE.py:FUNCTION` that calls `paceline.attach`, a built-in task, or a `Program`.
+        target: a loss or an accuracy; with a deadline, those that meet it come first, and then the best by then.
+        max_workers: None: as many as this machine has cores, at least 2, or as the cluster's file has workers.
+        circumstances: slow workers, kills, other machines.
+        algorithms: specs; None: those in `candidates.py`.
+        budget_s: wall time.
+        data: folder with a task's data; None: what PACELINE_DATA names.
+        seed: of everything; others count on from it.
+        processes: that simulate at once; None: as many as cores; 0: in this process.
+        on_progress: told what is being done, and which share of the budget is spent.
+
+    Raises:
+        UsageError: something cannot be asked like that, or the budget pays for too little.
+        PacelineError: a run or a process failed in a way that concerns all candidates.
+    """
+    circumstances = circumstances or Circumstances()
+    _check(target, circumstances, budget_s)
+    loaded = load_program(program, data) if isinstance(program, str) else program
+    given = Cluster.load(circumstances.cluster) if circumstances.cluster is not None else None
+    most = max_workers or (given.workers if given is not None else max(2, cores()))
+    return _Advising(
+        loaded, target, circumstances, given, most, algorithms, Budget(total_s=budget_s), seed, processes, on_progress
+    ).advice()
+
+
+def _check(target: Target, circumstances: Circumstances, budget_s: float) -> None:
+    if (target.loss is None) == (target.accuracy is None):
+        raise UsageError("Say what is to be reached: either a target loss or a target accuracy.")
+    if target.loss is not None and not 0 < target.loss < math.inf:
+        raise UsageError(f"The target loss must be above 0, not {target.loss}.")
+    if target.accuracy is not None and not 0 < target.accuracy <= 1:
+        raise UsageError(f"The target accuracy is a fraction above 0 and up to 1, not {target.accuracy}; 0.95 is 95 %.")
+    if target.deadline_s is not None and not 0 < target.deadline_s < math.inf:
+        raise UsageError(f"The deadline must be more than 0 seconds, not {target.deadline_s}.")
+    if not 0 < budget_s < math.inf:
+        raise UsageError(f"The budget must be more than 0 seconds, not {budget_s}.")
+    if not 0 <= circumstances.kills_per_s < math.inf:
+        raise UsageError(f"Kills per second must be a number from 0, not {circumstances.kills_per_s}.")
+
+
+class _Advising:
+    """One call of `advise`."""
+
+    def __init__(
+        self,
+        program: Program,
+        target: Target,
+        circumstances: Circumstances,
+        given: Cluster | None,
+        max_workers: int,
+        algorithms: Sequence[str] | None,
+        budget: Budget,
+        seed: int,
+        processes: int | None,
+        on_progress: Callable[[str, float], None],
+    ) -> None:
+        self.program, self.target, self.circumstances, self.given = program, target, circumstances, given
+        self.budget, self.seed, self.on_progress = budget, seed, on_progress
+        self.processes = cores() if processes is None else processes
+        self.candidates, self.not_tried = candidates(max_workers, algorithms)
+        self.slow = {**dict(given.slowness if given is not None else ()), **circumstances.slow}
+        for worker in self.slow:
+            if not 0 <= worker < max_workers:
+                raise UsageError(f"Worker {worker} cannot be slow: up to {max_workers} workers count from 0.")
+        self.warnings: list[str] = []
+        self.trials = Trials(program, target, self.slow if program.knows_slow else {})
+        self.measures = given is None
+
+    def advice(self) -> Advice:
+        """The phases, one after the other."""
+        with keep_data(), Pool(self.processes) as pool:
+            if self.measures:
+                self._measure(self._algorithms_to_run())
+                self._without_runs()
+            campaign = self._campaign(pool)
+            campaign.screen(self.candidates, _SCREENED)
+            if self.measures and campaign.leaders():
+                self._measure_again(campaign.leaders())
+            campaign.again(_SEEDS, _SIMULATED)
+            self._say("Fitting models")
+            models = self._convergence(campaign, pool)
+        return self._answer(campaign, models)
+
+    def _say(self, what: str) -> None:
+        self.on_progress(what, min(0.99, self.budget.spent))
+
+    # Short real runs
+
+    def _algorithms_to_run(self) -> list[Candidate]:
+        """One worker, then every algorithm with the most workers, then with those numbers that tell its speed best."""
+        alone = Candidate(algorithm=ALONE, workers=1)
+        by_algorithm: dict[str, list[int]] = {}
+        for one in self.candidates:
+            if one.workers > 1:
+                by_algorithm.setdefault(one.algorithm, []).append(one.workers)
+        first = [alone, *(Candidate(algorithm=one, workers=max(of)) for one, of in by_algorithm.items())]
+        each_s = _RUN_S + _SETUP_S
+        if len(first) * (_LEAST_RUN_S + _SETUP_S) > self.budget.total_s * _SCREENED:
+            least = len(first) * (_LEAST_RUN_S + _SETUP_S) / _SCREENED
+            raise UsageError(
+                f"A budget of {self.budget.total_s:g} s is too small for {len(first)} short runs: give {least:.0f} s or more,"
+                " or fewer algorithms."
+            )
+        left_s = self.budget.total_s * _REAL - len(first) * each_s
+        number = 1 + max(0, int(left_s / each_s / max(1, len(by_algorithm))))
+        further = [
+            Candidate(algorithm=one, workers=m)
+            for one, of in by_algorithm.items()
+            for m in designed(of, number)
+            if m != max(of)
+        ]
+        self._first = len(first)
+        return first + further
+
+    def _measure(self, wanted: Sequence[Candidate]) -> None:
+        for_s = self.budget.total_s * _REAL / self._first - _SETUP_S
+        self._for_s = min(_RUN_S, max(_LEAST_RUN_S, for_s))
+        made = 0
+
+        def on_begin(candidate: Candidate) -> bool:
+            nonlocal made
+            made += 1
+            if made > self._first and self.budget.spent > _REAL:
+                return False
+            self._say(f"Running {name(candidate)} for {self._for_s:.1f} s")
+            return True
+
+        self.trials.make(wanted, for_s=self._for_s, seed=self.seed, on_begin=on_begin)
+
+    def _measure_again(self, leaders: Sequence[Candidate]) -> None:
+        """Runs leaders twice more, and one worker once: runs at other times tell how much the machine varies."""
+        wanted = [*leaders, *leaders]
+
+        def on_begin(candidate: Candidate) -> bool:
+            if self.budget.spent > _MEASURED_AGAIN:
+                return False
+            self._say(f"Running {name(candidate)} again for {self._for_s:.1f} s")
+            return True
+
+        self.trials.make(wanted, for_s=self._for_s, seed=self.seed + 1, on_begin=on_begin)
+
+    def _without_runs(self) -> None:
+        """Leaves out algorithms that could not be run."""
+        have = {one.algorithm for one in self.trials.runs}
+        gone: dict[str, str] = {}
+        for one, why in self.trials.failed.items():
+            if one.algorithm not in have:
+                gone.setdefault(one.algorithm, why)
+        self.not_tried += [f"Not tried: {one}: {why}." for one, why in gone.items()]
+        self.candidates = [one for one in self.candidates if one.algorithm in have]
+        if not self.candidates:
+            raise UsageError(
+                f"No algorithm could be run here; {next(iter(gone.items()))[0]}: {next(iter(gone.values()))}."
+            )
+
+    # Simulations
+
+    def _campaign(self, pool: Pool) -> Campaign:
+        shapes = [run.shape for runs in self.trials.runs.values() for run in runs if run.shape is not None]
+        shape = shapes[0] if shapes else self.program.shape()
+        if self.given is not None:
+            cluster = self.given
+        else:
+            cluster, said = this_machine(self.program.name, shape, self._say)
+            self.warnings += said
+        alone = self.trials.runs.get(Candidate(algorithm=ALONE, workers=1))
+        return Campaign(
+            self.program,
+            self.target,
+            cluster=cluster,
+            shape=shape,
+            slow=self.slow,
+            rate=self.trials.rate if self.measures else None,
+            deviation=self.trials.deviation,
+            compute_s=alone[0].compute_s if alone else None,
+            pool=pool,
+            num_processes=self.processes,
+            budget=self.budget,
+            seed=self.seed,
+            on_progress=lambda what, share: self.on_progress(what, min(0.99, share)),
+        )
+
+    # Models
+
+    def _convergence(self, campaign: Campaign, pool: Pool) -> dict[str, ConvergenceModel]:
+        """Hemingway's model of each algorithm; one worker's curves are every algorithm's."""
+        jobs: dict[str, list[tuple[int, Observed]]] = {}
+        for one in campaign.found:
+            jobs.setdefault(one.algorithm, [])
+        for algorithm, runs in jobs.items():
+            for one in campaign.found:
+                if one.algorithm == algorithm or one.workers == 1:
+                    runs += [(one.workers, run) for run in campaign.runs(one)]
+        names = list(jobs)
+        ends = self.budget.at(1.1)
+        found = pool.map(
+            fit, [(self.target, jobs[one]) for one in names], begin_until_s=ends, end_until_s=self.budget.at(1.3)
+        )
+        return {algorithm: model for algorithm, model in zip(names, found, strict=True) if model is not None}
+
+    def _system(self, algorithm: str, campaign: Campaign) -> SystemModel | None:
+        """Ernest's model of seconds per sample under the circumstances."""
+        if self.measures and (self.program.knows_slow or not self.slow):
+            return self.trials.system(algorithm)
+        points = [
+            (one.workers, 1 / run.rates[0])
+            for one in campaign.found
+            if one.algorithm == algorithm or one.workers == 1
+            for run in campaign.runs(one)
+            if run.rates and run.rates[0] > 0
+        ]
+        return (
+            SystemModel.fit([m for m, _ in points], [time_s for _, time_s in points], relative=True) if points else None
+        )
+
+    def _evidence(self, campaign: Campaign, models: dict[str, ConvergenceModel]) -> list[Evidence]:
+        found = []
+        systems = {one.algorithm: self._system(one.algorithm, campaign) for one in self.candidates}
+        for one in self.candidates:
+            model, system = models.get(one.algorithm), systems[one.algorithm]
+            modelled, samples, at_deadline = None, None, None
+            if model is not None and system is not None:
+                h = TimeToLoss(system=system, convergence=model)
+                wanted = gap(
+                    self.target, self.target.accuracy if self.target.accuracy is not None else self.target.loss or 0
+                )
+                modelled, samples = h.time_to(wanted, one.workers), model.iterations_to(wanted, one.workers)
+                if self.target.deadline_s is not None:
+                    at_deadline = self._turned(h.loss(self.target.deadline_s, one.workers))
+            found.append(
+                Evidence(
+                    candidate=one,
+                    rate=self.trials.rate(one) if self.measures else None,
+                    runs=campaign.runs(one),
+                    ended_itself=any(run.ended_itself for run in campaign.found.get(one, [])),
+                    modelled=modelled,
+                    modelled_samples=samples,
+                    modelled_at_deadline=at_deadline,
+                )
+            )
+        return found
+
+    def _turned(self, one: Estimate) -> Estimate:
+        """An error rate as an accuracy, whose ends change places."""
+        value, low, high = (of_gap(self.target, end) for end in (one.value, one.low, one.high))
+        return Estimate(value=value, low=min(low, high), high=max(low, high), extrapolation=one.extrapolation)
+
+    def _progress_spread(self, campaign: Campaign, seeds: Spread | None) -> Spread | None:
+        """Real against simulated progress, beyond what one further seed explains; None: there is nothing to compare."""
+        errors = []
+        for one, runs in self.trials.runs.items():
+            for run in runs:
+                if (error := progress_error(self.target, run, campaign.runs(one))) is not None:
+                    errors.append(error)
+        if len(errors) < 2:
+            return None
+        explained = 2 * seeds.deviation**2 if seeds is not None else 0.0
+        squares = max(0.0, float(np.mean(np.square(errors))) - explained)
+        return Spread(deviation=math.sqrt(squares), freedom=float(len(errors) - 1))
+
+    # The answer
+
+    def _answer(self, campaign: Campaign, models: dict[str, ConvergenceModel]) -> Advice:
+        evidence = self._evidence(campaign, models)
+        seeds = seeds_spread(evidence)
+        progress = self._progress_spread(campaign, seeds)
+        predictions = [predict(one, self.target, seeds, progress) for one in evidence]
+        restart_s = self.trials.setup_s or _RESTART_S
+        kills_per_s = self.circumstances.kills_per_s
+        predictions = [with_kills(one, kills_per_s=kills_per_s, restart_s=restart_s) for one in predictions]
+        ranked = order(predictions, self.target)
+        fits = tuple(
+            Fit(
+                algorithm=algorithm,
+                leave_one_out={m: error / math.log(10) for m, error in model.leave_one_out.items()},
+                step_error=self.trials.step_error(algorithm),
+            )
+            for algorithm, model in models.items()
+        )
+        arrives = bool(ranked) and (ranked[0].time_s is not None or ranked[0].at_deadline is not None)
+        self._warn(ranked, campaign, seeds, arrives, restart_s)
+        said = (
+            reasons(ranked, self.target, fits, progress, seeds) if arrives else (nothing_arrives(ranked, self.target),)
+        )
+        self.on_progress("Done", 1.0)
+        return Advice(
+            program=self.program.name,
+            target=self.target,
+            circumstances=self.circumstances,
+            ranked=ranked,
+            measured=self.trials.measured(),
+            fits=fits,
+            reasons=said,
+            not_tried=tuple(self._left_out(campaign)),
+            warnings=tuple(self.warnings),
+            command=self._command(ranked[0]) if arrives else "",
+            took_s=self.budget.spent * self.budget.total_s,
+            machine=machine(),
+        )
+
+    def _command(self, best: Prediction) -> str:
+        samples = best.samples_to_target
+        most = math.inf if samples is None else samples.high if math.isfinite(samples.high) else 2 * samples.value
+        return self.program.command(
+            best.candidate,
+            self.target,
+            slow={worker: factor for worker, factor in self.slow.items() if worker < best.candidate.workers},
+            restarts=restarts(best, self.circumstances.kills_per_s),
+            samples=most,
+        )
+
+    def _warn(
+        self, ranked: Sequence[Prediction], campaign: Campaign, seeds: Spread | None, arrives: bool, restart_s: float
+    ) -> None:
+        if not arrives:
+            return
+        best, said = ranked[0], self.warnings
+        said += close_calls(ranked)
+        if best.extrapolation:
+            said.append(f"The first is extrapolated: {best.extrapolation}.")
+        if seeds is None:
+            said.append("No candidate was simulated to the target with two seeds: how much they differ is assumed.")
+        if (
+            any(not math.isfinite(time_s) for time_s in best.simulated_s)
+            and best.time_s is not None
+            and best.simulated_s
+        ):
+            gone = sum(not math.isfinite(time_s) for time_s in best.simulated_s)
+            said.append(f"{gone} of {len(best.simulated_s)} simulations of the first did not arrive.")
+        if self.circumstances.kills_per_s:
+            said.append(
+                f"Kills are counted by formulas, with {restart_s:.1f} s until a worker is back; a method that does not go on"
+                f" without it is taken to be resumed from a checkpoint, one every {CHECKPOINT_EVERY_S:g} s."
+            )
+
+    def _left_out(self, campaign: Campaign) -> list[str]:
+        said = list(self.not_tried)
+        if not self.measures:
+            said.append(f"No real run was made: speeds are those of {self.circumstances.cluster}.")
+        if self.slow and self.measures and not self.program.knows_slow:
+            said.append("Short real runs had no slow workers: what these cost is simulated.")
+        if campaign.skipped:
+            said.append(f"Not simulated, as the budget was spent: {', '.join(map(name, campaign.skipped))}.")
+        said.append("Batch size, learning rate and optimizer are as the program has them; others may change the order.")
+        return said

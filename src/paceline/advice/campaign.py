@@ -1,0 +1,264 @@
+"""Which simulations are made, in which order: everything once and not for long, then the leaders again with other seeds."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from paceline.advice.answer import Candidate, Target
+from paceline.advice.candidates import ALONE
+from paceline.advice.convergence import Job, Simulated, simulate, stretched
+from paceline.advice.machine import with_workers
+from paceline.advice.pool import Pool
+from paceline.advice.program import Observed, Program, Shape
+from paceline.advice.trials import Rate
+from paceline.simulator import Cluster
+
+__all__ = ["Budget", "Campaign"]
+
+_HOW_LONG = 1.5  # times the best time so far: how long others are simulated
+_AGAIN = 1.3  # who is within so many times the best is simulated again
+_MOST_AGAIN = 5
+_LONG_AGAIN = 3.0  # times the best time: how long further seeds are
+_OVERHEAD = 2.0  # a simulated gradient takes so many times as long as a real one
+_FIRST_SHARE = 0.4  # of the time for simulations that those of the first round may take
+_GRACE = 1.25  # times the budget: simulations that still run then are given up
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """Wall time.
+
+    Args:
+        total_s: of everything.
+        began_s: on `time.monotonic`'s clock.
+    """
+
+    total_s: float
+    began_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def spent(self) -> float:
+        """Share that is gone."""
+        return (time.monotonic() - self.began_s) / self.total_s
+
+    def at(self, share: float) -> float:
+        """When so large a share will be gone."""
+        return self.began_s + share * self.total_s
+
+    def left_s(self, share: float) -> float:
+        """Seconds until then."""
+        return max(0.0, self.at(share) - time.monotonic())
+
+
+class Campaign:
+    """The simulations of all candidates.
+
+    Args:
+        program: what is simulated.
+        target: where simulations end.
+        cluster: the machines; without compute time if `rate` knows speeds.
+        shape: of the program.
+        slow: workers' factors.
+        rate: how fast a candidate is; None: the cluster says so.
+        deviation: of a gradient's seconds over their mean.
+        compute_s: real seconds of a gradient, to judge what simulations cost; None: not known.
+        pool: of processes.
+        num_processes: that simulate at once.
+        budget: of everything.
+        seed: of the first simulation of each.
+        on_progress: told what is done.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        target: Target,
+        *,
+        cluster: Cluster,
+        shape: Shape,
+        slow: Mapping[int, float],
+        rate: Callable[[Candidate], Rate] | None,
+        deviation: float,
+        compute_s: float | None,
+        pool: Pool,
+        num_processes: int,
+        budget: Budget,
+        seed: int,
+        on_progress: Callable[[str, float], None],
+    ) -> None:
+        self._program, self._target, self._cluster, self._shape = program, target, cluster, shape
+        self._slow, self._rate, self._deviation, self._compute_s = dict(slow), rate, deviation, compute_s
+        self._pool, self._processes, self._budget, self._seed = pool, num_processes, budget, seed
+        self._on_progress = on_progress
+        self.found: dict[Candidate, list[Simulated]] = {}
+        self.skipped: list[Candidate] = []
+
+    def screen(self, candidates: Sequence[Candidate], until: float) -> None:
+        """One seed of each: three first, to learn how long it takes; then one per algorithm, then all others.
+
+        Later ones are cut off at 1.5 times the best time, as they cannot be first any more. An algorithm that arrives nowhere
+        near in its first simulation has its others last.
+        """
+        heads = self._heads(candidates)
+        first = heads[:3]
+        if self._sample_s() == 0:
+            self._time_one(first[0], until)
+        self._round(
+            "first simulations",
+            first,
+            limit_s=math.inf,
+            limit_samples=self._cap(first, _FIRST_SHARE, until),
+            until=until,
+        )
+        rest = heads[3:]
+        self._round(
+            "each algorithm", rest, limit_s=self._limit_s(), limit_samples=self._cap(rest, 0.6, until), until=until
+        )
+        others = [one for one in candidates if one not in heads]
+        others.sort(key=lambda one: (self._promise(one), one.workers))
+        self._round(
+            "each number of workers",
+            others,
+            limit_s=self._limit_s(),
+            limit_samples=self._cap(others, 1.0, until),
+            until=until,
+        )
+
+    def again(self, seeds: int, until: float) -> None:
+        """Further seeds of the leaders."""
+        best_s, leaders = self.best_s, self.leaders()
+        if not leaders:
+            return
+        jobs = [(one, self._seed + k) for k in range(1, seeds) for one in leaders]
+        cap = 3 * max(run.run.samples for one in leaders for run in self.found[one])
+        self._run("leaders with other seeds", jobs, limit_s=_LONG_AGAIN * best_s, limit_samples=cap, until=until)
+
+    def leaders(self) -> list[Candidate]:
+        """Those that arrive within 1.3 times the best time, the first of them, the soonest first."""
+        times = {one: self.time_s(one) for one in self.found}
+        near = [one for one in times if times[one] <= _AGAIN * self.best_s and math.isfinite(times[one])]
+        return sorted(near, key=lambda one: (times[one], one.workers))[:_MOST_AGAIN]
+
+    @property
+    def best_s(self) -> float:
+        """The best median time so far; infinite: nobody has arrived."""
+        return min((self.time_s(one) for one in self.found), default=math.inf)
+
+    def time_s(self, candidate: Candidate) -> float:
+        """The median of its simulated times."""
+        times = [run.reached_s if run.reached_s is not None else math.inf for run in self.runs(candidate)]
+        return float(np.median(times)) if times else math.inf
+
+    def runs(self, candidate: Candidate) -> tuple[Observed, ...]:
+        """Its simulations, in seconds of a machine that is as fast as is known by now."""
+        return tuple(stretched(one.run, self._stretch(candidate)) for one in self.found.get(candidate, []))
+
+    def _stretch(self, candidate: Candidate) -> float:
+        """How much slower the machine is than the simulated one, by what has been measured since."""
+        simulated = self.found[candidate][0].matched_samples_per_s
+        if self._rate is None or not math.isfinite(simulated):
+            return 1.0
+        return simulated / self._rate(candidate).value
+
+    def _heads(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """The fastest number of workers of each algorithm; one worker alone first, then the fastest."""
+        heads: dict[str, Candidate] = {}
+        for one in candidates:
+            before = heads.get(one.algorithm)
+            if before is None or self._speed(one) > self._speed(before):
+                heads[one.algorithm] = one
+        return sorted(heads.values(), key=lambda one: (one.algorithm != ALONE, -self._speed(one), one.algorithm))
+
+    def _speed(self, one: Candidate) -> float:
+        return self._rate(one).value if self._rate is not None else float(one.workers)
+
+    def _promise(self, one: Candidate) -> float:
+        """Seconds it would take with as many samples as its algorithm's first simulation needed; infinite: never."""
+        samples = [
+            run.run.reached_samples
+            for other, runs in self.found.items()
+            for run in runs
+            if other.algorithm == one.algorithm and run.run.reached_samples is not None
+        ]
+        return min(samples) / self._speed(one) if samples else math.inf
+
+    def _limit_s(self) -> float:
+        return _HOW_LONG * self.best_s
+
+    def _cap(self, jobs: Sequence[Candidate], share: float, until: float) -> int:
+        """Samples that each of these simulations may have in so large a share of what is left."""
+        left_s = self._budget.left_s(until) * share
+        sample_s = self._sample_s()
+        if not jobs or not sample_s:
+            return 10**12
+        rounds = math.ceil(len(jobs) / max(1, self._processes))
+        return max(20 * self._shape.batch_size, int(left_s / rounds / sample_s))
+
+    def _sample_s(self) -> float:
+        """Wall seconds of a simulated sample: of simulations so far, or guessed from a real gradient; 0: not known."""
+        made = [one for runs in self.found.values() for one in runs]
+        if samples := sum(one.run.samples for one in made):
+            return sum(one.took_s for one in made) / samples
+        return _OVERHEAD * (self._compute_s or 0.0) / self._shape.batch_size
+
+    def _time_one(self, candidate: Candidate, until: float) -> None:
+        """Learns what a gradient takes from a simulation of a few, which is not kept."""
+        job = self._job(candidate, self._seed, math.inf, 20 * self._shape.batch_size)
+        ends = (self._budget.at(until), self._budget.at(_GRACE))
+        result = self._pool.map(simulate, [job], begin_until_s=ends[0], end_until_s=ends[1])[0]
+        if result is not None and result.run.samples:
+            self._compute_s = result.took_s / result.run.samples * self._shape.batch_size / _OVERHEAD
+
+    def _round(
+        self, what: str, candidates: Sequence[Candidate], *, limit_s: float, limit_samples: int, until: float
+    ) -> None:
+        jobs = [(one, self._seed) for one in candidates]
+        self._run(what, jobs, limit_s=limit_s, limit_samples=limit_samples, until=until)
+
+    def _run(
+        self, what: str, wanted: Sequence[tuple[Candidate, int]], *, limit_s: float, limit_samples: int, until: float
+    ) -> None:
+        if not wanted:
+            return
+        jobs = [self._job(one, seed, limit_s, limit_samples) for one, seed in wanted]
+
+        def on_done(number: int) -> None:
+            self._on_progress(f"Simulating {what}: {number} of {len(jobs)}", self._budget.spent)
+
+        on_done(0)
+        ends = (self._budget.at(until), self._budget.at(_GRACE))
+        results = self._pool.map(simulate, jobs, begin_until_s=ends[0], end_until_s=ends[1], on_done=on_done)
+        for job, result in zip(jobs, results, strict=True):
+            if result is not None:
+                self.found.setdefault(job.candidate, []).append(result)
+            elif job.candidate not in self.found:
+                self.skipped.append(job.candidate)
+
+    def _job(self, one: Candidate, seed: int, limit_s: float, limit_samples: int) -> Job:
+        """A simulation on the cluster as fast as was measured, or on that of the candidate's first simulation."""
+        if self._target.deadline_s is not None:
+            limit_s = min(limit_s, self._target.deadline_s)
+        slow = {worker: factor for worker, factor in self._slow.items() if worker < one.workers}
+        has_it = self._rate is not None and self._program.knows_slow  # measured speeds have slow workers in them
+        base = with_workers(self._cluster, one.workers, slow if has_it or self._rate is None else {})
+        common = {
+            "program": self._program,
+            "candidate": one,
+            "shape": self._shape,
+            "target": self._target,
+            "seed": seed,
+        }
+        common |= {"limit_samples": limit_samples}
+        if before := self.found.get(one):
+            limit_s = limit_s / self._stretch(one)
+            return Job(**common, cluster=before[0].cluster, limit_s=limit_s)
+        if self._rate is None:
+            return Job(**common, cluster=base, limit_s=limit_s)
+        speed = self._rate(one).value
+        late = () if has_it else tuple(sorted(slow.items()))
+        return Job(**common, cluster=base, limit_s=limit_s, samples_per_s=speed, deviation=self._deviation, slow=late)

@@ -1,0 +1,96 @@
+"""Which algorithms and numbers of workers are compared where the user names none, and why the others are not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from paceline.advice.answer import Candidate
+from paceline.algorithms import registry
+from paceline.errors import UsageError
+
+__all__ = ["ALONE", "DEFAULT", "OMITTED", "candidates", "counts"]
+
+ALONE = "sequential"  # what every algorithm is with one worker
+DEFAULT = (
+    ALONE,
+    "lockstep",
+    "all-reduce",
+    "local-sgd",
+    "hogwild",
+    "leashed",
+    "parameter-server(mode=async)",
+    "parameter-server(backups=1)",
+    "d-psgd",
+    "ad-psgd",
+)
+OMITTED: Mapping[str, str] = {
+    "locked": "it makes the updates of leashed and hogwild one at a time",
+    "parameter-server": "without backups it makes the updates of lockstep and all-reduce, by a detour",
+    "downpour": "its servers' rule takes the place of your optimizer, with a learning rate of its own",
+    "adaptive-revision": "its servers' rule takes the place of your optimizer, with a learning rate of its own",
+}
+_ALL = 4  # up to so many workers, each number is tried
+
+
+def counts(max_workers: int) -> list[int]:
+    """Numbers of workers from 2 that are tried: all up to 4, then about 1.5 times as many each, and always the most.
+
+    >>> counts(4), counts(16)
+    ([2, 3, 4], [2, 3, 5, 7, 11, 16])
+    """
+    if max_workers <= _ALL:
+        return list(range(2, max_workers + 1))
+    found, m = [], float(max_workers)
+    while round(m) > 2:
+        found.append(round(m))
+        m /= 1.5
+    return sorted({2, *found})
+
+
+def candidates(max_workers: int, algorithms: Sequence[str] | None = None) -> tuple[list[Candidate], list[str]]:
+    """Everything that is compared, one worker first; and sentences on what is not, and why.
+
+    Args:
+        max_workers: M, from 1.
+        algorithms: specs; None: `DEFAULT`.
+
+    Raises:
+        UsageError: a spec means nothing, or none of them can run.
+    """
+    if max_workers < 1:
+        raise UsageError(f"The most workers must be 1 or more, not {max_workers}.")
+    specs = list(dict.fromkeys(registry.spec(registry.build(one)) for one in (algorithms or DEFAULT)))
+    found: list[Candidate] = []
+    refused: dict[str, list[str]] = {}
+    tried = counts(max_workers)
+    for spec in specs:
+        algorithm = registry.build(spec)
+        if algorithm.memory.averaged:
+            raise UsageError(
+                f"{spec} keeps a moving average, which a training of your own evaluates by itself: leave it out."
+            )
+        if algorithm.max_workers == 1:
+            found.insert(0, Candidate(algorithm=spec, workers=1))
+            continue
+        for m in tried:
+            try:
+                algorithm.check(m)
+            except UsageError as why:
+                refused.setdefault(str(why), []).append(f"{spec} with {m} workers")
+                continue
+            found.append(Candidate(algorithm=spec, workers=m))
+    if not found:
+        raise UsageError(
+            f"None of {', '.join(specs)} can run with up to {max_workers} workers: name others, or allow more workers."
+        )
+    said = [f"Not tried: {', '.join(which)}: {why}" for why, which in refused.items()]
+    if algorithms is None:
+        said += [f"Not tried: {name}, as {why}." for name, why in OMITTED.items()]
+    between = sorted(set(range(2, max_workers + 1)) - set(tried))
+    if between:
+        said.append(f"Not tried: {_listed(between)} workers, as those between them were.")
+    return found, said
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers)) if len(numbers) < 8 else f"{len(numbers)} other numbers of"

@@ -1,0 +1,162 @@
+"""How many samples every candidate needs: simulations with real gradients, and Hemingway's model where they do not arrive."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.advice.answer import Candidate, Target
+from paceline.advice.machine import matched
+from paceline.advice.program import Observed, Program, Shape
+from paceline.errors import PacelineError, UsageError
+from paceline.planner.convergence_model import ConvergenceModel, Curve
+from paceline.simulator import Cluster
+
+__all__ = ["Job", "Simulated", "fit", "gap", "of_gap", "simulate", "stretched"]
+
+_LEAST_GAP = 1e-4  # of an accuracy to 1: some test sets are learnt to the last sample
+_FEWEST = 4  # points of a curve
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One simulation.
+
+    Args:
+        program: what is simulated.
+        candidate: how.
+        cluster: with its compute time, if `samples_per_s` is None; without slow workers, if they are not in that figure.
+        shape: of the program.
+        target: where it ends.
+        limit_s: or after so many virtual seconds.
+        limit_samples: or after so many samples.
+        seed: of everything.
+        samples_per_s: that all workers together are to have.
+        deviation: of a gradient's seconds over their mean.
+        slow: workers' factors that `samples_per_s` does not have in it.
+    """
+
+    program: Program
+    candidate: Candidate
+    cluster: Cluster
+    shape: Shape
+    target: Target
+    limit_s: float
+    limit_samples: int
+    seed: int
+    samples_per_s: float | None = None
+    deviation: float = 0.0
+    slow: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Simulated:
+    """What a job found.
+
+    Args:
+        job: which.
+        cluster: that it ran on, for further seeds.
+        run: what was seen; virtual seconds.
+        matched_samples_per_s: of the simulated workers where `samples_per_s` was to be met.
+        took_s: wall time.
+    """
+
+    job: Job
+    cluster: Cluster
+    run: Observed
+    matched_samples_per_s: float
+    took_s: float
+
+    @property
+    def ended_itself(self) -> bool:
+        """Whether the program came to an end before a limit or the target did."""
+        run, job = self.run, self.job
+        within = run.samples < job.limit_samples and run.wall_s < 0.999 * job.limit_s
+        return run.outcome == "stopped" and within
+
+
+def simulate(job: Job) -> Simulated:
+    """Runs a job; what the program refuses, or dies of, is the outcome "crashed"."""
+    cluster, rate, began_s = job.cluster, 0.0, time.perf_counter()
+    try:
+        if job.samples_per_s is not None:
+            cluster = matched(job.program, job.candidate, cluster, job.shape, job.samples_per_s, job.deviation)
+            rate = job.program.rate(job.candidate, cluster, job.shape) if job.slow else 0.0
+            for worker, factor in job.slow:
+                cluster = cluster.slow(worker=worker, factor=factor)
+        run = job.program.simulate(
+            job.candidate,
+            cluster,
+            job.target,
+            limit_s=job.limit_s,
+            limit_samples=job.limit_samples,
+            seed=job.seed,
+        )
+    except PacelineError as error:
+        words = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        run = Observed(
+            rates=(),
+            curve=(),
+            samples=0,
+            wall_s=0.0,
+            reached_s=None,
+            reached_samples=None,
+            outcome="crashed",
+            reason=words,
+        )
+    return Simulated(
+        job=job,
+        cluster=cluster,
+        run=run,
+        matched_samples_per_s=rate or (run.rates[0] if run.rates else math.nan),
+        took_s=time.perf_counter() - began_s,
+    )
+
+
+def gap(target: Target, value: float) -> float:
+    """What Hemingway's model calls the loss: the loss, or the error rate."""
+    return max(_LEAST_GAP, 1 - value) if target.accuracy is not None else value
+
+
+def of_gap(target: Target, value: float) -> float:
+    """The loss or accuracy again."""
+    return min(1.0, max(0.0, 1 - value)) if target.accuracy is not None else value
+
+
+def fit(arguments: tuple[Target, Sequence[tuple[int, Observed]]]) -> ConvergenceModel | None:
+    """Hemingway's model of one algorithm's simulations, in samples; None: they show too little.
+
+    Args:
+        arguments: the target, and pairs of a number of workers and what was simulated with it.
+    """
+    target, runs = arguments
+    curves = []
+    for workers, run in runs:
+        points = [
+            (samples, gap(target, value)) for _, samples, value in run.curve if samples >= 1 and math.isfinite(value)
+        ]
+        i, first = np.unique(np.array([samples for samples, _ in points]), return_index=True)
+        if len(i) >= _FEWEST:
+            curves.append(Curve(workers=workers, iterations=i, losses=np.array([points[at][1] for at in first])))
+    if not curves:
+        return None
+    try:
+        return ConvergenceModel.fit(curves, lower_bound=0.0)
+    except UsageError:
+        return None
+
+
+def stretched(run: Observed, factor: float) -> Observed:
+    """The same on a machine that takes so many times as long for everything."""
+    return dataclasses.replace(
+        run,
+        rates=tuple(rate / factor for rate in run.rates),
+        curve=tuple((time_s * factor, samples, value) for time_s, samples, value in run.curve),
+        wall_s=run.wall_s * factor,
+        reached_s=None if run.reached_s is None else run.reached_s * factor,
+    )

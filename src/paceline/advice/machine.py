@@ -1,0 +1,95 @@
+"""The machine that candidates are simulated on: measured here, or from a file; and made as fast as short real runs were."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+
+from paceline import probes
+from paceline.advice.answer import Candidate
+from paceline.advice.program import Program, Shape
+from paceline.calibration import Spread, as_cluster, measure
+from paceline.errors import PacelineError
+from paceline.simulator import Cluster
+from paceline.simulator.compute import Normal
+from paceline.tasks.load import BUILT_IN
+
+__all__ = ["cores", "matched", "this_machine", "with_workers"]
+
+_ELEMENT_BYTES = 4  # float32
+_COPIES_S = 0.05
+_ROUNDS = 8
+_CLOSE = 0.01  # of the rate that is to be met
+_LEAST = 0.02  # share of the first guess of compute time that is not gone below
+_MOST_DEVIATION = 0.3  # of compute time, over its mean
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def this_machine(program: str, shape: Shape, on_progress: Callable[[str], None]) -> tuple[Cluster, list[str]]:
+    """Memory, locks and messages of this machine, in a few seconds; and a warning where they could not be measured.
+
+    The step is not measured here: short runs do that, with all workers at once.
+    """
+    task = program if program in BUILT_IN else "digits-mlp"
+    try:
+        measured = measure(task, quick=True, on_progress=lambda what: on_progress(f"Measuring {what}"))
+        if task != program:
+            num_bytes = shape.num_parameters * _ELEMENT_BYTES
+            with probes.Team(max(2, cores())) as team:
+                alone = team.together(probes.copies_s, 1, num_bytes=num_bytes, for_s=_COPIES_S)[0]
+                crowded = team.together(probes.copies_s, cores(), num_bytes=num_bytes, for_s=_COPIES_S)
+            copies = {"copy_s": Spread.of(alone), "crowded_copies_s": [Spread.of(one) for one in crowded]}
+            measured = dataclasses.replace(measured, vector_bytes=num_bytes, **copies)
+        found = as_cluster(measured)
+    except PacelineError as error:
+        return Cluster(), [f"Messages and memory are the simulator's defaults, as measuring failed: {error}"]
+    # What an update moves was measured with plain SGD, and of a small model it is mostly the optimizer's own overhead.
+    return found if task == program else dataclasses.replace(found, update_vectors=Cluster().update_vectors), []
+
+
+def with_workers(cluster: Cluster, workers: int, slow: Mapping[int, float]) -> Cluster:
+    """The same machines with so many workers; those slow ones that are among them are slow."""
+    links = tuple(one for one in cluster.link_factors if max(one[:2]) < workers)
+    found = dataclasses.replace(cluster, workers=workers, slowness=(), link_factors=links)
+    for worker, factor in sorted(slow.items()):
+        if worker < workers:
+            found = found.slow(worker=worker, factor=factor)
+    return found
+
+
+def matched(
+    program: Program, candidate: Candidate, cluster: Cluster, shape: Shape, samples_per_s: float, deviation: float
+) -> Cluster:
+    """The cluster with that compute time at which all workers together are as fast as measured.
+
+    Seconds per sample are nearly a line in the compute time, so secants find it. A machine with fewer cores than workers has
+    a longer compute time then. It stays above a fiftieth of what a worker without any overhead would have.
+    """
+    spread = min(deviation, _MOST_DEVIATION)
+
+    def at(compute_s: float) -> tuple[Cluster, float]:
+        drawn = Normal(average_s=compute_s, deviation_s=spread * compute_s) if spread > 0 else compute_s
+        one = dataclasses.replace(cluster, compute_s=drawn)
+        return one, 1 / program.rate(candidate, one, shape)
+
+    wanted_s = 1 / samples_per_s  # per sample
+    guess_s = candidate.workers * shape.batch_size / samples_per_s
+    least_s = _LEAST * guess_s
+    compute_s, (found, sample_s) = guess_s, at(guess_s)
+    slope = sample_s / compute_s
+    for _ in range(_ROUNDS):
+        if abs(sample_s / wanted_s - 1) <= _CLOSE:
+            break
+        next_s = max(least_s, compute_s + (wanted_s - sample_s) / slope)
+        if next_s == compute_s:
+            break
+        before, (found, after_s) = (compute_s, sample_s), at(next_s)
+        rise = (after_s - before[1]) / (next_s - before[0])
+        slope = rise if rise > 0.05 * slope else slope
+        compute_s, sample_s = next_s, after_s
+    return found

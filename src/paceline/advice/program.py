@@ -1,0 +1,198 @@
+"""What is advised on: a program that can be run for real, and simulated, for so long or to a target; and what that shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from scipy.stats import t as student_t
+
+from paceline.advice.answer import Candidate, Target
+from paceline.observe.run import RunData
+from paceline.observe.summary import WINDOW, applied_in_order, loss_curve
+from paceline.planner.estimate import CONFIDENCE, Estimate
+from paceline.simulator import Cluster
+
+__all__ = ["Observed", "Program", "Shape", "mean_rate", "observed", "steady_rates"]
+
+_WINDOWS = 8  # of a run, for batch means
+_WARM_UP = 0.2  # share of a run that does not count, at least
+_MOST_POINTS = 200  # of a curve of losses
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """What of a program decides how long a step takes in a simulation.
+
+    Args:
+        num_parameters: of the model.
+        batch_size: samples of a full batch.
+    """
+
+    num_parameters: int
+    batch_size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observed:
+    """What one run has shown, real or simulated.
+
+    Args:
+        rates: samples per second of all workers, in consecutive equal parts of the steady time; one, where it is exact.
+        curve: seconds, samples and loss or accuracy, in time's order.
+        samples: of all gradients that were applied.
+        wall_s: of training; virtual seconds in a simulation.
+        reached_s: when the target was reached; None: it was not.
+        reached_samples: samples until then.
+        outcome: converged, stopped or diverged.
+        reason: why, if there is something to say.
+        staleness: mean; None: the algorithm has none.
+        compute_s: mean seconds of a gradient.
+        compute_deviation: standard deviation of a gradient's seconds over their mean, without outliers.
+        setup_s: what the run took besides training.
+        shape: of the program.
+    """
+
+    rates: tuple[float, ...]
+    curve: tuple[tuple[float, float, float], ...]
+    samples: int
+    wall_s: float
+    reached_s: float | None
+    reached_samples: float | None
+    outcome: str
+    reason: str = ""
+    staleness: float | None = None
+    compute_s: float = 0.0
+    compute_deviation: float = 0.0
+    setup_s: float = 0.0
+    shape: Shape | None = None
+
+
+class Program(Protocol):
+    """A training that advice can be given on; built-in tasks and users' loops are in `programs.py`."""
+
+    @property
+    def name(self) -> str:
+        """As the user named it."""
+        ...
+
+    @property
+    def knows_slow(self) -> bool:
+        """Whether `run` can slow workers down."""
+        ...
+
+    def run(
+        self, candidate: Candidate, target: Target, *, for_s: float, seed: int, slow: Mapping[int, float]
+    ) -> Observed:
+        """Trains with real workers on this machine, for so many seconds, or to the target if that comes before."""
+        ...
+
+    def shape(self) -> Shape:
+        """Size of model and batch, without a real run."""
+        ...
+
+    def simulate(
+        self, candidate: Candidate, cluster: Cluster, target: Target, *, limit_s: float, limit_samples: int, seed: int
+    ) -> Observed:
+        """Trains with simulated workers and real gradients, to the target or to one of the limits."""
+        ...
+
+    def rate(self, candidate: Candidate, cluster: Cluster, shape: Shape) -> float:
+        """Samples per virtual second of all workers, without gradients."""
+        ...
+
+    def command(
+        self, candidate: Candidate, target: Target, *, slow: Mapping[int, float], restarts: int, samples: float
+    ) -> str:
+        """What starts this candidate for real; `samples` are the most that it is expected to need."""
+        ...
+
+
+def steady_rates(run: RunData, *, gossip: bool) -> tuple[float, ...]:
+    """Samples per second of all workers, in 8 consecutive parts of equal length, after every worker's first gradients.
+
+    Empty where fewer than 16 gradients are left.
+    """
+    applied = applied_in_order(run.records, gossip=gossip)
+    if not len(applied):
+        return ()
+    ended_s, samples = applied["ended_s"], applied["samples"]
+    end_s = float(ended_s.max())
+    firsts = [float(rows["ended_s"].min()) for rows in run.records.values() if len(rows)]
+    begin_s = max(_WARM_UP * end_s, min(max(firsts), 0.5 * end_s))
+    if (ended_s > begin_s).sum() < 2 * _WINDOWS:
+        return ()
+    counted, edges = np.histogram(ended_s, bins=_WINDOWS, range=(begin_s, end_s), weights=samples)
+    return tuple((counted / np.diff(edges)).tolist())
+
+
+def mean_rate(rates: tuple[float, ...]) -> Estimate:
+    """The mean of consecutive parts' rates with its interval, by batch means; exact where there is one part only."""
+    mean = float(np.mean(rates))
+    if len(rates) < 2:
+        return Estimate(value=mean, low=mean, high=mean)
+    error = float(np.std(rates, ddof=1)) / math.sqrt(len(rates))
+    half = float(student_t.ppf((1 + CONFIDENCE) / 2, len(rates) - 1)) * error
+    return Estimate(value=mean, low=max(0.0, mean - half), high=mean + half)
+
+
+def observed(run: RunData, target: Target, *, real: bool, setup_s: float = 0.0, shape: Shape | None = None) -> Observed:
+    """What a run's records and evaluations say about a target."""
+    gossip = bool(run.result.get("gossip"))
+    records = {worker: rows for worker, rows in run.records.items() if len(rows)}
+    rows = np.concatenate(list(records.values())) if records else None
+    curve = _accuracies(run) if target.accuracy is not None else _losses(run, gossip=gossip)
+    wanted = target.accuracy if target.accuracy is not None else target.loss
+    above = target.accuracy is not None
+    hits = [one for one in curve if wanted is not None and ((one[2] >= wanted) if above else (one[2] <= wanted))]
+    wall_s, samples = float(run.result.get("wall_s") or 0.0), int(run.result.get("samples") or 0)
+    computing_s = rows["gradient_ended_s"] - rows["gradient_started_s"] if rows is not None else np.empty(0)
+    outcome = run.result.get("outcome", "stopped")
+    exact = (samples / wall_s,) if wall_s > 0 else ()
+    return Observed(
+        rates=steady_rates(run, gossip=gossip) if real else exact,
+        curve=_thinned(curve),
+        samples=samples,
+        wall_s=wall_s,
+        reached_s=hits[0][0] if hits else None,
+        reached_samples=hits[0][1] if hits else None,
+        outcome=outcome if outcome != "stopped" or not hits else "converged",
+        reason=run.result.get("outcome_reason") or "",
+        staleness=(run.result.get("staleness") or {}).get("mean"),
+        compute_s=float(np.median(computing_s)) if len(computing_s) else 0.0,
+        compute_deviation=_deviation(computing_s),
+        setup_s=max(0.0, setup_s - wall_s),
+        shape=shape,
+    )
+
+
+def _accuracies(run: RunData) -> list[tuple[float, float, float]]:
+    rows = [one for one in run.evaluations if one.get("test_accuracy") is not None]
+    return sorted((float(one["elapsed_s"]), float(one["samples"]), float(one["test_accuracy"])) for one in rows)
+
+
+def _losses(run: RunData, *, gossip: bool) -> list[tuple[float, float, float]]:
+    """The running loss once its window is full: what a target loss is judged by."""
+    curve = loss_curve(run.records, gossip=gossip)
+    columns = (curve.time_s, curve.samples, curve.average)
+    return list(zip(*(column[WINDOW - 1 :].tolist() for column in columns), strict=True))
+
+
+def _thinned(curve: list[tuple[float, float, float]]) -> tuple[tuple[float, float, float], ...]:
+    """At most 200 points and the last; half of them denser at the beginning."""
+    if len(curve) <= _MOST_POINTS:
+        return tuple(curve)
+    evenly = np.linspace(0, len(curve) - 1, _MOST_POINTS // 2)
+    early = np.geomspace(1, len(curve), _MOST_POINTS // 2) - 1
+    return tuple(curve[at] for at in np.unique(np.concatenate([evenly, early]).astype(int)).tolist())
+
+
+def _deviation(times_s: np.ndarray) -> float:
+    """Standard deviation over the mean by the middle half of the values, which outliers do not touch."""
+    if len(times_s) < 8:
+        return 0.0
+    low, median, high = np.percentile(times_s, [25, 50, 75])
+    return float((high - low) / 1.349 / median) if median > 0 else 0.0

@@ -1,0 +1,127 @@
+"""Why the first is first, in sentences made of the figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from paceline.advice.answer import Candidate, Fit, Prediction, Target
+from paceline.advice.ranking import Spread, best_value
+from paceline.observe.compare import seconds_text, workers_text
+
+__all__ = ["close_calls", "name", "nothing_arrives", "reasons"]
+
+_FEW = 0.005  # shares below this are called equal
+
+
+def name(candidate: Candidate) -> str:
+    """In a sentence: `leashed with 2 workers`."""
+    return f"{candidate.algorithm} with {workers_text(candidate.workers)}"
+
+
+def reasons(
+    ranked: Sequence[Prediction], target: Target, fits: Sequence[Fit], models: Spread | None, seeds: Spread | None
+) -> tuple[str, ...]:
+    """Three: why the first is first, what limits others and more workers, and how sure this is."""
+    return (_first(ranked, target), _others(ranked), _sure(ranked[0], fits, models, seeds))
+
+
+def nothing_arrives(ranked: Sequence[Prediction], target: Target) -> str:
+    """One, where no candidate reaches the target: what the best came to."""
+    known = [(value, one) for one in ranked if (value := best_value(one, target)) is not None]
+    if not known:
+        why = next((one.why_not for one in ranked if one.why_not), "nothing could be simulated")
+        return f"nothing could be said of any candidate; of {name(ranked[0].candidate)}: {why}."
+    value, best = (max if target.accuracy is not None else min)(known, key=lambda one: one[0])
+    what = f"an accuracy of {value:.4g}" if target.accuracy is not None else f"a loss of {value:.4g}"
+    return f"the best came to {what}, {name(best.candidate)}: {best.why_not or 'not in time'}."
+
+
+def close_calls(ranked: Sequence[Prediction]) -> list[str]:
+    """A sentence if the first cannot be told from others: their intervals hold its time."""
+    best = ranked[0]
+    if best.time_s is None:
+        return []
+    near = [one for one in ranked[1:] if one.time_s is not None and one.time_s.low <= best.time_s.high]
+    if not near:
+        return []
+    shown = ", ".join(name(one.candidate) for one in near[:3])
+    more = f" and {len(near) - 3} more" if len(near) > 3 else ""
+    return [f"A close call: the intervals of {shown}{more} overlap with that of {name(best.candidate)}."]
+
+
+def _first(ranked: Sequence[Prediction], target: Target) -> str:
+    best = ranked[0]
+    if best.time_s is None or best.samples_to_target is None:
+        assert best.at_deadline is not None
+        assert target.deadline_s is not None
+        value = best.at_deadline.value
+        what = f"an accuracy of {value:.4g}" if target.accuracy is not None else f"a loss of {value:.4g}"
+        return f"{name(best.candidate)} comes closest by the deadline: {what} after {seconds_text(target.deadline_s)}."
+    said = f"{name(best.candidate)} is first: {_figures(best)}"
+    second = next((one for one in ranked[1:] if one.time_s is not None and one.samples_to_target is not None), None)
+    if second is None:
+        return f"{said}; no other candidate arrives."
+    return f"{said}; the next, {name(second.candidate)}: {_figures(second)}."
+
+
+def _figures(one: Prediction) -> str:
+    assert one.time_s is not None
+    assert one.samples_to_target is not None
+    return (
+        f"{one.samples_to_target.value:,.0f} samples at {one.samples_per_s.value:,.0f} a second take"
+        f" {seconds_text(one.time_s.value)}"
+    )
+
+
+def _others(ranked: Sequence[Prediction]) -> str:
+    """Another algorithm against the first in its two factors, and the first's own with other numbers of workers."""
+    best, said = ranked[0], []
+    arrived = [one for one in ranked[1:] if one.time_s is not None and one.samples_to_target is not None]
+    other = next((one for one in arrived if one.candidate.algorithm != best.candidate.algorithm), None)
+    if other is not None:
+        said.append(f"{name(other.candidate)} needs {_factors(other, best)}")
+    own = sorted(
+        (one for one in arrived if one.candidate.algorithm == best.candidate.algorithm),
+        key=lambda one: one.candidate.workers,
+    )
+    more = next((one for one in own if one.candidate.workers > best.candidate.workers), None)
+    fewer = next((one for one in reversed(own) if one.candidate.workers < best.candidate.workers), None)
+    for one in filter(None, (more, fewer)):
+        said.append(f"{workers_text(one.candidate.workers)} of {best.candidate.algorithm} need {_factors(one, best)}")
+    if not said:
+        return "There is nothing to compare it with."
+    return f"Against the first, {', and '.join(said)}."
+
+
+def _factors(one: Prediction, best: Prediction) -> str:
+    if one.samples_to_target is None or best.samples_to_target is None:
+        return "an unknown number of samples"
+    samples = one.samples_to_target.value / best.samples_to_target.value
+    speed = one.samples_per_s.value / best.samples_per_s.value
+    return f"{_times(samples)} samples at {_times(speed)} a second"
+
+
+def _times(factor: float) -> str:
+    return "as many" if abs(factor - 1) < _FEW else f"{factor:.2f} times as many"
+
+
+def _sure(best: Prediction, fits: Sequence[Fit], models: Spread | None, seeds: Spread | None) -> str:
+    said = []
+    number = sum(map(math.isfinite, best.simulated_s))
+    said.append(f"the first was simulated to the target {number} time{'s' if number != 1 else ''}")
+    if seeds is not None:
+        said.append(f"seeds differ by {_percent(seeds.deviation)}")
+    if models is not None:
+        said.append(f"short real runs were within {_percent(models.deviation)} of simulated progress")
+    own = next((one for one in fits if one.algorithm == best.candidate.algorithm), None)
+    if own is not None and own.leave_one_out:
+        worst = max(own.leave_one_out.values())
+        said.append(
+            f"a number of workers left out of the convergence model is missed by a factor of {10**worst:.2f} at most"
+        )
+    return f"How sure: {', '.join(said)}."
+
+
+def _percent(deviation: float) -> str:
+    return f"{100 * math.expm1(deviation):.0f} %"

@@ -1,0 +1,131 @@
+"""Built-in tasks as programs to give advice on."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.advice.answer import Candidate, Target
+from paceline.advice.program import Observed, Shape, observed
+from paceline.config import TrainConfig
+from paceline.flat import FlatBinding
+from paceline.simulation import simulate_task
+from paceline.simulator import Cluster
+from paceline.tasks.base import Task
+from paceline.tasks.load import load_task
+
+__all__ = ["NEVER", "TaskProgram", "target_options", "virtual_rate"]
+
+NEVER = 1.0  # a test accuracy that is as good as never reached: evaluations are as often, and the run goes on
+_RATE_STEPS = 60  # of each worker, to learn how fast simulated workers are
+_MANY_EPOCHS = 1_000_000.0
+_WARM_UP = 0.2
+
+
+def virtual_rate(algorithm: str, cluster: Cluster, shape: Shape) -> float:
+    """Samples per virtual second of all workers, on vectors and batches of this size, by worker programs alone.
+
+    Each worker makes 60 steps; what counts is the time from a fifth of the first worker's to its last.
+    """
+    config = TrainConfig(algorithm=algorithm, steps=_RATE_STEPS, batch_size=shape.batch_size)
+    run = simulate_task(config, cluster=cluster, timing_only=True, num_parameters=shape.num_parameters)
+    ended = [rows["ended_s"][rows["applied_version"] >= 1] for rows in run.records.values()]
+    end_s = min(float(one[-1]) for one in ended if len(one))
+    begin_s = _WARM_UP * end_s
+    samples = sum(shape.batch_size * int(((one > begin_s) & (one <= end_s)).sum()) for one in ended)
+    return samples / (end_s - begin_s)
+
+
+@dataclass(frozen=True)
+class TaskProgram:
+    """A built-in task.
+
+    Args:
+        name: of the task.
+        data: folder with data sets; None: what PACELINE_DATA names.
+    """
+
+    name: str
+    data: Path | None = None
+    knows_slow = False
+
+    def run(
+        self, candidate: Candidate, target: Target, *, for_s: float, seed: int, slow: Mapping[int, float]
+    ) -> Observed:
+        """Trains for real; evaluates as a run with this target would, and goes on when it is reached."""
+        from paceline.training import train
+
+        del slow  # `train` has no slow workers
+        evaluated = {"target_accuracy": NEVER} if target.accuracy is not None else {}
+        config = self._config(candidate, seed, limit_s=for_s, epochs=_MANY_EPOCHS, **evaluated)
+        began_s = time.perf_counter()
+        run = train(config)
+        took_s = time.perf_counter() - began_s
+        return observed(run, target, real=True, setup_s=took_s, shape=self.shape())
+
+    def shape(self) -> Shape:
+        """The task's model and default batch."""
+        import torch
+
+        task = load_task(self.name)
+        with torch.random.fork_rng(devices=[]):
+            binding = FlatBinding(task.model().parameters())
+        return Shape(num_parameters=binding.num_parameters, batch_size=task.batch_size)
+
+    def simulate(
+        self, candidate: Candidate, cluster: Cluster, target: Target, *, limit_s: float, limit_samples: int, seed: int
+    ) -> Observed:
+        """Trains with real gradients under a virtual clock; never past the task's own data, epoch after epoch."""
+        epochs = limit_samples / self._num_samples()
+        limit = {"limit_s": limit_s} if math.isfinite(limit_s) else {}
+        targets = {"target_accuracy": target.accuracy, "target_loss": target.loss}
+        config = self._config(candidate, seed, epochs=epochs, **limit, **targets)
+        return observed(simulate_task(config, cluster=cluster), target, real=False)
+
+    def rate(self, candidate: Candidate, cluster: Cluster, shape: Shape) -> float:
+        """By the worker programs alone."""
+        return virtual_rate(candidate.algorithm, cluster, shape)
+
+    def command(
+        self, candidate: Candidate, target: Target, *, slow: Mapping[int, float], restarts: int, samples: float
+    ) -> str:
+        """`paceline train`, with epochs enough."""
+        del slow
+        task = load_task(self.name)
+        needed = math.ceil(samples / self._num_samples()) if math.isfinite(samples) else 0
+        options: list[Any] = ["--task", self.name, "--algorithm", candidate.algorithm, "--workers", candidate.workers]
+        options += ["--epochs", max(needed, math.ceil(task.epochs)), *target_options(target)]
+        options += ["--restarts", restarts] if restarts else []
+        options += ["--data", self.data] if self.data is not None else []
+        return shlex.join(["paceline", "train", *map(str, options)])
+
+    def _config(self, candidate: Candidate, seed: int, **more: Any) -> TrainConfig:
+        return TrainConfig(
+            task=self.name,
+            algorithm=candidate.algorithm,
+            workers=candidate.workers,
+            seed=seed,
+            data=self.data,
+            **more,
+        )
+
+    def _task(self) -> Task:
+        return load_task(self.name)
+
+    def _num_samples(self) -> int:
+        train_set: Any = self._task().load(self.data)[0]
+        return len(train_set)
+
+
+def target_options(target: Target) -> list[Any]:
+    """What the commands call it."""
+    if target.accuracy is not None:
+        return ["--target-accuracy", f"{target.accuracy:g}"]
+    if target.loss is not None:
+        return ["--target-loss", f"{target.loss:g}"]
+    return []

@@ -1,0 +1,88 @@
+"""How much longer training takes when workers are killed: pure arithmetic on rates, after Young and Daly.
+
+Two kinds of methods. One that cannot go on without a worker loses everything since its last checkpoint: kills of m workers
+come at rate m lambda, and each checkpoint interval is tried until it goes through. One that goes on loses a worker's share
+while that worker is away. Kills are independent and come at a constant rate, and may come during a restart, too.
+
+Reference: Young, "A First Order Approximation to the Optimum Checkpoint Interval", 1974; Daly, "A Higher Order Estimate of the
+    Optimum Checkpoint Interval for Restart Dumps", Future Generation Computer Systems 22, 2006, equations 13 and 20.
+"""
+
+from __future__ import annotations
+
+import math
+
+from paceline.errors import UsageError
+
+__all__ = ["availability", "expected_s", "optimal_interval_s"]
+
+_LARGEST = 700.0  # exp of more is no number
+
+
+def expected_s(
+    work_s: float, *, kills_per_s: float, interval_s: float, restart_s: float, checkpoint_s: float = 0.0
+) -> float:
+    """Expected seconds for so much work, where a kill costs a restart and all since the last checkpoint.
+
+    With M = 1 / kills_per_s, each interval of length t takes M e^(R / M) (e^(t / M) - 1); the last one is as long as what is
+    left, and has no checkpoint. Daly's equation 13 has W / t such intervals.
+
+    >>> round(expected_s(100.0, kills_per_s=0.01, interval_s=10.0, restart_s=5.0), 1)
+    110.6
+
+    Args:
+        work_s: W, without any kill.
+        kills_per_s: of all workers together.
+        interval_s: work between two checkpoints; infinite: there are none, and a kill costs everything.
+        restart_s: R, from a kill until the work goes on.
+        checkpoint_s: what one checkpoint costs.
+
+    Raises:
+        UsageError: an argument is out of its range.
+    """
+    _check(work_s=work_s, kills_per_s=kills_per_s, restart_s=restart_s, checkpoint_s=checkpoint_s)
+    if not interval_s > 0:
+        raise UsageError(f"Checkpoints must be more than 0 s apart, not {interval_s}.")
+    whole = max(0, math.ceil(work_s / interval_s - 1e-9) - 1) if math.isfinite(interval_s) else 0
+    last_s = work_s - whole * interval_s if whole else work_s
+    if kills_per_s == 0:
+        return work_s + whole * checkpoint_s
+    attempts = [(whole, interval_s + checkpoint_s), (1, last_s)]
+    if any(kills_per_s * (restart_s + length_s) > _LARGEST for number, length_s in attempts if number):
+        return math.inf
+    return sum(
+        number * math.exp(kills_per_s * restart_s) * math.expm1(kills_per_s * length_s) / kills_per_s
+        for number, length_s in attempts
+        if number
+    )
+
+
+def availability(*, kills_per_s: float, restart_s: float) -> float:
+    """Share of the time that a worker is there: it lives 1 / kills_per_s on average, and is then away for `restart_s`.
+
+    >>> availability(kills_per_s=0.01, restart_s=25.0)
+    0.8
+
+    Args:
+        kills_per_s: of this worker while it lives.
+        restart_s: until it is back.
+    """
+    _check(kills_per_s=kills_per_s, restart_s=restart_s)
+    return 1 / (1 + kills_per_s * restart_s)
+
+
+def optimal_interval_s(*, kills_per_s: float, checkpoint_s: float) -> float:
+    """Young's first order: sqrt(2 checkpoint_s / kills_per_s); infinite without kills.
+
+    Args:
+        kills_per_s: of all workers together.
+        checkpoint_s: what one checkpoint costs.
+    """
+    _check(kills_per_s=kills_per_s, checkpoint_s=checkpoint_s)
+    return math.sqrt(2 * checkpoint_s / kills_per_s) if kills_per_s else math.inf
+
+
+def _check(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value < math.inf:
+            raise UsageError(f"{name} must be a number from 0, not {value}.")
