@@ -6,25 +6,20 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from paceline.advice.answer import Advice, Candidate, Circumstances, Fit, Prediction, Target
 from paceline.advice.campaign import Budget, Campaign
 from paceline.advice.candidates import ALONE, candidates
-from paceline.advice.convergence import fit, gap, of_gap
+from paceline.advice.evidence import convergence_models, gathered, progress_spread
 from paceline.advice.killed import CHECKPOINT_EVERY_S, restarts, with_kills
 from paceline.advice.machine import cores, this_machine
 from paceline.advice.pool import Pool
-from paceline.advice.program import Observed, Program
+from paceline.advice.program import Program
 from paceline.advice.programs import load_program
-from paceline.advice.ranking import Evidence, Spread, order, predict, progress_error, seeds_spread
+from paceline.advice.ranking import Spread, order, predict, seeds_spread
 from paceline.advice.reasons import close_calls, name, nothing_arrives, reasons
 from paceline.advice.trials import Trials, designed
 from paceline.errors import UsageError
 from paceline.planner.convergence_model import ConvergenceModel
-from paceline.planner.estimate import Estimate
-from paceline.planner.system_model import SystemModel
-from paceline.planner.time_to_loss import TimeToLoss
 from paceline.simulator import Cluster
 from paceline.system import machine
 from paceline.tasks.base import keep_data
@@ -35,6 +30,7 @@ _RUN_S = 2.0  # of a short run, at most
 _LEAST_RUN_S = 0.4
 _SETUP_S = 1.5  # of a run, guessed
 _REAL, _SCREENED, _MEASURED_AGAIN, _SIMULATED = 0.3, 0.72, 0.82, 0.95  # shares of the budget at which phases end
+_FIRST_RUNS = 0.5  # share after which no algorithm's first run begins: the machine is slower than was guessed
 _SEEDS = 3
 _RESTART_S = 5.0  # of a worker, where no run has shown it
 
@@ -126,6 +122,7 @@ class _Advising:
         self.warnings: list[str] = []
         self.trials = Trials(program, target, self.slow if program.knows_slow else {})
         self.measures = given is None
+        self._has_slow = program.knows_slow or not self.slow  # whether short runs are as slow as what is asked about
 
     def advice(self) -> Advice:
         """The phases, one after the other."""
@@ -135,11 +132,12 @@ class _Advising:
                 self._without_runs()
             campaign = self._campaign(pool)
             campaign.screen(self.candidates, _SCREENED)
+            campaign.longer(_SIMULATED)
             if self.measures and campaign.leaders():
                 self._measure_again(campaign.leaders())
             campaign.again(_SEEDS, _SIMULATED)
             self._say("Fitting models")
-            models = self._convergence(campaign, pool)
+            models = convergence_models(campaign, self.target, pool, self.budget)
         return self._answer(campaign, models)
 
     def _say(self, what: str) -> None:
@@ -181,7 +179,7 @@ class _Advising:
         def on_begin(candidate: Candidate) -> bool:
             nonlocal made
             made += 1
-            if made > self._first and self.budget.spent > _REAL:
+            if made > 1 and self.budget.spent > (_FIRST_RUNS if made <= self._first else _REAL):
                 return False
             self._say(f"Running {name(candidate)} for {self._for_s:.1f} s")
             return True
@@ -207,7 +205,10 @@ class _Advising:
         for one, why in self.trials.failed.items():
             if one.algorithm not in have:
                 gone.setdefault(one.algorithm, why)
+        late = dict.fromkeys(one.algorithm for one in self.candidates if one.algorithm not in have | gone.keys())
         self.not_tried += [f"Not tried: {one}: {why}." for one, why in gone.items()]
+        if late:
+            self.not_tried.append(f"Not tried, as the budget was spent before their short runs: {', '.join(late)}.")
         self.candidates = [one for one in self.candidates if one.algorithm in have]
         if not self.candidates:
             raise UsageError(
@@ -241,90 +242,14 @@ class _Advising:
             on_progress=lambda what, share: self.on_progress(what, min(0.99, share)),
         )
 
-    # Models
-
-    def _convergence(self, campaign: Campaign, pool: Pool) -> dict[str, ConvergenceModel]:
-        """Hemingway's model of each algorithm; one worker's curves are every algorithm's."""
-        jobs: dict[str, list[tuple[int, Observed]]] = {}
-        for one in campaign.found:
-            jobs.setdefault(one.algorithm, [])
-        for algorithm, runs in jobs.items():
-            for one in campaign.found:
-                if one.algorithm == algorithm or one.workers == 1:
-                    runs += [(one.workers, run) for run in campaign.runs(one)]
-        names = list(jobs)
-        ends = self.budget.at(1.1)
-        found = pool.map(
-            fit, [(self.target, jobs[one]) for one in names], begin_until_s=ends, end_until_s=self.budget.at(1.3)
-        )
-        return {algorithm: model for algorithm, model in zip(names, found, strict=True) if model is not None}
-
-    def _system(self, algorithm: str, campaign: Campaign) -> SystemModel | None:
-        """Ernest's model of seconds per sample under the circumstances."""
-        if self.measures and (self.program.knows_slow or not self.slow):
-            return self.trials.system(algorithm)
-        points = [
-            (one.workers, 1 / run.rates[0])
-            for one in campaign.found
-            if one.algorithm == algorithm or one.workers == 1
-            for run in campaign.runs(one)
-            if run.rates and run.rates[0] > 0
-        ]
-        return (
-            SystemModel.fit([m for m, _ in points], [time_s for _, time_s in points], relative=True) if points else None
-        )
-
-    def _evidence(self, campaign: Campaign, models: dict[str, ConvergenceModel]) -> list[Evidence]:
-        found = []
-        systems = {one.algorithm: self._system(one.algorithm, campaign) for one in self.candidates}
-        for one in self.candidates:
-            model, system = models.get(one.algorithm), systems[one.algorithm]
-            modelled, samples, at_deadline = None, None, None
-            if model is not None and system is not None:
-                h = TimeToLoss(system=system, convergence=model)
-                wanted = gap(
-                    self.target, self.target.accuracy if self.target.accuracy is not None else self.target.loss or 0
-                )
-                modelled, samples = h.time_to(wanted, one.workers), model.iterations_to(wanted, one.workers)
-                if self.target.deadline_s is not None:
-                    at_deadline = self._turned(h.loss(self.target.deadline_s, one.workers))
-            found.append(
-                Evidence(
-                    candidate=one,
-                    rate=self.trials.rate(one) if self.measures else None,
-                    runs=campaign.runs(one),
-                    ended_itself=any(run.ended_itself for run in campaign.found.get(one, [])),
-                    modelled=modelled,
-                    modelled_samples=samples,
-                    modelled_at_deadline=at_deadline,
-                )
-            )
-        return found
-
-    def _turned(self, one: Estimate) -> Estimate:
-        """An error rate as an accuracy, whose ends change places."""
-        value, low, high = (of_gap(self.target, end) for end in (one.value, one.low, one.high))
-        return Estimate(value=value, low=min(low, high), high=max(low, high), extrapolation=one.extrapolation)
-
-    def _progress_spread(self, campaign: Campaign, seeds: Spread | None) -> Spread | None:
-        """Real against simulated progress, beyond what one further seed explains; None: there is nothing to compare."""
-        errors = []
-        for one, runs in self.trials.runs.items():
-            for run in runs:
-                if (error := progress_error(self.target, run, campaign.runs(one))) is not None:
-                    errors.append(error)
-        if len(errors) < 2:
-            return None
-        explained = 2 * seeds.deviation**2 if seeds is not None else 0.0
-        squares = max(0.0, float(np.mean(np.square(errors))) - explained)
-        return Spread(deviation=math.sqrt(squares), freedom=float(len(errors) - 1))
-
     # The answer
 
     def _answer(self, campaign: Campaign, models: dict[str, ConvergenceModel]) -> Advice:
-        evidence = self._evidence(campaign, models)
+        evidence = gathered(
+            self.candidates, self.target, campaign, models, self.trials if self.measures else None, self._has_slow
+        )
         seeds = seeds_spread(evidence)
-        progress = self._progress_spread(campaign, seeds)
+        progress = progress_spread(self.target, self.trials, campaign, seeds)
         predictions = [predict(one, self.target, seeds, progress) for one in evidence]
         restart_s = self.trials.setup_s or _RESTART_S
         kills_per_s = self.circumstances.kills_per_s

@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.advice.answer import Candidate, Target
 from paceline.advice.candidates import ALONE
-from paceline.advice.convergence import Job, Simulated, simulate, stretched
+from paceline.advice.convergence import Job, Simulated, gap, simulate, stretched
 from paceline.advice.machine import with_workers
 from paceline.advice.pool import Pool
 from paceline.advice.program import Observed, Program, Shape
@@ -26,6 +26,7 @@ _MOST_AGAIN = 5
 _LONG_AGAIN = 3.0  # times the best time: how long further seeds are
 _OVERHEAD = 2.0  # a simulated gradient takes so many times as long as a real one
 _FIRST_SHARE = 0.4  # of the time for simulations that those of the first round may take
+_WORTH = 1.5  # times as many samples are worth a second, longer simulation
 _GRACE = 1.25  # times the budget: simulations that still run then are given up
 
 
@@ -99,13 +100,13 @@ class Campaign:
         self.skipped: list[Candidate] = []
 
     def screen(self, candidates: Sequence[Candidate], until: float) -> None:
-        """One seed of each: three first, to learn how long it takes; then one per algorithm, then all others.
+        """One seed of each: some first, to learn how long it takes; then one per algorithm, then all others.
 
         Later ones are cut off at 1.5 times the best time, as they cannot be first any more. An algorithm that arrives nowhere
         near in its first simulation has its others last.
         """
         heads = self._heads(candidates)
-        first = heads[:3]
+        first = heads[: max(2, self._processes)]
         if self._sample_s() == 0:
             self._time_one(first[0], until)
         self._round(
@@ -115,7 +116,7 @@ class Campaign:
             limit_samples=self._cap(first, _FIRST_SHARE, until),
             until=until,
         )
-        rest = heads[3:]
+        rest = heads[len(first) :]
         self._round(
             "each algorithm", rest, limit_s=self._limit_s(), limit_samples=self._cap(rest, 0.6, until), until=until
         )
@@ -128,6 +129,27 @@ class Campaign:
             limit_samples=self._cap(others, 1.0, until),
             until=until,
         )
+
+    def longer(self, until: float) -> None:
+        """If nobody has arrived: those that came closest, one for each process, for as long as there is time."""
+        if math.isfinite(self.best_s):
+            return
+        gaps = {one: self._least_gap(one) for one in self.found}
+        near = sorted((one for one in gaps if math.isfinite(gaps[one])), key=lambda one: (gaps[one], one.workers))
+        near = near[: max(1, self._processes)]
+        cap = self._cap(near, 1.0, until)
+        near = [one for one in near if cap > _WORTH * self.found[one][0].run.samples]
+        before = {one: self.found.pop(one) for one in near}
+        self._round("the closest for longer", near, limit_s=math.inf, limit_samples=cap, until=until)
+        for one in near:
+            self.found.setdefault(one, before[one])
+
+    def _least_gap(self, one: Candidate) -> float:
+        """To the best that its simulations came to; infinite: they ended by themselves, or badly."""
+        made = self.found[one]
+        if any(run.ended_itself or run.run.outcome in ("crashed", "diverged") for run in made):
+            return math.inf
+        return min((gap(self._target, value) for run in made for _, _, value in run.run.curve), default=math.inf)
 
     def again(self, seeds: int, until: float) -> None:
         """Further seeds of the leaders."""

@@ -99,11 +99,8 @@ def _factors(one: Prediction, best: Prediction) -> str:
         return "an unknown number of samples"
     samples = one.samples_to_target.value / best.samples_to_target.value
     speed = one.samples_per_s.value / best.samples_per_s.value
-    return f"{_times(samples)} samples at {_times(speed)} a second"
-
-
-def _times(factor: float) -> str:
-    return "as many" if abs(factor - 1) < _FEW else f"{factor:.2f} times as many"
+    needed = "as many samples" if abs(samples - 1) < _FEW else f"{samples:.2f} times as many samples"
+    return f"{needed} at {'the same speed' if abs(speed - 1) < _FEW else f'{speed:.2f} times the speed'}"
 
 
 def _sure(best: Prediction, fits: Sequence[Fit], models: Spread | None, seeds: Spread | None) -> str:
