@@ -104,7 +104,7 @@ class Planted:
     def _observed(self, candidate, target, rates, rate, limit_s, limit_samples, random, *, reaches):
         most = min(limit_s * rate, limit_samples, self.ends)
         needs = self._noise(random)  # so many times as many samples
-        samples = np.arange(self.every, min(most, 1e6) + 1, self.every)
+        samples = np.arange(self.every, min(most, 3e4) + 1, self.every)
         gaps = self.law(candidate).gap(samples / needs, candidate.workers)
         values = 1 - gaps if target.accuracy is not None else gaps
         wanted = 1 - target.accuracy if target.accuracy is not None else target.loss
@@ -116,11 +116,12 @@ class Planted:
         return Observed(
             rates=rates,
             curve=curve,
-            samples=int(min(ended, 1e6)),
-            wall_s=min(ended, 1e6) / rate,
+            samples=int(min(ended, 3e4)),
+            wall_s=min(ended, 3e4) / rate,
             reached_s=curve[at][0] if at is not None else None,
             reached_samples=curve[at][1] if at is not None else None,
             outcome="converged" if at is not None and reaches else "stopped",
+            ended_itself=self.ends < min(limit_s * rate, limit_samples) and at is None,
             compute_s=self.batch / rate,
             setup_s=2.0,
             shape=self.shape(),

@@ -212,7 +212,7 @@ class _Advising:
         self.candidates = [one for one in self.candidates if one.algorithm in have]
         if not self.candidates:
             raise UsageError(
-                f"No algorithm could be run here; {next(iter(gone.items()))[0]}: {next(iter(gone.values()))}."
+                f"No algorithm could be run here: {'; '.join(f'{one}: {why}' for one, why in gone.items())}."
             )
 
     # Simulations
@@ -225,7 +225,6 @@ class _Advising:
         else:
             cluster, said = this_machine(self.program.name, shape, self._say)
             self.warnings += said
-        alone = self.trials.runs.get(Candidate(algorithm=ALONE, workers=1))
         return Campaign(
             self.program,
             self.target,
@@ -234,7 +233,6 @@ class _Advising:
             slow=self.slow,
             rate=self.trials.rate if self.measures else None,
             deviation=self.trials.deviation,
-            compute_s=alone[0].compute_s if alone else None,
             pool=pool,
             num_processes=self.processes,
             budget=self.budget,

@@ -24,7 +24,6 @@ _HOW_LONG = 1.5  # times the best time so far: how long others are simulated
 _AGAIN = 1.3  # who is within so many times the best is simulated again
 _MOST_AGAIN = 5
 _LONG_AGAIN = 3.0  # times the best time: how long further seeds are
-_OVERHEAD = 2.0  # a simulated gradient takes so many times as long as a real one
 _FIRST_SHARE = 0.4  # of the time for simulations that those of the first round may take
 _WORTH = 1.5  # times as many samples are worth a second, longer simulation
 _GRACE = 1.25  # times the budget: simulations that still run then are given up
@@ -67,7 +66,6 @@ class Campaign:
         slow: workers' factors.
         rate: how fast a candidate is; None: the cluster says so.
         deviation: of a gradient's seconds over their mean.
-        compute_s: real seconds of a gradient, to judge what simulations cost; None: not known.
         pool: of processes.
         num_processes: that simulate at once.
         budget: of everything.
@@ -85,7 +83,6 @@ class Campaign:
         slow: Mapping[int, float],
         rate: Callable[[Candidate], Rate] | None,
         deviation: float,
-        compute_s: float | None,
         pool: Pool,
         num_processes: int,
         budget: Budget,
@@ -93,9 +90,10 @@ class Campaign:
         on_progress: Callable[[str, float], None],
     ) -> None:
         self._program, self._target, self._cluster, self._shape = program, target, cluster, shape
-        self._slow, self._rate, self._deviation, self._compute_s = dict(slow), rate, deviation, compute_s
+        self._slow, self._rate, self._deviation = dict(slow), rate, deviation
         self._pool, self._processes, self._budget, self._seed = pool, num_processes, budget, seed
         self._on_progress = on_progress
+        self._guess_s = 0.0  # wall seconds of a simulated sample, before any was made for good
         self.found: dict[Candidate, list[Simulated]] = {}
         self.skipped: list[Candidate] = []
 
@@ -107,8 +105,7 @@ class Campaign:
         """
         heads = self._heads(candidates)
         first = heads[: max(2, self._processes)]
-        if self._sample_s() == 0:
-            self._time_one(first[0], until)
+        self._time_one(first[0], until)
         self._round(
             "first simulations",
             first,
@@ -131,23 +128,24 @@ class Campaign:
         )
 
     def longer(self, until: float) -> None:
-        """If nobody has arrived: those that came closest, one for each process, for as long as there is time."""
-        if math.isfinite(self.best_s):
-            return
+        """Again, with as many samples as there is time for: who was cut off before the best time, the closest first."""
+        limit_s = self._limit_s()
         gaps = {one: self._least_gap(one) for one in self.found}
-        near = sorted((one for one in gaps if math.isfinite(gaps[one])), key=lambda one: (gaps[one], one.workers))
-        near = near[: max(1, self._processes)]
-        cap = self._cap(near, 1.0, until)
-        near = [one for one in near if cap > _WORTH * self.found[one][0].run.samples]
-        before = {one: self.found.pop(one) for one in near}
-        self._round("the closest for longer", near, limit_s=math.inf, limit_samples=cap, until=until)
-        for one in near:
+        cut = [one for one in gaps if math.isfinite(gaps[one]) and self.runs(one)[0].wall_s < min(limit_s, self.best_s)]
+        cut = sorted(cut, key=lambda one: (gaps[one], one.workers))[: 2 * max(1, self._processes)]
+        cap = self._cap(cut, 1.0, until)
+        cut = [one for one in cut if cap > _WORTH * self.found[one][0].run.samples]
+        before = {one: self.found.pop(one) for one in cut}
+        self._round("the closest for longer", cut, limit_s=limit_s, limit_samples=cap, until=until)
+        for one in cut:
             self.found.setdefault(one, before[one])
 
     def _least_gap(self, one: Candidate) -> float:
-        """To the best that its simulations came to; infinite: they ended by themselves, or badly."""
+        """To the best that its simulations came to; infinite: they arrived, ended by themselves, or ended badly."""
         made = self.found[one]
-        if any(run.ended_itself or run.run.outcome in ("crashed", "diverged") for run in made):
+        if any(run.run.reached_s is not None for run in made) or any(
+            run.run.ended_itself or run.run.outcome in ("crashed", "diverged") for run in made
+        ):
             return math.inf
         return min((gap(self._target, value) for run in made for _, _, value in run.run.curve), default=math.inf)
 
@@ -222,19 +220,23 @@ class Campaign:
         return max(20 * self._shape.batch_size, int(left_s / rounds / sample_s))
 
     def _sample_s(self) -> float:
-        """Wall seconds of a simulated sample: of simulations so far, or guessed from a real gradient; 0: not known."""
-        made = [one for runs in self.found.values() for one in runs]
-        if samples := sum(one.run.samples for one in made):
-            return sum(one.took_s for one in made) / samples
-        return _OVERHEAD * (self._compute_s or 0.0) / self._shape.batch_size
+        """Wall seconds of a simulated sample; 0: not known."""
+        least = 50 * self._shape.batch_size  # fewer have taken less than loading the data
+        took = [
+            one.took_s / one.run.samples for runs in self.found.values() for one in runs if one.run.samples >= least
+        ]
+        if took:
+            return float(np.median(took))
+        return self._guess_s
 
     def _time_one(self, candidate: Candidate, until: float) -> None:
         """Learns what a gradient takes from a simulation of a few, which is not kept."""
-        job = self._job(candidate, self._seed, math.inf, 20 * self._shape.batch_size)
         ends = (self._budget.at(until), self._budget.at(_GRACE))
-        result = self._pool.map(simulate, [job], begin_until_s=ends[0], end_until_s=ends[1])[0]
-        if result is not None and result.run.samples:
-            self._compute_s = result.took_s / result.run.samples * self._shape.batch_size / _OVERHEAD
+        for batches in (1, 50):  # the first loads the data
+            job = self._job(candidate, self._seed, math.inf, batches * self._shape.batch_size)
+            result = self._pool.map(simulate, [job], begin_until_s=ends[0], end_until_s=ends[1])[0]
+            if result is not None and result.run.samples:
+                self._guess_s = result.took_s / result.run.samples
 
     def _round(
         self, what: str, candidates: Sequence[Candidate], *, limit_s: float, limit_samples: int, until: float

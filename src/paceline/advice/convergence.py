@@ -63,7 +63,7 @@ class Simulated:
         cluster: that it ran on, for further seeds.
         run: what was seen; virtual seconds.
         matched_samples_per_s: of the simulated workers where `samples_per_s` was to be met.
-        took_s: wall time.
+        took_s: wall time of the simulation itself.
     """
 
     job: Job
@@ -71,13 +71,6 @@ class Simulated:
     run: Observed
     matched_samples_per_s: float
     took_s: float
-
-    @property
-    def ended_itself(self) -> bool:
-        """Whether the program came to an end before a limit or the target did."""
-        run, job = self.run, self.job
-        within = run.samples < job.limit_samples and run.wall_s < 0.999 * job.limit_s
-        return run.outcome == "stopped" and within
 
 
 def simulate(job: Job) -> Simulated:
@@ -89,6 +82,7 @@ def simulate(job: Job) -> Simulated:
             rate = job.program.rate(job.candidate, cluster, job.shape) if job.slow else 0.0
             for worker, factor in job.slow:
                 cluster = cluster.slow(worker=worker, factor=factor)
+        began_s = time.perf_counter()
         run = job.program.simulate(
             job.candidate,
             cluster,

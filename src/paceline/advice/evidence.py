@@ -78,7 +78,6 @@ def gathered(
                 candidate=one,
                 rate=trials.rate(one) if trials is not None else None,
                 runs=campaign.runs(one),
-                ended_itself=any(run.ended_itself for run in campaign.found.get(one, [])),
                 modelled=modelled,
                 modelled_samples=samples,
                 modelled_at_deadline=at_deadline,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
@@ -138,7 +139,8 @@ def _work(line: Connection) -> None:
     from paceline.tasks.base import keep_data
 
     torch.set_num_threads(1)
-    with keep_data(), contextlib.suppress(EOFError, BrokenPipeError):
+    unheard = contextlib.redirect_stdout(io.StringIO())  # a loop may print; a program's own output is no place for that
+    with keep_data(), unheard, contextlib.suppress(EOFError, BrokenPipeError):
         while True:
             call, job = line.recv()
             try:

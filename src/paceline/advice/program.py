@@ -49,6 +49,7 @@ class Observed:
         reached_samples: samples until then.
         outcome: converged, stopped or diverged.
         reason: why, if there is something to say.
+        ended_itself: whether the program came to its own end, and would in a longer run, too.
         staleness: mean; None: the algorithm has none.
         compute_s: mean seconds of a gradient.
         compute_deviation: standard deviation of a gradient's seconds over their mean, without outliers.
@@ -64,6 +65,7 @@ class Observed:
     reached_samples: float | None
     outcome: str
     reason: str = ""
+    ended_itself: bool = False
     staleness: float | None = None
     compute_s: float = 0.0
     compute_deviation: float = 0.0

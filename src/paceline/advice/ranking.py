@@ -55,7 +55,6 @@ class Evidence:
         candidate: which.
         rate: of all workers together; None: the cluster was given, not measured.
         runs: its simulations, in seconds of the machine that is asked about.
-        ended_itself: whether one of them came to its own end, before the target.
         modelled: seconds to the target by the fitted models; None: they cannot say.
         modelled_samples: likewise.
         modelled_at_deadline: loss or accuracy; likewise.
@@ -65,7 +64,6 @@ class Evidence:
     candidate: Candidate
     rate: Rate | None
     runs: tuple[Observed, ...]
-    ended_itself: bool = False
     modelled: Estimate | None = None
     modelled_samples: Estimate | None = None
     modelled_at_deadline: Estimate | None = None
@@ -236,9 +234,10 @@ def _why_not(evidence: Evidence, target: Target) -> str:
     if not runs:
         return ""
     come_to = f"at {_value_text(target, runs)} after {max(run.samples for run in runs):,} samples"
-    if evidence.ended_itself:
+    if any(run.ended_itself and run.reached_s is None for run in runs):
         return f"the program itself ends before, {come_to}"
-    return "" if evidence.modelled is not None else f"not reached in the simulation, which ended {come_to}"
+    within = f"not within the {max(run.wall_s for run in runs):.3g} s that were simulated"
+    return "" if evidence.modelled is not None else f"{within}, {come_to}"
 
 
 def _value_text(target: Target, runs: Sequence[Observed]) -> str:
@@ -253,11 +252,14 @@ def _extrapolated(evidence: Evidence) -> tuple[Estimate, str]:
     """The models' time, not before the simulations' ends, and in words what that is."""
     assert evidence.modelled is not None
     found, seen_s = evidence.modelled, max((run.wall_s for run in evidence.runs), default=0.0)
-    value = max(found.value, seen_s)
-    said = "by the fitted models, not simulated" if not evidence.runs else (
-        f"by the fitted models, as it did not arrive in the {seen_s:.3g} s that were simulated"
-    )  # fmt: skip
-    return Estimate(value=value, low=max(found.low, seen_s), high=max(found.high, value)), said
+    if not evidence.runs:
+        return found, "by the fitted models, not simulated"
+    said = f"by the fitted models, as it did not arrive in the {seen_s:.3g} s that were simulated"
+    if found.high <= seen_s:
+        return Estimate(
+            value=seen_s, low=seen_s, high=math.inf
+        ), f"{said}, which they did not expect: at least that long"
+    return Estimate(value=max(found.value, seen_s), low=max(found.low, seen_s), high=found.high), said
 
 
 def _at_deadline(evidence: Evidence, target: Target, half: float) -> Estimate | None:

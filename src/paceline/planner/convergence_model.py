@@ -110,6 +110,7 @@ class ConvergenceModel:
         leave_one_out: the same for each number of workers, predicted from all others; {} where there was only one.
         forward: the same over the last 40 % of the iterations of all curves, predicted from the first 60 %.
         seen: for each number of workers its last iteration and lowest loss.
+        first: iteration of the earliest loss. Before it nothing is predicted: features such as log i would go anywhere.
     """
 
     optimum: float
@@ -120,6 +121,7 @@ class ConvergenceModel:
     leave_one_out: Mapping[int, float]
     forward: float
     seen: Mapping[int, tuple[float, float]]
+    first: float = 1.0
 
     @classmethod
     def fit(
@@ -170,6 +172,7 @@ class ConvergenceModel:
                 )
                 for m in counts
             },
+            first=min(float(curve.iterations[0]) for curve in used),
         )
 
     @property
@@ -203,20 +206,20 @@ class ConvergenceModel:
 
     def predict(self, iteration: float, workers: int) -> Estimate:
         """The loss after so many iterations of so many workers: the least so far."""
-        i = np.geomspace(1.0, max(1.0, iteration), 100)
+        i = np.geomspace(self.first, max(self.first, iteration), 100)
         g, half = self.log_suboptimality(i, workers).min(), float(self.error([iteration], workers)[0])
         with np.errstate(over="ignore"):
-            value, low, high = (self.optimum + float(np.exp(g + by)) for by in (0.0, -half, half))
+            value, low, high = (self.optimum + float(np.exp(one)) for one in (g, g - half, g + half))
         return Estimate(value=value, low=low, high=high, extrapolation=self.extrapolation(iteration, workers))
 
     def iterations_to(self, loss: float, workers: int) -> Estimate | None:
         """Iterations until this loss is first reached; None: it is not, within `max_iterations`."""
         if loss <= self.optimum:
             return None
-        i = np.geomspace(1.0, self.max_iterations, 600)
+        i = np.geomspace(self.first, self.max_iterations, 600)
         g, half = self.log_suboptimality(i, workers), self.error(i, workers)
         wanted = math.log(loss - self.optimum)
-        value, low, high = (_first_below(i, g + by * half, wanted) for by in (0.0, -1.0, 1.0))
+        value, low, high = (_first_below(i, one, wanted) for one in (g, g - half, g + half))  # half may be infinite
         if not math.isfinite(value):
             return None
         said = [self.extrapolation(value, workers)]

@@ -1,0 +1,122 @@
+"""Users' own loops as programs to give advice on."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import shlex
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.advice.answer import Candidate, Target
+from paceline.advice.program import Observed, Shape, observed
+from paceline.advice.tasks import NEVER, target_options, virtual_rate
+from paceline.simulator import Cluster
+
+__all__ = ["LoopProgram"]
+
+
+@dataclass(frozen=True)
+class LoopProgram:
+    """A user's own loop, `FILE.py:FUNCTION`, which calls `paceline.attach`.
+
+    Args:
+        name: where it is.
+    """
+
+    name: str
+    knows_slow = True
+
+    def function(self) -> Any:
+        """The loop itself."""
+        from paceline.loops import load_loop
+
+        return load_loop(self.name)
+
+    def run(
+        self, candidate: Candidate, target: Target, *, for_s: float, seed: int, slow: Mapping[int, float]
+    ) -> Observed:
+        """Launches real workers; evaluates as a run with this target would, and goes on when it is reached."""
+        from paceline import launcher
+
+        launch: Any = launcher.launch
+        evaluated = {"target_accuracy": NEVER} if target.accuracy is not None else {}
+        began_s = time.perf_counter()
+        run = launch(
+            self.function(),
+            workers=candidate.workers,
+            algorithm=candidate.algorithm,
+            seed=seed,
+            slow=dict(slow) or None,
+            limit_s=for_s,
+            **evaluated,
+        )
+        took_s = time.perf_counter() - began_s
+        return observed(run, target, real=True, setup_s=took_s)
+
+    def shape(self) -> Shape:
+        """By a simulation of one worker's first batches."""
+        from paceline.simulated_loop import simulate
+
+        with _one_thread():
+            run = simulate(self.function(), cluster=Cluster(workers=1), algorithm="sequential", limit_samples=1)
+        samples = max((int(rows["samples"].max()) for rows in run.records.values() if len(rows)), default=1)
+        return Shape(num_parameters=int(run.result["num_parameters"]), batch_size=samples)
+
+    def simulate(
+        self, candidate: Candidate, cluster: Cluster, target: Target, *, limit_s: float, limit_samples: int, seed: int
+    ) -> Observed:
+        """Trains with real gradients under a virtual clock, until the loop's own end at most."""
+        from paceline.simulated_loop import simulate
+
+        with _one_thread():
+            run = simulate(
+                self.function(),
+                cluster=cluster,
+                algorithm=candidate.algorithm,
+                seed=seed,
+                target_loss=target.loss,
+                target_accuracy=target.accuracy,
+                limit_s=limit_s if math.isfinite(limit_s) else None,
+                limit_samples=limit_samples,
+            )
+        found = observed(run, target, real=False)
+        is_over = run.result["outcome"] == "stopped" and len(run.returned) == candidate.workers
+        return dataclasses.replace(found, ended_itself=is_over)
+
+    def rate(self, candidate: Candidate, cluster: Cluster, shape: Shape) -> float:
+        """By the worker programs alone."""
+        return virtual_rate(candidate.algorithm, cluster, shape)
+
+    def command(
+        self, candidate: Candidate, target: Target, *, slow: Mapping[int, float], restarts: int, samples: float
+    ) -> str:
+        """`paceline launch`."""
+        del samples  # the loop says itself how long it goes on
+        options: list[Any] = [
+            "--workers",
+            candidate.workers,
+            "--algorithm",
+            candidate.algorithm,
+            *target_options(target),
+        ]
+        for worker, factor in sorted(slow.items()):
+            options += ["--slow", f"{worker}:{factor:g}"]
+        options += ["--restarts", restarts] if restarts else []
+        return shlex.join(["paceline", "launch", self.name, *map(str, options)])
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """One intra-op thread, as a worker has."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
