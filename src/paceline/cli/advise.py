@@ -1,147 +1,51 @@
-"""`paceline advise`: what models say about training that has not happened yet."""
+"""`paceline advise`: what models say about training that has not happened yet; without a verb, what to train with."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import typer
+import typer.core
 
-from paceline.cli import options
-from paceline.cli.console import out
-from paceline.errors import UsageError
+from paceline.cli.advise_layers import layers
+from paceline.cli.advise_training import training
 
-if TYPE_CHECKING:
-    from paceline.planner.balance import Balance
+__all__ = ["advise"]
 
-__all__ = ["advise", "layers"]
+_WITHOUT_VERB = "training"
+
+
+class _Unnamed(typer.core.TyperCommand):
+    """The verb that nobody writes: help and errors do not write it, either."""
+
+    class context_class(typer.core.TyperCommand.context_class):  # noqa: N801
+        @property
+        def command_path(self) -> str:
+            return super().command_path.rstrip()
+
+
+class _Verbs(typer.core.TyperGroup):
+    """Takes what is no verb for a program to be advised on, so that `paceline advise train.py:train` needs none."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or args[0] not in self.commands:
+            args = [_WITHOUT_VERB, *(args or ["--help"])]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return "" if name == _WITHOUT_VERB else name, command, rest
+
 
 advise = typer.Typer(
-    no_args_is_help=True,
-    help="Choose from models of how training will go.",
+    cls=_Verbs,
+    help="Which algorithm, how many workers; which layers to divide; how many backups.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+advise.command(_WITHOUT_VERB, cls=_Unnamed, hidden=True)(training)
+advise.command()(layers)
 
 
 @advise.callback()
 def _about() -> None:
-    """A group, although it has one verb so far."""
-
-
-@advise.command()
-def layers(
-    task: options.Task = None,
-    workers: Annotated[int | None, typer.Option(help="Nodes, one worker each; default: the cluster's, or 16")] = None,
-    batch_size: options.BatchSize = None,
-    cluster: Annotated[
-        Path | None, typer.Option(help="TOML or JSON file: a step's time, with this task and batch; bandwidth.")
-    ] = None,
-    flops_per_s: Annotated[
-        float | None, typer.Option("--flops-per-s", help="Of a worker; default: the cluster's, or measured here")
-    ] = None,
-    overlap: Annotated[float, typer.Option(help="Share of sending gradients and receiving weights at once.")] = 1.0,
-    data: options.Data = None,
-    as_json: options.Json = False,
-) -> None:
-    """Which layers to train with data, model or hybrid parallelism: Das et al.'s balance equations.
-
-    Hybrid means G groups: the layer is cut over the workers of a group, and groups have batches of their own. It is advice for
-    frameworks that can cut layers; Paceline's own algorithms are data parallel.
-
-    Example: paceline advise layers --task cifar10-cnn --workers 16
-    """
-    options.check_numbers({"workers": workers, "batch_size": batch_size, "data": data})
-    if flops_per_s is not None and not flops_per_s > 0:
-        raise UsageError(f"--flops-per-s must be above 0, not {flops_per_s}.")
-
-    import torch
-
-    from paceline.model_layers import model_layers
-    from paceline.planner.balance import balance
-    from paceline.simulator import Cluster
-    from paceline.tasks import load_task
-    from paceline.tasks.base import fetch
-
-    described = Cluster.load(cluster) if cluster is not None else Cluster(workers=workers or 16)
-    loaded = load_task(task or "digits-mlp")
-    train_set, _ = loaded.load(data)
-    points = batch_size or loaded.batch_size
-    with torch.random.fork_rng(devices=[]):
-        found = model_layers(loaded.model(), fetch(train_set, torch.arange(1))[0])
-    operations = sum(layer.operations(points) for layer in found)
-    if flops_per_s is not None:
-        source = "as given"
-    elif cluster is not None:
-        flops_per_s, source = operations / described.compute.mean_s, f"from {cluster}, whose step is taken for this one"
-    else:
-        flops_per_s, source = operations / _step_s(loaded, train_set, points), "measured here, on one core"
-    nodes = workers or described.workers
-    link = described.bandwidth_bytes_per_s
-    result = balance(
-        found, nodes=nodes, batch=nodes * points, operations_per_s=flops_per_s, bytes_per_s=link, overlap=overlap
-    )
-    about = {"task": loaded.name, "workers": nodes, "batch_size": points, "overlap": overlap}
-    about |= {"flops_per_s": flops_per_s, "bandwidth_bytes_per_s": link}
-    if as_json:
-        print(json.dumps(about | _as_json(result)), flush=True)
-    else:
-        _show(result, about, source)
-
-
-def _step_s(task: Any, train_set: Any, batch_size: int) -> float:
-    """Median seconds of a step without its update, from a third of a second."""
-    import numpy as np
-
-    from paceline import probes
-
-    rows = probes.steps(task, train_set, batch_size, at_least=10, for_s=0.3)
-    return float(np.median(rows["ended_s"] - rows["started_s"] - rows["apply_s"]))
-
-
-def _as_json(result: Balance) -> dict[str, Any]:
-    rows = [
-        {
-            "layer": one.layer.name,
-            "weights": one.layer.weights,
-            "kind": one.kind,
-            "groups": one.groups,
-            "sent_bytes": one.sent_bytes,
-            "data_parallel_bytes": one.data_bytes,
-            "exposed_s": one.exposed_s,
-        }
-        for one in result.splits
-    ]
-    return {
-        "min_points_per_worker": result.min_points,
-        "max_workers": result.max_nodes,
-        "machine_flops_per_byte": result.machine_operations_per_byte,
-        "layers": rows,
-    }
-
-
-def _show(result: Balance, about: dict[str, Any], source: str) -> None:
-    from rich import box
-    from rich.table import Column, Table
-
-    from paceline.observe.compare import seconds_text
-
-    columns = ("Weights", "Best", "Groups", "Sends", "Data parallel", "Visible")
-    table = Table(Column("Layer", overflow="fold"), *columns, box=box.SIMPLE_HEAD)
-    for one in result.splits:
-        sizes = (f"{one.sent_bytes / 1e6:,.3f} MB", f"{one.data_bytes / 1e6:,.3f} MB")
-        visible = seconds_text(one.exposed_s) if one.exposed_s else "0"
-        table.add_row(one.layer.name, f"{one.layer.weights:,}", one.kind, str(one.groups), *sizes, visible)
-    console = out()
-    workers, points = about["workers"], about["batch_size"]
-    speeds = f"{about['flops_per_s'] / 1e9:,.1f} GFLOP/s ({source}), {about['bandwidth_bytes_per_s'] / 1e6:,.0f} MB/s"
-    console.print(
-        f"{workers} workers with {points} samples each, {speeds}; bytes of one worker in a step.", soft_wrap=True
-    )
-    console.print(table)
-    console.print(
-        f"Data parallelism is hidden by computation with {result.min_points} samples per worker or more: up to"
-        f" {result.max_nodes} workers at this batch of {workers * points}. Visible:"
-        " what computation does not hide of data parallelism's sending.",
-        soft_wrap=True,
-    )
+    """Choose from models of how training will go."""

@@ -18,7 +18,7 @@ from paceline.system import uncollected
 if TYPE_CHECKING:
     from paceline.simulator import Cluster
 
-__all__ = ["simulate"]
+__all__ = ["described", "simulate"]
 
 _CLUSTER = "The cluster"
 
@@ -76,7 +76,7 @@ def simulate(
         from paceline.config import TrainConfig
         from paceline.simulation import simulate_task
 
-    simulated = _cluster(cluster, workers, slow or [], slow_link or [])
+    simulated = described(cluster, workers, slow or [], slow_link or [])
     known = {one.name for one in dataclasses.fields(TrainConfig)}
     if placement is not None and simulated.sockets is None:
         raise UsageError("--placement is about sockets: add [sockets] to a cluster file, and --cluster FILE.")
@@ -97,7 +97,7 @@ def simulate(
         raise typer.Exit(1)
 
 
-def _cluster(path: Path | None, workers: int | None, slow: list[str], slow_link: list[str]) -> Cluster:
+def described(path: Path | None, workers: int | None, slow: list[str], slow_link: list[str]) -> Cluster:
     """The cluster of the file, or the default, with what the command line says about workers and links."""
     from paceline.simulator import Cluster
 

@@ -1,0 +1,151 @@
+"""How advice is said: names of candidates and targets, times in one unit, the verdict. Terminal and report share it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from paceline.advice.answer import Advice, Candidate, Circumstances, Prediction, Target
+from paceline.observe.compare import ABSENT, number_text, percent_text, seconds_text, workers_text
+from paceline.planner.estimate import CONFIDENCE, Estimate
+
+__all__ = [
+    "INTERVAL",
+    "circumstances_text",
+    "column_unit",
+    "label",
+    "measure_name",
+    "measure_text",
+    "relative_text",
+    "remarks",
+    "seconds_in",
+    "span_in",
+    "target_text",
+    "time_text",
+    "times_best",
+    "verdict",
+]
+
+INTERVAL = f"{CONFIDENCE:.0%}".replace("%", " %") + " interval"
+_UNITS_S = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+def label(candidate: Candidate) -> str:
+    """One candidate's name: `leashed · 2 workers`."""
+    return f"{candidate.algorithm} \N{MIDDLE DOT} {workers_text(candidate.workers)}"
+
+
+def measure_name(target: Target) -> str:
+    """What is compared with the target: a loss or an accuracy."""
+    return "test accuracy" if target.accuracy is not None else "training loss"
+
+
+def measure_text(target: Target, value: float) -> str:
+    """A value of that: `96.0 %` or `0.120`."""
+    return percent_text(value) if target.accuracy is not None else number_text(value)
+
+
+def target_text(target: Target) -> str:
+    """The target: `a test accuracy of 96.0 %`."""
+    wanted = target.loss if target.accuracy is None else target.accuracy
+    if wanted is None:
+        return f"the best {measure_name(target)}"
+    return f"a {measure_name(target)} of {measure_text(target, wanted)}"
+
+
+def circumstances_text(circumstances: Circumstances) -> str:
+    """Under which circumstances, as the end of a sentence; "" where nothing is special."""
+    parts = [f"worker {worker} takes {factor:g} times as long" for worker, factor in sorted(circumstances.slow.items())]
+    if circumstances.kills_per_s:
+        parts.append(f"each worker is killed every {seconds_text(1 / circumstances.kills_per_s)} on average")
+    if circumstances.cluster is not None:
+        parts.append(f"the machines are those of {circumstances.cluster}")
+    return f"if {' and '.join(parts)}" if parts else ""
+
+
+def time_text(one: Estimate) -> str:
+    """A time and its interval in prose: `12.3 s (90 % interval 10.1 to 15.0 s)`."""
+    if math.isinf(one.high):
+        return f"{seconds_text(one.value)} ({INTERVAL} from {seconds_text(one.low)}, open above)"
+    return f"{seconds_text(one.value)} ({INTERVAL} {seconds_text(one.low)} to {seconds_text(one.high)})"
+
+
+def column_unit(values_s: Sequence[float]) -> str:
+    """The unit for a column of times: that of the shortest, in which it is a few up to hundreds."""
+    known = [value for value in values_s if 0 < value < math.inf]
+    least_s = min(known, default=1.0)
+    return "ms" if least_s < 0.02 else "s" if least_s < 1200 else "min" if least_s < 7200 else "h"
+
+
+def seconds_in(unit: str, value_s: float | None) -> str:
+    """A time as a number of that unit."""
+    if value_s is None:
+        return ABSENT
+    return "never" if math.isinf(value_s) else number_text(value_s / _UNITS_S[unit])
+
+
+def span_in(unit: str, one: Estimate) -> str:
+    """An interval in that unit, `10.1 to 15.0`."""
+    low = number_text(one.low / _UNITS_S[unit])
+    return f"from {low}" if math.isinf(one.high) else f"{low} to {number_text(one.high / _UNITS_S[unit])}"
+
+
+def times_best(advice: Advice) -> list[float | None]:
+    """How many times as long as the soonest each candidate takes, in the order of `ranked`; None: never."""
+    times_s = [one.time_s.value if one.time_s is not None else None for one in advice.ranked]
+    least_s = min((value for value in times_s if value), default=None)
+    return [value / least_s if value is not None and least_s else None for value in times_s]
+
+
+def relative_text(times: float | None) -> str:
+    """`1.00`, `2.35`, `18`."""
+    return ABSENT if times is None else f"{times:.2f}" if times < 9.995 else f"{times:,.0f}"
+
+
+def verdict(advice: Advice) -> str:
+    """What to take, and what it will come to; or that nothing arrives."""
+    target, best = advice.target, advice.best
+    if best is None:
+        nothing = f"None of {len(advice.ranked)} candidates is expected to reach {target_text(target)}."
+        return advice.reasons[0] if advice.reasons else nothing
+    parts = []
+    if best.at_deadline is not None and target.deadline_s is not None:
+        found = best.at_deadline
+        span = f"{measure_text(target, found.low)} to {measure_text(target, found.high)}"
+        parts.append(
+            f"a {measure_name(target)} of {measure_text(target, found.value)} ({INTERVAL} {span})"
+            f" after {seconds_text(target.deadline_s)}"
+        )
+    if best.time_s is not None:
+        parts.append(f"{target_text(target)} after {time_text(best.time_s)}")
+    return f"Take {best.candidate.algorithm} with {workers_text(best.candidate.workers)}: {', and '.join(parts)}."
+
+
+def remarks(ranked: Sequence[Prediction]) -> list[str]:
+    """Sentences on candidates that do not arrive or lie outside of what was run; those of whom the same is said together."""
+    said: dict[str, list[Candidate]] = {}
+    for one in ranked:
+        for text in (one.why_not if one.time_s is None else "", f"* {one.extrapolation}" if one.extrapolation else ""):
+            if text:
+                said.setdefault(text, []).append(one.candidate)
+    return [
+        f"{'* ' if text.startswith('* ') else ''}{_together(of)}: {text.removeprefix('* ').rstrip('.')}."
+        for text, of in said.items()
+    ]
+
+
+def _together(candidates: Sequence[Candidate]) -> str:
+    """`leashed, hogwild and 5 more with 4 or 8 workers`."""
+    counts: dict[str, list[int]] = {}
+    for one in candidates:
+        counts.setdefault(one.algorithm, []).append(one.workers)
+    names: dict[tuple[int, ...], list[str]] = {}
+    for name, of in counts.items():
+        names.setdefault(tuple(sorted(of)), []).append(name)
+    parts = []
+    for of, alike in names.items():
+        shown = alike if len(alike) <= 3 else [*alike[:2], f"{len(alike) - 2} more"]
+        who = " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
+        some = " or ".join(filter(None, (", ".join(map(str, of[:-1])), str(of[-1]))))
+        parts.append(f"{who} with {some} worker{'s' if of != (1,) else ''}")
+    return "; ".join(parts)

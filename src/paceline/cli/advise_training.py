@@ -1,0 +1,252 @@
+"""`paceline advise FILE.py:train`: which algorithm, and how many workers, reach a target soonest."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+import typer
+
+from paceline.cli import options
+from paceline.cli.console import complain, err, out, say
+from paceline.cli.durations import per_second, seconds
+from paceline.cli.simulate import described
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.advice.answer import Advice, Circumstances, Target
+
+__all__ = ["training"]
+
+_TARGET, _WHAT, _HAPPENS, _RUN = "What to reach", "What to choose from", "What will happen", "The advice"
+_KINDS = ("layers", "backups")
+
+
+def training(
+    program: Annotated[
+        str, typer.Argument(metavar="FILE.py:FUNCTION", help="Your training, or a built-in task", show_default=False)
+    ],
+    target_loss: Annotated[float | None, typer.Option(help="Mean training loss.", rich_help_panel=_TARGET)] = None,
+    target_accuracy: Annotated[
+        float | None, typer.Option(help="Or test accuracy, from 0 to 1.", rich_help_panel=_TARGET)
+    ] = None,
+    deadline: Annotated[
+        str | None, typer.Option(help="Rather the best by then: 90, 90s, 5m, 2h.", rich_help_panel=_TARGET)
+    ] = None,
+    algorithm: Annotated[
+        list[str] | None, typer.Option(help="Specs, comma-separated; default: all that fit", rich_help_panel=_WHAT)
+    ] = None,
+    max_workers: Annotated[
+        int | None, typer.Option(help="At most; default: the cluster's, or as many as cores", rich_help_panel=_WHAT)
+    ] = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(help="On these machines, TOML or JSON; default: this one, measured.", rich_help_panel=_HAPPENS),
+    ] = None,
+    slow: Annotated[
+        list[str] | None,
+        typer.Option(help="WORKER:FACTOR on its compute time; again for more.", rich_help_panel=_HAPPENS),
+    ] = None,
+    kill_rate: Annotated[
+        str | None, typer.Option(help="Of each worker: 1/h, 2/d, 0.5/min.", rich_help_panel=_HAPPENS)
+    ] = None,
+    budget: Annotated[
+        str, typer.Option(help="How long to measure and simulate: 90s, 5m.", rich_help_panel=_RUN)
+    ] = "5m",
+    seed: Annotated[int, typer.Option(help="Of runs and simulations.", rich_help_panel=_RUN)] = 0,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of data sets; default $PACELINE_DATA", rich_help_panel=_RUN)
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the report; default runs/advice-...", rich_help_panel=_RUN)
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="As JSON, in stdout's last line.", rich_help_panel=_RUN)
+    ] = False,
+) -> None:
+    """Which algorithm, and how many workers, reach a target soonest.
+
+    From short runs on this machine, models fitted to them, and simulations of what was not run: ranked, with 90 % intervals,
+    and with the reasons. Other advice: paceline advise layers, paceline advise backups.
+
+    Example: paceline advise train.py:train --target-accuracy 0.96 --max-workers 8 --slow 0:4
+    """
+    options.check_numbers({"target_loss": target_loss, "target_accuracy": target_accuracy, "data": data, "seed": seed})
+    _check_program(program)
+    if target_loss is None and target_accuracy is None:
+        raise UsageError("Say what is to be reached: --target-accuracy 0.96, or --target-loss 0.1.")
+    deadline_s = None if deadline is None else seconds(deadline, "--deadline")
+    budget_s = seconds(budget, "--budget")
+    kills_per_s = 0.0 if kill_rate is None else per_second(kill_rate, "--kill-rate")
+    if max_workers is not None and max_workers < 1:
+        raise UsageError(f"--max-workers must be 1 or more, not {max_workers}.")
+    if folder is not None:
+        options.check_out(folder)
+    machines = None if cluster is None else described(cluster, max_workers, slow or [], [])
+    most = max_workers or (max(2, _cores()) if machines is None else machines.workers)
+    factors = dict(described(None, most, slow, []).slowness) if slow else {}
+    specs = _specs(algorithm)
+
+    from paceline.advice.answer import Circumstances, Target
+
+    target = Target(loss=target_loss, accuracy=target_accuracy, deadline_s=deadline_s)
+    circumstances = Circumstances(
+        slow=factors, kills_per_s=kills_per_s, cluster=None if cluster is None else str(cluster)
+    )
+    place = folder or options.default_out("advice", options.task_word(program))
+    found = _advise(program, target, circumstances, most, specs, budget_s, data, seed)
+    _show(found, _write(found, place), as_json=as_json)
+    if found.best is None:
+        from paceline.advice.words import verdict
+
+        complain(verdict(found))
+        raise typer.Exit(1)
+
+
+def _advise(
+    program: str, target: Target, circumstances: Circumstances, max_workers: int, algorithms: list[str] | None,
+    budget_s: float, data: Path | None, seed: int,
+) -> Advice:  # fmt: skip
+    """The engine's answer, with what it is at shown meanwhile."""
+    from paceline.advice.advise import advise  # pyright: ignore[reportMissingImports]
+
+    with _Live(f"Advice on {program}, with {max_workers} workers at most") as live:
+        return advise(
+            program,
+            target=target,
+            max_workers=max_workers,
+            circumstances=circumstances,
+            algorithms=algorithms,
+            budget_s=budget_s,
+            data=data,
+            seed=seed,
+            on_progress=live.update,
+        )
+
+
+def _check_program(program: str) -> None:
+    """A misspelt verb is taken for a program: say so."""
+    if ".py" in program:
+        return
+    from paceline.spec_text import closest
+    from paceline.tasks.load import BUILT_IN
+
+    if program not in BUILT_IN:
+        hint = closest(program, [*_KINDS, *BUILT_IN])
+        raise UsageError(
+            f"'{program}' is neither a program nor a kind of advice.{hint} Write FILE.py:FUNCTION, a built-in task"
+            f" ({', '.join(BUILT_IN)}), or one of {', '.join(_KINDS)}."
+        )
+
+
+def _specs(texts: list[str] | None) -> list[str] | None:
+    """The algorithms asked for, checked; None: all."""
+    if texts is None:
+        return None
+    from paceline.algorithms import registry
+    from paceline.specs import split_specs
+
+    return list(dict.fromkeys(registry.spec(registry.build(one)) for text in texts for one in split_specs(text)))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Live(AbstractContextManager["_Live"]):
+    """A bar on a terminal; elsewhere a line for each new thing. On stderr."""
+
+    def __init__(self, title: str) -> None:
+        self._console, self._title, self._last, self._bar = err(), title, "", None
+
+    def __enter__(self) -> Self:
+        say(self._title)
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+            columns = (
+                BarColumn(),
+                TextColumn("{task.percentage:.0f} %"),
+                TimeElapsedColumn(),
+                TextColumn("{task.description}"),
+            )
+            self._bar = Progress(*columns, console=self._console, transient=True)
+            self._task = self._bar.add_task("", total=1.0)
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, what: str, share: float) -> None:
+        """What is being done, and the share of all that is done, from 0 to 1."""
+        if self._bar is not None:
+            from rich.markup import escape
+
+            self._bar.update(self._task, completed=share, description=escape(what))
+        elif what != self._last:
+            say(f"{100 * share:3.0f} %  {what}")
+        self._last = what
+
+
+def _write(advice: Advice, folder: Path) -> Path:
+    """`advice.json` and `advice.html`, each complete or not there."""
+    from paceline.advice.plain import as_json
+    from paceline.advice.report import write_report
+    from paceline.observe.run import write_json
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "advice.json", as_json(advice))
+    return write_report(advice, folder / "advice.html", command=options.write_command(sys.argv[1:]))
+
+
+def _show(advice: Advice, page: Path, *, as_json: bool) -> None:
+    from rich.text import Text
+
+    from paceline.advice.tables import fit_lines, ranking_table
+    from paceline.advice.words import circumstances_text, remarks, target_text, verdict
+    from paceline.observe.compare import seconds_text
+
+    console = err() if as_json else out()
+    said = circumstances_text(advice.circumstances)
+    by = "" if advice.target.deadline_s is None else f" by {seconds_text(advice.target.deadline_s)}"
+    console.print(Text(f"{advice.program}: {target_text(advice.target)}{by}{f', {said}' if said else ''}."))
+    console.print(ranking_table(advice))
+    if advice.best is not None:
+        console.print(Text(f"\n{verdict(advice)}", style="bold"))
+        _list(console, "", advice.reasons)
+    _list(console, "Mind", [*advice.warnings, *remarks(advice.ranked)])
+    _list(console, "Not tried", advice.not_tried)
+    _list(
+        console,
+        "By how much the models missed what they had not seen (of the loss: its part above the optimum)",
+        fit_lines(advice.fits),
+    )
+    console.print(Text(f"\nIt took {seconds_text(advice.took_s)}."))
+    if advice.command:
+        console.print(Text("Start it: ").append(advice.command, style="bold"), soft_wrap=True)
+    console.print(f"Report:   {page}", markup=False, soft_wrap=True)
+    if as_json:
+        from paceline.advice.plain import as_json as plain
+
+        print(json.dumps(plain(advice), allow_nan=False), flush=True)
+
+
+def _list(console: Any, title: str, lines: Any) -> None:
+    """Sentences, each a paragraph of its own that is wrapped with an indent."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    lines = list(lines)
+    if title and lines:
+        console.print(Text(f"\n{title}:"))
+    for line in lines:
+        console.print(Padding(Text(line), (0, 0, 0, 2)))
