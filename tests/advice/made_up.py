@@ -81,8 +81,8 @@ def made_up(target=None, *, arrive=True, circumstances=None):
             "No worker waits for another.",
         )
         if arrive
-        else ("No candidate is expected to reach a test accuracy of 96.0 %: all diverged.",),
-        not_tried=("d-psgd: it needs 3 workers or more to differ from all-reduce.",),
+        else ("all of them diverged.",),
+        not_tried=("Not tried: d-psgd: it needs 3 workers or more to differ from all-reduce.",),
         warnings=("The first two are closer than their intervals: measure both.",),
         command=f'paceline train --task train.py:train --algorithm "{first.algorithm}" --workers {first.workers}'
         if arrive

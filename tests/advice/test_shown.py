@@ -1,6 +1,7 @@
 """`paceline advise FILE.py:train`: what is asked of the engine, and how its answer looks; the engine is a stand-in."""
 
 import json
+import math
 import sys
 import types
 from pathlib import Path
@@ -14,6 +15,7 @@ from paceline.advice.words import verdict
 from paceline.cli.app import app
 from paceline.cli.durations import per_second, seconds
 from paceline.errors import UsageError
+from paceline.planner.estimate import Estimate
 
 from .made_up import INTERVALS, SPECS, made_up
 
@@ -57,8 +59,9 @@ def test_the_ranking_is_shown_with_its_reasons_and_the_command(engine):
     assert (
         "Take leashed with 4 workers: a test accuracy of 96.0 % after 3.96 s (90 % interval 3.17 s to 4.95 s)." in said
     )
-    for sentence in (*engine.answers.reasons, *engine.answers.warnings, *engine.answers.not_tried):
+    for sentence in (*engine.answers.reasons, *engine.answers.warnings):
         assert sentence in said
+    assert "Not tried: d-psgd: it needs 3 workers" in said
     assert "* leashed, hogwild and 5 more with 4 workers: more workers than the 2 that were measured." in said
     assert "parameter-server(backups=1, mode=async) with 4 workers: diverged in 2 of 2 simulations." in said
     assert (
@@ -128,14 +131,33 @@ def test_an_interval_that_is_open_above_is_said_and_null_in_json(engine):
     assert as_json(engine.answers)["ranked"][0]["time_s"]["high"] is None
 
 
+def test_what_nobody_knows_is_a_dash(engine, tmp_path):
+    from dataclasses import replace
+
+    unknown = Estimate(value=math.nan, low=math.nan, high=math.nan)
+    endless = Estimate(value=12.0, low=0.0, high=math.inf)
+    best, *others = made_up(Target(loss=0.1, deadline_s=3.0)).ranked
+    first = replace(
+        best, samples_per_s=unknown, samples_to_target=endless, modelled_s=endless, at_deadline=endless, curve=(),
+        simulated_s=(math.inf, 4.0), time_s=endless,
+    )  # fmt: skip
+    engine.answers = replace(engine.answers, target=Target(loss=0.1, deadline_s=3.0), ranked=(first, *others), fits=())
+    code, out, error = advised("train.py:train", "--target-loss", "0.1", "--deadline", "3", "--out", "there")
+    assert code == 0, error
+    row = next(line for line in out.splitlines() if line.startswith("leashed "))
+    assert row.split() == ["leashed", "4*", "12.0", "12.0", "\N{EN DASH}", "never", "3.0"]
+    json.loads((tmp_path / "there" / "advice.json").read_text(), parse_constant=pytest.fail)
+
+
 def test_where_nothing_arrives_the_table_is_still_shown_and_one_sentence_says_so(engine):
     engine.answers = made_up(arrive=False)
     code, out, error = advised("train.py:train", "--target-accuracy", "0.96")
     assert code == 1
     assert "not reached" in out
     assert "Start it" not in out
-    assert error.splitlines()[-1] == f"paceline: {engine.answers.reasons[0]}"
-    assert verdict(engine.answers) == engine.answers.reasons[0]
+    why = "None of 21 candidates is expected to reach a test accuracy of 96.0 %: all of them diverged."
+    assert error.splitlines()[-1] == f"paceline: {why}"
+    assert verdict(engine.answers) == why
 
 
 TARGET = "--target-accuracy 0.96"

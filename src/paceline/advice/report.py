@@ -13,8 +13,10 @@ from paceline.advice.words import (
     INTERVAL,
     circumstances_text,
     column_unit,
+    count_text,
     measure_name,
     measure_text,
+    not_tried,
     relative_text,
     seconds_in,
     span_in,
@@ -22,7 +24,7 @@ from paceline.advice.words import (
     times_best,
     verdict,
 )
-from paceline.observe.compare import ABSENT, number_text, seconds_text, workers_text
+from paceline.observe.compare import ABSENT, seconds_text, workers_text
 from paceline.observe.document import breakable, escape, figure_html, prose, swatch, write_page
 from paceline.planner.estimate import Estimate
 
@@ -54,7 +56,7 @@ def write_report(advice: Advice, path: Path, *, command: str = "") -> Path:
         _ranking(advice),
         *map(figure_html, drawn[1:]),
         _list("Mind", advice.warnings),
-        _list("Not tried", advice.not_tried),
+        _list("Not tried", not_tried(advice)),
         _fits(advice),
         _provenance(advice, command),
     ]
@@ -109,8 +111,8 @@ def _row(advice: Advice, one: Prediction, times: float | None, unit: str) -> str
         cells.insert(0, _at_deadline(one.at_deadline, target))
     needed, speed = one.samples_to_target, one.samples_per_s
     cells += [
-        _with(number_text(speed.value), f"{number_text(speed.low)} to {number_text(speed.high)}"),
-        ABSENT if needed is None else number_text(needed.value),
+        _with(count_text(speed.value), f"{count_text(speed.low)} to {count_text(speed.high)}"),
+        ABSENT if needed is None else count_text(needed.value),
         simulated_text(one.simulated_s, unit),
         _times(one.modelled_s, unit),
         ABSENT if one.staleness is None else f"{one.staleness:.2f}",

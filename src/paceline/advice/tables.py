@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 
@@ -14,13 +13,14 @@ from paceline.advice.answer import Advice, Fit, Prediction, Target
 from paceline.advice.words import (
     INTERVAL,
     column_unit,
+    count_text,
     measure_text,
     relative_text,
     seconds_in,
     span_in,
     times_best,
 )
-from paceline.observe.compare import ABSENT, number_text, percent_text, seconds_text, workers_text
+from paceline.observe.compare import ABSENT, percent_text, seconds_text, workers_text
 
 __all__ = ["fit_lines", "ranking_table", "simulated_text"]
 
@@ -63,12 +63,12 @@ def ranking_table(advice: Advice, *, shown: int = _SHOWN) -> Table:
         if target.deadline_s is None:
             cells += [
                 relative_text(times),
-                ABSENT if needed is None or math.isinf(needed.value) else _large(needed.value),
+                ABSENT if needed is None else count_text(needed.value),
             ]
         table.add_row(
             _name(one.candidate.algorithm),
             *cells,
-            _large(one.samples_per_s.value),
+            count_text(one.samples_per_s.value),
             f"{simulated_text(one.simulated_s, unit)}\n"
             + (ABSENT if one.modelled_s is None else seconds_in(unit, one.modelled_s.value)),
             ABSENT if one.staleness is None else f"{one.staleness:.1f}",
@@ -117,8 +117,3 @@ def _at_deadline(one: Prediction, target: Target) -> Text:
     low, high = (measure_text(target, end).removesuffix(" %") for end in (found.low, found.high))
     text = Text(measure_text(target, found.value))
     return text.append(f"\n{low} to {high}", style="dim not bold")
-
-
-def _large(value: float) -> str:
-    """`640,000`, `12.3 M`: never wider than eight characters."""
-    return f"{number_text(value / 1e6)} M" if value >= 9.995e6 else number_text(value)

@@ -13,9 +13,11 @@ __all__ = [
     "INTERVAL",
     "circumstances_text",
     "column_unit",
+    "count_text",
     "label",
     "measure_name",
     "measure_text",
+    "not_tried",
     "relative_text",
     "remarks",
     "seconds_in",
@@ -40,8 +42,17 @@ def measure_name(target: Target) -> str:
     return "test accuracy" if target.accuracy is not None else "training loss"
 
 
+def count_text(value: float) -> str:
+    """A number for a cell, never wider than eight characters: `640,000`, `12.3 M`; a dash where it is not known."""
+    if not math.isfinite(value):
+        return ABSENT
+    return f"{number_text(value / 1e6)} M" if value >= 9.995e6 else number_text(value)
+
+
 def measure_text(target: Target, value: float) -> str:
-    """A value of that: `96.0 %` or `0.120`."""
+    """A value of that: `96.0 %` or `0.120`; "any" where it may be as large as it likes."""
+    if not math.isfinite(value):
+        return "any"
     return percent_text(value) if target.accuracy is not None else number_text(value)
 
 
@@ -79,7 +90,7 @@ def column_unit(values_s: Sequence[float]) -> str:
 
 def seconds_in(unit: str, value_s: float | None) -> str:
     """A time as a number of that unit."""
-    if value_s is None:
+    if value_s is None or math.isnan(value_s):
         return ABSENT
     return "never" if math.isinf(value_s) else number_text(value_s / _UNITS_S[unit])
 
@@ -106,8 +117,8 @@ def verdict(advice: Advice) -> str:
     """What to take, and what it will come to; or that nothing arrives."""
     target, best = advice.target, advice.best
     if best is None:
-        nothing = f"None of {len(advice.ranked)} candidates is expected to reach {target_text(target)}."
-        return advice.reasons[0] if advice.reasons else nothing
+        why = f": {advice.reasons[0]}" if advice.reasons else "."
+        return f"None of {len(advice.ranked)} candidates is expected to reach {target_text(target)}{why}"
     parts = []
     if best.at_deadline is not None and target.deadline_s is not None:
         found = best.at_deadline
@@ -149,3 +160,8 @@ def _together(candidates: Sequence[Candidate]) -> str:
         some = " or ".join(filter(None, (", ".join(map(str, of[:-1])), str(of[-1]))))
         parts.append(f"{who} with {some} worker{'s' if of != (1,) else ''}")
     return "; ".join(parts)
+
+
+def not_tried(advice: Advice) -> list[str]:
+    """What was left out, without the words that a heading already says."""
+    return [one.removeprefix("Not tried: ") for one in advice.not_tried]

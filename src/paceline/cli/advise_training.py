@@ -212,7 +212,7 @@ def _show(advice: Advice, page: Path, *, as_json: bool) -> None:
     from rich.text import Text
 
     from paceline.advice.tables import fit_lines, ranking_table
-    from paceline.advice.words import circumstances_text, remarks, target_text, verdict
+    from paceline.advice.words import circumstances_text, not_tried, remarks, target_text, verdict
     from paceline.observe.compare import seconds_text
 
     console = err() if as_json else out()
@@ -224,7 +224,7 @@ def _show(advice: Advice, page: Path, *, as_json: bool) -> None:
         console.print(Text(f"\n{verdict(advice)}", style="bold"))
         _list(console, "", advice.reasons)
     _list(console, "Mind", [*advice.warnings, *remarks(advice.ranked)])
-    _list(console, "Not tried", advice.not_tried)
+    _list(console, "Not tried", not_tried(advice))
     _list(
         console,
         "By how much the models missed what they had not seen (of the loss: its part above the optimum)",
