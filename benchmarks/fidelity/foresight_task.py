@@ -1,0 +1,41 @@
+"""mnist-mlp whose forward pass sleeps before it computes, so that more workers than cores can be busy.
+
+Set FORESIGHT_SLEEP_S: seconds per step of each worker, separated by commas; the last one is that of all further workers.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+from torch import nn
+
+import paceline as pl
+from paceline.environment import current_environment
+from paceline.tasks.load import load_task
+
+
+class Sleeping(nn.Module):
+    """A model that sleeps before it computes, in workers and while training only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = load_task("mnist-mlp").model()
+        environment = current_environment()
+        self.sleep_s = 0.0
+        if environment is not None:
+            sleeps_s = [float(one) for one in os.environ["FORESIGHT_SLEEP_S"].split(",")]
+            self.sleep_s = sleeps_s[min(environment.worker_id, len(sleeps_s) - 1)]
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """The model's outputs, later."""
+        if self.training and self.sleep_s:
+            time.sleep(self.sleep_s)
+        return self.model(images)
+
+
+def task() -> pl.Task:
+    """`mnist-mlp`, with sleeps."""
+    mnist = load_task("mnist-mlp")
+    return pl.Task(name="mnist-mlp, sleeping", model=Sleeping, datasets=mnist.load, batch_size=64, learning_rate=0.01)
