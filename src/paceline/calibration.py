@@ -69,9 +69,10 @@ class Effort:
     repeats: int = 200  # of what takes microseconds
     large_repeats: int = 20
     large_bytes: tuple[int, ...] = (1_000_000, 2_000_000, 4_000_000, 8_000_000)
+    slices_s: float = 1.0
 
 
-QUICK = Effort(steps=10, steps_s=0.1, copies_s=0.05, repeats=20, large_repeats=4, large_bytes=(1_000_000, 4_000_000))
+QUICK = Effort(steps=10, steps_s=0.1, copies_s=0.05, slices_s=0.1, repeats=20, large_repeats=4, large_bytes=(1_000_000, 4_000_000))
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,10 @@ class Calibration:
         atomic_s: one addition to a word that two processes add to.
         wake_s: from a word's change until a process that slept on it runs.
         round_trips_s: by message bytes, between two processes of this machine.
+        cores: that processes may use; None: not measured, as in what follows.
+        lone_step_s: a full step on a few samples, in one process.
+        crowded_steps_s: the same in as many processes as there are cores, all at once.
+        slice_s: what a process computes at a stretch where there is one more than cores.
     """
 
     task: str
@@ -101,6 +106,10 @@ class Calibration:
     atomic_s: Spread
     wake_s: Spread
     round_trips_s: dict[int, list[float]] = field(repr=False)
+    cores: int | None = None
+    lone_step_s: Spread | None = None
+    crowded_steps_s: list[Spread] = field(default_factory=list)
+    slice_s: Spread | None = None
 
     def spreads(self) -> dict[str, Spread]:
         """Everything measured, by name."""
@@ -109,6 +118,11 @@ class Calibration:
         found["copy of the parameters"] = self.copy_s
         found |= {f"copy, {len(self.crowded_copies_s)} at once": self.crowded_copies_s[0]}
         found |= {"atomic addition": self.atomic_s, "wake-up": self.wake_s}
+        if self.lone_step_s is not None and self.crowded_steps_s:
+            found["step on a few samples"] = self.lone_step_s
+            found[f"step on a few samples, {len(self.crowded_steps_s)} at once"] = self.crowded_steps_s[0]
+        if self.slice_s is not None:
+            found["time slice"] = self.slice_s
         return found | {
             f"round trip, {num_bytes:,} bytes": Spread.of(times_s) for num_bytes, times_s in self.round_trips_s.items()
         }
@@ -148,12 +162,20 @@ def measure(
     vector_bytes = _vector_bytes(task.model)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     on_progress("starting processes")
-    with probes.Team(max(2, cores)) as team:
+    with probes.Team(1 + max(2, cores)) as team:
         copies = partial(team.together, probes.copies_s, num_bytes=vector_bytes, for_s=effort.copies_s)
         on_progress("copies of the parameters, one process")
         alone_s = copies(1)[0]
         on_progress(f"copies of the parameters, {cores} at once")
         crowded_s = copies(cores)
+        samples = probes.few_samples(train_set, 4 * chosen)
+        crowd = partial(team.together, probes.steps_s, task_reference=task_reference, samples=samples, batch_size=chosen)
+        on_progress(f"{task.name}: steps, one process")
+        lone_steps_s = crowd(1, for_s=effort.steps_s)[0]
+        on_progress(f"{task.name}: steps, {cores} at once")
+        crowded_steps_s = crowd(cores, for_s=effort.steps_s)
+        on_progress("time slices")
+        slices_s = [one for times_s in team.together(probes.slices_s, 1 + cores, for_s=effort.slices_s) for one in times_s]
         on_progress("atomic operations and wake-ups")
         atomics_s = team.together(probes.atomics_s, min(2, cores), repeats=effort.repeats)
         wake_ups_s = probes.wake_ups_s(team, effort.repeats)
@@ -170,6 +192,10 @@ def measure(
         atomic_s=Spread.of([one for times_s in atomics_s for one in times_s]),
         wake_s=Spread.of(wake_ups_s),
         round_trips_s=trips_s,
+        cores=cores,
+        lone_step_s=Spread.of(lone_steps_s),
+        crowded_steps_s=[Spread.of(one) for one in crowded_steps_s],
+        slice_s=Spread.of(slices_s) if slices_s else None,
     )
 
 
@@ -214,11 +240,18 @@ def fit_link(round_trips_s: Mapping[int, Sequence[float]]) -> Link:
 def as_cluster(measured: Calibration, workers: int | None = None) -> Cluster:
     """The cluster that a calibration describes; what it did not measure has the simulator's defaults.
 
-    A step is simulated as compute time, then `update_vectors` vectors of memory traffic; both medians are met exactly.
+    A step is simulated as compute time, then `update_vectors` vectors of memory traffic; both medians are met exactly. The
+    workers share the machine's cores, where these were measured.
     """
     link = fit_link(measured.round_trips_s)
     rate = COPY_VECTORS * measured.vector_bytes / measured.copy_s.median
     crowded = sum(COPY_VECTORS * measured.vector_bytes / one.median for one in measured.crowded_copies_s)
+    shared: dict[str, Any] = {"cores": measured.cores} if measured.cores is not None else {}
+    if measured.slice_s is not None:
+        shared["slice_s"] = _rounded(measured.slice_s.median)
+    if measured.lone_step_s is not None and measured.crowded_steps_s:
+        crowded_s = statistics.fmean(one.median for one in measured.crowded_steps_s)
+        shared["crowding"] = _rounded(max(1.0, crowded_s / measured.lone_step_s.median))
     return Cluster(
         workers=workers or max(2, len(measured.crowded_copies_s)),
         compute_s=_rounded(measured.compute_s[measured.batch_size].median),
@@ -229,6 +262,7 @@ def as_cluster(measured: Calibration, workers: int | None = None) -> Cluster:
         wake_s=_rounded(max(0.0, measured.wake_s.median)),
         latency_s=_rounded(link.latency_s),
         bandwidth_bytes_per_s=_rounded(link.bandwidth_bytes_per_s),
+        **shared,
     )
 
 
@@ -268,7 +302,8 @@ def _comments(measured: Calibration) -> list[str]:
         f"Measured by `paceline calibrate` on {where}.",
         f"compute_s and update_vectors are those of {measured.task} with batches of {measured.batch_size}, plain SGD, one"
         " thread per worker.",
-        "Workers talk over loopback here: between machines, put in your network's latency_s and bandwidth_bytes_per_s.",
+        "Workers talk over loopback here: between machines, put in your network's latency_s and bandwidth_bytes_per_s, and",
+        "leave out cores, slice_s and crowding: without them every worker has a core to itself.",
         "Not measured, but the simulator's defaults: racing_blocks, detection_s.",
         "",
         "What was measured: median, and the middle half.",

@@ -6,6 +6,7 @@ Every function leaves out its warm-up and returns all single times; what they co
 from __future__ import annotations
 
 import itertools
+import pickle
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from paceline.batches import BatchPlan
 from paceline.errors import PacelineError, UsageError
@@ -29,10 +31,22 @@ from paceline.replica import TaskReplica
 from paceline.sources import BatchClaims, DatasetBatches
 from paceline.specs import build_optimizer
 from paceline.tasks.base import Task
+from paceline.tasks.load import load_task
 from paceline.transport.base import Mailbox, Message, Received
 from paceline.transport.mailbox import ZmqMailbox
 
-__all__ = ["Team", "atomics_s", "copies_s", "round_trips_s", "steps", "wake_ups_s"]
+__all__ = [
+    "Team",
+    "atomics_s",
+    "copies_s",
+    "few_samples",
+    "round_trips_s",
+    "slices_s",
+    "sleeps_s",
+    "steps",
+    "steps_s",
+    "wake_ups_s",
+]
 
 _dist: Any = dist  # its type stubs do not name the stores
 
@@ -41,6 +55,7 @@ _START_TOGETHER_S = 0.005
 _WARM_UP = 0.2  # share of the repeats
 _FELL_ASLEEP_S = 0.002  # longer than a waiter spins
 _ATOMICS_AT_ONCE = 100_000
+_OFF_THE_CORE_S = 0.0005  # longer than an interrupt, shorter than anybody's time slice
 _WORD, _READY, _CROWDED, _WORDS = 0, LINE_BYTES, 2 * LINE_BYTES, 3  # the words of a team: offsets, and how many
 
 
@@ -169,6 +184,44 @@ def _work(line: Connection, segment: Segment) -> None:
         while time.monotonic() < begin_s:
             pass
         line.send(job(segment, **arguments))
+
+
+def few_samples(train_set: Any, number: int) -> bytes:
+    """So many samples, to be sent to the processes of a team."""
+    number = min(number, len(train_set))
+    if type(train_set) is TensorDataset:
+        return pickle.dumps(TensorDataset(*(one[:number].clone() for one in train_set.tensors)))
+    return pickle.dumps([train_set[index] for index in range(number)])
+
+
+def steps_s(segment: Segment, task_reference: str, samples: bytes, batch_size: int, for_s: float) -> list[float]:
+    """Makes full steps on a few samples; seconds per step."""
+    rows = steps(load_task(task_reference), pickle.loads(samples), batch_size, at_least=3, for_s=for_s)  # noqa: S301
+    return (rows["ended_s"] - rows["started_s"]).tolist()
+
+
+def slices_s(segment: Segment, for_s: float) -> list[float]:
+    """Computes all the time; for how long at a stretch, between two times at which others had its core."""
+    times_s, until_s = [], time.perf_counter() + for_s
+    last_s = began_s = 0.0  # the first stretch began before
+    while last_s < until_s:
+        now_s = time.perf_counter()
+        if now_s - last_s > _OFF_THE_CORE_S:
+            if began_s:
+                times_s.append(last_s - began_s)
+            began_s = now_s
+        last_s = now_s
+    return times_s[1:]
+
+
+def sleeps_s(segment: Segment, sleep_s: float, repeats: int) -> list[float]:
+    """Sleeps; by how many seconds longer than it was to."""
+    times_s = []
+    for _ in range(repeats):
+        begun_s = time.perf_counter()
+        time.sleep(sleep_s)
+        times_s.append(time.perf_counter() - begun_s - sleep_s)
+    return times_s[round(_WARM_UP * repeats) :]
 
 
 def copies_s(segment: Segment, num_bytes: int, for_s: float) -> list[float]:

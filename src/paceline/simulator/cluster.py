@@ -20,7 +20,8 @@ class Cluster:
     """Simulated workers; the default is a plausible server of the 2020s, not a measured one.
 
     Algorithms on shared memory (`hogwild`, `locked`, `leashed`, `lockstep`) have all workers on one machine and share its
-    memory bus. All others have a machine and a NIC per worker, and a network between them.
+    memory bus. All others have a machine and a NIC per worker, and a network between them. With `cores` all of them run on one
+    machine, and messages go through its memory: that is what `paceline train` on one machine is like.
 
     How the defaults come about: one core keeps 10 to 16 cache lines of 64 bytes in flight at 70 to 90 ns each, 7 to 15
     GB/s, hence 10 GB/s; eight channels of DDR4-3200 peak at 205 GB/s, of which about half is sustained when all cores
@@ -50,6 +51,12 @@ class Cluster:
             `lockstep`, "ring" for all others.
         detection_s: from a worker's death, silence or loss of connection until the others know.
         slowness: pairs of worker and factor on its compute time; see `slow`.
+        cores: of the one machine that all workers, servers included, run on; those that compute, move vectors or handle
+            messages share them, those that wait or sleep need none. None: a core for each worker.
+        slice_s: with `cores`: so long a worker computes at a stretch while others wait for a core.
+        crowding: with `cores`: how many times as long computing takes while all of them compute.
+        idle_s: of every step, before its forward and backward: slept, which needs no core.
+        idleness: pairs of worker and its own `idle_s`; see `idle`.
         link_factors: triples of two workers and a factor on the time of messages between them; see `slow_link`.
         sockets: of the one machine whose memory the workers share; None: one memory, and a core for each worker.
     """
@@ -68,19 +75,30 @@ class Cluster:
     collective: Literal["memory", "ring", "tree"] | None = None
     detection_s: float = 1.0
     slowness: tuple[tuple[int, float], ...] = ()
+    cores: int | None = None
+    slice_s: float = 0.003
+    crowding: float = 1.0
+    idle_s: float = 0.0
+    idleness: tuple[tuple[int, float], ...] = ()
     link_factors: tuple[tuple[int, int, float], ...] = ()
     sockets: Sockets | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.workers, bool) or not isinstance(self.workers, int) or self.workers < 1:
             raise UsageError(f"A cluster needs at least 1 worker, not {self.workers!r}: write a whole number from 1.")
+        if self.cores is not None and (isinstance(self.cores, bool) or not isinstance(self.cores, int) or self.cores < 1):
+            raise UsageError(f"cores must be a whole number from 1, not {self.cores!r}; or leave it out.")
+        if self.cores is not None and self.sockets is not None:
+            raise UsageError("A cluster has cores, which its workers share, or sockets, which have their own: give one of them.")
         if isinstance(self.racing_blocks, bool) or not isinstance(self.racing_blocks, int) or self.racing_blocks < 1:
             raise UsageError(f"racing_blocks must be a whole number from 1, not {self.racing_blocks}.")
         if not isinstance(self.compute_s, ComputeTime):
             _check("compute_s", self.compute_s)
-        for name in ("core_bytes_per_s", "bus_bytes_per_s", "update_vectors", "atomic_s", "bandwidth_bytes_per_s"):
+        for name in ("core_bytes_per_s", "bus_bytes_per_s", "update_vectors", "atomic_s", "bandwidth_bytes_per_s", "slice_s"):
             _check(name, getattr(self, name))
-        for name in ("wake_s", "latency_s", "detection_s"):
+        if not isinstance(self.crowding, int | float) or not 1 <= self.crowding < math.inf:
+            raise UsageError(f"crowding must be a number from 1, not {self.crowding!r}.")
+        for name in ("wake_s", "latency_s", "detection_s", "idle_s"):
             if getattr(self, name) != 0:
                 _check(name, getattr(self, name))
         if self.switch_bytes_per_s is not None:
@@ -99,6 +117,13 @@ class Cluster:
                 raise UsageError(
                     f"Worker {worker} cannot be slow: {self.workers} workers count from 0 to {self.workers - 1}."
                 )
+        for worker, idle_s in self.idleness:
+            if idle_s != 0:
+                _check(f"The idle time of worker {worker}", idle_s)
+            if not 0 <= worker < self.workers:
+                raise UsageError(
+                    f"Worker {worker} cannot be idle: {self.workers} workers count from 0 to {self.workers - 1}."
+                )
         for a, b, factor in self.link_factors:
             _check(f"The slowness of link {a}-{b}", factor)
             if a == b or not (0 <= a < self.workers and 0 <= b < self.workers):
@@ -116,6 +141,11 @@ class Cluster:
         others = {one: its for one, its in self.slowness if one != worker}
         return dataclasses.replace(self, slowness=tuple(sorted({**others, worker: float(factor)}.items())))
 
+    def idle(self, *, worker: int, idle_s: float) -> Cluster:
+        """A cluster in which this worker sleeps so long in every step: slow, and in nobody's way where cores are shared."""
+        others = {one: its for one, its in self.idleness if one != worker}
+        return dataclasses.replace(self, idleness=tuple(sorted({**others, worker: float(idle_s)}.items())))
+
     def slow_link(self, a: int, b: int, factor: float) -> Cluster:
         """A cluster in which messages between these two workers take `factor` times as long, in both directions."""
         others = {pair[:2]: pair for pair in self.link_factors}
@@ -126,6 +156,10 @@ class Cluster:
     def factor(self, worker: int) -> float:
         """How many times as long this worker computes."""
         return dict(self.slowness).get(worker, 1.0)
+
+    def idle_of(self, worker: int) -> float:
+        """How many seconds of every step this worker sleeps."""
+        return dict(self.idleness).get(worker, self.idle_s)
 
     @classmethod
     def load(cls, path: str | Path) -> Cluster:

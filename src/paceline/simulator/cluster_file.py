@@ -1,9 +1,10 @@
 """Cluster files: TOML or JSON whose keys are `Cluster`'s fields, units in their names.
 
 `compute_s` is a number, a spec such as "normal(average_s=0.01, deviation_s=0.001)", or a list: a recorded trace. The
-table `slow` maps workers to factors on their compute time, and `slow_link` pairs of workers to factors on the time of their
-messages. In TOML: `workers = 16`, then under `[slow]`: `0 = 100`, and under `[slow_link]`: `"0-1" = 10`. The table `sockets`
-has the fields of `Sockets`: `count = 2`, `cores = 18`; empty, it is a two-socket machine.
+table `slow` maps workers to factors on their compute time, `idle` to seconds that they sleep in every step, and `slow_link`
+pairs of workers to factors on the time of their messages. In TOML: `workers = 16`, then under `[slow]`: `0 = 100`, and under
+`[slow_link]`: `"0-1" = 10`. The table `sockets` has the fields of `Sockets`: `count = 2`, `cores = 18`; empty, it is a
+two-socket machine.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from paceline.simulator.sockets import Sockets
 
 __all__ = ["as_table", "from_table", "read", "write"]
 
-_TABLES = {"slow": "slowness", "slow_link": "link_factors", "sockets": "sockets"}  # a file's name for a field
+_TABLES = {"slow": "slowness", "idle": "idleness", "slow_link": "link_factors", "sockets": "sockets"}  # a file's name for a field
 _FIELDS = tuple(field.name for field in dataclasses.fields(Cluster) if field.name not in _TABLES.values())
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Cluster)}
+_LEFT_OUT = ("slice_s", "crowding", "idle_s")  # where they are the default: they say nothing, and older files lack them
 _KEYS = (*_FIELDS, *_TABLES)
 _SOCKETS = tuple(field.name for field in dataclasses.fields(Sockets))
 
@@ -56,7 +59,9 @@ def from_table(table: Any, where: str) -> dict[str, Any]:
             raise UsageError(f"{where} has an unknown name '{key}'.{_closest(key)}")
     arguments = {key: value for key, value in table.items() if key not in _TABLES}
     if "slow" in table:
-        arguments["slowness"] = _slowness(where, table["slow"])
+        arguments["slowness"] = _by_worker(where, table["slow"], "'slow' maps workers to factors, as 0 = 100 under [slow]")
+    if "idle" in table:
+        arguments["idleness"] = _by_worker(where, table["idle"], "'idle' maps workers to seconds, as 0 = 0.02 under [idle]")
     if "slow_link" in table:
         arguments["link_factors"] = _link_factors(where, table["slow_link"])
     try:
@@ -90,6 +95,7 @@ def write(cluster: Cluster, path: Path) -> Path:
 def as_table(cluster: Cluster) -> dict[str, Any]:
     """A cluster as plain data, with a file's keys; what is None is left out."""
     table = {key: value for key in _FIELDS if (value := getattr(cluster, key)) is not None}
+    table = {key: value for key, value in table.items() if key not in _LEFT_OUT or value != _DEFAULTS[key]}
     compute = cluster.compute_s
     if isinstance(compute, Recorded):
         table["compute_s"] = list(compute.times_s)
@@ -97,6 +103,8 @@ def as_table(cluster: Cluster) -> dict[str, Any]:
         table["compute_s"] = compute_registry.spec(compute)
     if cluster.slowness:
         table["slow"] = {str(worker): factor for worker, factor in cluster.slowness}
+    if cluster.idleness:
+        table["idle"] = {str(worker): idle_s for worker, idle_s in cluster.idleness}
     if cluster.link_factors:
         table["slow_link"] = {f"{a}-{b}": factor for a, b, factor in cluster.link_factors}
     if cluster.sockets is not None:
@@ -120,9 +128,9 @@ def _sockets(table: Any) -> Sockets:
     return Sockets(**table)
 
 
-def _slowness(where: str, table: Any) -> tuple[tuple[int, float], ...]:
+def _by_worker(where: str, table: Any, remedy: str) -> tuple[tuple[int, float], ...]:
     if not isinstance(table, dict) or not all(worker.isdecimal() for worker in table):
-        raise UsageError(f"{where}: 'slow' maps workers to factors, as 0 = 100 under [slow].")
+        raise UsageError(f"{where}: {remedy}.")
     return tuple(sorted((int(worker), factor) for worker, factor in table.items()))
 
 

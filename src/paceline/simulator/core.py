@@ -78,7 +78,7 @@ class Core:
     """
 
     __slots__ = (
-        "_batch_size", "_disturbances", "_draws_s", "_factor", "_memory", "cluster", "die", "moved_s",
+        "_batch_size", "_disturbances", "_draws_s", "_factor", "_idle_s", "_memory", "cluster", "die", "moved_s",
         "scheduler", "vector_bytes", "worker_id",
     )  # fmt: skip
 
@@ -102,21 +102,24 @@ class Core:
         self._draws_s = cluster.compute.draws_s(Random(f"compute/{seed}/{worker_id}"))
         self._batch_size = batch_size
         self._factor = cluster.factor(worker_id)
+        self._idle_s = cluster.idle_of(worker_id)
         self._disturbances = disturbances
         self.moved_s = 0.0
         self.die: Callable[[], None] | None = None
 
     def compute(self, samples: int) -> None:
-        """Takes the time of a forward and backward; of a short batch its share."""
+        """Takes the time of a forward and backward, of a short batch its share; and before it that which a step sleeps."""
         duration_s, share = next(self._draws_s) * self._factor, 1.0
         if samples != self._batch_size:
             if not self._batch_size:
                 self._batch_size = samples
             share = samples / self._batch_size
             duration_s *= share
+        if self._disturbances is not None and self._disturbances.begin_step() and self.die is not None:
+            self.scheduler.call_at(self.scheduler.now_s, self.die)
+        if self._idle_s:
+            self.scheduler.sleep(self._idle_s)
         if self._disturbances is not None:
-            if self._disturbances.begin_step() and self.die is not None:
-                self.scheduler.call_at(self.scheduler.now_s, self.die)
             duration_s = self._disturbances.stretched_s(self.scheduler.now_s, duration_s)
         self.occupy(duration_s, share)
 

@@ -15,9 +15,11 @@ from paceline.simulator.cluster import Cluster
 from paceline.simulator.collectives import AllReduceState, SimulatedCollectives
 from paceline.simulator.concurrency import SimulatedConcurrency
 from paceline.simulator.core import Core, OwnMemory, SimulatedClock
+from paceline.simulator.cores import Cores, SharedCore
 from paceline.simulator.faults import Disturbances, DropLink, Faults, Kill, Pause
 from paceline.simulator.locks import LockedState, LockState, SimulatedLocked
 from paceline.simulator.mailbox import SimulatedMailbox
+from paceline.simulator.loopback import LoopbackNetwork
 from paceline.simulator.memory import (
     RacingState,
     ReplicatedState,
@@ -87,7 +89,8 @@ class SimulatedMachine:
         self._seed = seed
         self._is_timing_only = not x.numel()
         self._is_gossip = is_gossip
-        self._collective = cluster.collective or collective
+        self._cores = Cores(self.scheduler, cluster.cores, cluster.slice_s, cluster.crowding) if cluster.cores else None
+        self._collective = cluster.collective or (collective if self._cores is None else "memory")
         self._is_networked = request.mailbox or (request.collectives and self._collective != "memory")
         self._faults = faults or Faults()
         if not self._is_networked and any(isinstance(one, DropLink) for one in self._faults.script):
@@ -110,7 +113,10 @@ class SimulatedMachine:
             self._costs = CollectiveCosts(cluster, "tree" if self._collective == "tree" else "ring")
         self._num_servers = request.servers if cluster.workers > 1 else 0  # a lone worker needs none
         self._num_server_programs = self._num_servers * request.copies
-        self._network = Network(self.scheduler, cluster, self._num_server_programs)
+        if self._cores is not None:
+            self._network: Network = LoopbackNetwork(self.scheduler, cluster, self._num_server_programs, self._cores)
+        else:
+            self._network = Network(self.scheduler, cluster, self._num_server_programs)
         self.shared: Any = self._shared_state()
         self.lost: list[int] = []
         self._plan_faults()
@@ -144,6 +150,8 @@ class SimulatedMachine:
         }
         if self._sockets is not None:
             core: Core = SocketCore(machine=self._sockets, **named)
+        elif self._cores is not None:
+            core = SharedCore(memory=self._memory, cores=self._cores, **named)
         else:
             core = Core(memory=self._memory, **named)
         core.die = partial(self._kill, worker_id)
