@@ -72,7 +72,9 @@ class Effort:
     slices_s: float = 1.0
 
 
-QUICK = Effort(steps=10, steps_s=0.1, copies_s=0.05, slices_s=0.1, repeats=20, large_repeats=4, large_bytes=(1_000_000, 4_000_000))
+QUICK = Effort(
+    steps=10, steps_s=0.1, copies_s=0.05, slices_s=0.1, repeats=20, large_repeats=4, large_bytes=(1_000_000, 4_000_000)
+)
 
 
 @dataclass(frozen=True)
@@ -169,13 +171,17 @@ def measure(
         on_progress(f"copies of the parameters, {cores} at once")
         crowded_s = copies(cores)
         samples = probes.few_samples(train_set, 4 * chosen)
-        crowd = partial(team.together, probes.steps_s, task_reference=task_reference, samples=samples, batch_size=chosen)
+        crowd = partial(
+            team.together, probes.steps_s, task_reference=task_reference, samples=samples, batch_size=chosen
+        )
         on_progress(f"{task.name}: steps, one process")
         lone_steps_s = crowd(1, for_s=effort.steps_s)[0]
         on_progress(f"{task.name}: steps, {cores} at once")
         crowded_steps_s = crowd(cores, for_s=effort.steps_s)
         on_progress("time slices")
-        slices_s = [one for times_s in team.together(probes.slices_s, 1 + cores, for_s=effort.slices_s) for one in times_s]
+        slices_s = [
+            one for times_s in team.together(probes.slices_s, 1 + cores, for_s=effort.slices_s) for one in times_s
+        ]
         on_progress("atomic operations and wake-ups")
         atomics_s = team.together(probes.atomics_s, min(2, cores), repeats=effort.repeats)
         wake_ups_s = probes.wake_ups_s(team, effort.repeats)

@@ -41,8 +41,8 @@ __all__ = [
     "copies_s",
     "few_samples",
     "round_trips_s",
-    "slices_s",
     "sleeps_s",
+    "slices_s",
     "steps",
     "steps_s",
     "wake_ups_s",
@@ -196,7 +196,7 @@ def few_samples(train_set: Any, number: int) -> bytes:
 
 def steps_s(segment: Segment, task_reference: str, samples: bytes, batch_size: int, for_s: float) -> list[float]:
     """Makes full steps on a few samples; seconds per step."""
-    rows = steps(load_task(task_reference), pickle.loads(samples), batch_size, at_least=3, for_s=for_s)  # noqa: S301
+    rows = steps(load_task(task_reference), pickle.loads(samples), batch_size, at_least=3, for_s=for_s)
     return (rows["ended_s"] - rows["started_s"]).tolist()
 
 

@@ -86,15 +86,26 @@ class Cluster:
     def __post_init__(self) -> None:
         if isinstance(self.workers, bool) or not isinstance(self.workers, int) or self.workers < 1:
             raise UsageError(f"A cluster needs at least 1 worker, not {self.workers!r}: write a whole number from 1.")
-        if self.cores is not None and (isinstance(self.cores, bool) or not isinstance(self.cores, int) or self.cores < 1):
+        if self.cores is not None and (
+            isinstance(self.cores, bool) or not isinstance(self.cores, int) or self.cores < 1
+        ):
             raise UsageError(f"cores must be a whole number from 1, not {self.cores!r}; or leave it out.")
         if self.cores is not None and self.sockets is not None:
-            raise UsageError("A cluster has cores, which its workers share, or sockets, which have their own: give one of them.")
+            raise UsageError(
+                "A cluster has cores, which its workers share, or sockets, which have their own: give one of them."
+            )
         if isinstance(self.racing_blocks, bool) or not isinstance(self.racing_blocks, int) or self.racing_blocks < 1:
             raise UsageError(f"racing_blocks must be a whole number from 1, not {self.racing_blocks}.")
         if not isinstance(self.compute_s, ComputeTime):
             _check("compute_s", self.compute_s)
-        for name in ("core_bytes_per_s", "bus_bytes_per_s", "update_vectors", "atomic_s", "bandwidth_bytes_per_s", "slice_s"):
+        for name in (
+            "core_bytes_per_s",
+            "bus_bytes_per_s",
+            "update_vectors",
+            "atomic_s",
+            "bandwidth_bytes_per_s",
+            "slice_s",
+        ):
             _check(name, getattr(self, name))
         if not isinstance(self.crowding, int | float) or not 1 <= self.crowding < math.inf:
             raise UsageError(f"crowding must be a number from 1, not {self.crowding!r}.")

@@ -24,7 +24,12 @@ from paceline.simulator.sockets import Sockets
 
 __all__ = ["as_table", "from_table", "read", "write"]
 
-_TABLES = {"slow": "slowness", "idle": "idleness", "slow_link": "link_factors", "sockets": "sockets"}  # a file's name for a field
+_TABLES = {
+    "slow": "slowness",
+    "idle": "idleness",
+    "slow_link": "link_factors",
+    "sockets": "sockets",
+}  # a file's name for a field
 _FIELDS = tuple(field.name for field in dataclasses.fields(Cluster) if field.name not in _TABLES.values())
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Cluster)}
 _LEFT_OUT = ("slice_s", "crowding", "idle_s")  # where they are the default: they say nothing, and older files lack them
@@ -59,9 +64,13 @@ def from_table(table: Any, where: str) -> dict[str, Any]:
             raise UsageError(f"{where} has an unknown name '{key}'.{_closest(key)}")
     arguments = {key: value for key, value in table.items() if key not in _TABLES}
     if "slow" in table:
-        arguments["slowness"] = _by_worker(where, table["slow"], "'slow' maps workers to factors, as 0 = 100 under [slow]")
+        arguments["slowness"] = _by_worker(
+            where, table["slow"], "'slow' maps workers to factors, as 0 = 100 under [slow]"
+        )
     if "idle" in table:
-        arguments["idleness"] = _by_worker(where, table["idle"], "'idle' maps workers to seconds, as 0 = 0.02 under [idle]")
+        arguments["idleness"] = _by_worker(
+            where, table["idle"], "'idle' maps workers to seconds, as 0 = 0.02 under [idle]"
+        )
     if "slow_link" in table:
         arguments["link_factors"] = _link_factors(where, table["slow_link"])
     try:

@@ -1,4 +1,4 @@
-"""Cores that more programs share than there are, in virtual time: each computes for a time slice, then it is another's turn."""
+"""Cores that more programs share than there are, in virtual time: each computes for a slice, then it is another's turn."""
 
 from __future__ import annotations
 
@@ -113,7 +113,9 @@ class Cores:
                 self._scheduler.call_at(self._scheduler.now_s, turn.then)
                 # And after it, at the same instant, which it may use to go on computing:
                 number = turn.number
-                self._scheduler.call_at(self._scheduler.now_s, lambda turn=turn, number=number: self._leave(turn, number))
+                self._scheduler.call_at(
+                    self._scheduler.now_s, lambda turn=turn, number=number: self._leave(turn, number)
+                )
             elif self._line and turn.begun + self._slice_s <= self._done:
                 turn.left_s = turn.ends - self._done
                 del self._running[turn.then]

@@ -18,8 +18,8 @@ from paceline.simulator.core import Core, OwnMemory, SimulatedClock
 from paceline.simulator.cores import Cores, SharedCore
 from paceline.simulator.faults import Disturbances, DropLink, Faults, Kill, Pause
 from paceline.simulator.locks import LockedState, LockState, SimulatedLocked
-from paceline.simulator.mailbox import SimulatedMailbox
 from paceline.simulator.loopback import LoopbackNetwork
+from paceline.simulator.mailbox import SimulatedMailbox
 from paceline.simulator.memory import (
     RacingState,
     ReplicatedState,
