@@ -1,12 +1,14 @@
 """mnist-mlp whose forward pass sleeps before it computes, so that more workers than cores can be busy.
 
-Set FORESIGHT_SLEEP_S: seconds per step of each worker, separated by commas; the last one is that of all further workers.
+FORESIGHT_SLEEPS names a file: seconds per step of each worker, separated by blanks; the last one is that of all further
+workers. A file, since workers inherit the variables that the program began with.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -25,7 +27,7 @@ class Sleeping(nn.Module):
         environment = current_environment()
         self.sleep_s = 0.0
         if environment is not None:
-            sleeps_s = [float(one) for one in os.environ["FORESIGHT_SLEEP_S"].split(",")]
+            sleeps_s = [float(one) for one in Path(os.environ["FORESIGHT_SLEEPS"]).read_text().split()]
             self.sleep_s = sleeps_s[min(environment.worker_id, len(sleeps_s) - 1)]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:

@@ -92,6 +92,7 @@ class Calibration:
         atomic_s: one addition to a word that two processes add to.
         wake_s: from a word's change until a process that slept on it runs.
         round_trips_s: by message bytes, between two processes of this machine.
+        handed_copy_s: of the vector, by a process after another has written it and before that reads it.
         cores: that processes may use; None: not measured, as in what follows.
         lone_step_s: a full step on a few samples, in one process.
         crowded_steps_s: the same in as many processes as there are cores, all at once.
@@ -108,6 +109,7 @@ class Calibration:
     atomic_s: Spread
     wake_s: Spread
     round_trips_s: dict[int, list[float]] = field(repr=False)
+    handed_copy_s: Spread | None = None
     cores: int | None = None
     lone_step_s: Spread | None = None
     crowded_steps_s: list[Spread] = field(default_factory=list)
@@ -118,6 +120,8 @@ class Calibration:
         found = {f"step without update, batch {size}": spread for size, spread in self.compute_s.items()}
         found["update"] = self.update_s
         found["copy of the parameters"] = self.copy_s
+        if self.handed_copy_s is not None:
+            found["copy of what another process has written"] = self.handed_copy_s
         found |= {f"copy, {len(self.crowded_copies_s)} at once": self.crowded_copies_s[0]}
         found |= {"atomic addition": self.atomic_s, "wake-up": self.wake_s}
         if self.lone_step_s is not None and self.crowded_steps_s:
@@ -164,12 +168,14 @@ def measure(
     vector_bytes = _vector_bytes(task.model)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     on_progress("starting processes")
-    with probes.Team(1 + max(2, cores)) as team:
+    with probes.Team(1 + max(2, cores), vector_bytes) as team:
         copies = partial(team.together, probes.copies_s, num_bytes=vector_bytes, for_s=effort.copies_s)
         on_progress("copies of the parameters, one process")
         alone_s = copies(1)[0]
         on_progress(f"copies of the parameters, {cores} at once")
         crowded_s = copies(cores)
+        on_progress("copies of a vector that another process has written")
+        handed_s = probes.handed_copies_s(team, vector_bytes, effort.repeats)
         samples = probes.few_samples(train_set, 4 * chosen)
         crowd = partial(
             team.together, probes.steps_s, task_reference=task_reference, samples=samples, batch_size=chosen
@@ -198,6 +204,7 @@ def measure(
         atomic_s=Spread.of([one for times_s in atomics_s for one in times_s]),
         wake_s=Spread.of(wake_ups_s),
         round_trips_s=trips_s,
+        handed_copy_s=Spread.of(handed_s),
         cores=cores,
         lone_step_s=Spread.of(lone_steps_s),
         crowded_steps_s=[Spread.of(one) for one in crowded_steps_s],
@@ -246,11 +253,13 @@ def fit_link(round_trips_s: Mapping[int, Sequence[float]]) -> Link:
 def as_cluster(measured: Calibration, workers: int | None = None) -> Cluster:
     """The cluster that a calibration describes; what it did not measure has the simulator's defaults.
 
-    A step is simulated as compute time, then `update_vectors` vectors of memory traffic; both medians are met exactly. The
-    workers share the machine's cores, where these were measured.
+    A step is simulated as compute time, then `update_vectors` vectors of memory traffic; both medians are met exactly. What
+    moves are shared vectors, at the rate at which a core copies what another has written. The workers share the machine's
+    cores, where these were measured.
     """
     link = fit_link(measured.round_trips_s)
-    rate = COPY_VECTORS * measured.vector_bytes / measured.copy_s.median
+    copy_s = measured.copy_s if measured.handed_copy_s is None else measured.handed_copy_s
+    rate = COPY_VECTORS * measured.vector_bytes / copy_s.median
     crowded = sum(COPY_VECTORS * measured.vector_bytes / one.median for one in measured.crowded_copies_s)
     shared: dict[str, Any] = {"cores": measured.cores} if measured.cores is not None else {}
     if measured.slice_s is not None:

@@ -6,6 +6,7 @@ Every function leaves out its warm-up and returns all single times; what they co
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
 import time
 from collections.abc import Callable
@@ -40,6 +41,7 @@ __all__ = [
     "atomics_s",
     "copies_s",
     "few_samples",
+    "handed_copies_s",
     "round_trips_s",
     "sleeps_s",
     "slices_s",
@@ -56,7 +58,13 @@ _WARM_UP = 0.2  # share of the repeats
 _FELL_ASLEEP_S = 0.002  # longer than a waiter spins
 _ATOMICS_AT_ONCE = 100_000
 _OFF_THE_CORE_S = 0.0005  # longer than an interrupt, shorter than anybody's time slice
-_WORD, _READY, _CROWDED, _WORDS = 0, LINE_BYTES, 2 * LINE_BYTES, 3  # the words of a team: offsets, and how many
+_WORD, _READY, _CROWDED, _TURN, _WORDS = (
+    0,
+    LINE_BYTES,
+    2 * LINE_BYTES,
+    3 * LINE_BYTES,
+    4,
+)  # the words of a team: offsets, and how many
 
 
 # Steps
@@ -113,13 +121,14 @@ class Team:
 
     Args:
         size: how many.
+        vector_bytes: of a vector that all of them share.
 
     Attributes:
-        segment: three words that all of them share, zero at first, each on a cache line of its own.
+        segment: four words that all of them share, zero at first, each on a cache line of its own; then the vector.
     """
 
-    def __init__(self, size: int) -> None:
-        self.segment = Segment.create(_WORDS * LINE_BYTES)
+    def __init__(self, size: int, vector_bytes: int = 0) -> None:
+        self.segment = Segment.create(_WORDS * LINE_BYTES + vector_bytes)
         context = fork_server_context()
         self._lines: list[Connection] = []
         self._processes = []
@@ -237,6 +246,38 @@ def copies_s(segment: Segment, num_bytes: int, for_s: float) -> list[float]:
             y.copy_(x)
         times_s.append((time.perf_counter() - begun_s) / at_once)
     return times_s[round(_WARM_UP * len(times_s)) :]
+
+
+def handed_copies_s(team: Team, num_bytes: int, repeats: int) -> list[float]:
+    """Two processes in turn copy the shared vector, which the other has just written, and write it; seconds per copy.
+
+    That is what workers do with shared vectors: most of each comes from another core's cache, or has to be taken from it.
+    Once per team.
+    """
+    team.start(_takes_first, _takes_second, num_bytes=num_bytes, repeats=repeats)
+    return [one for times_s in team.results(2) for one in times_s[round(_WARM_UP * repeats) :]]
+
+
+def _takes_first(segment: Segment, num_bytes: int, repeats: int) -> list[float]:
+    return _take_turns(segment, num_bytes, repeats, 0)
+
+
+def _takes_second(segment: Segment, num_bytes: int, repeats: int) -> list[float]:
+    return _take_turns(segment, num_bytes, repeats, 1)
+
+
+def _take_turns(segment: Segment, num_bytes: int, repeats: int, mine: int) -> list[float]:
+    shared = segment.tensor(_WORDS * LINE_BYTES, num_bytes // 4, torch.float32)
+    own, turn, times_s = torch.zeros(num_bytes // 4), segment.address + _TURN, []
+    for number in range(repeats):
+        while atomics.load(turn) < 2 * number + mine:
+            os.sched_yield()
+        begun_s = time.perf_counter()
+        own.copy_(shared)
+        shared.copy_(own)
+        times_s.append((time.perf_counter() - begun_s) / 2)
+        atomics.store(turn, 2 * number + mine + 1)
+    return times_s
 
 
 @atomics.kernel("void(int64, int64)")

@@ -1,0 +1,360 @@
+"""How well simulator and models foresee real runs: ten settings and two choices, predicted before they are measured.
+
+    PACELINE_DATA=... python benchmarks/fidelity/foresight.py calibrate
+    PACELINE_DATA=... python benchmarks/fidelity/foresight.py predict
+    PACELINE_DATA=... python benchmarks/fidelity/foresight.py measure     # again until it says that all is measured
+    python benchmarks/fidelity/foresight.py compare --write
+
+`foresight.toml` has the settings and the bars; `foresight.json` keeps what each part has found, so that `measure` can be
+interrupted. Predictions are made of the calibration and the sleeps alone, and are not changed once they are there: `predict`
+refuses to while measurements are. Nothing else may run on the machine: a measurement during which others used it is repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import os
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from foresight_report import report
+
+import paceline as pl
+from paceline import calibration, probes
+from paceline.planner.experiment_design import candidates, design
+from paceline.simulator import Cluster, Recorded
+from paceline.tasks import load_task
+
+HERE = Path(__file__).parent
+FOUND = HERE / "foresight.json"
+SAMPLES = 60_000
+STEPS_S, MOST_TIMES = 4.0, 1000  # how long steps are calibrated at each batch size, and how many times are kept
+SLEEP_S, SLEEPS = 0.005, 200
+OTHERS_SHARE = 0.03  # of the cores' time, that others may use during a measurement
+CALM_S = 0.5
+CONTROL_S = 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What is predicted and measured."""
+
+    algorithm: str
+    workers: int
+    batch_size: int
+    sleep_ms: float
+    epochs: float
+    slow_sleep_ms: float | None = None
+
+    @property
+    def key(self) -> str:
+        """Its name in `foresight.json`."""
+        return json.dumps(dataclasses.asdict(self))
+
+    def sleep_s(self, worker: int) -> float:
+        """What a worker sleeps in every step."""
+        slow = self.slow_sleep_ms is not None and worker == 0
+        return (self.slow_sleep_ms if slow else self.sleep_ms) / 1e3  # type: ignore[operator]
+
+    def config(self, task: str) -> pl.TrainConfig:
+        """The run of this setting."""
+        return pl.TrainConfig(
+            task=task,
+            algorithm=self.algorithm,
+            workers=self.workers,
+            batch_size=self.batch_size,
+            epochs=self.epochs,
+        )
+
+
+class Plan:
+    """`foresight.toml`.
+
+    Attributes:
+        settings: the ten.
+        grids: by name, the settings among which the fastest is to be chosen.
+    """
+
+    def __init__(self) -> None:
+        table = tomllib.loads((HERE / "foresight.toml").read_text())
+        self.task, self.repetitions, self.bars, self.ernest = (
+            table[name] for name in ("task", "repetitions", "bars", "ernest")
+        )
+        self.settings = [Setting(**one) for one in table["setting"]]
+        self.grids: dict[str, list[Setting]] = {}
+        for grid in table["grid"]:
+            name, algorithms, workers = grid.pop("name"), grid.pop("algorithms"), grid.pop("workers")
+            pairs = itertools.product(algorithms, workers)
+            self.grids[name] = [Setting(algorithm=a, workers=m, **grid) for a, m in pairs]
+
+    @property
+    def all(self) -> list[Setting]:
+        """Settings and grids."""
+        return self.settings + [one for grid in self.grids.values() for one in grid]
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """That steps are calibrated with."""
+        return sorted({one.batch_size for one in self.all})
+
+    def short_runs(self, setting: Setting) -> list[Setting]:
+        """What Ernest learns this setting from: designed short runs, none with its number of workers."""
+        grid = [
+            one
+            for one in candidates(max(self.ernest["workers"]), self.ernest["sizes"])
+            if one.workers != setting.workers and one.workers in self.ernest["workers"]
+        ]
+        chosen = design(grid, self.ernest["budget"]).trials
+        runs = []
+        for one in chosen:
+            batch_size = round(setting.batch_size * one.size)
+            step_s = 0.002 + (setting.sleep_ms / 1e3)
+            epochs = self.ernest["seconds"] / step_s * one.workers * batch_size / SAMPLES
+            algorithm = setting.algorithm if one.workers > 1 else "sequential"
+            runs.append(
+                dataclasses.replace(
+                    setting, algorithm=algorithm, workers=one.workers, batch_size=batch_size, epochs=round(epochs, 3)
+                )
+            )
+        return runs
+
+
+class Found:
+    """`foresight.json`, written again after everything that is added."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, Any] = json.loads(FOUND.read_text()) if FOUND.exists() else {}
+
+    def __getitem__(self, part: str) -> Any:
+        return self.parts.setdefault(part, {})
+
+    def save(self) -> None:
+        """Writes it, whole or not at all."""
+        draft = FOUND.with_suffix(".draft")
+        draft.write_text(json.dumps(self.parts, indent=1) + "\n")
+        draft.replace(FOUND)
+
+
+# Calibration
+
+
+def calibrate(plan: Plan, found: Found, until_s: float) -> None:
+    """Everything that predictions are made of, piece by piece."""
+    task = load_task(plan.task)
+    train_set, _ = task.load(None)
+
+    def machine() -> dict[str, Any]:
+        measured = calibration.measure(plan.task, batch_size=64)
+        cluster = calibration.as_json(measured, calibration.as_cluster(measured), FOUND)["cluster"]
+        spreads_s = {name: dataclasses.asdict(one) for name, one in measured.spreads().items()}
+        return {"cluster": cluster, "spreads_s": spreads_s, "num_parameters": measured.vector_bytes // 4}
+
+    def steps(size: int) -> dict[str, Any]:
+        rows = probes.steps(task, train_set, size, at_least=50, for_s=STEPS_S)
+        whole = np.diff(rows["started_s"]) - rows["apply_s"][:-1]
+        times_s = whole[np.diff(rows["batch"]) == 1]  # between two full batches
+        kept = times_s[:: -(-len(times_s) // MOST_TIMES)]
+        return {"times_s": [round(one, 7) for one in kept.tolist()], "update_s": float(np.mean(rows["apply_s"]))}
+
+    def overslept() -> float:
+        with probes.Team(1) as team:
+            return float(np.median(team.together(probes.sleeps_s, 1, sleep_s=SLEEP_S, repeats=SLEEPS)[0]))
+
+    pieces: dict[str, Any] = {f"steps {size}": partial(steps, size) for size in plan.batch_sizes}
+    for name, piece in {"overslept_s": overslept, **pieces, "machine": machine}.items():
+        if name in found["calibration"]:
+            continue
+        taken = undisturbed(name, piece, until_s)
+        if taken is None:
+            return
+        found["calibration"][name] = taken[0]
+        found["calibration"].setdefault("about", {})[name] = taken[1]
+        found.save()
+    print("All is calibrated.")
+
+
+def undisturbed(name: str, piece: Callable[[], Any], until_s: float) -> tuple[Any, dict[str, Any]] | None:
+    """What a measurement finds while others leave the machine alone, and how far they did; None: no time is left."""
+    while time.monotonic() < until_s:
+        watch = Watch()
+        time.sleep(CALM_S)
+        if watch.others_share() > OTHERS_SHARE:
+            continue
+        watch = Watch()
+        before_s = pace_s()
+        taken = piece()
+        about = {"others_share": round(watch.others_share(), 4), "pace_s": [before_s, pace_s()], "at": now()}
+        print(f"{name}: {about}", flush=True)
+        if about["others_share"] <= OTHERS_SHARE:
+            return taken, about
+    print("To be continued.")
+    return None
+
+
+_control: list[Any] = []
+
+
+def pace_s() -> float:
+    """What a step of the control takes just now, in this process alone: virtual machines are not equally fast at all times."""
+    if not _control:
+        task = load_task("mnist-mlp")
+        _control[:] = [task, task.load(None)[0]]
+    rows = probes.steps(*_control, 64, at_least=50, for_s=CONTROL_S)
+    return round(float(np.median(rows["ended_s"] - rows["started_s"])), 7)
+
+
+def cluster_of(setting: Setting, calibrated: dict[str, Any]) -> Cluster:
+    """The simulated machine on which a setting is predicted."""
+    from paceline.simulator.cluster_file import from_table
+
+    machine, steps = calibrated["machine"], calibrated[f"steps {setting.batch_size}"]
+    table = from_table(machine["cluster"], "The calibration")
+    table |= {
+        "workers": setting.workers,
+        "compute_s": Recorded(times_s=tuple(steps["times_s"])),
+        "update_vectors": steps["update_s"] * table["core_bytes_per_s"] / (4 * machine["num_parameters"]),
+    }
+    cluster = Cluster(**table)
+    for worker in range(setting.workers):
+        if setting.sleep_s(worker):
+            cluster = cluster.idle(worker=worker, idle_s=setting.sleep_s(worker) + calibrated["overslept_s"])
+    return cluster
+
+
+def predict(plan: Plan, found: Found) -> None:
+    """Simulates every setting."""
+    if found["measured"]:
+        sys.exit("There are measurements: predictions come before them. Remove foresight.json to begin again.")
+    found.parts["predicted"] = {}
+    for one in plan.all:
+        run = pl.simulate_task(
+            one.config(plan.task),
+            cluster=cluster_of(one, found["calibration"]),
+            timing_only=True,
+            num_parameters=found["calibration"]["machine"]["num_parameters"],
+        )
+        found["predicted"][one.key] = figures(run) | {"at": now()}
+        print(one.key, f"{run.result['wall_s']:.3f} s", flush=True)
+    found.save()
+
+
+# Measurements
+
+
+def figures(run: Any) -> dict[str, Any]:
+    """What is compared of a run, and what explains a difference: means in seconds per step."""
+    rows = np.concatenate(list(run.records.values()))
+    spans = {
+        "gradient": rows["gradient_ended_s"] - rows["gradient_started_s"],
+        "input": rows["gradient_started_s"] - rows["started_s"],
+        "after": rows["ended_s"] - rows["gradient_ended_s"],
+        "wait": rows["wait_s"],
+        "apply": rows["apply_s"],
+    }
+    applied = rows[rows["applied_version"] > 0]
+    staleness = np.bincount(np.maximum(applied["applied_version"] - 1 - applied["read_version"], 0))
+    return {
+        "wall_s": run.result["wall_s"],
+        "samples_per_s": run.result["samples_per_s"],
+        "steps": len(rows),
+        "staleness": staleness.tolist(),
+        "mean_s": {name: round(float(np.mean(one)), 7) for name, one in spans.items()},
+    }
+
+
+def measure(plan: Plan, found: Found, until_s: float) -> None:
+    """Measures what is missing, as long as there is time; one repetition of everything before the next."""
+    if not found["predicted"]:
+        sys.exit("Nothing is predicted yet: that comes first.")
+    short = [run for one in plan.settings for run in plan.short_runs(one)]
+    todo = [(one, number) for number in range(plan.repetitions) for one in plan.all]
+    todo += [(one, 0) for one in short]
+    for one, number in todo:
+        runs = found["measured"].setdefault(one.key, [])
+        if len(runs) > number:
+            continue
+        taken = undisturbed(one.key, partial(real_run, plan, one), until_s)
+        if taken is None:
+            return
+        print(f"{taken[0]['wall_s']:.3f} s")
+        runs.append(taken[0] | taken[1])
+        found.save()
+    print("All is measured.")
+
+
+def real_run(plan: Plan, setting: Setting) -> dict[str, Any]:
+    """One training."""
+    Path(os.environ["FORESIGHT_SLEEPS"]).write_text(f"{setting.sleep_s(0)} {setting.sleep_s(1)}")
+    return figures(pl.train(setting.config(f"{HERE / 'foresight_task.py'}:task")))
+
+
+class Watch:
+    """How much of the machine's cores others use, from now on; Linux. "Others" are those of another session."""
+
+    def __init__(self) -> None:
+        self._ticks, self._own, self._idle = self._now()
+
+    def others_share(self) -> float:
+        """Of the cores' time since the beginning."""
+        ticks, own, idle = self._now()
+        total = ticks - self._ticks
+        return max(0.0, total - (idle - self._idle) - (own - self._own)) / max(1, total)
+
+    @staticmethod
+    def _now() -> tuple[int, int, int]:
+        fields = [int(one) for one in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+        own, session = 0, os.getsid(0)
+        for file in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                words = file.read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it has ended
+            if int(words[3]) == session:
+                own += sum(map(int, words[11:15]))  # its own time, and that of its children that have ended
+        return sum(fields), own, fields[3] + fields[4]
+
+
+def now() -> str:
+    """Date and time."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def main() -> None:
+    """One part."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("part", choices=("calibrate", "predict", "measure", "compare"))
+    parser.add_argument("--for-s", type=float, default=180.0, help="begin no measurement after so many seconds")
+    parser.add_argument("--write", action="store_true", help="write foresight.md")
+    arguments = parser.parse_args()
+    plan, found = Plan(), Found()
+    if arguments.part in ("calibrate", "measure") and os.getsid(0) != os.getpid():
+        os.setsid()  # so that `Watch` knows what is ours
+    match arguments.part:
+        case "calibrate":
+            calibrate(plan, found, time.monotonic() + arguments.for_s)
+        case "predict":
+            predict(plan, found)
+        case "measure":
+            with tempfile.NamedTemporaryFile() as file:
+                os.environ["FORESIGHT_SLEEPS"] = file.name
+                measure(plan, found, time.monotonic() + arguments.for_s)
+        case _:
+            text = report(plan, found)
+            print(text)
+            if arguments.write:
+                (HERE / "foresight.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()

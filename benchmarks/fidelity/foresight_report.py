@@ -1,0 +1,158 @@
+"""What `foresight.py` compares, and how: errors, distances between distributions, choices; and the table of it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.planner.system_model import SystemModel
+from paceline.system import machine, versions
+
+__all__ = ["relative_error", "report", "shortfall", "total_variation"]
+
+NOTES = Path(__file__).with_name("foresight_notes.md")
+STALE = (
+    "hogwild",
+    "leashed",
+    "locked",
+    "parameter-server(mode=async)",
+)  # whose gradients can be stale, by one count of versions
+
+
+def relative_error(predicted: float, measured: float) -> float:
+    """Predicted over measured, minus 1."""
+    return predicted / measured - 1
+
+
+def total_variation(a: Sequence[float], b: Sequence[float]) -> float:
+    """The largest difference that two distributions make to any event: half the sum of |a_i - b_i|; 0 to 1.
+
+    Args:
+        a: counts or shares of 0, 1, 2, ...; some above 0.
+        b: the same, of any length.
+    """
+    longest = max(len(a), len(b))
+    first, second = (np.pad(np.asarray(one, float), (0, longest - len(one))) for one in (a, b))
+    return float(np.abs(first / first.sum() - second / second.sum()).sum() / 2)
+
+
+def shortfall(predicted: Mapping[str, float], measured: Mapping[str, float]) -> tuple[str, str, float]:
+    """What was advised, what was best, and by which share of the best the advised is slower; both maps are of speeds."""
+    advised, best = max(predicted, key=predicted.__getitem__), max(measured, key=measured.__getitem__)
+    return advised, best, 1 - measured[advised] / measured[best]
+
+
+def ernest_s(setting: Any, short_runs: Sequence[Any], measured: Mapping[str, list[dict[str, Any]]]) -> float:
+    """What Ernest foresees: a round of one batch per worker, from short runs with other numbers of workers.
+
+    The size of a round of m workers with batches of b is m * b, so "size / m" is the batch.
+    """
+    runs = [(one, run) for one in short_runs for run in measured.get(one.key, ())]
+    workers = [one.workers for one, _ in runs]
+    sizes = [one.workers * one.batch_size / setting.batch_size for one, _ in runs]
+    times_s = [run["wall_s"] * one.workers / run["steps"] for one, run in runs]
+    model = SystemModel.fit(workers, times_s, sizes, relative=True)
+    round_s = model.predict(setting.workers, setting.workers).value
+    return round_s * setting.epochs * 60_000 / setting.batch_size / setting.workers
+
+
+def report(plan: Any, found: Any) -> str:
+    """Tables in Markdown."""
+    predicted, measured, bars = found["predicted"], found["measured"], plan.bars
+    about, package = machine(), versions()
+    lines = [
+        "# What is foreseen, and what comes",
+        "",
+        "Printed by `python benchmarks/fidelity/foresight.py compare --write`; calibration, predictions and measurements are"
+        " in `foresight.json`, the settings in `foresight.toml`.",
+        "",
+        f"{about['processor']}, {about['cores']} cores; Python {package['python']}, torch {package['torch']}. Task"
+        f" {plan.task}. Predictions are simulations of this machine as it was calibrated; measured are medians of"
+        f" {plan.repetitions} runs. Ernest has seen short runs of the same algorithm with other numbers of workers, the simulator none at all.",
+        "",
+        *_settings(plan, predicted, measured),
+        "",
+        *_choices(plan, predicted, measured),
+    ]
+    errors = [
+        abs(relative_error(predicted[one.key]["wall_s"], _median(measured[one.key], "wall_s"))) for one in plan.settings
+    ]
+    lines += [
+        "",
+        f"Wall time: median error {statistics.median(errors):.1%} (bar {bars['median_error']:.0%}), worst {max(errors):.1%}"
+        f" (bar {bars['worst_error']:.0%}).",
+    ]
+    if NOTES.exists():
+        lines += ["", NOTES.read_text().strip()]
+    return "\n".join([*lines, ""])
+
+
+def _settings(plan: Any, predicted: Any, measured: Any) -> list[str]:
+    lines = [
+        "## Ten settings",
+        "",
+        "| algorithm | workers | batch | sleep, ms | predicted, s | measured, s (all) | error | Ernest | staleness:"
+        " predicted, measured mean | distance |",
+        "|---" * 10 + "|",
+    ]
+    for one in plan.settings:
+        runs, foreseen = measured[one.key], predicted[one.key]
+        sleep = f"{one.sleep_ms:g}" + (f", worker 0: {one.slow_sleep_ms:g}" if one.slow_sleep_ms is not None else "")
+        wall_s = _median(runs, "wall_s")
+        short = plan.short_runs(one)
+        has_short = all(measured.get(run.key) for run in short)
+        ernest = f"{relative_error(ernest_s(one, short, measured), wall_s):+.1%}" if has_short else "-"
+        staleness, distance = "-", "-"
+        if one.algorithm in STALE:
+            real = _staleness(runs)
+            staleness = f"{_mean(foreseen['staleness']):.2f}, {_mean(real):.2f}"
+            distance = f"{total_variation(foreseen['staleness'], real):.2f}"
+        lines.append(
+            f"| `{one.algorithm}` | {one.workers} | {one.batch_size} | {sleep} | {foreseen['wall_s']:.2f} | {wall_s:.2f}"
+            f" ({', '.join(format(run['wall_s'], '.2f') for run in runs)}) |"
+            f" {relative_error(foreseen['wall_s'], wall_s):+.1%} | {ernest} | {staleness} | {distance} |"
+        )
+    return lines
+
+
+def _choices(plan: Any, predicted: Any, measured: Any) -> list[str]:
+    lines = ["## Which is fastest?", ""]
+    for name, grid in plan.grids.items():
+        names = {one.key: f"`{one.algorithm}` with {one.workers}" for one in grid}
+        foreseen = {one.key: predicted[one.key]["samples_per_s"] for one in grid}
+        real = {one.key: _median(measured[one.key], "samples_per_s") for one in grid}
+        advised, best, lost = shortfall(foreseen, real)
+        lines += [
+            f"{name[0].upper()}{name[1:]} (batch {grid[0].batch_size}, sleep {grid[0].sleep_ms:g} ms): advised"
+            f" {names[advised]}, fastest {names[best]}; the advised is {lost:.1%} slower"
+            f" (bar {plan.bars['advice_shortfall']:.0%}).",
+            "",
+            "| algorithm | workers | predicted samples/s | measured samples/s | error |",
+            "|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| `{one.algorithm}` | {one.workers} | {foreseen[one.key]:,.0f} | {real[one.key]:,.0f} |"
+            f" {relative_error(foreseen[one.key], real[one.key]):+.1%} |"
+            for one in grid
+        ]
+        lines.append("")
+    return lines[:-1]
+
+
+def _median(runs: list[dict[str, Any]], name: str) -> float:
+    return statistics.median(run[name] for run in runs)
+
+
+def _staleness(runs: list[dict[str, Any]]) -> list[float]:
+    """Shares of 0, 1, 2, ... in all runs together."""
+    longest = max(len(run["staleness"]) for run in runs)
+    return np.sum([np.pad(run["staleness"], (0, longest - len(run["staleness"]))) for run in runs], axis=0).tolist()
+
+
+def _mean(counts: Sequence[float]) -> float:
+    return math.fsum(staleness * count for staleness, count in enumerate(counts)) / math.fsum(counts)

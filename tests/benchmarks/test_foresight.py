@@ -1,0 +1,56 @@
+"""The arithmetic by which predictions are compared with measurements."""
+
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+FIDELITY = Path(__file__).parents[2] / "benchmarks" / "fidelity"
+_spec = importlib.util.spec_from_file_location("foresight_report", FIDELITY / "foresight_report.py")
+foresight_report = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(foresight_report)
+
+
+def test_errors_are_of_what_was_measured():
+    assert foresight_report.relative_error(11.0, 10.0) == pytest.approx(0.1)
+    assert foresight_report.relative_error(5.0, 10.0) == -0.5
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "distance"),
+    [
+        ([1, 1], [10, 10], 0.0),  # counts of runs of different length
+        ([1], [0, 0, 7], 1.0),
+        ([1, 1], [1, 1, 2], 0.5),
+        ([3, 1], [1, 3], 0.5),
+        ([0.2, 0.3, 0.5], [0.5, 0.3, 0.2], 0.3),
+    ],
+)
+def test_total_variation(a, b, distance):
+    assert foresight_report.total_variation(a, b) == pytest.approx(distance)
+    assert foresight_report.total_variation(b, a) == pytest.approx(distance)
+
+
+def test_the_advised_choice_is_judged_by_what_was_measured():
+    measured = {"a": 100.0, "b": 200.0, "c": 190.0}
+    assert foresight_report.shortfall({"a": 1.0, "b": 2.0, "c": 3.0}, measured) == ("c", "b", pytest.approx(0.05))
+    assert foresight_report.shortfall({"a": 9.0, "b": 2.0, "c": 3.0}, measured)[2] == pytest.approx(0.5)
+    assert foresight_report.shortfall(measured, measured) == ("b", "b", 0.0)
+
+
+def setting(workers, batch_size, epochs=1.0):
+    return SimpleNamespace(workers=workers, batch_size=batch_size, epochs=epochs, key=f"{workers}/{batch_size}")
+
+
+def test_ernest_finds_a_planted_law_from_other_numbers_of_workers():
+    def round_s(workers, batch_size):
+        return 0.002 + 0.001 * batch_size / 64 + 0.0005 * workers
+
+    short = [setting(1, 16), setting(1, 64), setting(2, 32), setting(4, 64), setting(4, 16)]
+    measured = {
+        one.key: [{"wall_s": 10 * round_s(one.workers, one.batch_size), "steps": 10 * one.workers}] for one in short
+    }
+    asked = setting(3, 64, epochs=2.0)
+    rounds = 2.0 * 60_000 / 64 / 3
+    assert foresight_report.ernest_s(asked, short, measured) == pytest.approx(rounds * round_s(3, 64), rel=1e-6)
