@@ -278,8 +278,8 @@ def measure(plan: Plan, found: Found, until_s: float) -> None:
     if not found["predicted"]:
         sys.exit("Nothing is predicted yet: that comes first.")
     short = [run for one in plan.settings for run in plan.short_runs(one)]
-    todo = [(one, number) for number in range(plan.repetitions) for one in plan.all]
-    todo += [(one, 0) for one in short]
+    todo = [(one, 0) for one in plan.all + short]
+    todo += [(one, number) for number in range(1, plan.repetitions) for one in plan.all]
     for one, number in todo:
         runs = found["measured"].setdefault(one.key, [])
         if len(runs) > number:

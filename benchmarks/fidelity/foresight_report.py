@@ -73,7 +73,8 @@ def report(plan: Any, found: Any) -> str:
         "",
         f"{about['processor']}, {about['cores']} cores; Python {package['python']}, torch {package['torch']}. Task"
         f" {plan.task}. Predictions are simulations of this machine as it was calibrated; measured are medians of"
-        f" {plan.repetitions} runs. Ernest has seen short runs of the same algorithm with other numbers of workers, the simulator none at all.",
+        f" {plan.repetitions} runs. Ernest has seen short runs of the same algorithm with other numbers of workers, the"
+        " simulator none at all.",
         "",
         *_settings(plan, predicted, measured),
         "",

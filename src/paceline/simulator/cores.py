@@ -136,22 +136,25 @@ class Cores:
 class SharedCore(Core):
     """One worker's, or one server's, share of cores that all of them share.
 
-    Moving vectors needs a core as computing does; `crowding` stands for the memory bus as well.
+    Moving vectors needs a core as computing does; `crowding` stands for the memory bus as well. A vector that others write is
+    in their caches when it is needed: whoever computes on it in place, or updates it, reads it once more than alone.
 
     Args:
         named: as for `Core`.
         cores: of all.
+        fetched_vectors: 1 where others write the vector that is computed on, otherwise 0.
     """
 
-    __slots__ = ("_cores",)
+    __slots__ = ("_cores", "_fetched_vectors")
 
-    def __init__(self, *, cores: Cores, **named: Any) -> None:
+    def __init__(self, *, cores: Cores, fetched_vectors: float = 0.0, **named: Any) -> None:
         super().__init__(**named)
         self._cores = cores
+        self._fetched_vectors = fetched_vectors
 
     def occupy(self, duration_s: float, share: float) -> None:
         """Takes the time of computing what alone takes `duration_s`."""
-        self._cores.compute(duration_s)
+        self._cores.compute(duration_s + self._fetched_vectors * self.vector_bytes / self.cluster.core_bytes_per_s)
 
     def move(self, num_vectors: float) -> None:
         """Takes the time of so many vectors' memory traffic, on behalf of the memory."""
@@ -165,7 +168,7 @@ class SharedCore(Core):
 
     def update(self, parts: int = 1) -> None:
         """Takes the time of an optimizer's step on one vector, or on one of its `parts`."""
-        self._move(self.cluster.update_vectors / parts)
+        self._move((self.cluster.update_vectors + self._fetched_vectors) / parts)
 
     def atomic(self) -> None:
         """Takes the time of one atomic operation, without giving the core back."""

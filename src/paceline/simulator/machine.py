@@ -151,7 +151,8 @@ class SimulatedMachine:
         if self._sockets is not None:
             core: Core = SocketCore(machine=self._sockets, **named)
         elif self._cores is not None:
-            core = SharedCore(memory=self._memory, cores=self._cores, **named)
+            in_place = self.request.kind in ("racing", "slots") and self.cluster.workers > 1
+            core = SharedCore(memory=self._memory, cores=self._cores, fetched_vectors=float(in_place), **named)
         else:
             core = Core(memory=self._memory, **named)
         core.die = partial(self._kill, worker_id)
