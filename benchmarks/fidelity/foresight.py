@@ -232,10 +232,12 @@ def cluster_of(setting: Setting, calibrated: dict[str, Any]) -> Cluster:
     return cluster
 
 
-def predict(plan: Plan, found: Found) -> None:
-    """Simulates every setting."""
-    if found["measured"]:
+def predict(plan: Plan, found: Found, *, again: bool) -> None:
+    """Simulates every setting; what was predicted before it was measured is kept where the model has been changed since."""
+    if found["measured"] and not again:
         sys.exit("There are measurements: predictions come before them. Remove foresight.json to begin again.")
+    if found["measured"]:
+        found.parts.setdefault("predicted_before", found["predicted"])
     found.parts["predicted"] = {}
     for one in plan.all:
         run = pl.simulate_task(
@@ -335,6 +337,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=("calibrate", "predict", "measure", "compare"))
     parser.add_argument("--for-s", type=float, default=180.0, help="begin no measurement after so many seconds")
+    parser.add_argument("--again", action="store_true", help="predict again, with measurements there")
     parser.add_argument("--write", action="store_true", help="write foresight.md")
     arguments = parser.parse_args()
     plan, found = Plan(), Found()
@@ -344,7 +347,7 @@ def main() -> None:
         case "calibrate":
             calibrate(plan, found, time.monotonic() + arguments.for_s)
         case "predict":
-            predict(plan, found)
+            predict(plan, found, again=arguments.again)
         case "measure":
             with tempfile.NamedTemporaryFile() as file:
                 os.environ["FORESIGHT_SLEEPS"] = file.name

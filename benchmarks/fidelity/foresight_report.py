@@ -16,12 +16,7 @@ from paceline.system import machine, versions
 __all__ = ["relative_error", "report", "shortfall", "total_variation"]
 
 NOTES = Path(__file__).with_name("foresight_notes.md")
-STALE = (
-    "hogwild",
-    "leashed",
-    "locked",
-    "parameter-server(mode=async)",
-)  # whose gradients can be stale, by one count of versions
+STALE = 0.005  # mean staleness, predicted or measured, from which there is a distribution to compare
 
 
 def relative_error(predicted: float, measured: float) -> float:
@@ -109,8 +104,8 @@ def _settings(plan: Any, predicted: Any, measured: Any) -> list[str]:
         has_short = all(measured.get(run.key) for run in short)
         ernest = f"{relative_error(ernest_s(one, short, measured), wall_s):+.1%}" if has_short else "-"
         staleness, distance = "-", "-"
-        if one.algorithm in STALE:
-            real = _staleness(runs)
+        real = _staleness(runs)
+        if max(_mean(foreseen["staleness"]), _mean(real)) > STALE:
             staleness = f"{_mean(foreseen['staleness']):.2f}, {_mean(real):.2f}"
             distance = f"{total_variation(foreseen['staleness'], real):.2f}"
         lines.append(

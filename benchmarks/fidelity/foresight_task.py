@@ -6,11 +6,9 @@ workers. A file, since workers inherit the variables that the program began with
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -39,11 +37,7 @@ class Sleeping(nn.Module):
         return self.model(images)
 
 
-@functools.cache
-def _mnist(folder: Path | None) -> tuple[Any, Any]:
-    return load_task("mnist-mlp").load(folder)
-
-
 def task() -> pl.Task:
     """`mnist-mlp`, with sleeps."""
-    return pl.Task(name="mnist-mlp, sleeping", model=Sleeping, datasets=_mnist, batch_size=64, learning_rate=0.01)
+    mnist = load_task("mnist-mlp")
+    return pl.Task(name="mnist-mlp, sleeping", model=Sleeping, datasets=mnist.load, batch_size=64, learning_rate=0.01)
