@@ -1,9 +1,9 @@
 """How well simulator and models foresee real runs: ten settings and two choices, predicted before they are measured.
 
-    PACELINE_DATA=... python benchmarks/fidelity/foresight.py calibrate
-    PACELINE_DATA=... python benchmarks/fidelity/foresight.py predict
-    PACELINE_DATA=... python benchmarks/fidelity/foresight.py measure     # again until it says that all is measured
+    PACELINE_DATA=... python benchmarks/fidelity/foresight.py all     # again until it says that all is measured
     python benchmarks/fidelity/foresight.py compare --write
+
+`all` is calibrate, predict, measure, in this order, each of which can be asked for alone.
 
 `foresight.toml` has the settings and the bars; `foresight.json` keeps what each part has found, so that `measure` can be
 interrupted. Predictions are made of the calibration and the sleeps alone, and are not changed once they are there: `predict`
@@ -35,13 +35,14 @@ from paceline import calibration, probes
 from paceline.planner.experiment_design import candidates, design
 from paceline.simulator import Cluster, Recorded
 from paceline.tasks import load_task
+from paceline.tasks.base import keep_data
 
 HERE = Path(__file__).parent
 FOUND = HERE / "foresight.json"
 SAMPLES = 60_000
 STEPS_S, MOST_TIMES = 4.0, 1000  # how long steps are calibrated at each batch size, and how many times are kept
 SLEEP_S, SLEEPS = 0.005, 200
-OTHERS_SHARE = 0.03  # of the cores' time, that others may use during a measurement
+OTHERS_SHARE = 0.05  # of the cores' time, that others may use during a measurement
 CALM_S = 0.5
 CONTROL_S = 0.3
 
@@ -149,8 +150,8 @@ class Found:
 # Calibration
 
 
-def calibrate(plan: Plan, found: Found, until_s: float) -> None:
-    """Everything that predictions are made of, piece by piece."""
+def calibrate(plan: Plan, found: Found, until_s: float) -> bool:
+    """Everything that predictions are made of, piece by piece; whether all is there."""
     task = load_task(plan.task)
     train_set, _ = task.load(None)
 
@@ -177,11 +178,12 @@ def calibrate(plan: Plan, found: Found, until_s: float) -> None:
             continue
         taken = undisturbed(name, piece, until_s)
         if taken is None:
-            return
+            return False
         found["calibration"][name] = taken[0]
         found["calibration"].setdefault("about", {})[name] = taken[1]
         found.save()
     print("All is calibrated.")
+    return True
 
 
 def undisturbed(name: str, piece: Callable[[], Any], until_s: float) -> tuple[Any, dict[str, Any]] | None:
@@ -198,6 +200,8 @@ def undisturbed(name: str, piece: Callable[[], Any], until_s: float) -> tuple[An
         print(f"{name}: {about}", flush=True)
         if about["others_share"] <= OTHERS_SHARE:
             return taken, about
+        if isinstance(taken, dict) and "wall_s" in taken:
+            print(f"  (disturbed) {taken['wall_s']:.3f} s")
     print("To be continued.")
     return None
 
@@ -335,28 +339,28 @@ def now() -> str:
 def main() -> None:
     """One part."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=("calibrate", "predict", "measure", "compare"))
+    parser.add_argument("part", choices=("calibrate", "predict", "measure", "all", "compare"))
     parser.add_argument("--for-s", type=float, default=180.0, help="begin no measurement after so many seconds")
     parser.add_argument("--again", action="store_true", help="predict again, with measurements there")
     parser.add_argument("--write", action="store_true", help="write foresight.md")
     arguments = parser.parse_args()
     plan, found = Plan(), Found()
-    if arguments.part in ("calibrate", "measure") and os.getsid(0) != os.getpid():
+    if arguments.part in ("calibrate", "measure", "all") and os.getsid(0) != os.getpid():
         os.setsid()  # so that `Watch` knows what is ours
-    match arguments.part:
-        case "calibrate":
-            calibrate(plan, found, time.monotonic() + arguments.for_s)
-        case "predict":
+    until_s = time.monotonic() + arguments.for_s
+    with tempfile.NamedTemporaryFile() as file, keep_data():
+        os.environ["FORESIGHT_SLEEPS"] = file.name
+        if arguments.part in ("calibrate", "all") and not calibrate(plan, found, until_s):
+            return
+        if arguments.part == "predict" or (arguments.part == "all" and not found["predicted"]):
             predict(plan, found, again=arguments.again)
-        case "measure":
-            with tempfile.NamedTemporaryFile() as file:
-                os.environ["FORESIGHT_SLEEPS"] = file.name
-                measure(plan, found, time.monotonic() + arguments.for_s)
-        case _:
-            text = report(plan, found)
-            print(text)
-            if arguments.write:
-                (HERE / "foresight.md").write_text(text)
+        if arguments.part in ("measure", "all"):
+            measure(plan, found, until_s)
+    if arguments.part == "compare":
+        text = report(plan, found)
+        print(text)
+        if arguments.write:
+            (HERE / "foresight.md").write_text(text)
 
 
 if __name__ == "__main__":
