@@ -57,9 +57,11 @@ def ernest_s(setting: Any, short_runs: Sequence[Any], measured: Mapping[str, lis
 
 
 def report(plan: Any, found: Any) -> str:
-    """Tables in Markdown."""
-    predicted, measured, bars = found["predicted"], found["measured"], plan.bars
+    """Tables in Markdown, of what is measured so far."""
+    predicted, measured = found["predicted"], found["measured"]
     about, package = machine(), versions()
+    runs = [run for one in plan.all for run in measured.get(one.key, ())]
+    paces_s = [pace_s for run in runs for pace_s in run["pace_s"]]
     lines = [
         "# What is foreseen, and what comes",
         "",
@@ -67,21 +69,14 @@ def report(plan: Any, found: Any) -> str:
         " in `foresight.json`, the settings in `foresight.toml`.",
         "",
         f"{about['processor']}, {about['cores']} cores; Python {package['python']}, torch {package['torch']}. Task"
-        f" {plan.task}. Predictions are simulations of this machine as it was calibrated; measured are medians of"
-        f" {plan.repetitions} runs. Ernest has seen short runs of the same algorithm with other numbers of workers, the"
-        " simulator none at all.",
+        f" {plan.task}. Predictions are simulations of this machine as it was calibrated. Measured are medians of the"
+        " runs that others left alone; the control, one process's step of batch 64 before and after each, took"
+        f" {1e3 * min(paces_s):.2f} to {1e3 * max(paces_s):.2f} ms. Ernest has seen runs of the same algorithm with"
+        " other numbers of workers, the simulator none at all.",
         "",
         *_settings(plan, predicted, measured),
         "",
         *_choices(plan, predicted, measured),
-    ]
-    errors = [
-        abs(relative_error(predicted[one.key]["wall_s"], _median(measured[one.key], "wall_s"))) for one in plan.settings
-    ]
-    lines += [
-        "",
-        f"Wall time: median error {statistics.median(errors):.1%} (bar {bars['median_error']:.0%}), worst {max(errors):.1%}"
-        f" (bar {bars['worst_error']:.0%}).",
     ]
     if NOTES.exists():
         lines += ["", NOTES.read_text().strip()]
@@ -90,28 +85,47 @@ def report(plan: Any, found: Any) -> str:
 
 def _settings(plan: Any, predicted: Any, measured: Any) -> list[str]:
     lines = [
-        "## Ten settings",
+        f"## {len(plan.settings)} settings",
         "",
         "| algorithm | workers | batch | sleep, ms | predicted, s | measured, s (all) | error | Ernest | staleness:"
         " predicted, measured mean | distance |",
         "|---" * 10 + "|",
     ]
+    errors, distances = [], []
     for one in plan.settings:
-        runs, foreseen = measured[one.key], predicted[one.key]
+        runs, foreseen = measured.get(one.key), predicted[one.key]
         sleep = f"{one.sleep_ms:g}" + (f", worker 0: {one.slow_sleep_ms:g}" if one.slow_sleep_ms is not None else "")
+        begin = f"| `{one.algorithm}` | {one.workers} | {one.batch_size} | {sleep} | {foreseen['wall_s']:.2f} |"
+        if not runs:
+            lines.append(f"{begin} not yet | | | | |")
+            continue
         wall_s = _median(runs, "wall_s")
+        errors.append(abs(relative_error(foreseen["wall_s"], wall_s)))
         short = plan.short_runs(one)
         has_short = all(measured.get(run.key) for run in short)
         ernest = f"{relative_error(ernest_s(one, short, measured), wall_s):+.1%}" if has_short else "-"
         staleness, distance = "-", "-"
         real = _staleness(runs)
         if max(_mean(foreseen["staleness"]), _mean(real)) > STALE:
+            distances.append(total_variation(foreseen["staleness"], real))
             staleness = f"{_mean(foreseen['staleness']):.2f}, {_mean(real):.2f}"
-            distance = f"{total_variation(foreseen['staleness'], real):.2f}"
+            distance = f"{distances[-1]:.2f}"
         lines.append(
-            f"| `{one.algorithm}` | {one.workers} | {one.batch_size} | {sleep} | {foreseen['wall_s']:.2f} | {wall_s:.2f}"
-            f" ({', '.join(format(run['wall_s'], '.2f') for run in runs)}) |"
+            f"{begin} {wall_s:.2f} ({', '.join(format(run['wall_s'], '.2f') for run in runs)}) |"
             f" {relative_error(foreseen['wall_s'], wall_s):+.1%} | {ernest} | {staleness} | {distance} |"
+        )
+    bars = plan.bars
+    if errors:
+        lines += [
+            "",
+            f"Wall time: median error {statistics.median(errors):.1%} (bar {bars['median_error']:.0%}), worst"
+            f" {max(errors):.1%} (bar {bars['worst_error']:.0%}), of {len(errors)} settings.",
+        ]
+    if distances:
+        near = sum(one <= bars["staleness_distance"] for one in distances)
+        lines[-1] += (
+            f" Staleness: {near} of {len(distances)} distributions are within {bars['staleness_distance']:g} of the real ones;"
+            f" median distance {statistics.median(distances):.2f}, largest {max(distances):.2f}."
         )
     return lines
 
@@ -119,23 +133,31 @@ def _settings(plan: Any, predicted: Any, measured: Any) -> list[str]:
 def _choices(plan: Any, predicted: Any, measured: Any) -> list[str]:
     lines = ["## Which is fastest?", ""]
     for name, grid in plan.grids.items():
-        names = {one.key: f"`{one.algorithm}` with {one.workers}" for one in grid}
-        foreseen = {one.key: predicted[one.key]["samples_per_s"] for one in grid}
-        real = {one.key: _median(measured[one.key], "samples_per_s") for one in grid}
+        there = [one for one in grid if measured.get(one.key)]
+        if not there:
+            continue
+        names = {one.key: f"`{one.algorithm}` with {one.workers}" for one in there}
+        foreseen = {one.key: predicted[one.key]["samples_per_s"] for one in there}
+        real = {one.key: _median(measured[one.key], "samples_per_s") for one in there}
         advised, best, lost = shortfall(foreseen, real)
         lines += [
-            f"{name[0].upper()}{name[1:]} (batch {grid[0].batch_size}, sleep {grid[0].sleep_ms:g} ms): advised"
-            f" {names[advised]}, fastest {names[best]}; the advised is {lost:.1%} slower"
-            f" (bar {plan.bars['advice_shortfall']:.0%}).",
+            f"{name[0].upper()}{name[1:]} (batch {grid[0].batch_size}, sleep {grid[0].sleep_ms:g} ms; {len(there)} of"
+            f" {len(grid)} measured): advised {names[advised]}, fastest {names[best]}; the advised is {lost:.1%} slower"
+            f" (bar {plan.bars['advice_shortfall']:.0%}). Ernest: from the rows with other numbers of workers.",
             "",
-            "| algorithm | workers | predicted samples/s | measured samples/s | error |",
-            "|---|---|---|---|---|",
+            "| algorithm | workers | predicted samples/s | measured samples/s | error | Ernest |",
+            "|---|---|---|---|---|---|",
         ]
-        lines += [
-            f"| `{one.algorithm}` | {one.workers} | {foreseen[one.key]:,.0f} | {real[one.key]:,.0f} |"
-            f" {relative_error(foreseen[one.key], real[one.key]):+.1%} |"
-            for one in grid
-        ]
+        for one in there:
+            others = [other for other in there if other.algorithm == one.algorithm and other.workers != one.workers]
+            ernest = "-"
+            if len(others) > 1:
+                foreseen_s = ernest_s(one, others, measured)
+                ernest = f"{relative_error(one.epochs * 60_000 / foreseen_s, real[one.key]):+.1%}"
+            lines.append(
+                f"| `{one.algorithm}` | {one.workers} | {foreseen[one.key]:,.0f} | {real[one.key]:,.0f} |"
+                f" {relative_error(foreseen[one.key], real[one.key]):+.1%} | {ernest} |"
+            )
         lines.append("")
     return lines[:-1]
 

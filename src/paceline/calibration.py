@@ -96,6 +96,7 @@ class Calibration:
         cores: that processes may use; None: not measured, as in what follows.
         lone_step_s: a full step on a few samples, in one process.
         crowded_steps_s: the same in as many processes as there are cores, all at once.
+        spin_s: how long a process waits for a word before it sleeps, where each worker has a core.
         slice_s: what a process computes at a stretch where there is one more than cores.
     """
 
@@ -113,6 +114,7 @@ class Calibration:
     cores: int | None = None
     lone_step_s: Spread | None = None
     crowded_steps_s: list[Spread] = field(default_factory=list)
+    spin_s: Spread | None = None
     slice_s: Spread | None = None
 
     def spreads(self) -> dict[str, Spread]:
@@ -127,6 +129,8 @@ class Calibration:
         if self.lone_step_s is not None and self.crowded_steps_s:
             found["step on a few samples"] = self.lone_step_s
             found[f"step on a few samples, {len(self.crowded_steps_s)} at once"] = self.crowded_steps_s[0]
+        if self.spin_s is not None:
+            found["spin before sleep"] = self.spin_s
         if self.slice_s is not None:
             found["time slice"] = self.slice_s
         return found | {
@@ -190,6 +194,7 @@ def measure(
         ]
         on_progress("atomic operations and wake-ups")
         atomics_s = team.together(probes.atomics_s, min(2, cores), repeats=effort.repeats)
+        spins_s = team.together(probes.spins_s, 1, repeats=effort.repeats)[0]
         wake_ups_s = probes.wake_ups_s(team, effort.repeats)
         on_progress("messages between two processes")
         trips_s = _round_trips_s(team, effort)
@@ -208,6 +213,7 @@ def measure(
         cores=cores,
         lone_step_s=Spread.of(lone_steps_s),
         crowded_steps_s=[Spread.of(one) for one in crowded_steps_s],
+        spin_s=Spread.of(spins_s),
         slice_s=Spread.of(slices_s) if slices_s else None,
     )
 
@@ -262,6 +268,8 @@ def as_cluster(measured: Calibration, workers: int | None = None) -> Cluster:
     rate = COPY_VECTORS * measured.vector_bytes / copy_s.median
     crowded = sum(COPY_VECTORS * measured.vector_bytes / one.median for one in measured.crowded_copies_s)
     shared: dict[str, Any] = {"cores": measured.cores} if measured.cores is not None else {}
+    if measured.spin_s is not None:
+        shared["spin_s"] = _rounded(measured.spin_s.median)
     if measured.slice_s is not None:
         shared["slice_s"] = _rounded(measured.slice_s.median)
     if measured.lone_step_s is not None and measured.crowded_steps_s:
@@ -318,7 +326,7 @@ def _comments(measured: Calibration) -> list[str]:
         f"compute_s and update_vectors are those of {measured.task} with batches of {measured.batch_size}, plain SGD, one"
         " thread per worker.",
         "Workers talk over loopback here: between machines, put in your network's latency_s and bandwidth_bytes_per_s, and",
-        "leave out cores, slice_s and crowding: without them every worker has a core to itself.",
+        "leave out cores, slice_s, spin_s and crowding: without them every worker has a core to itself.",
         "Not measured, but the simulator's defaults: racing_blocks, detection_s.",
         "",
         "What was measured: median, and the middle half.",

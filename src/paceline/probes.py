@@ -27,7 +27,7 @@ from paceline.fork_server import fork_server_context
 from paceline.memory import atomics
 from paceline.memory.records import PackedRecords
 from paceline.memory.segment import LINE_BYTES, Segment
-from paceline.memory.waiting import wait_briefly, wake_all
+from paceline.memory.waiting import spin_patiently, wait_briefly, wake_all
 from paceline.replica import TaskReplica
 from paceline.sources import BatchClaims, DatasetBatches
 from paceline.specs import build_optimizer
@@ -45,6 +45,7 @@ __all__ = [
     "round_trips_s",
     "sleeps_s",
     "slices_s",
+    "spins_s",
     "steps",
     "steps_s",
     "wake_ups_s",
@@ -58,13 +59,8 @@ _WARM_UP = 0.2  # share of the repeats
 _FELL_ASLEEP_S = 0.002  # longer than a waiter spins
 _ATOMICS_AT_ONCE = 100_000
 _OFF_THE_CORE_S = 0.0005  # longer than an interrupt, shorter than anybody's time slice
-_WORD, _READY, _CROWDED, _TURN, _WORDS = (
-    0,
-    LINE_BYTES,
-    2 * LINE_BYTES,
-    3 * LINE_BYTES,
-    4,
-)  # the words of a team: offsets, and how many
+_WORD, _READY, _CROWDED, _TURN, _IDLE = (place * LINE_BYTES for place in range(5))  # the words of a team: offsets
+_WORDS = 5
 
 
 # Steps
@@ -124,7 +120,7 @@ class Team:
         vector_bytes: of a vector that all of them share.
 
     Attributes:
-        segment: four words that all of them share, zero at first, each on a cache line of its own; then the vector.
+        segment: five words that all of them share, zero at first, each on a cache line of its own; then the vector.
     """
 
     def __init__(self, size: int, vector_bytes: int = 0) -> None:
@@ -221,6 +217,16 @@ def slices_s(segment: Segment, for_s: float) -> list[float]:
             began_s = now_s
         last_s = now_s
     return times_s[1:]
+
+
+def spins_s(segment: Segment, repeats: int) -> list[float]:
+    """Waits for a word that does not change, without sleeping; seconds until a waiter with a core to itself goes to sleep."""
+    times_s = []
+    for _ in range(repeats):
+        begun_s = time.perf_counter()
+        spin_patiently(segment.address + _IDLE, 0)
+        times_s.append(time.perf_counter() - begun_s)
+    return times_s[round(_WARM_UP * repeats) :]
 
 
 def sleeps_s(segment: Segment, sleep_s: float, repeats: int) -> list[float]:

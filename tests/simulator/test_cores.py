@@ -175,3 +175,13 @@ def test_moving_vectors_needs_a_core_as_well(what, each_s):
     scheduler.run()
     assert [at_s for at_s, _ in ended] == pytest.approx([each_s, 2 * each_s])
     assert ended[1][1] == pytest.approx(8.0 if what == "move" else 0.0)
+
+
+@pytest.mark.parametrize(("cores", "waits_s"), [(2, 0.0), (1, 2.0)])
+def test_who_waits_for_less_than_it_spins_goes_on_at_once(cores, waits_s):
+    """Worker 1 computes 0.25 s longer: the other waits for it; each round has two barriers."""
+    free = FREE | {"wake_s": 1.0}
+    cluster = Cluster(workers=2, compute_s=0.25, cores=cores, spin_s=0.5, slice_s=10.0, **free).slow(worker=1, factor=2)
+    longer_s = 0.5 if cores == 2 else 0.75
+    rounds_s = timed("lockstep", cluster, steps=4).records[1]["ended_s"]
+    assert rounds_s[0] == pytest.approx(longer_s + waits_s)

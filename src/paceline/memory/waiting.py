@@ -21,6 +21,7 @@ __all__ = [
     "have_core_each",
     "raise_if_stopped",
     "sleep_precisely",
+    "spin_patiently",
     "wait_briefly",
     "wake",
     "wake_all",
@@ -63,6 +64,11 @@ def _spin(address: int, value: int, rounds: int) -> int:
             return now
         pause()
     return load(address)
+
+
+def spin_patiently(address: int, value: int) -> int:
+    """Spins as long as a waiter with a core to itself does; returns what the word is then."""
+    return _spin(address, value, _PATIENT_SPIN_ROUNDS)
 
 
 def have_core_each(num_workers: int) -> None:

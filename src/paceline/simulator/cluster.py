@@ -55,6 +55,8 @@ class Cluster:
             messages share them, those that wait or sleep need none. None: a core for each worker.
         slice_s: with `cores`: so long a worker computes at a stretch while others wait for a core.
         crowding: with `cores`: how many times as long computing takes while all of them compute.
+        spin_s: with a core for each of the workers: who waits less than that for a lock or at a barrier goes on at once, and
+            not `wake_s` later.
         idle_s: of every step, before its forward and backward: slept, which needs no core.
         idleness: pairs of worker and its own `idle_s`; see `idle`.
         link_factors: triples of two workers and a factor on the time of messages between them; see `slow_link`.
@@ -78,6 +80,7 @@ class Cluster:
     cores: int | None = None
     slice_s: float = 0.003
     crowding: float = 1.0
+    spin_s: float = 0.0
     idle_s: float = 0.0
     idleness: tuple[tuple[int, float], ...] = ()
     link_factors: tuple[tuple[int, int, float], ...] = ()
@@ -109,7 +112,7 @@ class Cluster:
             _check(name, getattr(self, name))
         if not isinstance(self.crowding, int | float) or not 1 <= self.crowding < math.inf:
             raise UsageError(f"crowding must be a number from 1, not {self.crowding!r}.")
-        for name in ("wake_s", "latency_s", "detection_s", "idle_s"):
+        for name in ("wake_s", "latency_s", "detection_s", "idle_s", "spin_s"):
             if getattr(self, name) != 0:
                 _check(name, getattr(self, name))
         if self.switch_bytes_per_s is not None:

@@ -32,7 +32,12 @@ _TABLES = {
 }  # a file's name for a field
 _FIELDS = tuple(field.name for field in dataclasses.fields(Cluster) if field.name not in _TABLES.values())
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Cluster)}
-_LEFT_OUT = ("slice_s", "crowding", "idle_s")  # where they are the default: they say nothing, and older files lack them
+_LEFT_OUT = (
+    "slice_s",
+    "crowding",
+    "spin_s",
+    "idle_s",
+)  # where they are the default: they say nothing, and older files lack them
 _KEYS = (*_FIELDS, *_TABLES)
 _SOCKETS = tuple(field.name for field in dataclasses.fields(Sockets))
 

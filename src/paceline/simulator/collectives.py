@@ -34,11 +34,12 @@ class _Operation(NamedTuple):
 class AllReduceState:
     """The barrier and the vectors of the present round, one for all workers."""
 
-    def __init__(self, scheduler: Scheduler, num_workers: int, wake_s: float) -> None:
+    def __init__(self, scheduler: Scheduler, num_workers: int, wake_s: float, spin_s: float = 0.0) -> None:
         self.num_workers = num_workers
         self._scheduler = scheduler
         self._wake_s = wake_s
-        self._waiting: list[Program] = []
+        self._spin_s = spin_s
+        self._waiting: list[tuple[Program, float]] = []  # and since when
         self._arrived: set[int] = set()
         self._num_barriers = 0  # that are behind all workers
         self._vectors: list[torch.Tensor | None] = [None] * num_workers
@@ -53,7 +54,7 @@ class AllReduceState:
         self._weights[worker_id] = weight
 
     def barrier(self, worker_id: int, what: str) -> None:
-        """Waits for all workers; the last one does not wait, the others run `wake_s` after it came.
+        """Waits for all workers; the last one does not wait, the others run `wake_s` after it came, or still spin.
 
         Raises:
             WorkerLostError: a worker has left, and so will not come.
@@ -62,15 +63,16 @@ class AllReduceState:
         if len(self._arrived) < self.num_workers:
             self._refuse_if_lost(what)
             number = self._num_barriers
-            self._waiting.append(self._scheduler.current)
+            self._waiting.append((self._scheduler.current, self._scheduler.now_s))
             self._scheduler.wait(f"the others in {what}")
             if self._num_barriers == number:  # a loss has woken us
                 self._refuse_if_lost(what)
             return
         self._arrived.clear()
         self._num_barriers += 1
-        for program in self._waiting:
-            self._scheduler.wake(program, self._wake_s)
+        for program, since_s in self._waiting:
+            spins = self._scheduler.now_s - since_s < self._spin_s
+            self._scheduler.wake(program, 0.0 if spins else self._wake_s)
         self._waiting.clear()
 
     def lose(self, worker_id: int, reason: str) -> None:
@@ -78,7 +80,7 @@ class AllReduceState:
         self._lost[worker_id] = reason
         if worker_id in self._arrived:
             return  # the others need not wait for it at this barrier
-        for program in self._waiting:
+        for program, _ in self._waiting:
             self._scheduler.wake(program)
         self._waiting.clear()
 

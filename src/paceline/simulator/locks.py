@@ -18,21 +18,22 @@ class LockState:
     """A lock whose waiters are served in order; with `sharing`, readers share it and waiting writers go first.
 
     The mutex (`sharing=False`) is the same lock with writers only. A released lock belongs at once to whoever is woken,
-    who runs `wake_s` later, as with a futex that is handed over.
+    who runs `wake_s` later, as with a futex that is handed over, or at once if it has waited for less than `spin_s`.
 
     Attributes:
         readers: how many hold it for reading.
         writer: whether somebody holds it for writing.
     """
 
-    def __init__(self, scheduler: Scheduler, wake_s: float, *, sharing: bool) -> None:
+    def __init__(self, scheduler: Scheduler, wake_s: float, *, sharing: bool, spin_s: float = 0.0) -> None:
         self.readers = 0
         self.writer = False
         self.sharing = sharing
         self._scheduler = scheduler
         self._wake_s = wake_s
-        self._waiting_readers: deque[Program] = deque()
-        self._waiting_writers: deque[Program] = deque()
+        self._spin_s = spin_s
+        self._waiting_readers: deque[tuple[Program, float]] = deque()  # and since when
+        self._waiting_writers: deque[tuple[Program, float]] = deque()
 
     def try_acquire(self, *, write: bool) -> bool:
         """Takes the lock if nobody is in the way."""
@@ -50,7 +51,7 @@ class LockState:
         """Waits until the lock is handed to this program; call it after a failed attempt."""
         write = write or not self.sharing
         queue = self._waiting_writers if write else self._waiting_readers
-        queue.append(self._scheduler.current)
+        queue.append((self._scheduler.current, self._scheduler.now_s))
         self._scheduler.wait(f"the lock to {'write' if write else 'read'}")
 
     def release(self, *, write: bool) -> None:
@@ -63,11 +64,15 @@ class LockState:
             return
         if self._waiting_writers:
             self.writer = True
-            self._scheduler.wake(self._waiting_writers.popleft(), self._wake_s)
+            self._wake(*self._waiting_writers.popleft())
             return
         while self._waiting_readers:
             self.readers += 1
-            self._scheduler.wake(self._waiting_readers.popleft(), self._wake_s)
+            self._wake(*self._waiting_readers.popleft())
+
+    def _wake(self, program: Program, since_s: float) -> None:
+        spins = self._scheduler.now_s - since_s < self._spin_s
+        self._scheduler.wake(program, 0.0 if spins else self._wake_s)
 
 
 class LockedState:

@@ -90,6 +90,7 @@ class SimulatedMachine:
         self._is_timing_only = not x.numel()
         self._is_gossip = is_gossip
         self._cores = Cores(self.scheduler, cluster.cores, cluster.slice_s, cluster.crowding) if cluster.cores else None
+        self._spin_s = cluster.spin_s if cluster.workers <= (cluster.cores or 0) else 0.0  # as `have_core_each` says
         self._collective = cluster.collective or (collective if self._cores is None else "memory")
         self._is_networked = request.mailbox or (request.collectives and self._collective != "memory")
         self._faults = faults or Faults()
@@ -107,7 +108,7 @@ class SimulatedMachine:
             self._memory = MemoryBus(self.scheduler, cluster.core_bytes_per_s, cluster.bus_bytes_per_s)
         self._all_reduce: Any = None
         if request.collectives and self._collective == "memory":
-            self._all_reduce = AllReduceState(self.scheduler, cluster.workers, cluster.wake_s)
+            self._all_reduce = AllReduceState(self.scheduler, cluster.workers, cluster.wake_s, self._spin_s)
         elif request.collectives:
             self._all_reduce = NetworkCollectivesState(self.scheduler, cluster.workers)
             self._costs = CollectiveCosts(cluster, "tree" if self._collective == "tree" else "ring")
@@ -129,7 +130,9 @@ class SimulatedMachine:
             case "slots":
                 return SlotState(x)
             case "locked":
-                lock = LockState(self.scheduler, self.cluster.wake_s, sharing=self.request.lock == "rwlock")
+                lock = LockState(
+                    self.scheduler, self.cluster.wake_s, sharing=self.request.lock == "rwlock", spin_s=self._spin_s
+                )
                 return LockedState(x, lock)
             case "replicated":
                 return ReplicatedState(x, self.cluster.workers, is_mean=self._is_gossip)
