@@ -214,7 +214,8 @@ def pace_s() -> float:
     if not _control:
         task = load_task("mnist-mlp")
         _control[:] = [task, task.load(None)[0]]
-    rows = probes.steps(*_control, 64, at_least=50, for_s=CONTROL_S)
+    task, train_set = _control
+    rows = probes.steps(task, train_set, 64, at_least=50, for_s=CONTROL_S)
     return round(float(np.median(rows["ended_s"] - rows["started_s"])), 7)
 
 
@@ -338,7 +339,7 @@ def now() -> str:
 
 def main() -> None:
     """One part."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("part", choices=("calibrate", "predict", "measure", "all", "compare"))
     parser.add_argument("--for-s", type=float, default=180.0, help="begin no measurement after so many seconds")
     parser.add_argument("--again", action="store_true", help="predict again, with measurements there")
