@@ -357,6 +357,8 @@ def main() -> None:
             predict(plan, found, again=arguments.again)
         if arguments.part in ("measure", "all"):
             measure(plan, found, until_s)
+    if arguments.part == "compare" and not found["measured"]:
+        sys.exit("Nothing is measured yet: run `all`.")
     if arguments.part == "compare":
         text = report(plan, found)
         print(text)
