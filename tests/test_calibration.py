@@ -78,6 +78,26 @@ def test_a_cluster_of_planted_measurements():
     assert alone.bus_bytes_per_s == alone.core_bytes_per_s
 
 
+def test_a_machine_whose_cores_were_measured_shares_them(tmp_path):
+    crowded = [Spread.of([0.011]), Spread.of([0.013])]
+    shared = {"cores": 2, "lone_step_s": Spread.of([0.010]), "crowded_steps_s": crowded, "slice_s": Spread.of([0.004])}
+    measured = planted(handed_copy_s=Spread.of([0.4e-3]), spin_s=Spread.of([1e-4]), **shared)
+    cluster = as_cluster(measured, workers=4)
+    assert (cluster.workers, cluster.cores, cluster.slice_s, cluster.spin_s) == (4, 2, 0.004, 1e-4)
+    assert cluster.crowding == pytest.approx(1.2)
+    assert cluster.core_bytes_per_s == pytest.approx(5e9)  # of what another process has written
+    update_s = cluster.update_vectors * measured.vector_bytes / cluster.core_bytes_per_s
+    assert update_s == pytest.approx(measured.update_s.median)
+    assert (
+        as_cluster(planted(**{**shared, "crowded_steps_s": [Spread.of([0.009])]})).crowding == 1.0
+    )  # disturbed meanwhile
+    file = write(measured, cluster, tmp_path / "here.toml")
+    assert Cluster.load(file) == cluster
+    text = file.read_text()
+    assert "# leave out cores, slice_s, spin_s and crowding" in text
+    assert "#   time slice: 4 ms" in text
+
+
 @pytest.mark.parametrize("suffix", ["toml", "json"])
 def test_the_file_is_read_back_and_its_steps_take_the_measured_time(tmp_path, suffix):
     measured = planted()
