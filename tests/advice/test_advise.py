@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from advice.planted import Law, Planted
 from paceline.advice.advise import advise
 from paceline.advice.answer import Candidate, Circumstances, Target
+from paceline.config import TrainConfig
 from paceline.errors import UsageError
+from paceline.simulation import simulate_task
 from paceline.simulator import Cluster
 
 HERE = Cluster(workers=2)
@@ -46,7 +48,7 @@ laws = st.builds(
 )
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(laws, laws)
 def test_the_first_is_the_planted_best_and_its_interval_holds_the_time(hogwild, leashed):
     program = Planted({"hogwild": hogwild, "leashed": leashed}, every=10)
@@ -228,3 +230,27 @@ def test_what_cannot_be_asked_is_one_sentence(asked, words):
     with pytest.raises(UsageError, match=words) as refused:
         advice(Planted({"hogwild": Law()}), **asked)
     assert "\n" not in str(refused.value)
+
+
+def test_a_built_in_task_is_simulated_to_its_target_in_the_time_that_one_simulation_takes(tmp_path):
+    """Nothing is planted: what is advised is what `simulate_task` finds, and the command has epochs enough for it."""
+    file = Cluster(workers=2, compute_s=0.002).save(tmp_path / "cluster.toml")
+    found = advise(
+        "digits-mlp",
+        target=Target(loss=1.2),
+        circumstances=Circumstances(cluster=str(file)),
+        algorithms=["sequential", "hogwild"],
+        processes=0,
+        budget_s=120.0,
+    )
+    best = found.best
+    assert best is not None
+    assert best.candidate == Candidate(algorithm="hogwild", workers=2)
+    config = TrainConfig(algorithm="hogwild", target_loss=1.2)
+    run = simulate_task(config, cluster=Cluster.load(file))
+    assert best.simulated_s[0] == pytest.approx(run.result["time_to_target_s"])
+    assert len(best.simulated_s) == 3
+    assert best.time_s is not None
+    assert best.time_s.low < min(best.simulated_s) <= max(best.simulated_s) < best.time_s.high
+    expected = "paceline train --task digits-mlp --algorithm hogwild --workers 2 --epochs 30 --target-loss 1.2"
+    assert found.command == expected

@@ -40,7 +40,7 @@ def restarted_s(random, work_s, kills_per_s, interval_s, restart_s, checkpoint_s
 def test_the_expected_time_is_that_of_many_trainings(work_s, kills_per_s, interval_s, restart_s, checkpoint_s, seed):
     """Only attempts after a kill begin with a restart, and a restart may be killed, too."""
     random = np.random.default_rng(seed)
-    times_s = [restarted_s(random, work_s, kills_per_s, interval_s, restart_s, checkpoint_s) for _ in range(1500)]
+    times_s = [restarted_s(random, work_s, kills_per_s, interval_s, restart_s, checkpoint_s) for _ in range(800)]
     expected = expected_s(
         work_s, kills_per_s=kills_per_s, interval_s=interval_s, restart_s=restart_s, checkpoint_s=checkpoint_s
     )
