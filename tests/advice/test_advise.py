@@ -138,12 +138,12 @@ def test_kills_cost_lockstep_its_way_from_checkpoint_to_checkpoint():
     calm = advice(Planted(laws), 0.9, 2)
     assert calm.best is not None
     assert calm.best.candidate.algorithm == "lockstep"
-    killed = advice(Planted(laws), 0.9, 2, circumstances=Circumstances(kills_per_s=1 / 60))
+    killed = advice(Planted(laws), 0.9, 2, circumstances=Circumstances(kills_per_s=1 / 10))
     assert killed.best is not None
     assert killed.best.candidate.algorithm == "hogwild"
     assert killed.best.time_s is not None
-    assert killed.best.time_s.value == pytest.approx(laws["hogwild"].seconds(0.1, 2) * (1 + 2.0 / 60), rel=0.05)
-    assert int(killed.command.split()[-1]) >= 2 * killed.best.time_s.value / 60
+    assert killed.best.time_s.value == pytest.approx(laws["hogwild"].seconds(0.1, 2) * (1 + 2.0 / 10), rel=0.05)
+    assert int(killed.command.split()[-1]) >= 2 * killed.best.time_s.value / 10
     assert any("Kills are counted by formulas" in one for one in killed.warnings)
 
 
@@ -198,7 +198,7 @@ def test_an_algorithm_that_does_not_run_is_left_out_with_the_reason():
     found = advice(Planted({"hogwild": Law(), "leashed": Law()}, broken=("leashed",)), 0.9, 2)
     assert {one.candidate.algorithm for one in found.ranked} == {"sequential", "hogwild"}
     assert "Not tried: leashed: It broke." in found.not_tried
-    with pytest.raises(UsageError, match="No algorithm could be run here: sequential: It broke; hogwild: It broke"):
+    with pytest.raises(UsageError, match=r"No algorithm could be run here: It broke\.$"):
         advice(Planted({"hogwild": Law()}, broken=("hogwild", "sequential")), 0.9, 2)
 
 

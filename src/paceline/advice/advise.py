@@ -211,9 +211,8 @@ class _Advising:
             self.not_tried.append(f"Not tried, as the budget was spent before their short runs: {', '.join(late)}.")
         self.candidates = [one for one in self.candidates if one.algorithm in have]
         if not self.candidates:
-            raise UsageError(
-                f"No algorithm could be run here: {'; '.join(f'{one}: {why}' for one, why in gone.items())}."
-            )
+            whys = "; ".join(dict.fromkeys(gone.values()))
+            raise UsageError(f"No algorithm could be run here: {whys or 'the budget was spent before any had'}.")
 
     # Simulations
 
@@ -262,7 +261,7 @@ class _Advising:
             for algorithm, model in models.items()
         )
         arrives = bool(ranked) and (ranked[0].time_s is not None or ranked[0].at_deadline is not None)
-        self._warn(ranked, campaign, seeds, arrives, restart_s)
+        self._warn(ranked, seeds, arrives, restart_s)
         said = (
             reasons(ranked, self.target, fits, progress, seeds) if arrives else (nothing_arrives(ranked, self.target),)
         )
@@ -293,9 +292,7 @@ class _Advising:
             samples=most,
         )
 
-    def _warn(
-        self, ranked: Sequence[Prediction], campaign: Campaign, seeds: Spread | None, arrives: bool, restart_s: float
-    ) -> None:
+    def _warn(self, ranked: Sequence[Prediction], seeds: Spread | None, arrives: bool, restart_s: float) -> None:
         if not arrives:
             return
         best, said = ranked[0], self.warnings

@@ -131,7 +131,8 @@ class Campaign:
         """Again, with as many samples as there is time for: who was cut off before the best time, the closest first."""
         limit_s = self._limit_s()
         gaps = {one: self._least_gap(one) for one in self.found}
-        cut = [one for one in gaps if math.isfinite(gaps[one]) and self.runs(one)[0].wall_s < min(limit_s, self.best_s)]
+        enough_s = min(self.best_s, 0.999 * (self._target.deadline_s or math.inf))
+        cut = [one for one in gaps if math.isfinite(gaps[one]) and self.runs(one)[0].wall_s < enough_s]
         cut = sorted(cut, key=lambda one: (gaps[one], one.workers))[: 2 * max(1, self._processes)]
         cap = self._cap(cut, 1.0, until)
         cut = [one for one in cut if cap > _WORTH * self.found[one][0].run.samples]
