@@ -46,7 +46,7 @@ class Planted:
         batch: samples per gradient.
         every: samples between evaluations.
         ends: samples after which the program ends by itself.
-        broken: algorithms whose real runs fail.
+        broken: algorithms, or algorithms with a number of workers, whose real runs fail.
         knows_slow: as in `Program`.
     """
 
@@ -67,7 +67,7 @@ class Planted:
     def run(self, candidate, target, *, for_s, seed, slow):
         from paceline.errors import PacelineError
 
-        if candidate.algorithm in self.broken:
+        if candidate.algorithm in self.broken or f"{candidate.algorithm} {candidate.workers}" in self.broken:
             raise PacelineError("It broke.\nTraceback of nobody's interest")
         self.ran.append(candidate)
         random = np.random.default_rng([seed, len(self.ran)])

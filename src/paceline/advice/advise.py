@@ -187,7 +187,7 @@ class _Advising:
         self.trials.make(wanted, for_s=self._for_s, seed=self.seed, on_begin=on_begin)
 
     def _measure_again(self, leaders: Sequence[Candidate]) -> None:
-        """Runs leaders twice more, and one worker once: runs at other times tell how much the machine varies."""
+        """Runs leaders twice more: runs at other times tell how much the machine varies."""
         wanted = [*leaders, *leaders]
 
         def on_begin(candidate: Candidate) -> bool:
@@ -199,7 +199,7 @@ class _Advising:
         self.trials.make(wanted, for_s=self._for_s, seed=self.seed + 1, on_begin=on_begin)
 
     def _without_runs(self) -> None:
-        """Leaves out algorithms that could not be run."""
+        """Leaves out what could not be run."""
         have = {one.algorithm for one in self.trials.runs}
         gone: dict[str, str] = {}
         for one, why in self.trials.failed.items():
@@ -209,7 +209,9 @@ class _Advising:
         self.not_tried += [f"Not tried: {one}: {why}." for one, why in gone.items()]
         if late:
             self.not_tried.append(f"Not tried, as the budget was spent before their short runs: {', '.join(late)}.")
-        self.candidates = [one for one in self.candidates if one.algorithm in have]
+        here = [one for one in self.trials.failed if one.algorithm in have and one in self.candidates]
+        self.not_tried += [f"Not tried: {name(one)}: {self.trials.failed[one]}." for one in here]
+        self.candidates = [one for one in self.candidates if one.algorithm in have and one not in here]
         if not self.candidates:
             whys = "; ".join(dict.fromkeys(gone.values()))
             raise UsageError(f"No algorithm could be run here: {whys or 'the budget was spent before any had'}.")
