@@ -7,6 +7,7 @@ from typing import Any
 import typer
 import typer.core
 
+from paceline.cli.advise_backups import backups
 from paceline.cli.advise_layers import layers
 from paceline.cli.advise_training import training
 
@@ -44,6 +45,7 @@ advise = typer.Typer(
 )
 advise.command(_WITHOUT_VERB, cls=_Unnamed, hidden=True)(training)
 advise.command()(layers)
+advise.command()(backups)
 
 
 @advise.callback()

@@ -1,0 +1,223 @@
+"""`paceline advise backups`: how many backup workers a synchronous parameter server should have, before anything has run."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli import options
+from paceline.cli.console import out
+from paceline.cli.simulate import described
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.planner.backups import BackupPlan, BackupRow
+    from paceline.planner.order_statistics import Law
+    from paceline.simulator.compute import ComputeTime
+
+__all__ = ["backups"]
+
+_TIMES, _WORTH = "The workers' times", "What a gradient is worth"
+_NEAR = 0.02
+_DRAWS = 2000
+_MEASURED_FOR_S = 2.0
+
+
+def backups(
+    cluster: Annotated[
+        Path | None, typer.Option(help="TOML or JSON file: its compute times.", rich_help_panel=_TIMES)
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(help="Or a task, whose steps are measured here.", rich_help_panel=_TIMES)
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="How many, backups among them; default: the cluster's, or 16", rich_help_panel=_TIMES),
+    ] = None,
+    slow: Annotated[
+        list[str] | None,
+        typer.Option(help="WORKER:FACTOR on its compute time; again for more.", rich_help_panel=_TIMES),
+    ] = None,
+    rest_s: Annotated[
+        float, typer.Option("--rest-s", help="Of each step besides: messages, update.", rich_help_panel=_TIMES)
+    ] = 0.0,
+    noise_scale: Annotated[
+        float | None,
+        typer.Option(help="Samples at which noise and gradient are equal; inf: all count.", rich_help_panel=_WORTH),
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Samples per gradient; default: the task's", rich_help_panel=_WORTH)
+    ] = None,
+    spare: Annotated[bool, typer.Option("--spare", help="Backups are machines besides the workers.")] = False,
+    max_backups: Annotated[int | None, typer.Option(help="Most to consider; default: a quarter of the workers")] = None,
+    data: options.Data = None,
+    as_json: options.Json = False,
+) -> None:
+    """How many backup workers a synchronous parameter server should have: Chen et al.'s trade.
+
+    A step with b backups of n workers ends with the (n - b)-th gradient: it is shorter, but averages fewer gradients, so more
+    steps are needed. With k gradients these go as 1 + N / k, where N is the noise scale over the batch size; without a noise
+    scale N = 411, as published for Inception. From a run that was recorded: paceline plan backups RUN.
+
+    Example: paceline advise backups --cluster here.toml --workers 32
+    """
+    options.check_numbers({"workers": workers, "batch_size": batch_size, "data": data})
+    if (cluster is None) == (task is None):
+        raise UsageError(
+            "Say whose times: either --cluster FILE, or --task TASK to measure here; of a recorded run: paceline plan backups."
+        )
+    if not 0 <= rest_s < math.inf:
+        raise UsageError(f"--rest-s must be 0 seconds or more, not {rest_s:g}.")
+    if max_backups is not None and max_backups < 0:
+        raise UsageError(f"--max-backups must be 0 or more, not {max_backups}.")
+    if noise_scale is not None and not noise_scale >= 0:
+        raise UsageError(f"--noise-scale must be 0 samples or more, not {noise_scale:g}.")
+    machines = described(cluster, workers if cluster is not None else workers or 16, slow or [], [])
+    if machines.workers < 2 and not spare:
+        raise UsageError("Backups are among several workers: give --workers 2 or more.")
+    if noise_scale is not None and batch_size is None and task is None:
+        raise UsageError("--noise-scale counts samples: say with --batch-size how many a gradient is of.")
+
+    from paceline.planner.backups import PUBLISHED_HALF_EFFICIENT, plan_backups
+
+    law, source, points = (
+        _law(machines.compute, f"of {cluster}", batch_size) if task is None else _measured(task, batch_size, data)
+    )
+    worth = PUBLISHED_HALF_EFFICIENT if noise_scale is None or points is None else noise_scale / points
+    factors = [machines.factor(worker) for worker in range(machines.workers)]
+    plan = plan_backups(law, factors, half_efficient=worth, max_backups=max_backups, rest_s=rest_s, spare=spare)
+    about = {
+        "workers": machines.workers,
+        "spare": spare,
+        "times": source,
+        "rest_s": rest_s,
+        "half_efficient_gradients": worth if math.isfinite(worth) else None,
+        "steps_rule": "1 / k" if math.isinf(worth) else f"1 + {worth:.4g} / k",
+    }
+    if as_json:
+        print(json.dumps(about | _as_json(plan), allow_nan=False), flush=True)
+    else:
+        _show(plan, about, published=noise_scale is None)
+
+
+def _law(compute: ComputeTime, source: str, batch_size: int | None) -> tuple[Law, str, int | None]:
+    """A cluster's compute times as a law; one that is not known here by 2,000 draws."""
+    from paceline.planner import order_statistics as laws
+    from paceline.simulator import compute as models
+
+    match compute:
+        case models.Constant():
+            law = laws.ConstantLaw(compute.time_s)
+        case models.Normal():
+            law = laws.NormalLaw(compute.average_s, compute.deviation_s)
+        case models.ExponentialTail():
+            law = laws.ExponentialLaw(compute.least_s, compute.tail_s)
+        case models.Pareto():
+            law = laws.ParetoLaw(compute.least_s, compute.shape)
+        case models.Recorded():
+            return laws.SampledLaw(compute.times_s), f"{len(compute.times_s):,} recorded times {source}", batch_size
+        case _:
+            draws = compute.draws_s(Random(0))
+            law = laws.SampledLaw([next(draws) for _ in range(_DRAWS)])
+    return law, f"{models.compute_registry.spec(compute)} {source}", batch_size
+
+
+def _measured(task: str, batch_size: int | None, data: Path | None) -> tuple[Law, str, int]:
+    """A task's steps without their update, on one core of this machine, for two seconds."""
+    from paceline import probes
+    from paceline.planner.order_statistics import SampledLaw
+    from paceline.tasks import load_task
+
+    loaded = load_task(task)
+    train_set, _ = loaded.load(data)
+    points = batch_size or loaded.batch_size
+    rows = probes.steps(loaded, train_set, points, at_least=200, for_s=_MEASURED_FOR_S)
+    times_s = rows["input_s"] + rows["gradient_ended_s"] - rows["gradient_started_s"]
+    return SampledLaw(times_s), f"{len(times_s):,} steps of {loaded.name}, measured here on one core", points
+
+
+def _as_json(plan: BackupPlan) -> dict[str, Any]:
+    rows = [
+        {
+            "backups": row.backups,
+            "machines": row.machines,
+            "gradients_per_step": row.gradients,
+            "step_s": {name: getattr(row.step_s, name) for name in ("value", "low", "high")},
+            "steps_5_percent_s": row.steps_low_s,
+            "steps_95_percent_s": row.steps_high_s,
+            "throughput_relative": row.throughput,
+            "steps_relative": row.steps,
+            "time_relative": {name: getattr(row.time, name) for name in ("value", "low", "high")},
+            "machine_time_relative": row.machine_time,
+        }
+        for row in plan.rows
+    ]
+    return {
+        "best": plan.best.backups,
+        "algorithm": _spec(plan.best),
+        "machines": plan.best.machines,
+        "within_2_percent": plan.within(_NEAR),
+        "best_in_subsets_share": plan.sure,
+        "rows": rows,
+    }
+
+
+def _spec(row: BackupRow) -> str:
+    return f"parameter-server(backups={row.backups})" if row.backups else "parameter-server"
+
+
+def _show(plan: BackupPlan, about: dict[str, Any], *, published: bool) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from paceline.observe.compare import number_text
+
+    least_s = min(row.step_s.value for row in plan.rows)
+    size_s, unit = (1e-3, "ms") if least_s < 1 else (1.0, "s")
+    sampled, spare = plan.sure is not None, about["spare"]
+    last = "machines\nx time" if spare else "time to\ntarget"
+    heads = ["back-\nups", "ma-\nchines" if spare else "gra-\ndients", f"step\n({unit})"]
+    heads += [f"90 %\ninterval ({unit})"] if sampled else []
+    heads += [f"90 % of the\nsteps ({unit})", "gra-\ndients/s", "steps", last]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in plan.rows:
+        best = row is plan.best
+        cells = [f"{'best ' if best else ''}{row.backups}", str(row.machines if spare else row.gradients)]
+        cells.append(number_text(row.step_s.value / size_s))
+        cells += [_span(row.step_s.low, row.step_s.high, size_s)] if sampled else []
+        cells.append(_span(row.steps_low_s, row.steps_high_s, size_s))
+        cells += [
+            f"{value:.3f}" for value in (row.throughput, row.steps, row.machine_time if spare else row.time.value)
+        ]
+        table.add_row(*cells, style="bold green" if best else None)
+    console = out()
+    rest = f", and {about['rest_s']:g} s of each step for the rest" if about["rest_s"] else ""
+    console.print(Text(f"{about['workers']} workers; {about['times']}{rest}."), soft_wrap=True)
+    console.print(table)
+    rule = "as published for Inception; give --noise-scale for your own" if published else "from the noise scale"
+    notes = [f"Last three columns: relative to b = 0. Steps to the target go as {about['steps_rule']} ({rule})."]
+    if sampled:
+        share = f"{plan.sure:.0%}".replace("%", " %")
+        notes.append(
+            f"Without one twentieth of the recorded times or another, the same b is best in {share} of the cases."
+        )
+    near = plan.within(_NEAR)
+    end = "" if spare else f" Within 2 % of it: b = {near[0]}{f' to {near[-1]}' if len(near) > 1 else ' alone'}."
+    console.print(Text("\n".join(notes), style="dim"), soft_wrap=True)
+    best = plan.best
+    more = f" with {best.machines} workers" if spare else f" --workers {best.machines}"
+    console.print(f'Best: --algorithm "{_spec(best)}"{more}.{end}', markup=False, soft_wrap=True)
+
+
+def _span(low_s: float, high_s: float, size_s: float) -> str:
+    from paceline.observe.compare import number_text
+
+    return f"{number_text(low_s / size_s)} to {number_text(high_s / size_s)}"
