@@ -49,21 +49,21 @@ def harmonic(n):
     return sum(1 / k for k in range(1, n + 1))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(WORKERS, SECONDS, SECONDS)
 def test_exponential_times_have_harmonic_numbers(n, least_s, tail_s):
     expected = [least_s + tail_s * (harmonic(n) - harmonic(b)) for b in range(n)]
     assert means(ExponentialLaw(least_s, tail_s), [1.0] * n) == pytest.approx(expected, rel=1e-7)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(WORKERS, st.floats(0.1, 10.0))
 def test_uniform_times_divide_the_interval_into_equal_parts(n, factor):
     expected = [factor * k / (n + 1) for k in range(n, 0, -1)]
     assert means(Uniform(), [factor] * n) == pytest.approx(expected, rel=1e-7)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(WORKERS, SECONDS, st.floats(1.05, 6.0))
 def test_pareto_times_have_quotients_of_gamma_functions(n, least_s, shape):
     expected = [
@@ -73,7 +73,7 @@ def test_pareto_times_have_quotients_of_gamma_functions(n, least_s, shape):
     assert means(ParetoLaw(least_s, shape), [1.0] * n) == pytest.approx(expected, rel=1e-6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     st.sampled_from([ExponentialLaw(0.2, 1.0), NormalLaw(1.0, 0.6), ParetoLaw(0.5, 1.7), ConstantLaw(0.4)]),
     st.lists(st.sampled_from([0.5, 1.0, 4.0, 100.0]), min_size=1, max_size=12),
@@ -84,7 +84,7 @@ def test_unlike_workers_order_statistics_add_up_to_their_means(law, factors):
     assert means(law, factors) == sorted(means(law, factors), reverse=True)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(SECONDS, min_size=1, max_size=5), st.integers(1, 4))
 def test_recorded_times_are_counted_out(times_s, n):
     every = np.sort([list(row) for row in itertools.product(times_s, repeat=n)], axis=1).mean(axis=0)
