@@ -56,9 +56,8 @@ class AttachedReplica(BaseReplica):
         self._raw_step = raw_step(optimizer)
         self._g: torch.Tensor | None = None
         self._g_is_mine = False  # the program has asked for g: it may have changed it
-        self._absent = False
+        self._absent = self._ended = False
         self._inside = False  # the replica itself is stepping: its hooks keep still
-        self._ended = False
         self._state = "idle"  # idle -> gradient -> apply -> idle: what the program waits for
         self._ranges: dict[Any, tuple[int, int]] = {}  # where each parameter lies in the flat vector, once asked for
         self._kept: list[torch.Tensor | None] | None = None
@@ -108,8 +107,7 @@ class AttachedReplica(BaseReplica):
     def begin(self, started_s: float, batch_number: int, batch: Any, *, absent: bool = False) -> None:
         """Begins a step: the program reads the parameters that the gradient will be computed at."""
         if self._state == "gradient":  # the loop did not step: it accumulates, or skipped a step that all had agreed on
-            if not absent:
-                self.samples = length_of(batch) + (0 if self._handed_out else self.samples)
+            self.samples = self.samples if absent else length_of(batch) + (0 if self._handed_out else self.samples)
             return
         self._write_held()
         self.num_begun += 1
@@ -140,6 +138,8 @@ class AttachedReplica(BaseReplica):
             )
         if self._state == "idle":
             self.begin_if_idle()
+        if self._slowness is not None and not self._handed_out:
+            self._slowness.sleep(self._gradient_started_s)
         self._gradient_ended_s = self._now_s()
         self._scaled = hasattr(optimizer, "found_inf")
         if self._scaled:
@@ -243,7 +243,7 @@ class AttachedReplica(BaseReplica):
             self._handing_out = True
             self._buckets.begin(self._ready)
             torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)  # pyright: ignore
-        if self._buckets.under_way:
+        if self._buckets.under_way and self._slowness is None:  # a slow worker hands out at the end of its time
             self._buckets.complete(index)
 
     def _hand_out_all(self) -> None:
@@ -257,6 +257,8 @@ class AttachedReplica(BaseReplica):
         assert self._buckets is not None
         assert self._g is not None
         self._handing_out = False
+        if self._slowness is not None:
+            self._slowness.sleep(self._gradient_started_s)
         self._buckets.complete_all()
         if self._finish is not None:
             self._finish()

@@ -18,12 +18,14 @@ from paceline.batches import BatchPlan, length_of
 from paceline.chosen_algorithm import chosen_algorithm
 from paceline.environment import Invitation, WorkerEnvironment, current_environment
 from paceline.errors import UsageError
+from paceline.evaluating import session_of
+from paceline.final_mean import own_figures
 from paceline.grad_scaling import ask_for_every_step
 from paceline.joining import JoinedRun
 from paceline.loop_evaluation import Evaluate
-from paceline.observe.summary import summarize
+from paceline.memory.waiting import RunStopped
 from paceline.replica import DivergedError
-from paceline.session import Session, model_words
+from paceline.session import model_words
 from paceline.sources import ABSENT, END, BatchClaims, one_by_one
 
 __all__ = ["Worker", "attach"]
@@ -125,10 +127,8 @@ class Worker:
                 )
             self._environment.attached = self._environment.supervised or self._environment.simulation is not None
         simulation = self._environment.simulation if self._environment is not None else None
-        if simulation is not None:
-            self._session = simulation.join(self._model, self.algorithm, self._environment, self._evaluate)
-        else:
-            self._session = Session(self._model, self.algorithm, self._environment)
+        join = simulation.join if simulation is not None else session_of
+        self._session = join(self._model, self.algorithm, self._environment, self._evaluate)
         try:
             self._begin(simulation)
         except BaseException:  # such as the run's end, while this worker waited to see the parameters
@@ -159,7 +159,7 @@ class Worker:
         self._hooks = [
             self._optimizer.register_step_pre_hook(self._replica.before_step),
             self._optimizer.register_step_post_hook(self._replica.after_step),
-            self._model.register_forward_pre_hook(lambda module, inputs: self._replica.begin_if_idle(inputs)),
+            self._model.register_forward_pre_hook(self._before_forward),
         ]
         self._session.binding.bind(self._newest())
         if self._environment is not None:
@@ -167,21 +167,30 @@ class Worker:
             # resumed run skips, or in which others had all the batches. They ask this attribute; without it, they warn.
             self._optimizer._opt_called = True  # type: ignore[attr-defined]
 
-    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
-        self._leave(failed=kind is not None)
+    def _before_forward(self, module: nn.Module, inputs: Any) -> None:
+        """Begins a step of a loop that fetches its batches by itself, and so would not learn that the run is over."""
+        if self._session.stopped():
+            raise RunStopped("the run was stopped")
+        self._replica.begin_if_idle(inputs)
 
-    def _leave(self, *, failed: bool) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> bool:
+        """A loop that the run's end met while it waited goes on after its `with`, as those do that find no more batches."""
+        is_cut = kind is not None and issubclass(kind, RunStopped)
+        self._leave(failed=kind is not None and not is_cut, is_cut=is_cut)
+        return is_cut
+
+    def _leave(self, *, failed: bool, is_cut: bool = False) -> None:
         for hook in self._hooks:
             hook.remove()
         for undo in self._undo:
             undo()
         try:
             if self._replica is not None:
-                self._replica.end(failed=failed)
+                self._replica.end(failed=failed or is_cut)
             if not failed:
                 environment = self._environment
                 if environment is not None and environment.supervised and environment.checkpoint is not None:
-                    self._session.save(None, self._optimizer, self._taken_so_far(), parameters=False)
+                    self._session.save(None, self._optimizer, self._taken_so_far() - is_cut, parameters=False)
                 self._load_final()
                 if self._replica is not None and not self._session.stopped():
                     self._replica.make_state_whole(self._session.ports.collectives)
@@ -261,14 +270,7 @@ class Worker:
         records = self._session.own_records()
         if records is None:
             return {}
-        records = records.copy()
-        if len(records):
-            start_s = float(records["started_s"].min())
-            for column in ("started_s", "gradient_started_s", "gradient_ended_s", "ended_s"):
-                records[column] -= start_s
-        wall_s = float(records["ended_s"].max()) if len(records) else 0.0
-        gossip = self.algorithm.gossip
-        figures = summarize({0: records}, num_workers=1, wall_s=wall_s, gossip=gossip)
+        figures = own_figures(records, gossip=self.algorithm.gossip)
         return {**figures, "consensus_distance": self._consensus_distance}
 
     # Batches
@@ -366,6 +368,8 @@ class Worker:
         for batch in loader:
             begin(started_s, -1, batch)
             yield batch
+            if self._session.stopped():
+                return
             started_s = now_s()
 
     # Parameters at the beginning and at the end

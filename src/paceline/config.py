@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from paceline.batches import partition_registry
 from paceline.errors import UsageError
 from paceline.injection import delay_spec
 from paceline.placement import placement_registry
+from paceline.slow_workers import checked_factors
 from paceline.tasks.base import Task
 
 __all__ = ["TrainConfig"]
@@ -43,6 +45,7 @@ class TrainConfig:
         data: folder with data sets; None: what PACELINE_DATA names.
         restarts: how many dead workers are replaced.
         intra_op_threads: threads per worker inside one PyTorch operation.
+        slow: by worker, how many times as long its gradients take, as on a slow machine; None: all as fast as they are.
         inject_staleness: gradients wait before they are applied, so many updates or as a delay's spec says; None: they do not.
         staleness_ramp_epochs: over so many epochs that wait grows from 0 to its full length.
         checkpoint_every_s: at most one checkpoint in this time, at the next epoch's beginning (0: at every epoch); one is
@@ -70,6 +73,7 @@ class TrainConfig:
     data: Path | None = None
     restarts: int = 0
     intra_op_threads: int = 1
+    slow: Mapping[int, float] | None = None
     inject_staleness: int | str | None = None
     staleness_ramp_epochs: float | None = None
     checkpoint_every_s: float = 10.0
@@ -100,6 +104,8 @@ class TrainConfig:
             raise UsageError(f"Unknown optimizer_state {self.optimizer_state!r}: choose per-worker or shared.")
         if self.restarts < 0:
             raise UsageError(f"restarts must be 0 or more, not {self.restarts}.")
+        if self.slow is not None:  # a file's keys are text
+            object.__setattr__(self, "slow", checked_factors(self.slow, self.workers) or None)
         if self.seed < 0:
             raise UsageError(f"seed must be 0 or more, not {self.seed}.")
         if self.inject_staleness is not None:

@@ -60,6 +60,7 @@ class WorkerEnvironment:
         invitation: to a run that this worker has not joined yet; its number is not known before.
         joined: what it holds of the run that it joined.
         attached: whether `attach` has joined the run; a second time would find no batches left.
+        evaluating: the process or thread that this worker started to evaluate the run; it is joined at the end.
     """
 
     worker_id: int
@@ -79,6 +80,7 @@ class WorkerEnvironment:
     invitation: Invitation | None = None
     joined: Any = None
     attached: bool = False
+    evaluating: Any = None
     options: dict[str, Any] = field(default_factory=dict)
 
     @property

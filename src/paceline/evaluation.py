@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
@@ -18,10 +19,10 @@ from paceline.memory.waiting import RunStopped
 from paceline.tasks.base import Task
 from paceline.transport.parameters import AVERAGE
 
-__all__ = ["Evaluated", "Evaluator", "ModelEvaluator", "about_evaluated"]
+__all__ = ["NICENESS", "Evaluated", "Evaluator", "ModelEvaluator", "about_evaluated"]
 
 _MODELS_EVALUATED = 16
-_NICENESS = 10  # the workers come first
+NICENESS = 10  # the workers come first
 
 
 def about_evaluated(algorithm: Any) -> dict[str, Any]:
@@ -59,6 +60,7 @@ class ModelEvaluator:
 
     def __init__(self, model: nn.Module, figures: Callable[[nn.Module], Mapping[str, float | None]]) -> None:
         self.finite = True  # whether the parameters last evaluated were
+        self.loaded_s = 0.0  # when they had been copied, on the monotonic clock
         self.model = model
         self._figures = figures
         self._binding = FlatBinding(model.parameters())
@@ -92,6 +94,7 @@ class ModelEvaluator:
     def _load(self, arena: Evaluated) -> int:
         averaged = getattr(arena.shared, "average", None) is not None
         version = arena.shared.snapshot_average(self._x) if averaged else arena.shared.snapshot(self._x)
+        self.loaded_s = time.monotonic()
         self.finite = bool(torch.isfinite(self._x).all())
         self._binding.bind(self._x)
         for name, buffer in self.model.named_buffers():
@@ -147,7 +150,7 @@ class Evaluator(ModelEvaluator):
 
     def _run(self, arena: Evaluated, about: dict[str, Any]) -> None:
         if hasattr(os, "setpriority"):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         self._finished = None
         with contextlib.suppress(RunStopped):  # while this waited for the lock; the last evaluation is made afterwards
             self._finished = self.now(arena, about)

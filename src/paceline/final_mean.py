@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from paceline.errors import PeerLostError
+from paceline.observe.summary import summarize
 from paceline.transport.base import Mailbox, Message, Ports, Received
 
-__all__ = ["FinalMean", "mean_of_all", "take_final_mean"]
+__all__ = ["FinalMean", "mean_of_all", "own_figures", "take_final_mean"]
 
 
 class FinalMean(NamedTuple):
@@ -18,6 +20,17 @@ class FinalMean(NamedTuple):
     x: torch.Tensor  # (P,)
     consensus_distance: float  # sum_i ||x_i - mean||^2 / n
     num_models: int
+
+
+def own_figures(records: np.ndarray, *, gossip: bool) -> dict[str, Any]:
+    """The figures of a worker's own records, on the time of its first step, as `result.json` names them."""
+    records = records.copy()
+    if len(records):
+        start_s = float(records["started_s"].min())
+        for column in ("started_s", "gradient_started_s", "gradient_ended_s", "ended_s"):
+            records[column] -= start_s
+    wall_s = float(records["ended_s"].max()) if len(records) else 0.0
+    return summarize({0: records}, num_workers=1, wall_s=wall_s, gossip=gossip)
 
 
 def take_final_mean(ports: Ports, x: torch.Tensor, deadline_s: float) -> FinalMean | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,15 @@ from paceline.algorithms import Algorithm, registry
 from paceline.checkpointing import Checkpointer
 from paceline.environment import WorkerEnvironment
 from paceline.errors import PacelineError, UsageError, WorkerLostError
+from paceline.goals import Goal
+from paceline.judging import Judge
 from paceline.observe.progress import Progress
 from paceline.observe.report import write_report
 from paceline.observe.run import RunData, write_json
 from paceline.observe.trace import write_trace
 from paceline.placement import placement_registry
 from paceline.recording import Recording, earlier_part, keep_earlier_part
+from paceline.slow_workers import checked_factors
 from paceline.supervised import check_launch
 from paceline.supervisor import Supervisor
 
@@ -38,6 +41,12 @@ def launch(
     out: Path | str | None = None,
     resume: Path | str | None = None,
     checkpoint_every_s: float = 10.0,
+    target_loss: float | None = None,
+    target_accuracy: float | None = None,
+    limit_s: float | None = None,
+    limit_samples: int | None = None,
+    evaluate_every_samples: int | None = None,
+    slow: Mapping[int, float] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> RunData:
     """Calls `train()` in every worker; inside, `attach` makes them one run.
@@ -60,10 +69,20 @@ def launch(
         resume: folder of a run to go on with from its newest checkpoint; epochs that are done are skipped by
             `worker.batches`.
         checkpoint_every_s: at most one checkpoint in this time, at the beginning of an epoch; 0: at every epoch.
+        target_loss: stop once the mean of the last 100 losses of applied gradients that `worker.report` told is at most this.
+        target_accuracy: instead: stop once the `evaluate` that `attach` was given finds at least this.
+        limit_s: stop after so many seconds of training.
+        limit_samples: stop after so many samples of applied gradients.
+        evaluate_every_samples: call `evaluate` so often, unless it is still at it; None: every quarter of an epoch with a
+            target accuracy, else every epoch (10,000 samples where `worker.batches` cannot know how long one is).
+        slow: by worker, how many times as long its gradients take: it sleeps the rest of that time before it goes on.
         on_progress: called at every look at the workers, about 20 times a second.
 
+    A run that is stopped hands out no more batches, so that its loops end by themselves; whoever waits for others then goes on
+    after its `with`. Evaluations are made by a process of their own beside worker 0's, and end with that.
+
     Returns:
-        The run: records, and `result` with outcome `stopped` or `diverged`.
+        The run: records, evaluations, and `result` with outcome `converged`, `stopped` or `diverged`.
 
     Raises:
         UsageError: something cannot be launched as asked.
@@ -71,11 +90,20 @@ def launch(
         PacelineError: a worker's function raised an exception; its traceback is in the message.
     """
     check_launch(num_workers=workers, backend=backend, placement=placement)
+    factors = checked_factors(slow, workers)
     named = registry.build(algorithm) if isinstance(algorithm, str) else algorithm
+    goal = Goal(
+        target_loss=target_loss,
+        target_accuracy=target_accuracy,
+        limit_s=limit_s,
+        limit_samples=limit_samples,
+        evaluate_every_samples=evaluate_every_samples,
+    )
     folder = Path(out) if out is not None else Path(resume) if resume is not None else None
     previous, newest = earlier_part(Path(resume)) if resume is not None else (RunData(), None)
     saved = checkpoint.load_parameters(newest) if newest is not None else None
     recording = Recording(previous, workers, lockstep=False)
+    judge = Judge(goal, recording)
     checkpointer = None
 
     def about_checkpoint(number: int) -> dict[str, Any]:
@@ -96,12 +124,19 @@ def launch(
     def tick(supervisor: Supervisor) -> None:
         _learn_algorithm(recording, supervisor)
         recording.take(supervisor)
+        judge.tick(supervisor)
         if checkpointer is not None:
             assert supervisor.arena is not None
             epochs_done = float(supervisor.arena.load("epoch"))
             checkpointer.tick(supervisor, recording.elapsed_s(supervisor), epochs_done, about_checkpoint)
         if on_progress is not None:
-            on_progress(recording.progress(supervisor, share_done=0.0, epoch=None))
+            share = judge.share_done(recording.elapsed_s(supervisor))
+            on_progress(recording.progress(supervisor, share_done=share, epoch=None))
+
+    def end(supervisor: Supervisor) -> None:
+        recording.take(supervisor)
+        judge.end(supervisor)
+        judge.close()
 
     supervisor = Supervisor(
         train,
@@ -117,19 +152,29 @@ def launch(
             checkpoint=folder / "checkpoint" if folder is not None else None,
             resume=newest,
             placement=placement,
-            options={"intra_op_threads": intra_op_threads, "pin": placement_registry.build(placement).pin},
+            options={
+                "intra_op_threads": intra_op_threads,
+                "pin": placement_registry.build(placement).pin,
+                "goal": goal if goal.any or folder is not None else None,
+                "slow": factors,
+            },
         ),
         backend=backend,
         restarts=restarts,
         folder=folder,
         on_tick=tick,
+        on_end=end,
         first_batch=saved.next_batch if saved is not None else 0,
         first_version=saved.version if saved is not None else 0,
     )
-    config = {"workers": workers, "backend": backend, "seed": seed, "placement": placement}
+    config = {"workers": workers, "backend": backend, "seed": seed, "placement": placement} | dataclasses.asdict(goal)
+    config |= {"slow": factors or None}
     if folder is not None:
         write_json(folder / "config.json", config)
-    supervisor.run()
+    try:
+        supervisor.run()
+    finally:
+        judge.close()
     if supervisor.arena is None and supervisor.all_returned:
         raise UsageError(
             f"{getattr(train, '__name__', 'train')} never called paceline.attach, so its workers shared nothing."
@@ -145,10 +190,12 @@ def launch(
         "seed": seed,
         "command": " ".join(sys.argv),
     }
-    result = recording.result(supervisor, records, about=about)
+    result = recording.result(
+        supervisor, records, about=about, target_loss=goal.target_loss, target_accuracy=goal.target_accuracy
+    )
     if supervisor.algorithm is not None and supervisor.algorithm.gossip and supervisor.arena is not None:
         result["consensus_distance"] = supervisor.consensus_distance()
-    run = RunData({**config, **about}, result, records, [])
+    run = RunData({**config, **about}, result, records, recording.evaluations)
     if folder is not None:
         if checkpointer is not None and supervisor.outcome.name == "stopped" and supervisor.arena is not None:
             # Each worker claimed one batch of the next epoch, and so learnt that this one had ended.

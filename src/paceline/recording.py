@@ -20,7 +20,7 @@ from paceline.spool import read_spool
 from paceline.supervisor import Supervisor
 from paceline.system import machine, versions
 
-__all__ = ["Recording", "earlier_part", "keep_earlier_part"]
+__all__ = ["Recording", "earlier_part", "keep_earlier_part", "last_s"]
 
 _TIMES = ("started_s", "gradient_started_s", "gradient_ended_s", "ended_s")
 

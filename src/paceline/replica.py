@@ -21,6 +21,7 @@ from paceline.errors import PacelineError
 from paceline.flat import FlatBinding
 from paceline.optimizers import ELEMENTWISE, OptimizerSettings, raw_step, settings_of
 from paceline.owned_pieces import check_elementwise, cut_flat_state
+from paceline.slow_workers import Slowness
 from paceline.transport.base import Counts, Piece
 
 __all__ = ["BaseReplica", "BatchSource", "DivergedError", "RealClock", "Recorder", "TaskReplica"]
@@ -81,6 +82,7 @@ class BaseReplica:
         incarnation: 0 for the worker's first process.
         counts: what the worker communicates; None: nothing.
         now_s: the clock of the records; virtual in a simulation.
+        slow: how many times as long gradients take, on purpose.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class BaseReplica:
         incarnation: int = 0,
         counts: Counts | None = None,
         now_s: Callable[[], float] = time.monotonic,
+        slow: float = 1.0,
     ) -> None:
         self.binding = binding
         self.now_s = self._now_s = now_s
@@ -110,6 +113,7 @@ class BaseReplica:
         self._counts = counts
         self._counted = (0, 0, 0, 0)
         self._private: torch.Tensor | None = None
+        self._slowness = Slowness(slow, stopped) if slow > 1 else None
         self._batch = -1
         self._read_version = 0
         self._started_s = self._input_s = self._gradient_started_s = self._gradient_ended_s = self._apply_s = 0.0
@@ -302,6 +306,8 @@ class TaskReplica(BaseReplica):
                 raise DivergedError(
                     f"The loss became {self.loss} at step {self.step} (version {version}); lower the learning rate."
                 )
+            if self._slowness is not None:
+                self._slowness.sleep(self._gradient_started_s)
         if ready is not None:
             assert self._buckets is not None
             self._buckets.complete_all()
@@ -312,7 +318,7 @@ class TaskReplica(BaseReplica):
 
     def _complete(self, index: int) -> None:
         assert self._buckets is not None
-        if self._buckets.under_way:
+        if self._buckets.under_way and self._slowness is None:  # a slow worker hands out at the end of its time
             self._buckets.complete(index)
 
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ class Session:
         algorithm: how the workers agree.
         environment: who this worker is; None: alone, in memory of its own.
         shared_state: shapes of optimizer state that all workers share, by name; empty: each keeps its own.
+        extra: further tensors of the arena.
 
     Buffers (running statistics) are one shared copy that all workers write, the last writer winning; in lockstep, and under
     launchers that are not ours, every worker keeps its own and worker 0's are the run's.
@@ -61,6 +62,7 @@ class Session:
         algorithm: Algorithm,
         environment: WorkerEnvironment | None,
         shared_state: dict[str, tuple[tuple[int, ...], torch.dtype]] | None = None,
+        extra: Mapping[str, tuple[tuple[int, ...], torch.dtype]] | None = None,
     ) -> None:
         self.model = model
         self.algorithm = algorithm
@@ -72,7 +74,12 @@ class Session:
         self._shared_state = shared_state or {}
         self._buffers = {f"buffer {name}": buffer for name, buffer in model.named_buffers()}
         self.clock = RealClock()
-        extra = {name: (tuple(b.shape), b.dtype) for name, b in self._buffers.items()} | self._shared_state
+        self.tell_epoch: Callable[[int], None] = lambda samples: None  # called with about how many an epoch has
+        extra = (
+            {name: (tuple(b.shape), b.dtype) for name, b in self._buffers.items()}
+            | dict(extra or {})
+            | self._shared_state
+        )
         self._averages = (
             [name for name, b in self._buffers.items() if b.is_floating_point()] if algorithm.memory.averaged else []
         )
@@ -251,6 +258,9 @@ class Session:
             "stopped": self.stopped,
             "counts": self.ports.counts if self.algorithm.memory.mailbox or self.algorithm.memory.collectives else None,
             "incarnation": self.environment.incarnation if self.environment is not None else 0,
+            "slow": self.environment.options.get("slow", {}).get(self.worker_id, 1.0)
+            if self.environment is not None
+            else 1.0,
         }
 
     def _recorder(self) -> Any:
@@ -284,9 +294,6 @@ class Session:
             assert self.peers is not None
             return self.membership.claims(self.peers)
         return self.membership.claims()
-
-    def tell_epoch(self, samples: int) -> None:
-        """About how many samples an epoch has."""
 
     def own_records(self) -> np.ndarray | None:
         """This worker's records, where no supervisor has them."""

@@ -180,6 +180,8 @@ class _Simulation:
         self.faults.check(config.workers)
         if config.optimizer_state == "shared":
             raise UsageError("Optimizer state that workers share is not simulated; leave it per worker.")
+        if config.slow is not None:
+            raise UsageError("Simulated workers are as slow as their cluster says: use Cluster.slow, or --slow.")
         if config.restarts:
             raise UsageError("Simulated workers are not restarted; leave out restarts.")
         if num_parameters is not None and not self.timing_only:
@@ -313,7 +315,13 @@ class _Simulation:
 
     def _config_record(self) -> dict[str, Any]:
         record = dataclasses.asdict(self.config)
-        for name in ("data", "placement", "checkpoint_every_s", "restarts"):  # paths, and what plays no part here
+        for name in (
+            "data",
+            "placement",
+            "checkpoint_every_s",
+            "restarts",
+            "slow",
+        ):  # paths, and what plays no part here
             if name != "placement" or self.cluster.sockets is None:
                 del record[name]
         return {**record, "timing_only": self.timing_only, "cluster": as_table(self.cluster), **self.faults.as_record()}

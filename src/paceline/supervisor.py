@@ -50,6 +50,7 @@ class Supervisor:
         restarts: how many deaths in all are answered by a new process.
         folder: the run's folder, for the spool of records and checkpoints; None keeps records in memory only.
         on_tick: called about every 50 ms with the supervisor; may call `stop`.
+        on_end: called once when all workers and servers have ended, their processes possibly not.
         handles: file descriptors that every worker receives as `environment.options["handles"]`.
     """
 
@@ -64,6 +65,7 @@ class Supervisor:
         restarts: int = 0,
         folder: Path | None = None,
         on_tick: Callable[[Supervisor], None] | None = None,
+        on_end: Callable[[Supervisor], None] | None = None,
         handles: tuple[int, ...] = (),
         first_batch: int = 0,
         first_version: int = 0,
@@ -81,6 +83,7 @@ class Supervisor:
         self._backend = backend
         self._restarts_left = restarts
         self._on_tick = on_tick
+        self._on_end = on_end
         self._handles = handles
         self._reception = Reception(
             num_workers,
@@ -123,6 +126,9 @@ class Supervisor:
                 if self._on_tick is not None and self.started_s is not None:
                     self._on_tick(self)
             self._end_servers()
+            if self._on_end is not None and self.started_s is not None:
+                self._drain()
+                self._on_end(self)
         except BaseException:
             self._interrupt(grace_s=5.0)
             raise
@@ -132,7 +138,7 @@ class Supervisor:
             self.servers.close()
             self.spool.close()
             self._reception.close()
-            self._on_tick = None  # it holds the run that holds us, and so its shared memory
+            self._on_tick = self._on_end = None  # they hold the run that holds us, and so its shared memory
             torch.set_num_threads(intra_op_threads)
 
     @property
@@ -301,6 +307,10 @@ class Supervisor:
             wake_all(self.arena.address("go"))
 
     # Ends, good and bad
+
+    def fail(self, failure: Failure) -> None:
+        """Ends the run with a failure that is no worker's."""
+        self._fail("", failure)
 
     def _fail(self, who: str, failure: Failure) -> None:
         """The first failure names the outcome; those that follow from it do not."""

@@ -193,6 +193,7 @@ class _Training:
                 optimizer_state=self.config.optimizer_state,
                 options={
                     "intra_op_threads": self.config.intra_op_threads,
+                    "slow": self.config.slow or {},
                     "pin": placement_registry.build(self.config.placement).pin,
                 },
             ),

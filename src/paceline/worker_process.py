@@ -110,6 +110,7 @@ def run_worker(target: Callable[[], Any], environment: WorkerEnvironment, *, own
     connection = environment.connection
     set_environment(environment)
     try:
+        environment.options["own_process"] = own_process
         if own_process:
             _prepare_process(environment)
         target()  # what it returns stays here: a model's memory would go with this process
@@ -130,6 +131,8 @@ def run_worker(target: Callable[[], Any], environment: WorkerEnvironment, *, own
         set_environment(None)
     with contextlib.suppress(OSError):  # the supervisor is gone: there is nobody left to tell
         connection.send(message)
+    if environment.evaluating is not None:
+        environment.evaluating.join()  # it evaluates once more, when all workers have ended
     connection.close()
 
 

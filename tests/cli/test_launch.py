@@ -14,6 +14,19 @@ BAD = [
     ("--join 192.0.2.1:29400 --key none.key -- script.py", "Cannot read the key file none.key"),
     ("--algorithm all-reduce -- script.py", "choose ad-psgd, or start all-reduce with torchrun"),
     ("--algorithm hogwild -- script.py", "works on memory that all workers share"),
+    ("--target-accuracy 0.9 -- script.py", "--target-accuracy is for a function"),
+    ("--limit 5 -- script.py", "--limit is for a function"),
+    ("--slow 0:10 -- script.py", "--slow is for a function"),
+    ("script.py:train --join 10.0.0.1:29400", "--join is for scripts"),
+    ("script.py:train --of 2", "--of is for scripts"),
+    ("script.py:train --slow ten", "--slow ten says nothing about a worker. Write WORKER:FACTOR"),
+    ("script.py:train --slow 2:10", "slow names worker 2, but there are 2 workers"),
+    ("script.py:train --limit 0", "--limit must be more than 0 seconds"),
+    ("script.py:train --target-accuracy 96", "write 0.95 for 95 %"),
+    ("script.py:train --algorithm hogwil", "Did you mean 'hogwild'?"),
+    ("script.py:train --algorithm sequential", "sequential"),
+    ("missing.py:train", "File missing.py does not exist"),
+    ("script.py:train", "File script.py failed at line 1: AssertionError"),
 ]
 
 

@@ -1,5 +1,6 @@
 """Every example runs as its first lines say, and prints what a reader wants to know."""
 
+import json
 import re
 
 import pytest
@@ -27,6 +28,7 @@ SAYS = {
     ],
     "locked": [ACCURACY, r"locked\(kind=rwlock\)", r"locked\(backoff=exponential\(cap=16\)\)", r"samples/s, waiting"],
     "hogwild": [ACCURACY, r"staleness: [\d.]+ on average", r"0: +\d+ #"],
+    "mnist": [ACCURACY],
     "leashed": [ACCURACY, r"after the gradient 0\.000\nlost races: (\d+), dropped gradients: \1\n"],
 }
 
@@ -40,7 +42,7 @@ def test_example(name, shell):
     text = (ROOT / "examples" / f"{name}.py").read_text()
     assert f"\n    python examples/{name}.py [EPOCHS]\n" in text
     assert len(text.splitlines()) < 60
-    printed = shell(f"python examples/{name}.py 4")
+    printed = shell(f"PACELINE_DATA= python examples/{name}.py 4")  # the digits in the wheel
     for pattern in SAYS[name]:
         assert re.search(pattern, printed), f"{pattern}\n{printed}"
 
@@ -69,3 +71,12 @@ def test_ad_psgd_under_torchrun_and_simulated_is_the_same_function(shell):
     assert simulated[0] == simulated[1], "a simulation repeats exactly"
     slow = re.search(r"share of updates ([\d.]+)%", simulated[0])
     assert 0.4 < float(slow[1]) < 1.2, "a tenth of the others' share is 0.66 %"
+
+
+def test_mnist_stops_at_an_accuracy(shell):
+    options = "--workers 2 --algorithm leashed --target-accuracy 0.6 --out runs/mnist --json"
+    printed = shell(f"PACELINE_DATA= paceline launch examples/mnist.py:train {options}")
+    result = json.loads(next(line for line in printed.splitlines() if line.startswith("{")))
+    assert (result["outcome"], result["task"], result["algorithm"]) == ("converged", "train", "leashed")
+    assert result["test_accuracy"] >= 0.6
+    assert result["time_to_target_s"] > 0

@@ -1,27 +1,53 @@
-"""`paceline launch`: your own script in several workers, on one machine or many, that outlive each other."""
+"""`paceline launch`: your own training in several workers; a function under a supervisor, or a script on many machines."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli import options
-from paceline.cli.console import say
-from paceline.errors import UsageError
+from paceline.cli.console import err, say
+from paceline.errors import PacelineError, UsageError
+from paceline.fork_server import fork_server_context
+from paceline.loops import is_loop
+from paceline.slow_workers import checked_factors, slow_factors
+
+if TYPE_CHECKING:
+    from paceline.observe.run import RunData
 
 __all__ = ["launch"]
 
-_TOGETHER, _RUN = "With other machines", "The run"
+_FUNCTION, _TOGETHER, _RUN = "With a function", "With a script, and other machines", "The run"
+_FUNCTION_ONLY = ("target_loss", "target_accuracy", "limit", "slow", "seed")
+_SCRIPT_ONLY = ("join", "of", "key", "deadline")
 
 
 def launch(
     command: Annotated[
-        list[str], typer.Argument(help="SCRIPT.py and its arguments, after --", metavar="-- SCRIPT.py ...")
+        list[str],
+        typer.Argument(
+            help="A training function of a file; or a script and its arguments, after --",
+            metavar="FILE.py:FUNCTION | -- SCRIPT.py ...",
+        ),
     ],
     workers: Annotated[int, typer.Option(help="How many start on this machine.")] = 2,
+    target_loss: Annotated[
+        float | None, typer.Option(help="Stop at this training loss.", rich_help_panel=_FUNCTION)
+    ] = None,
+    target_accuracy: Annotated[
+        float | None, typer.Option(help="Or at this accuracy, by attach's evaluate.", rich_help_panel=_FUNCTION)
+    ] = None,
+    limit: Annotated[float | None, typer.Option(help="Stop after so many seconds.", rich_help_panel=_FUNCTION)] = None,
+    slow: Annotated[
+        list[str] | None,
+        typer.Option(help="WORKER:FACTOR on its compute time; again for more.", rich_help_panel=_FUNCTION),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the order, and the algorithm.", rich_help_panel=_FUNCTION)
+    ] = None,
     join: Annotated[
         str | None,
         typer.Option(
@@ -45,30 +71,45 @@ def launch(
         ),
     ] = None,
     deadline: Annotated[
-        int, typer.Option(help="Seconds that workers wait for each other.", rich_help_panel=_TOGETHER)
-    ] = 600,
+        int | None, typer.Option(help="Seconds that workers wait for each other; 600", rich_help_panel=_TOGETHER)
+    ] = None,
     algorithm: Annotated[
-        str | None, typer.Option(help="Spec; default: what attach names, else ad-psgd", rich_help_panel=_RUN)
+        str | None,
+        typer.Option(
+            help="Spec; default: what attach names, else hogwild, or of a script ad-psgd", rich_help_panel=_RUN
+        ),
     ] = None,
     restarts: Annotated[int, typer.Option(help="Dead workers of this machine to replace.", rich_help_panel=_RUN)] = 0,
     out: options.Out = None,
     as_json: options.Json = False,
 ) -> None:
-    """Run your training script in workers that outlive each other; on each machine, if you have several.
+    """Run your own training in several workers: a function of a file, or a script on each of several machines.
 
-    A worker, the machine that holds --join, or this command may die: the others go on. A worker that comes late takes a dead
-    one's place. torchrun, in contrast, ends all when one dies. Single workers join with PACELINE_JOIN=HOST:PORT.
+    A function runs under a supervisor, with every algorithm, targets and a report.
+    A script's workers outlive each other, --join's machine and this command; one that comes late takes a dead one's place.
+
+    Example: paceline launch train.py:train --workers 4 --algorithm leashed --target-accuracy 0.96
 
     Example: paceline launch --join 10.0.0.1:29400 --workers 4 --of 8 --key run.key -- train.py --epochs 5
     """
+    given = {name: value for name, value in locals().items() if value is not None}
     options.check_numbers({"workers": workers, "restarts": restarts})
+    if len(command) == 1 and is_loop(command[0]):
+        _refuse(given, _SCRIPT_ONLY, "is for scripts, whose workers may be on other machines: leave it out here.")
+        options.check_numbers(given)
+        _launch_function(command[0], given)
+        return
+    _refuse(
+        given, _FUNCTION_ONLY, "is for a function, as in `paceline launch FILE.py:FUNCTION`: leave it out for a script."
+    )
     if of is not None and of < 1:
         raise UsageError(f"--of must be 1 or more, not {of}.")
-    if deadline < 1:
+    if deadline is not None and deadline < 1:
         raise UsageError(f"--deadline must be 1 second or more, not {deadline}.")
     if command[0] != "-m" and not Path(command[0]).is_file():
         raise UsageError(
-            f"There is no script {command[0]}: write `paceline launch --workers 4 -- SCRIPT.py ARGUMENTS`."
+            f"There is no script {command[0]}: write `paceline launch --workers 4 -- SCRIPT.py ARGUMENTS`, or"
+            " `paceline launch FILE.py:FUNCTION`."
         )
     if out is not None:
         options.check_out(out)
@@ -87,7 +128,7 @@ def launch(
         key=key,
         algorithm=algorithm,
         restarts=restarts,
-        deadline_s=deadline,
+        deadline_s=deadline or 600,
         folder=folder,
         say=say,
     )
@@ -97,3 +138,64 @@ def launch(
     show(run, folder, as_json=as_json)
     if run.result["outcome"] == "crashed":
         raise typer.Exit(1)
+
+
+def _refuse(given: dict[str, Any], names: tuple[str, ...], why: str) -> None:
+    for name in names:
+        if given.get(name) not in (None, []):
+            raise UsageError(f"--{name.replace('_', '-')} {why}")
+
+
+def _launch_function(reference: str, given: dict[str, Any]) -> None:
+    """A supervised run of a function of a file, with live figures on stderr."""
+    workers, algorithm, out = given["workers"], given.get("algorithm"), given.get("out")
+    limit_s = given.get("limit")
+    if limit_s is not None and not limit_s > 0:
+        raise UsageError(f"--limit must be more than 0 seconds, not {limit_s:g}.")
+    slow = checked_factors(slow_factors(given.get("slow", [])), workers)
+    if out is not None:
+        options.check_out(out)
+
+    fork_server_context()  # it loads PyTorch while this process does
+    from paceline.algorithms import registry
+    from paceline.cli.train import show
+    from paceline.launcher import launch as run_launch
+    from paceline.loops import load_loop
+    from paceline.observe.progress import LiveTable
+
+    if algorithm is not None:
+        registry.build(algorithm).check(workers)
+    loop = load_loop(reference)
+    folder = out or options.default_out("launch", loop.path.stem, *([algorithm.partition("(")[0]] if algorithm else []))
+    title = f"{reference}: {algorithm or 'as attach says'}, {workers} worker{'s' * (workers > 1)}, into {folder}"
+    try:
+        with LiveTable(title, console=err()) as live:
+            run = run_launch(
+                loop,
+                workers=workers,
+                algorithm=algorithm,
+                seed=given.get("seed", 0),
+                restarts=given["restarts"],
+                out=folder,
+                target_loss=given.get("target_loss"),
+                target_accuracy=given.get("target_accuracy"),
+                limit_s=limit_s,
+                slow=slow,
+                on_progress=live.update,
+            )
+    except UsageError:
+        raise
+    except PacelineError:
+        if not (folder / "result.json").is_file():
+            raise
+        run = _crashed(folder)  # its outcome says so
+    show(run, folder, as_json=given["as_json"])
+    if run.result["outcome"] == "crashed":
+        raise typer.Exit(1)
+
+
+def _crashed(folder: Path) -> RunData:
+    """The run that an exception ended, from its folder."""
+    from paceline.observe.run import RunData
+
+    return RunData.load(folder)

@@ -70,6 +70,10 @@ Backend = Annotated[_Backend | None, typer.Option(help="Where workers run; defau
 Restarts = Annotated[int | None, typer.Option(help="Dead workers to replace; default 0", rich_help_panel=_RUN)]
 Seed = Annotated[int | None, typer.Option(help="Of parameters, order, algorithm; default 0", rich_help_panel=_RUN)]
 Data = Annotated[Path | None, typer.Option(help="Folder of data sets; default $PACELINE_DATA", rich_help_panel=_RUN)]
+Slow = Annotated[
+    list[str] | None,
+    typer.Option(help="WORKER:FACTOR on its compute time; again for more.", rich_help_panel=_RUN),
+]
 Out = Annotated[Path | None, typer.Option(help="Folder for results; default runs/<task>-...", rich_help_panel=_RUN)]
 Json = Annotated[bool, typer.Option("--json", help="Result as JSON, in stdout's last line.", rich_help_panel=_RUN)]
 

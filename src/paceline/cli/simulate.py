@@ -13,6 +13,7 @@ from paceline.cli import options
 from paceline.cli.console import say
 from paceline.cli.train import settings, show
 from paceline.errors import UsageError
+from paceline.slow_workers import slow_factors
 from paceline.system import uncollected
 
 if TYPE_CHECKING:
@@ -104,13 +105,11 @@ def described(path: Path | None, workers: int | None, slow: list[str], slow_link
     cluster = Cluster.load(path) if path is not None else Cluster()
     if workers is not None:
         cluster = dataclasses.replace(cluster, workers=workers)
-    for text in slow:
-        worker, _, factor = text.partition(":")
+    for worker, factor in slow_factors(slow).items():
         try:
-            cluster = cluster.slow(worker=int(worker), factor=float(factor))
-        except ValueError as error:
-            why = f" {error}" if isinstance(error, UsageError) else " Write WORKER:FACTOR, as 0:100."
-            raise UsageError(f"--slow {text} says nothing about a worker.{why}") from error
+            cluster = cluster.slow(worker=worker, factor=factor)
+        except UsageError as error:
+            raise UsageError(f"--slow {worker}:{factor:g} says nothing about a worker. {error}") from error
     for text in slow_link:
         link, _, factor = text.partition(":")
         a, _, b = link.partition("-")

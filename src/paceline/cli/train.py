@@ -14,6 +14,7 @@ from paceline.cli import options
 from paceline.cli.console import err, out, say
 from paceline.errors import UsageError
 from paceline.fork_server import fork_server_context
+from paceline.slow_workers import slow_factors
 
 if TYPE_CHECKING:
     from paceline.observe.run import RunData
@@ -41,6 +42,7 @@ def train(
     placement: options.Placement = None,
     backend: options.Backend = None,
     restarts: options.Restarts = None,
+    slow: options.Slow = None,
     seed: options.Seed = None,
     data: options.Data = None,
     out: options.Out = None,
@@ -54,6 +56,8 @@ def train(
     Example: paceline train --task mnist-mlp --algorithm "leashed(persistence=2)" --workers 4 --target-accuracy 0.97
     """
     given = settings(locals())  # before anything else becomes a local name
+    if slow:
+        given["slow"] = slow_factors(slow)
     options.check_numbers(given)
     if resume is not None:
         given = _resumed(resume, given)

@@ -31,7 +31,7 @@ _GIVEN_ELSEWHERE = {
     "limit_s": "[limits] seconds",
     "target_fraction": "target",
 }
-_NO_FACTOR = {*_GIVEN_ELSEWHERE, "data", "checkpoint_every_s"}
+_NO_FACTOR = {*_GIVEN_ELSEWHERE, "data", "checkpoint_every_s", "slow"}
 _PLAIN = tuple(one.name for one in dataclasses.fields(TrainConfig) if one.name not in _NO_FACTOR)
 _DOTTED = ("algorithm", "optimizer", "partition", "placement", "cluster")
 

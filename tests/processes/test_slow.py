@@ -1,0 +1,59 @@
+"""Workers slowed down on purpose: their own times, and who waits for them."""
+
+import numpy as np
+import pytest
+
+import paceline as pl
+from paceline.config import TrainConfig
+from processes.goal_programs import Loop
+
+FACTOR = 8
+
+
+def compute_s(run, worker):
+    """Median time of a worker's gradients."""
+    rows = run.records[worker]
+    return float(np.median(rows["gradient_ended_s"] - rows["gradient_started_s"]))
+
+
+def test_a_slow_worker_of_a_task_has_fewer_updates_and_staler_ones():
+    config = TrainConfig(algorithm="hogwild", workers=2, epochs=2, batch_size=64, slow={1: 40})
+    run = pl.train(config)
+    fast, slow = run.result["updates_per_worker"]
+    assert fast > 3 * slow > 0
+    assert compute_s(run, 1) > 4 * compute_s(run, 0)
+    stale = {
+        worker: (rows["applied_version"] - 1 - rows["read_version"]).mean() for worker, rows in run.records.items()
+    }
+    assert stale[1] > 3 * stale[0]
+
+
+@pytest.mark.parametrize("algorithm", ["all-reduce", "lockstep"])
+@pytest.mark.parametrize("kind", ["task", "loop"])
+def test_others_wait_for_a_slow_worker(algorithm, kind):
+    """All of its sleep comes before the others can go on, also where gradients are sent while backward still computes."""
+    if kind == "task":
+        settings = {"algorithm": algorithm, "workers": 2, "steps": 10, "batch_size": 256, "backend": "threads"}
+        run = pl.train(TrainConfig(**settings, slow={0: 30}))
+    else:
+        run = pl.launch(Loop(1, evaluate=None), workers=2, algorithm=algorithm, backend="threads", slow={0: 30})
+    rows = run.records[0]
+    asleep_s = (rows["gradient_ended_s"] - rows["gradient_started_s"]) * 29 / 30
+    steps_s = np.diff(np.sort(run.records[1]["ended_s"]))
+    assert np.median(steps_s) > 0.8 * np.median(asleep_s)
+    assert run.result["waiting_share_per_worker"][1] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("slow", "says"), [({2: 10}, "slow names worker 2, but there are 2 workers"), ({0: 0.5}, "take 1 or more")]
+)
+def test_factors_that_cannot_be(slow, says):
+    with pytest.raises(pl.UsageError, match=says):
+        pl.launch(Loop(), workers=2, slow=slow)
+    with pytest.raises(pl.UsageError, match=says):
+        TrainConfig(workers=2, slow=slow)
+
+
+def test_a_simulation_asks_its_cluster():
+    with pytest.raises(pl.UsageError, match=r"Cluster\.slow"):
+        pl.simulate_task(TrainConfig(workers=2, slow={0: 2}))
