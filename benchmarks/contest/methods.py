@@ -1,0 +1,68 @@
+"""Who takes part in the head to head, and how each is started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).parents[1]
+SOURCE = BENCHMARKS.parent / "src"
+OURS, DDP, TORCHFT, HIVEMIND = "contest.ours", "contest.ddp", "contest.torchft_local_sgd", "contest.hivemind_peers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A system's method.
+
+    Args:
+        program: module that trains.
+        spec: what the program is told.
+        mean: whether what the user ends with is the mean of the workers' models; otherwise they are all the same.
+        system: whose it is.
+        waits: whether all workers go at the slowest one's pace.
+        rate: learning rate where none has been tuned.
+    """
+
+    program: str
+    spec: str
+    mean: bool
+    system: str
+    waits: bool
+    rate: float = 0.4
+
+
+METHODS = {
+    "all-reduce": Method(program=OURS, spec="all-reduce", mean=False, system="Paceline", waits=True),
+    "local-sgd": Method(
+        program=OURS, spec="local-sgd(period=8,warmup_steps=50)", mean=True, system="Paceline", waits=True
+    ),
+    "ad-psgd": Method(program=OURS, spec="ad-psgd", mean=True, system="Paceline", waits=False),
+    "parameter-server, one backup": Method(
+        program=OURS, spec="parameter-server(backups=1)", mean=False, system="Paceline", waits=False
+    ),
+    "parameter-server, asynchronous": Method(
+        program=OURS, spec="parameter-server(mode=async)", mean=False, system="Paceline", waits=False
+    ),
+    "DistributedDataParallel": Method(program=DDP, spec="ddp", mean=False, system="PyTorch", waits=True),
+    "PostLocalSGD": Method(program=DDP, spec="post-local-sgd", mean=True, system="PyTorch", waits=True),
+    "torchft LocalSGD": Method(program=TORCHFT, spec="local-sgd", mean=True, system="torchft", waits=True),
+    "hivemind": Method(program=HIVEMIND, spec="local-updates", mean=True, system="hivemind", waits=False),
+}
+
+
+def command(method: Method, workers: int, scene: str, pythons: dict[str, str]) -> list[str]:
+    """What starts all workers of a run; torchrun may restart them where one will be killed."""
+    python = pythons.get(method.system, sys.executable)
+    if method.program != DDP:
+        return [python, "-m", method.program]
+    restarts = "1" if scene == "killed" else "0"
+    torchrun = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
+    return [*torchrun, f"--max-restarts={restarts}", "--monitor-interval=0.1", "-m", method.program]
+
+
+def variables() -> dict[str, str]:
+    """The environment of a run's processes: one thread each, and where to import from."""
+    paths = [str(BENCHMARKS), str(SOURCE), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}

@@ -1,0 +1,62 @@
+"""One run of one method: its processes are started, watched, ended; its folder is judged and removed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from contest.course import Settings
+from contest.judge import judge
+from contest.methods import METHODS, command, variables
+
+GRACE_S = 8.0
+
+
+def run(settings: Settings, *, target: float, pythons: dict[str, str]) -> dict[str, Any]:
+    """What happened, with the settings; a run that fails or takes too long is a record, too, with its last words."""
+    method = METHODS[settings.method]
+    with tempfile.TemporaryDirectory(prefix="head-to-head-") as name:
+        settings = replace(settings, folder=name)
+        output = Path(name) / "output"
+        with output.open("wb") as stream:
+            process = subprocess.Popen(
+                command(method, settings.workers, settings.scene, pythons),
+                env={**variables(), **settings.variables()},
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            started_s = time.monotonic()
+            try:
+                code: int | None = process.wait(settings.limit_s)
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                end(process)
+        with contextlib.suppress(OSError):
+            shutil.rmtree(Path(name) / "run")
+        found = judge(settings, mean=method.mean, target=target, finished=code == 0)
+        words = output.read_text(errors="replace")
+    kept = {key: value for key, value in asdict(settings).items() if key not in ("folder", "data")}
+    ending = {} if code == 0 else {"code": code, "last_words": words[-2000:]}
+    return {**kept, **found, **ending, "target": target, "took_s": time.monotonic() - started_s}
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ends whatever is left: asks the launcher, which knows its workers, and then makes sure of its whole session."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,103 @@
+"""The head to head's tables: medians over the repetitions, with the lowest and the highest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from typing import Any
+
+from contest.methods import METHODS
+
+Record = dict[str, Any]
+
+SCENES = {
+    "none": "All workers alike",
+    "slow": "One worker {factor:g} times as slow",
+    "killed": "One worker killed halfway",
+}
+
+
+def of(records: Iterable[Record], **wanted: Any) -> list[Record]:
+    """Records with these values."""
+    return [one for one in records if all(one.get(key) == value for key, value in wanted.items())]
+
+
+def spread(values: Sequence[float], digits: int, scale: float = 1.0) -> str:
+    """`median (lowest to highest)`; what never came counts as later than all that did."""
+
+    def text(value: float) -> str:
+        return f"{value * scale:,.{digits}f}" if math.isfinite(value) else "never"
+
+    if not values:
+        return "-"
+    middle = median(values)
+    return text(middle) if len(values) == 1 else f"{text(middle)} ({text(min(values))} to {text(max(values))})"
+
+
+def times(records: Iterable[Record]) -> list[float]:
+    """Seconds to the target; infinite where it was not reached."""
+    return [math.inf if (value := one.get("time_to_target_s")) is None else value for one in records]
+
+
+def goodputs(records: Iterable[Record], undisturbed: Sequence[Record]) -> list[float]:
+    """Useful samples per second as fractions of the same system's undisturbed median; 0 for what did not finish."""
+    if not undisturbed:
+        return []
+    full = median(one.get("goodput", 0.0) if one["finished"] else 0.0 for one in undisturbed)
+    return [one["goodput"] / full if one["finished"] and full else 0.0 for one in records]
+
+
+def time_ratios(records: Iterable[Record], undisturbed: Sequence[Record]) -> list[float]:
+    """Times for all samples over the same system's undisturbed median; infinite for what did not finish."""
+    finished = [one["wall_s"] for one in undisturbed if one["finished"]]
+    if not finished:
+        return []
+    full = median(finished)
+    return [one["wall_s"] / full if one["finished"] else math.inf for one in records]
+
+
+def table(records: Sequence[Record], scene: str, target: float) -> list[str]:
+    """One scene's table in Markdown; the fastest to the target first."""
+    ours = of(records, scene=scene)
+    disturbed = scene != "none"
+    head = ["method", "of", f"seconds to {target:g}", "final accuracy, %"]
+    head += ["time for all samples, times undisturbed", "goodput, % of undisturbed"] if disturbed else ["samples/s"]
+    head += ["what it took to go on"] if scene == "killed" else []
+    rows = [_line(head), _line(["---"] * len(head))]
+    names = [name for name in METHODS if of(ours, method=name)]
+    by_time: Callable[[str], float] = lambda name: median(times(of(ours, method=name)))  # noqa: E731
+    for name in sorted(names, key=by_time):
+        own, full = of(ours, method=name), of(records, scene="none", method=name)
+        cells = [name, METHODS[name].system, spread(times(own), 1)]
+        cells.append(spread([one["final_accuracy"] for one in own if one["finished"]], 1, 100))
+        if disturbed:
+            cells += [spread(time_ratios(own, full), 2), spread(goodputs(own, full), 0, 100)]
+        else:
+            cells.append(spread([one["goodput"] for one in own if one["finished"]], 0))
+        if scene == "killed":
+            cells.append(", ".join(sorted({one.get("after_kill") or "everything lost" for one in own})))
+        rows.append(_line(cells))
+    return rows
+
+
+def lead(records: Sequence[Record], scene: str) -> tuple[str, float, str, float] | None:
+    """Our fastest method to the target and its median, and the fastest peer and its; None where one of the two is missing."""
+    best: dict[bool, tuple[str, float]] = {}
+    for name, method in METHODS.items():
+        own = of(records, scene=scene, method=name)
+        if own:
+            key, value = method.system == "Paceline", median(times(own))
+            best[key] = min(best.get(key, (name, math.inf)), (name, value), key=lambda one: one[1])
+    return (*best[True], *best[False]) if len(best) == 2 else None
+
+
+def median_run(records: Sequence[Record], scene: str, method: str) -> Record | None:
+    """The run whose time to the target is the median, for pictures."""
+    own = [one for one in of(records, scene=scene, method=method) if one.get("curve")]
+    own.sort(key=lambda one: math.inf if one["time_to_target_s"] is None else one["time_to_target_s"])
+    return own[(len(own) - 1) // 2] if own else None
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,125 @@
+"""torchft's LocalSGD on the course: one replica group per worker, a lighthouse, and a launcher that replaces a dead one.
+
+torchft is not among the project's dependencies: this runs in an environment of its own (see `head_to_head.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.utils.data import TensorDataset
+from torchft import Manager, ProcessGroupGloo
+from torchft.coordination import LighthouseServer
+from torchft.data import DistributedSampler
+from torchft.local_sgd import LocalSGD
+
+from contest.course import Settings, Worker, batches_of, load_data, make_model, make_optimizer
+
+SYNC_EVERY, REPLICA = 8, "HEAD_TO_HEAD_REPLICA"
+
+
+def launch(settings: Settings) -> int:
+    """Starts a lighthouse and the replicas, each again if it dies by a signal; the worst exit code."""
+    lighthouse = LighthouseServer(
+        bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=1000, quorum_tick_ms=10, heartbeat_timeout_ms=1000
+    )
+    command = [sys.executable, "-m", "contest.torchft_local_sgd"]
+    port = lighthouse.address().rpartition(":")[2]  # the address has the machine's name, where it does not listen
+    environment = {**os.environ, "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}"}
+
+    def start(replica: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, env={**environment, REPLICA: str(replica)})
+
+    running = {replica: start(replica) for replica in range(settings.workers)}
+    worst = 0
+    while running:
+        for replica, process in list(running.items()):
+            code = process.poll()
+            if code is None:
+                continue
+            if code < 0:
+                running[replica] = start(replica)
+            else:
+                worst = max(worst, code)
+                del running[replica]
+        time.sleep(0.1)  # as torchrun's monitor
+    lighthouse.shutdown()
+    return worst
+
+
+def train(settings: Settings, replica: int) -> None:
+    """One replica group of one worker; it takes up where the others are if it comes late."""
+    model = make_model(settings)
+    optimizer = make_optimizer(settings, model)
+
+    def load_state_dict(state: Any) -> None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+
+    def state_dict() -> Any:
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=5)),
+        min_replica_size=1,
+        load_state_dict=load_state_dict,
+        state_dict=state_dict,
+        replica_id=f"replica-{replica}",
+        store_addr="127.0.0.1",
+        store_port=store.port,
+        rank=0,
+        world_size=1,
+        hostname="127.0.0.1",
+        use_async_quorum=False,
+        init_sync=False,  # all begin with equal parameters
+        timeout=timedelta(seconds=5),
+    )
+    data = load_data(settings.data, "train")
+    sampler = DistributedSampler(
+        TensorDataset(*data),
+        replica,
+        settings.workers,
+        group_rank=0,
+        num_replicas=1,
+        seed=settings.seed,
+        drop_last=True,
+    )
+    worker = Worker(settings, replica)
+    worker.line_up()
+    rounds = settings.rounds_per_epoch
+    step, num_steps = 0, settings.epochs * rounds
+    with LocalSGD(manager, model, optimizer, sync_every=SYNC_EVERY):
+        while step < num_steps:
+            sampler.set_epoch(step // rounds)
+            for x, y in batches_of(settings, list(sampler), data, first=step % rounds):
+                optimizer.zero_grad()
+                worker.gradient(model, x, y)
+                optimizer.step()
+                worker.stepped(model, len(x))
+                # Who has come back is as far as the others are once it has synchronised with them.
+                behind = manager.current_step() * SYNC_EVERY - (step + 1)
+                step += 1
+                if behind > 0:
+                    step += behind
+                    break
+    manager.shutdown(wait=False)
+
+
+def main() -> None:
+    """The launcher, or a replica."""
+    settings = Settings.here()
+    if REPLICA in os.environ:
+        train(settings, int(os.environ[REPLICA]))
+        return
+    sys.exit(launch(settings))
+
+
+if __name__ == "__main__":
+    main()

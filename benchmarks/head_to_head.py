@@ -1,0 +1,225 @@
+"""Ours and others', head to head: the same model, data, optimizer and batches, in four real processes of each system.
+
+    python benchmarks/head_to_head.py --small                  # two of ours and PyTorch's DDP, under a minute
+    python benchmarks/head_to_head.py --tune --repetitions 3   # everybody: hours on a busy machine, so it goes on where it was
+
+Three scenes: all workers alike; one ten times as slow; one killed (`kill -9`) halfway. Measured: seconds to a test accuracy,
+from when all workers stand ready; final accuracy; goodput, which is useful samples per second against the same system's
+undisturbed; and what it took to go on. Every finished run is a line of a file, and runs found there are not made again.
+
+PyTorch's own need nothing but torch. The others run in environments of their own, each named by `--python SYSTEM=PYTHON`:
+`pip install --constraint constraints.txt torch numpy torchft`, and `torch numpy hivemind`. Without one, its rows are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from contest.course import Settings, save_data
+from contest.methods import METHODS
+from contest.picture import picture
+from contest.results import markdown
+from contest.runs import run
+from contest.tables import SCENES, Record, of, table
+
+from paceline.errors import UsageError
+from paceline.tasks.load import load_task
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+RATES = (0.2, 0.4, 0.8)
+FULL: dict[str, Any] = {"task": "mnist-mlp", "batch_size": 64, "epochs": 3, "step_s": 0.01}
+DIGITS: dict[str, Any] = {"task": "digits-mlp", "batch_size": 16, "epochs": 24, "step_s": 0.01}
+SMALL: dict[str, Any] = {
+    "task": "digits-mlp",
+    "batch_size": 16,
+    "epochs": 12,
+    "step_s": 0.003,
+    "snapshot_every_s": 0.05,
+}
+TARGETS = {"mnist-mlp": 0.96, "digits-mlp": 0.93}
+TUNED_AT_STEP_S = 0.002  # rates are compared by shares of a run, which does not depend on how long a step takes
+SMALL_METHODS, SMALL_SCENES = ("ad-psgd", "all-reduce", "DistributedDataParallel"), ("none", "slow")
+
+
+def main() -> None:
+    """Runs what is missing, prints the tables, writes them and the pictures."""
+    arguments = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that a run's processes are ended before this one
+    records = read(arguments.runs)
+    started_s = time.monotonic()
+    data = ROOT / "runs" / "head_to_head" / f"{arguments.common['task']}.pt"
+    save_data(arguments.common["task"], data)
+    groups = list(plan(arguments, records))
+    for number, group in enumerate(groups):
+        if arguments.limit is not None and time.monotonic() - started_s > arguments.limit:
+            print(f"{sum(map(len, groups[number:]))} runs are left: the same command goes on.")
+            break
+        with ThreadPoolExecutor(len(group)) as pool:
+            found = list(pool.map(lambda one: measure(arguments, one, records, data), group))
+        records += found
+        with arguments.runs.open("a") as stream:
+            stream.writelines(json.dumps(record) + "\n" for record in found)
+        for record in found:
+            print(said(record), flush=True)
+    show(arguments, records)
+
+
+def measure(arguments: argparse.Namespace, wanted: Wanted, records: list[Record], data: Path) -> Record:
+    """One run."""
+    settings = settings_of(arguments, wanted, wanted.rate or best_rate(records, wanted.method), data)
+    record = run(settings, target=arguments.target, pythons=arguments.pythons)
+    return {**record, "scene": wanted.scene, "quiet": arguments.quiet}
+
+
+def parse() -> argparse.Namespace:
+    """The command line, with what follows from it."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--scenes", help=f"of {', '.join(SCENES)}; separated by commas")
+    parser.add_argument("--methods", help="names of methods, separated by semicolons")
+    parser.add_argument("--repetitions", type=int)
+    parser.add_argument("--small", action="store_true", help="three methods, small data, one slow worker; into runs/")
+    parser.add_argument(
+        "--tune", action="store_true", help=f"first try the learning rates {RATES}, once for each method"
+    )
+    parser.add_argument("--python", action="append", default=[], metavar="SYSTEM=PYTHON", help="a peer's environment")
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="begin no run later than this")
+    parser.add_argument("--quiet", action="store_true", help="note that nothing else ran on the machine")
+    parser.add_argument("--runs", type=Path, metavar="FILE", help="where finished runs are kept")
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--workers", type=int, default=4)
+    arguments = parser.parse_args()
+    arguments.pythons = dict(one.split("=", 1) for one in arguments.python)
+    arguments.common = SMALL if arguments.small else FULL
+    if arguments.common is FULL:
+        try:
+            load_task("mnist-mlp").load()
+        except UsageError:
+            arguments.common = DIGITS
+    if arguments.epochs is not None:
+        arguments.common = {**arguments.common, "epochs": arguments.epochs}
+    arguments.target = TARGETS[arguments.common["task"]]
+    here = [name for name, one in METHODS.items() if one.system in ("Paceline", "PyTorch", *arguments.pythons)]
+    arguments.methods = chosen(arguments.methods, ";", SMALL_METHODS if arguments.small else here, METHODS)
+    arguments.scenes = chosen(arguments.scenes, ",", SMALL_SCENES if arguments.small else tuple(SCENES), SCENES)
+    arguments.repetitions = arguments.repetitions or (1 if arguments.small else 3)
+    if arguments.runs is None:
+        results = HERE / "results" / "head_to_head.jsonl"
+        arguments.runs = ROOT / "runs" / "head_to_head" / "runs.jsonl" if arguments.small else results
+        if arguments.small:
+            arguments.runs.unlink(missing_ok=True)
+    arguments.runs.parent.mkdir(parents=True, exist_ok=True)
+    return arguments
+
+
+def chosen(text: str | None, separator: str, default: Any, known: Any) -> list[str]:
+    """The names in a list; ends the program with a sentence where one is unknown."""
+    names = list(default) if text is None else [name.strip() for name in text.split(separator)]
+    for name in names:
+        if name not in known:
+            raise SystemExit(f"There is no '{name}'; known: {separator.join(known)}.")
+    return names
+
+
+def read(path: Path) -> list[Record]:
+    """Runs that were finished earlier; a last line that was cut off does not count."""
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A run to make; the rate is None where the tuned one is to be taken."""
+
+    scene: str
+    method: str
+    seed: int
+    rate: float | None = None
+
+
+def plan(arguments: argparse.Namespace, records: list[Record]) -> Iterator[list[Wanted]]:
+    """What is missing, everybody in turn, in another order in each repetition; groups are run side by side.
+
+    Only those that wait for a slow worker are: they sleep nine tenths of the time, so that together they fill no core.
+    """
+    if arguments.tune:
+        for rate in RATES:
+            for method in arguments.methods:
+                if not of(records, scene="tune", method=method, learning_rate=rate):
+                    yield [Wanted("tune", method, 0, rate)]
+    for seed in range(1, arguments.repetitions + 1):
+        for scene in arguments.scenes:
+            order = [arguments.methods[i] for i in np.random.default_rng(seed).permutation(len(arguments.methods))]
+            missing = [name for name in order if not of(records, scene=scene, method=name, seed=seed)]
+            together = [name for name in missing if scene == "slow" and METHODS[name].waits]
+            if together:
+                yield [Wanted(scene, name, seed) for name in together]
+            yield from ([Wanted(scene, name, seed)] for name in missing if name not in together)
+
+
+def best_rate(records: list[Record], method: str) -> float:
+    """The rate whose undisturbed run reached the target after the least of its samples; a usual one where none was tried."""
+    tried = of(records, scene="tune", method=method)
+    return (
+        min(tried, key=lambda one: one.get("share_of_run") or 2.0)["learning_rate"] if tried else METHODS[method].rate
+    )
+
+
+def settings_of(arguments: argparse.Namespace, wanted: Wanted, rate: float, data: Path) -> Settings:
+    """A run's settings."""
+    tuning = wanted.scene == "tune"
+    return Settings(
+        **{**arguments.common, **({"step_s": TUNED_AT_STEP_S} if tuning else {})},
+        method=wanted.method,
+        spec=METHODS[wanted.method].spec,
+        scene="none" if tuning else wanted.scene,
+        learning_rate=rate,
+        workers=arguments.workers,
+        seed=wanted.seed,
+        folder="",
+        data=str(data),
+    )
+
+
+def said(record: Record) -> str:
+    """One line about a run."""
+    if not record["finished"]:
+        last = (record.get("last_words") or "").strip().splitlines()[-1:]
+        return f"{record['method']}, {record['scene']}: not finished after {record['took_s']:.0f} s: {' '.join(last)}"
+    reached = record["time_to_target_s"]
+    to_target = f"{reached:.1f} s to {record['target']:g}" if reached is not None else f"{record['target']:g} never"
+    return (
+        f"{record['method']}, {record['scene']}: {to_target}, {record['wall_s']:.1f} s in all,"
+        f" {100 * record['final_accuracy']:.1f} %"
+    )
+
+
+def show(arguments: argparse.Namespace, records: list[Record]) -> None:
+    """Tables on the screen and in a file; pictures."""
+    names = [name for name in arguments.methods if of(records, method=name)]
+    for scene in arguments.scenes:
+        if of(records, scene=scene):
+            print(f"\n{SCENES[scene].format(factor=records[0]['slow_factor'])}\n")
+            print("\n".join(table(records, scene, arguments.target)))
+    folder = ROOT / ("runs" if arguments.small else "docs")
+    shown = [scene for scene in arguments.scenes if scene != "none" and of(records, scene=scene)]
+    for theme in ("light", "dark"):
+        path = folder / f"head-to-head-{theme}.svg"
+        path.write_text(picture(records, shown, names, arguments.target, dark=theme == "dark"))
+        print(f"{'' if theme == 'dark' else chr(10)}Picture: {path.relative_to(ROOT)}")
+    if not arguments.small:
+        (HERE / "results" / "head_to_head.md").write_text(markdown(records, arguments.target))
+
+
+if __name__ == "__main__":
+    main()
