@@ -17,10 +17,11 @@ import argparse
 import json
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,21 +66,19 @@ def main() -> None:
         if arguments.limit is not None and time.monotonic() - started_s > arguments.limit:
             print(f"{sum(map(len, groups[number:]))} runs are left: the same command goes on.")
             break
-        with ThreadPoolExecutor(len(group)) as pool:
-            found = list(pool.map(lambda one: measure(arguments, one, records, data), group))
+        with tempfile.TemporaryDirectory() as lobby, ThreadPoolExecutor(len(group)) as pool:
+            meeting = {"lobby": lobby, "lobby_size": len(group) * arguments.workers}
+            settings = [replace(settings_of(arguments, one, records, data), **meeting) for one in group]
+            found = list(pool.map(lambda one: run(one, target=arguments.target, pythons=arguments.pythons), settings))
+        found = [
+            {**record, "scene": one.scene, "quiet": arguments.quiet} for one, record in zip(group, found, strict=True)
+        ]
         records += found
         with arguments.runs.open("a") as stream:
             stream.writelines(json.dumps(record) + "\n" for record in found)
         for record in found:
             print(said(record), flush=True)
     show(arguments, records)
-
-
-def measure(arguments: argparse.Namespace, wanted: Wanted, records: list[Record], data: Path) -> Record:
-    """One run."""
-    settings = settings_of(arguments, wanted, wanted.rate or best_rate(records, wanted.method), data)
-    record = run(settings, target=arguments.target, pythons=arguments.pythons)
-    return {**record, "scene": wanted.scene, "quiet": arguments.quiet}
 
 
 def parse() -> argparse.Namespace:
@@ -175,7 +174,7 @@ def best_rate(records: list[Record], method: str) -> float:
     )
 
 
-def settings_of(arguments: argparse.Namespace, wanted: Wanted, rate: float, data: Path) -> Settings:
+def settings_of(arguments: argparse.Namespace, wanted: Wanted, records: list[Record], data: Path) -> Settings:
     """A run's settings."""
     tuning = wanted.scene == "tune"
     return Settings(
@@ -183,7 +182,7 @@ def settings_of(arguments: argparse.Namespace, wanted: Wanted, rate: float, data
         method=wanted.method,
         spec=METHODS[wanted.method].spec,
         scene="none" if tuning else wanted.scene,
-        learning_rate=rate,
+        learning_rate=wanted.rate or best_rate(records, wanted.method),
         workers=arguments.workers,
         seed=wanted.seed,
         folder="",

@@ -24,7 +24,7 @@ from paceline.tasks.load import load_task
 
 VARIABLE = "HEAD_TO_HEAD"  # a run's settings, for its workers
 STEP = struct.Struct("dd")  # when a step ended, and how many samples it used
-POLL_S = 0.005
+POLL_S, LOBBY_S = 0.005, 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,8 @@ class Settings:
         task: `mnist-mlp` or `digits-mlp`.
         folder: the run's own folder, for diaries and checkpoints.
         data: file with the data, as `save_data` writes it.
+        lobby: folder where the workers of all runs that are made side by side meet before they start.
+        lobby_size: how many workers they are.
         workers: how many processes.
         batch_size: samples per worker and step.
         epochs: passes over the data, all workers together.
@@ -56,6 +58,8 @@ class Settings:
     task: str
     folder: str
     data: str
+    lobby: str = ""
+    lobby_size: int = 0
     workers: int = 4
     batch_size: int = 64
     epochs: int = 3
@@ -141,8 +145,10 @@ class Worker:
 
     def line_up(self) -> None:
         """Waits until all workers have come so far; the clock starts when they have. Who comes again does not wait."""
-        (self.folder / f"ready-{self.worker_id}").touch()
-        while not all((self.folder / f"ready-{other}").exists() for other in range(self.settings.workers)):
+        lobby = Path(self.settings.lobby)
+        (lobby / f"{self.settings.method}-{self.worker_id}").touch()
+        until_s = time.monotonic() + LOBBY_S
+        while len(list(lobby.iterdir())) < self.settings.lobby_size and time.monotonic() < until_s:
             time.sleep(POLL_S)
         path = self.folder / f"steps-{self.worker_id}-{os.getpid()}"
         self.diary = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -175,5 +181,5 @@ class Worker:
 
     def samples_of_all(self) -> int:
         """Samples that all workers have used so far, as their diaries say."""
-        sizes = [os.stat(path).st_size for path in self.folder.glob("steps-*")]
+        sizes = [path.stat().st_size for path in self.folder.glob("steps-*")]
         return sum(size // STEP.size - 1 for size in sizes) * self.settings.batch_size

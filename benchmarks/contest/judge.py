@@ -99,9 +99,9 @@ def judge(settings: Settings, *, mean: bool, target: float, finished: bool) -> d
     """A run's figures; times are from when all workers stood ready.
 
     Returns:
-        `time_to_target_s` and `samples_to_target` (None: never), `final_accuracy`, `wall_s`, `useful_samples` (each of the plan
-        counts once, and those of dropped gradients not), `goodput` in useful samples per second, `after_kill`, and `curve`,
-        pairs of seconds and accuracies.
+        `time_to_target_s` (None: never) and its `share_of_run`, `final_accuracy`, `wall_s`, `useful_samples` (each of the plan
+        counts once, and those of dropped gradients not), `goodput` in useful samples per second, `processes`, `after_kill`,
+        and `curve`, pairs of seconds and accuracies.
     """
     folder = Path(settings.folder)
     found = attempts(folder)

@@ -43,7 +43,7 @@ METHODS = {
         program=OURS, spec="parameter-server(backups=1)", mean=False, system="Paceline", waits=False
     ),
     "parameter-server, asynchronous": Method(
-        program=OURS, spec="parameter-server(mode=async)", mean=False, system="Paceline", waits=False
+        program=OURS, spec="parameter-server(mode=async)", mean=False, system="Paceline", waits=False, rate=0.1
     ),
     "DistributedDataParallel": Method(program=DDP, spec="ddp", mean=False, system="PyTorch", waits=True),
     "PostLocalSGD": Method(program=DDP, spec="post-local-sgd", mean=True, system="PyTorch", waits=True),

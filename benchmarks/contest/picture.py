@@ -104,7 +104,8 @@ def _legend(methods: Sequence[str], colours: dict[str, str], surface: dict[str, 
         dash = DASHES[METHODS[name].system]
         broken = f' stroke-dasharray="{dash}"' if dash else ""
         parts.append(
-            f'<line x1="{x:g}" y1="{y - 4:g}" x2="{x + 28:g}" y2="{y - 4:g}" stroke="{colours[name]}" stroke-width="2.5"{broken}/>'
+            f'<line x1="{x:g}" y1="{y - 4:g}" x2="{x + 28:g}" y2="{y - 4:g}" stroke="{colours[name]}" stroke-width="2.5"'
+            f"{broken}/>"
         )
         parts.append(_text(x + 35, y, label, surface["soft"], size=13))
         x += width
@@ -115,4 +116,5 @@ def _text(
     x: float, y: float, text: str, colour: str, *, anchor: str = "start", size: float = 12, weight: int | None = None
 ) -> str:
     heavy = f' font-weight="{weight}"' if weight else ""
-    return f'<text x="{x:g}" y="{y:g}" fill="{colour}" font-size="{size:g}" text-anchor="{anchor}"{heavy}>{escape(text)}</text>'
+    style = f'fill="{colour}" font-size="{size:g}" text-anchor="{anchor}"{heavy}'
+    return f'<text x="{x:g}" y="{y:g}" {style}>{escape(text)}</text>'

@@ -21,12 +21,13 @@ def markdown(records: Sequence[Record], target: float) -> str:
     text = [
         "# Head to head: ours and others' with one slow worker, and with one killed",
         "",
-        f"`{first['task']}`, {first['workers']} processes, batches of {first['batch_size']} per worker, {first['epochs']} epochs"
-        f" in all, plain SGD at a constant rate. Every gradient takes {1e3 * first['step_s']:g} ms of sleep besides its"
+        f"`{first['task']}`, {first['workers']} processes, batches of {first['batch_size']} per worker, {first['epochs']}"
+        f" epochs in all, plain SGD at a constant rate. Every gradient takes {1e3 * first['step_s']:g} ms of sleep besides its"
         f" computing, which stands for a larger one; the slow worker's takes {first['slow_factor']:g} times that. The clock"
         " starts when all workers stand ready. Every worker writes its parameters down every"
-        f" {first['snapshot_every_s']:g} s; they are evaluated afterwards: the mean of all where workers have models of their own,"
-        " else worker 0's.",
+        f" {first['snapshot_every_s']:g} s; they are evaluated afterwards: the mean of all where workers have models of their"
+        " own, else worker 0's. Methods that wait for the slow worker ran side by side in that scene, since they sleep nine"
+        " tenths of the time.",
         "",
         f"{about['processor']}, {about['cores']} cores; Python {used['python']}, torch {used['torch']}. Medians of"
         f" {repetitions} repetitions, everybody in turn, in brackets the lowest and the highest; {quiet} of {len(runs)} runs"
@@ -68,8 +69,8 @@ def rates(records: Sequence[Record]) -> list[str]:
     if not tried:
         return ["One rate for all: 0.4, not tuned."]
     lines = [
-        "Each method has the rate that, undisturbed and with 2 ms of sleep, took the smallest share of the samples to reach the"
-        " target, of the same few for all, one run each. Shares in %:",
+        "Each method has the rate that, undisturbed and with 2 ms of sleep, took the smallest share of the samples to reach"
+        " the target, of the same few for all, one run each. Shares in %:",
         "",
         f"| method | {' | '.join(f'{rate:g}' for rate in tried)} | taken |",
         f"|---|{'---|' * (len(tried) + 1)}",

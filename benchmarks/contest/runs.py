@@ -46,7 +46,9 @@ def run(settings: Settings, *, target: float, pythons: dict[str, str]) -> dict[s
             shutil.rmtree(Path(name) / "run")
         found = judge(settings, mean=method.mean, target=target, finished=code == 0)
         words = output.read_text(errors="replace")
-    kept = {key: value for key, value in asdict(settings).items() if key not in ("folder", "data")}
+    kept = {
+        key: value for key, value in asdict(settings).items() if key not in ("folder", "data", "lobby", "lobby_size")
+    }
     ending = {} if code == 0 else {"code": code, "last_words": words[-2000:]}
     return {**kept, **found, **ending, "target": target, "took_s": time.monotonic() - started_s}
 
