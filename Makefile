@@ -10,7 +10,7 @@ export PACELINE_DATA
 .PHONY: help run test soak lint bench clean
 
 help:
-	@echo "make run    install into .venv, train digits with six algorithms, compare them, write a report"
+	@echo "make run    install into .venv, train digits with six algorithms, compare them; then one slow worker, next to DDP"
 	@echo "make test   every test, in a quarter of an hour"
 	@echo "make soak   marathons: workers killed again and again"
 	@echo "make lint   ruff, pyright, import-linter"
@@ -21,6 +21,7 @@ run: $(VENV)/installed
 	@rm -rf runs/first
 	$(BIN)/paceline compare --task digits-mlp --workers 2 --out runs/first \
 	  --algorithm "sequential,lockstep,locked(kind=mutex),locked(kind=rwlock),hogwild,leashed"
+	$(BIN)/python benchmarks/head_to_head.py --small
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -m "not soak" -n auto --maxprocesses 2 --dist loadfile

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,7 +29,7 @@ from typing import Any
 import numpy as np
 from contest.course import Settings, save_data
 from contest.methods import METHODS
-from contest.picture import picture
+from contest.picture import pictures
 from contest.results import markdown
 from contest.runs import run
 from contest.tables import SCENES, Record, of, table
@@ -49,6 +50,7 @@ SMALL: dict[str, Any] = {
     "snapshot_every_s": 0.05,
 }
 TARGETS = {"mnist-mlp": 0.96, "digits-mlp": 0.93}
+RATE_FACTORS = {"mnist-mlp": 1.0, "digits-mlp": 0.5}  # batches of a quarter of the size
 TUNED_AT_STEP_S = 0.002  # rates are compared by shares of a run, which does not depend on how long a step takes
 SMALL_METHODS, SMALL_SCENES = ("ad-psgd", "all-reduce", "DistributedDataParallel"), ("none", "slow")
 
@@ -166,7 +168,7 @@ def plan(arguments: argparse.Namespace, records: list[Record]) -> Iterator[list[
             yield from ([Wanted(scene, name, seed)] for name in missing if name not in together)
 
 
-def best_rate(records: list[Record], method: str) -> float:
+def best_rate(records: list[Record], method: str, usual: float) -> float:
     """The rate whose undisturbed run reached the target after the least of its samples; a usual one where none was tried."""
     tried = of(records, scene="tune", method=method)
     return (
@@ -177,12 +179,13 @@ def best_rate(records: list[Record], method: str) -> float:
 def settings_of(arguments: argparse.Namespace, wanted: Wanted, records: list[Record], data: Path) -> Settings:
     """A run's settings."""
     tuning = wanted.scene == "tune"
+    usual = METHODS[wanted.method].rate * RATE_FACTORS[arguments.common["task"]]
     return Settings(
         **{**arguments.common, **({"step_s": TUNED_AT_STEP_S} if tuning else {})},
         method=wanted.method,
         spec=METHODS[wanted.method].spec,
         scene="none" if tuning else wanted.scene,
-        learning_rate=wanted.rate or best_rate(records, wanted.method),
+        learning_rate=wanted.rate or best_rate(records, wanted.method, usual),
         workers=arguments.workers,
         seed=wanted.seed,
         folder="",
@@ -205,19 +208,26 @@ def said(record: Record) -> str:
 
 def show(arguments: argparse.Namespace, records: list[Record]) -> None:
     """Tables on the screen and in a file; pictures."""
-    names = [name for name in arguments.methods if of(records, method=name)]
     for scene in arguments.scenes:
         if of(records, scene=scene):
             print(f"\n{SCENES[scene].format(factor=records[0]['slow_factor'])}\n")
             print("\n".join(table(records, scene, arguments.target)))
     folder = ROOT / ("runs" if arguments.small else "docs")
-    shown = [scene for scene in arguments.scenes if scene != "none" and of(records, scene=scene)]
-    for theme in ("light", "dark"):
+    for theme, text in pictures(records, arguments.target).items():
         path = folder / f"head-to-head-{theme}.svg"
-        path.write_text(picture(records, shown, names, arguments.target, dark=theme == "dark"))
+        path.write_text(text)
         print(f"{'' if theme == 'dark' else chr(10)}Picture: {path.relative_to(ROOT)}")
     if not arguments.small:
-        (HERE / "results" / "head_to_head.md").write_text(markdown(records, arguments.target))
+        (HERE / "results" / "head_to_head.md").write_text(markdown(records, arguments.target, versions(arguments)))
+
+
+def versions(arguments: argparse.Namespace) -> str:
+    """Those of the peers, as `, torchft 0.2.0`; asked in their environments."""
+    said = ""
+    for system, python in arguments.pythons.items():
+        ask = f"from importlib.metadata import version; print(version({system!r}))"
+        said += f", {system} {subprocess.run([python, '-c', ask], capture_output=True, text=True, check=True).stdout.strip()}"
+    return said
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from contest.methods import METHODS
-from contest.tables import SCENES, Record, median_run
+from contest.tables import SCENES, Record, median_run, of
 from paceline.observe.palette import METHODS as COLOURS
 from paceline.observe.palette import SURFACES
 
@@ -18,12 +18,21 @@ DASHES = {"Paceline": "", "PyTorch": "7 4", "torchft": "2 3", "hivemind": "10 3 
 LOWEST, HIGHEST = 0.8, 1.0
 
 
+def pictures(records: Sequence[Record], target: float) -> dict[str, str]:
+    """The text of an SVG file for light pages and of one for dark pages: all methods, where workers are not alike."""
+    methods = [name for name in METHODS if of(records, method=name)]
+    scenes = [scene for scene in SCENES if scene != "none" and of(records, scene=scene)]
+    return {theme: picture(records, scenes, methods, target, dark=theme == "dark") for theme in ("light", "dark")}
+
+
 def picture(
     records: Sequence[Record], scenes: Sequence[str], methods: Sequence[str], target: float, *, dark: bool
 ) -> str:
     """The text of an SVG file; opaque, so that it is legible wherever it is shown."""
     theme = "dark" if dark else "light"
-    surface, colours = SURFACES[theme], dict(zip(METHODS, [*COLOURS[theme], COLOURS[theme][0]], strict=False))
+    surface = SURFACES[theme]
+    own = {name: method.colour for name, method in METHODS.items()}
+    colours = {name: surface["text"] if one is None else COLOURS[theme][one] for name, one in own.items()}
     body, y = _legend(methods, colours, surface)
     for scene in scenes:
         runs = {name: run for name in methods if (run := median_run(records, scene, name)) is not None}
@@ -75,6 +84,7 @@ def _panel(
     parts.append(
         f'<line x1="{LEFT}" y1="{y}" x2="{WIDTH - RIGHT}" y2="{y}" stroke="{surface["soft"]}" stroke-dasharray="1 3"/>'
     )
+    parts.append(_text(WIDTH - RIGHT, y - 6, f"{100 * target:g} %", surface["soft"], anchor="end", size=11))
     for name, run in runs.items():
         points = [at(time_s, accuracy) for time_s, accuracy in run["curve"] if accuracy >= LOWEST]
         if not points:
@@ -98,7 +108,7 @@ def _legend(methods: Sequence[str], colours: dict[str, str], surface: dict[str, 
     parts, x, y = [_text(24, 30, "Test accuracy against time", surface["text"], size=16, weight=650)], 24.0, 54.0
     for name in methods:
         label = name if METHODS[name].system in (*name.split(), "hivemind") else f"{name} ({METHODS[name].system})"
-        width = 36 + 6.7 * len(label) + 18
+        width = 35 + 6.2 * len(label) + 16
         if x + width > WIDTH - RIGHT:
             x, y = 24.0, y + 21
         dash = DASHES[METHODS[name].system]

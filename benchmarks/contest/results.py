@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 
 from contest.methods import METHODS
@@ -10,64 +11,77 @@ from contest.tables import SCENES, Record, lead, of, table
 from paceline.system import machine, versions
 
 
-def markdown(records: Sequence[Record], target: float) -> str:
-    """The whole page."""
+def markdown(records: Sequence[Record], target: float, peers: str) -> str:
+    """The whole page; `peers` are the versions of the systems that are neither ours nor PyTorch's."""
     runs = [one for one in records if one["scene"] != "tune"]
     if not runs:
         return ""
     first, about, used = runs[0], machine(), versions()
     repetitions = max(len(of(runs, scene=scene, method=name)) for scene in SCENES for name in METHODS)
     quiet = sum(bool(one["quiet"]) for one in runs)
-    text = [
-        "# Head to head: ours and others' with one slow worker, and with one killed",
-        "",
+    alone = f"{'All' if quiet == len(runs) else quiet} of the {len(runs)} runs were made while nobody else measured or tested"
+    how = (
         f"`{first['task']}`, {first['workers']} processes, batches of {first['batch_size']} per worker, {first['epochs']}"
         f" epochs in all, plain SGD at a constant rate. Every gradient takes {1e3 * first['step_s']:g} ms of sleep besides its"
         f" computing, which stands for a larger one; the slow worker's takes {first['slow_factor']:g} times that. The clock"
         " starts when all workers stand ready. Every worker writes its parameters down every"
         f" {first['snapshot_every_s']:g} s; they are evaluated afterwards: the mean of all where workers have models of their"
         " own, else worker 0's. Methods that wait for the slow worker ran side by side in that scene, since they sleep nine"
-        " tenths of the time.",
-        "",
-        f"{about['processor']}, {about['cores']} cores; Python {used['python']}, torch {used['torch']}. Medians of"
-        f" {repetitions} repetitions, everybody in turn, in brackets the lowest and the highest; {quiet} of {len(runs)} runs"
-        " were made with the machine to themselves, in the others other programs had a part of the cores. Made by"
-        " `python benchmarks/head_to_head.py --tune`, in pieces; all runs are in"
-        " [head_to_head.jsonl](head_to_head.jsonl).",
-        "",
-    ]
+        " tenths of the time; what they compute shares two cores, so that their rounds take longer than alone (ideal: a tenth"
+        " of a second)."
+    )
+    killed = (
+        "The last worker kills itself (`kill -9`) after half of its steps, once. PyTorch's are started again by torchrun"
+        " (`--max-restarts=1`) and go on from the checkpoint of the last epoch; Paceline's lockstep methods by"
+        " `pl.launch(resume=...)`, likewise; its others have `restarts=1`; torchft's and hivemind's dead worker is replaced by"
+        " the program that started it."
+    )
+    made = (
+        f"{about['processor']}, {about['cores']} cores; Python {used['python']}, torch {used['torch']}{peers}. Medians of at most"
+        f" {repetitions} runs, everybody in turn, in brackets the lowest and the highest; a row without brackets is one run."
+        f" {alone} on the machine. Made in pieces by `python benchmarks/head_to_head.py --repetitions 3 --limit 200 --quiet"
+        " --python torchft=... --python hivemind=...`; all runs are in [head_to_head.jsonl](head_to_head.jsonl)."
+    )
+    text = ["# Head to head: ours and others' with one slow worker, and with one killed", ""]
+    for paragraph in (summary(runs, target), how, killed, made):
+        text += [textwrap.fill(paragraph, 125, break_on_hyphens=False, break_long_words=False), ""]
     for scene, title in SCENES.items():
         if of(runs, scene=scene):
             text += [f"## {title.format(factor=first['slow_factor'])}", "", *table(runs, scene, target), ""]
-            text += [said_of_lead(runs, scene, target), ""]
     text += ["## Learning rates", "", *rates(records), ""]
     return "\n".join(text)
 
 
-def said_of_lead(records: Sequence[Record], scene: str, target: float) -> str:
-    """One sentence: who of ours and who of the others was first."""
-    found = lead(records, scene)
-    if found is None:
-        return "There are not both ours and others' yet."
-    own, own_s, peer, peer_s = found
-    if math.isinf(own_s) and math.isinf(peer_s):
-        return f"Nobody reached {target:g}."
-    if math.isinf(peer_s):
-        return f"`{own}` reached {target:g} after {own_s:.1f} s; no peer did."
-    if math.isinf(own_s):
-        return f"{peer} reached {target:g} after {peer_s:.1f} s; none of ours did."
-    ahead = "ahead of" if own_s < peer_s else "behind"
-    return (
-        f"Our fastest, `{own}`, reached {target:g} after {own_s:.1f} s: {ahead} the fastest peer, {peer}, at {peer_s:.1f} s"
-        f" ({peer_s / own_s:.2f} times)."
-    )
+def summary(records: Sequence[Record], target: float) -> str:
+    """What the README says: who of ours and who of the others was first where workers are not alike."""
+    said = []
+    for scene in ("slow", "killed"):
+        found = lead(records, scene)
+        if found is None:
+            continue
+        own, own_s, peer, peer_s = found
+        fewest = min(len(of(records, scene=scene, method=name)) for name in (own, peer))
+        title = SCENES[scene].format(factor=records[0]["slow_factor"])
+        runs = f"medians of {fewest} runs" if fewest > 1 else "one run of each"
+        said.append(
+            f"{title}: `{own}` reached {100 * target:g} % {_when(own_s)}, the fastest of the others, {peer}, {_when(peer_s)}"
+            f" ({runs})."
+        )
+    return " ".join(said)
+
+
+def _when(time_s: float) -> str:
+    return "never" if math.isinf(time_s) else f"after {time_s:.1f} s"
 
 
 def rates(records: Sequence[Record]) -> list[str]:
     """What each rate did undisturbed, and which was taken."""
     tried = sorted({one["learning_rate"] for one in of(records, scene="tune")})
     if not tried:
-        return ["One rate for all: 0.4, not tuned."]
+        return [
+            "Nobody's rate was tuned: 0.4 for all, and a quarter of that where every worker's gradient is an update by itself"
+            " (the asynchronous server), which at 0.4 did not learn."
+        ]
     lines = [
         "Each method has the rate that, undisturbed and with 2 ms of sleep, took the smallest share of the samples to reach"
         " the target, of the same few for all, one run each. Shares in %:",

@@ -1,0 +1,149 @@
+"""The head to head with PyTorch: what its figures mean, on diaries made up here, and a very small run of real processes."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks"))
+
+from contest import course, judge, picture, tables  # noqa: E402
+from contest.course import STEP, Settings  # noqa: E402
+
+DDP = "DistributedDataParallel"
+
+
+def settings(folder, **changed):
+    fields = {"method": "ad-psgd", "spec": "ad-psgd", "scene": "none", "learning_rate": 0.1, "task": "digits-mlp"}
+    data = folder.parent / "digits-mlp.pt"
+    course.save_data("digits-mlp", data)
+    folder.mkdir(exist_ok=True)
+    return Settings(**{**fields, "folder": str(folder), "data": str(data), "workers": 2, "batch_size": 16, **changed})
+
+
+def write_steps(folder, worker_id, pid, times_s, samples=16):
+    rows = [STEP.pack(times_s[0], 0), *(STEP.pack(at_s, samples) for at_s in times_s[1:])]
+    (folder / f"steps-{worker_id}-{pid}").write_bytes(b"".join(rows))
+
+
+def write_snapshot(folder, worker_id, at_s, model):
+    vector = nn.utils.parameters_to_vector(model.parameters()).detach()
+    (folder / f"at-{at_s:.4f}-{worker_id}").write_bytes(vector.numpy().tobytes())
+
+
+def test_the_clock_starts_when_all_stand_ready_and_what_is_done_again_counts_once(tmp_path):
+    one = settings(tmp_path / "run", epochs=1, scene="killed")
+    folder = Path(one.folder)
+    rounds = one.rounds_per_epoch
+    steps = [10.0 + 0.1 * step for step in range(1, rounds + 1)]
+    for worker_id in range(2):
+        write_steps(folder, worker_id, 1, [9.0 + worker_id, *steps])
+        write_steps(folder, worker_id, 2, [20.0, *(10.0 + at_s for at_s in steps)])
+    (folder / "killed").write_text("14.0")
+    write_snapshot(folder, 0, 10.5, course.make_model(one))
+    found = judge.judge(one, mean=False, target=2.0, finished=True)
+    assert found["wall_s"] == pytest.approx(10 + 0.1 * rounds)
+    assert found["useful_samples"] == one.planned_samples == rounds * 32
+    assert found["goodput"] == pytest.approx(found["useful_samples"] / found["wall_s"])
+    assert found["time_to_target_s"] is None
+    assert found["after_kill"] == "all started again from a checkpoint"
+    assert found["curve"][0][0] == 0.5
+    (folder / "said.json").write_text(json.dumps({"dropped_gradients": 3}))
+    assert judge.judge(one, mean=False, target=2.0, finished=True)["useful_samples"] == one.planned_samples - 48
+    assert judge.judge(one, mean=False, target=2.0, finished=False)["after_kill"] == "everything lost"
+    (folder / "steps-0-2").unlink()  # then only the dead worker came again
+    assert judge.judge(one, mean=False, target=2.0, finished=True)["after_kill"] == "nothing"
+
+
+def test_the_model_is_the_mean_of_the_newest_of_all_that_live(tmp_path):
+    one = settings(tmp_path / "run")
+    folder = Path(one.folder)
+    model = course.make_model(one)
+    for worker_id, at_s, value in ((0, 1.0, 0.0), (1, 1.5, 4.0), (0, 2.0, 2.0), (0, 3.0, 8.0)):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(value)
+        write_snapshot(folder, worker_id, at_s, model)
+    found = judge.snapshots(folder)
+
+    def means(**how):
+        return [sum(part.parameters()[0] for part in parts) / len(parts) for _, parts in judge.models(found, **how)]
+
+    assert means(mean=True, died=None) == [0, 3, 6]
+    assert means(mean=True, died=(1, 2.5)) == [0, 3, 8]
+    assert means(mean=False, died=None) == [0, 2, 8]
+
+
+def record(method, scene, wall_s, time_s, *, finished=True, seed=1):
+    return {
+        "method": method, "scene": scene, "wall_s": wall_s, "time_to_target_s": time_s, "finished": finished, "seed": seed,
+        "goodput": 1000 / wall_s, "final_accuracy": 0.96, "slow_factor": 10.0, "curve": [(0.5, 0.85), (wall_s, 0.96)],
+    }  # fmt: skip
+
+
+def test_tables_compare_every_system_with_its_own_undisturbed_runs():
+    records = [
+        *(record(DDP, "none", wall_s, wall_s / 2) for wall_s in (9.0, 10.0, 12.0)),
+        *(record(DDP, "slow", wall_s, wall_s / 2) for wall_s in (90.0, 100.0, 110.0)),
+        *(record("ad-psgd", "none", 10.0, 5.0) for _ in range(3)),
+        *(record("ad-psgd", "slow", wall_s, None) for wall_s in (12.5, 12.5, 20.0)),
+    ]
+    undisturbed = tables.of(records, scene="none", method=DDP)
+    assert tables.time_ratios(tables.of(records, scene="slow", method=DDP), undisturbed) == [9, 10, 11]
+    rows = tables.table(records, "slow", 0.9)
+    assert rows[2].startswith(
+        f"| {DDP} | PyTorch | 50.0 (45.0 to 55.0) | 96.0 (96.0 to 96.0) | 10.00 (9.00 to 11.00) | 10 "
+    )
+    assert (
+        rows[3]
+        == "| ad-psgd | Paceline | never (never to never) | 96.0 (96.0 to 96.0) | 1.25 (1.25 to 2.00) | 80 (50 to 80) |"
+    )
+    assert tables.lead(records, "slow") == ("ad-psgd", math.inf, DDP, 50.0)
+    lost = record(DDP, "killed", 3.0, None, finished=False)
+    assert tables.goodputs([lost], undisturbed) == [0]
+    assert "everything lost" in tables.table([*records, lost], "killed", 0.9)[2]
+    for dark in (False, True):
+        text = picture.picture(records, ["slow"], [DDP, "ad-psgd"], 0.9, dark=dark)
+        assert text.count("<polyline") == 2
+        assert text.count("<circle") == 1, "ad-psgd never reached the target"
+
+
+def test_a_slow_worker_holds_up_ddp_and_not_ad_psgd(tmp_path):
+    workers, epochs = 2, 2
+    path = tmp_path / "runs.jsonl"
+    words = f"--small --scenes slow --workers {workers} --epochs {epochs} --runs {path}".split()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "benchmarks" / "head_to_head.py"), *words, "--methods", f"ad-psgd;{DDP}"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        printed, _ = process.communicate(timeout=120)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.wait(20)
+    assert process.returncode == 0, printed
+    found = {one["method"]: one for one in map(json.loads, path.read_text().splitlines())}
+    ddp, ad_psgd = found[DDP], found["ad-psgd"]
+    assert ddp["finished"], ddp
+    assert ad_psgd["finished"], ad_psgd
+    rounds = epochs * (1437 // (ddp["batch_size"] * workers))
+    assert ddp["useful_samples"] == ad_psgd["useful_samples"] == rounds * workers * ddp["batch_size"]
+    alike = {"finished": True, "wall_s": rounds * ddp["step_s"]}  # if computing took no time
+    ((ddp_ratio,), (ad_psgd_ratio,)) = (tables.time_ratios([one], [alike]) for one in (ddp, ad_psgd))
+    assert ddp_ratio > 0.95 * ddp["slow_factor"], "every round takes as long as the slow worker's sleep"
+    assert ddp_ratio > 2 * ad_psgd_ratio
+    assert "One worker 10 times as slow" in printed
+    assert not list(tmp_path.glob("head-to-head-*")), "nothing is left of the runs"
