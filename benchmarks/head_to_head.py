@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,7 +101,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--workers", type=int, default=4)
     arguments = parser.parse_args()
+    if any("=" not in one for one in arguments.python):
+        parser.error("--python names a system and its interpreter: --python torchft=/path/to/bin/python")
+    if arguments.workers < 2 or (arguments.repetitions or 1) < 1 or (arguments.epochs or 1) < 1:
+        parser.error("--workers must be 2 or more, --repetitions and --epochs 1 or more.")
     arguments.pythons = dict(one.split("=", 1) for one in arguments.python)
+    for system, python in arguments.pythons.items():
+        if shutil.which(python) is None:
+            parser.error(
+                f"there is no interpreter {python} for {system}: make an environment as the first lines here say."
+            )
     arguments.common = SMALL if arguments.small else FULL
     if arguments.common is FULL:
         try:
@@ -111,8 +121,9 @@ def parse() -> argparse.Namespace:
         arguments.common = {**arguments.common, "epochs": arguments.epochs}
     arguments.target = TARGETS[arguments.common["task"]]
     here = [name for name, one in METHODS.items() if one.system in ("Paceline", "PyTorch", *arguments.pythons)]
-    arguments.methods = chosen(arguments.methods, ";", SMALL_METHODS if arguments.small else here, METHODS)
-    arguments.scenes = chosen(arguments.scenes, ",", SMALL_SCENES if arguments.small else tuple(SCENES), SCENES)
+    methods, scenes = (SMALL_METHODS, SMALL_SCENES) if arguments.small else (here, tuple(SCENES))
+    arguments.methods = chosen(parser, arguments.methods, ";", methods, METHODS)
+    arguments.scenes = chosen(parser, arguments.scenes, ",", scenes, SCENES)
     arguments.repetitions = arguments.repetitions or (1 if arguments.small else 3)
     if arguments.runs is None:
         results = HERE / "results" / "head_to_head.jsonl"
@@ -123,12 +134,14 @@ def parse() -> argparse.Namespace:
     return arguments
 
 
-def chosen(text: str | None, separator: str, default: Any, known: Any) -> list[str]:
+def chosen(
+    parser: argparse.ArgumentParser, text: str | None, separator: str, default: Iterable[str], known: Iterable[str]
+) -> list[str]:
     """The names in a list; ends the program with a sentence where one is unknown."""
     names = list(default) if text is None else [name.strip() for name in text.split(separator)]
     for name in names:
         if name not in known:
-            raise SystemExit(f"There is no '{name}'; known: {separator.join(known)}.")
+            parser.error(f"there is no '{name}'; known: {f'{separator} '.join(known)}.")
     return names
 
 

@@ -72,8 +72,10 @@ def models(
         yield snapshot.at_s, list(newest.values()) if mean else [snapshot]
 
 
-def needed(found: list[Attempt], workers: int, finished: bool) -> str:
+def needed(found: list[Attempt], workers: int, finished: bool, in_time: bool) -> str:
     """What it took to go on after the kill, as the processes show."""
+    if not in_time:
+        return "not done in time"
     if not finished:
         return "everything lost"
     again = {one.worker_id for one in found[workers:]}
@@ -95,7 +97,7 @@ class Evaluator:
             return float((self.model(self.x).argmax(1) == self.y).float().mean())
 
 
-def judge(settings: Settings, *, mean: bool, target: float, finished: bool) -> dict[str, Any]:
+def judge(settings: Settings, *, mean: bool, target: float, finished: bool, in_time: bool = True) -> dict[str, Any]:
     """A run's figures; times are from when all workers stood ready.
 
     Returns:
@@ -142,6 +144,6 @@ def judge(settings: Settings, *, mean: bool, target: float, finished: bool) -> d
         "useful_samples": useful,
         "goodput": useful / wall_s,
         "processes": len(found),
-        "after_kill": needed(found, settings.workers, finished) if settings.scene == "killed" else None,
+        "after_kill": needed(found, settings.workers, finished, in_time) if settings.scene == "killed" else None,
         "curve": curve,
     }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from contest.methods import METHODS
-from contest.tables import SCENES, Record, median_run, of
+from contest.tables import SCENES, Record, lead, median_run, of
 from paceline.observe.palette import METHODS as COLOURS
 from paceline.observe.palette import SURFACES
 
@@ -15,13 +15,13 @@ LEFT, RIGHT, TOP, GAP = 56, 24, 64, 62
 FONT = "Inter, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
 # Ours in colours, unbroken; others broken, so that the two are told apart in grey.
 DASHES = {"Paceline": "", "PyTorch": "7 4", "torchft": "2 3", "hivemind": "10 3 2 3"}
-LOWEST, HIGHEST = 0.8, 1.0
+LOWEST, HIGHEST = 0.85, 1.0
 
 
 def pictures(records: Sequence[Record], target: float) -> dict[str, str]:
-    """The text of an SVG file for light pages and of one for dark pages: all methods, where workers are not alike."""
-    methods = [name for name in METHODS if of(records, method=name)]
-    scenes = [scene for scene in SCENES if scene != "none" and of(records, scene=scene)]
+    """An SVG for light pages and one for dark pages: where workers are not alike, once ours and others have run there."""
+    scenes = [scene for scene in SCENES if scene != "none" and lead(records, scene) is not None]
+    methods = [name for name in METHODS if any(of(records, scene=scene, method=name) for scene in scenes)]
     return {theme: picture(records, scenes, methods, target, dark=theme == "dark") for theme in ("light", "dark")}
 
 
@@ -84,7 +84,7 @@ def _panel(
     parts.append(
         f'<line x1="{LEFT}" y1="{y}" x2="{WIDTH - RIGHT}" y2="{y}" stroke="{surface["soft"]}" stroke-dasharray="1 3"/>'
     )
-    parts.append(_text(WIDTH - RIGHT, y - 6, f"{100 * target:g} %", surface["soft"], anchor="end", size=11))
+    parts.append(_text(LEFT + 4, y - 5, f"{100 * target:g} %", surface["soft"], size=11))
     for name, run in runs.items():
         points = [at(time_s, accuracy) for time_s, accuracy in run["curve"] if accuracy >= LOWEST]
         if not points:

@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 
+from contest.course import num_samples
 from contest.methods import METHODS
 from contest.tables import SCENES, Record, lead, of, table
 from paceline.system import machine, versions
@@ -13,13 +14,16 @@ from paceline.system import machine, versions
 
 def markdown(records: Sequence[Record], target: float, peers: str) -> str:
     """The whole page; `peers` are the versions of the systems that are neither ours nor PyTorch's."""
-    runs = [one for one in records if one["scene"] != "tune"]
+    runs = [one for one in records if one["scene"] in SCENES]
     if not runs:
         return ""
     first, about, used = runs[0], machine(), versions()
     repetitions = max(len(of(runs, scene=scene, method=name)) for scene in SCENES for name in METHODS)
     quiet = sum(bool(one["quiet"]) for one in runs)
     alone = f"{'All' if quiet == len(runs) else quiet} of the {len(runs)} runs were made while nobody else measured or tested"
+    rounds = first["epochs"] * (num_samples(first["task"]) // (first["batch_size"] * first["workers"]))
+    ideal_s = rounds * first["step_s"] * first["slow_factor"]
+    free_s = rounds * first["workers"] * first["step_s"] / (first["workers"] - 1 + 1 / first["slow_factor"])
     how = (
         f"`{first['task']}`, {first['workers']} processes, batches of {first['batch_size']} per worker, {first['epochs']}"
         f" epochs in all, plain SGD at a constant rate. Every gradient takes {1e3 * first['step_s']:g} ms of sleep besides its"
@@ -28,7 +32,8 @@ def markdown(records: Sequence[Record], target: float, peers: str) -> str:
         f" {first['snapshot_every_s']:g} s; they are evaluated afterwards: the mean of all where workers have models of their"
         " own, else worker 0's. Methods that wait for the slow worker ran side by side in that scene, since they sleep nine"
         " tenths of the time; what they compute shares two cores, so that their rounds take longer than alone (ideal: a tenth"
-        " of a second)."
+        f" of a second). With the sleep alone, all samples would take {ideal_s:.0f} s there in methods that wait for the slow"
+        f" worker, and {free_s:.0f} s in those that wait for nobody; what is beyond that is computing, on two cores."
     )
     killed = (
         "The last worker kills itself (`kill -9`) after half of its steps, once. PyTorch's are started again by torchrun"
@@ -37,10 +42,10 @@ def markdown(records: Sequence[Record], target: float, peers: str) -> str:
         " the program that started it."
     )
     made = (
-        f"{about['processor']}, {about['cores']} cores; Python {used['python']}, torch {used['torch']}{peers}. Medians of at most"
-        f" {repetitions} runs, everybody in turn, in brackets the lowest and the highest; a row without brackets is one run."
-        f" {alone} on the machine. Made in pieces by `python benchmarks/head_to_head.py --repetitions 3 --limit 200 --quiet"
-        " --python torchft=... --python hivemind=...`; all runs are in [head_to_head.jsonl](head_to_head.jsonl)."
+        f"{about['processor']}, {about['cores']} cores; Python {used['python']}, torch {used['torch']}{peers}. Medians of"
+        f" at most {repetitions} runs, everybody in turn, in brackets the lowest and the highest; a row without brackets is"
+        f" one run. {alone} on the machine. Made in pieces by `python benchmarks/head_to_head.py --repetitions 3 --limit 200"
+        " --quiet --python torchft=... --python hivemind=...`; all runs are in [head_to_head.jsonl](head_to_head.jsonl)."
     )
     text = ["# Head to head: ours and others' with one slow worker, and with one killed", ""]
     for paragraph in (summary(runs, target), how, killed, made):
@@ -48,7 +53,17 @@ def markdown(records: Sequence[Record], target: float, peers: str) -> str:
     for scene, title in SCENES.items():
         if of(runs, scene=scene):
             text += [f"## {title.format(factor=first['slow_factor'])}", "", *table(runs, scene, target), ""]
-    text += ["## Learning rates", "", *rates(records), ""]
+    text += [
+        "## Not measured yet",
+        "",
+        *missing(runs),
+        "",
+        *left_out(records),
+        "## Learning rates",
+        "",
+        *rates(records),
+        "",
+    ]
     return "\n".join(text)
 
 
@@ -72,6 +87,29 @@ def summary(records: Sequence[Record], target: float) -> str:
 
 def _when(time_s: float) -> str:
     return "never" if math.isinf(time_s) else f"after {time_s:.1f} s"
+
+
+def missing(records: Sequence[Record]) -> list[str]:
+    """A line for each scene, with the methods that have no run there."""
+    lines = []
+    for scene, title in SCENES.items():
+        names = [name for name in METHODS if not of(records, scene=scene, method=name)]
+        if names:
+            lines.append(f"- {title.format(factor=records[0]['slow_factor'])}: {', '.join(names)}")
+    return lines or ["Nothing: every method has run in every scene."]
+
+
+def left_out(records: Sequence[Record]) -> list[str]:
+    """Runs that do not count, since they were made otherwise than the rest: their scene says how."""
+    lines = []
+    for one in records:
+        if one["scene"] not in (*SCENES, "tune"):
+            at_s = math.inf if one["time_to_target_s"] is None else one["time_to_target_s"]
+            lines.append(
+                f"- {one['method']}, {one['scene']}: reached {100 * one['target']:g} % {_when(at_s)}; not done"
+                f" {one['took_s']:.0f} s after it was started."
+            )
+    return ["## Runs that do not count", "", *lines, ""] if lines else []
 
 
 def rates(records: Sequence[Record]) -> list[str]:

@@ -44,7 +44,7 @@ def run(settings: Settings, *, target: float, pythons: dict[str, str]) -> dict[s
                 end(process)
         with contextlib.suppress(OSError):
             shutil.rmtree(Path(name) / "run")
-        found = judge(settings, mean=method.mean, target=target, finished=code == 0)
+        found = judge(settings, mean=method.mean, target=target, finished=code == 0, in_time=code is not None)
         words = output.read_text(errors="replace")
     kept = {
         key: value for key, value in asdict(settings).items() if key not in ("folder", "data", "lobby", "lobby_size")

@@ -1,5 +1,6 @@
 """Every code block of the README does what the README says."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -82,6 +83,25 @@ def test_the_measured_table_is_the_benchmark_s():
     rows = [line for line in measured.splitlines() if line.startswith("|")]
     assert len(rows) > 6
     assert all(row in shown for row in rows)
+
+
+def test_the_first_picture_and_what_is_said_of_it_are_the_head_to_head_s(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from contest import picture, results, tables
+
+    folder = ROOT / "benchmarks" / "results"
+    records = [json.loads(line) for line in (folder / "head_to_head.jsonl").read_text().splitlines()]
+    target = records[0]["target"]
+    said = results.summary(records, target)
+    shown = TEXT[TEXT.index("<!-- head_to_head: begin -->") : TEXT.index("<!-- head_to_head: end -->")]
+    assert shown.split()[4:] == said.split()
+    page = (folder / "head_to_head.md").read_text()
+    assert said in " ".join(page.split())
+    for scene in tables.SCENES:
+        if tables.of(records, scene=scene):
+            assert "\n".join(tables.table(records, scene, target)) in page
+    for theme, text in picture.pictures(records, target).items():
+        assert (ROOT / "docs" / f"head-to-head-{theme}.svg").read_text() == text
 
 
 def test_links_and_names_exist():

@@ -59,6 +59,8 @@ def test_the_clock_starts_when_all_stand_ready_and_what_is_done_again_counts_onc
     (folder / "said.json").write_text(json.dumps({"dropped_gradients": 3}))
     assert judge.judge(one, mean=False, target=2.0, finished=True)["useful_samples"] == one.planned_samples - 48
     assert judge.judge(one, mean=False, target=2.0, finished=False)["after_kill"] == "everything lost"
+    ended = judge.judge(one, mean=False, target=2.0, finished=False, in_time=False)
+    assert ended["after_kill"] == "not done in time", "we ended it, so nobody knows what would have become of it"
     (folder / "steps-0-2").unlink()  # then only the dead worker came again
     assert judge.judge(one, mean=False, target=2.0, finished=True)["after_kill"] == "nothing"
 
