@@ -37,6 +37,7 @@ def test_an_epoch_is_each_sample_once_in_total(plan, epoch):
     numbers = range(first, first + plan.batches_per_epoch)
     assert samples(plan, numbers) == list(range(plan.num_samples))
     assert all(1 <= len(plan.indices(number)) <= plan.batch_size for number in numbers)
+    assert all(plan.size(number) == len(plan.indices(number)) for number in numbers)
 
 
 @given(plans(), st.integers(0, 3))

@@ -86,6 +86,7 @@ class BatchPlan:
     labels: Tensor | None = field(default=None, repr=False, compare=False)
     _parts: tuple[Tensor, ...] = field(init=False, repr=False, compare=False)
     _first_batches: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    _sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _orders: dict[str, tuple[tuple[int, Tensor, tuple[Tensor, ...]], ...]] = field(
         init=False, repr=False, compare=False
     )
@@ -105,6 +106,9 @@ class BatchPlan:
         object.__setattr__(self, "_parts", parts)
         object.__setattr__(self, "_first_batches", firsts)
         object.__setattr__(self, "_orders", {"recent": ()})
+        starts = (range(0, count * self.batch_size, self.batch_size) for count in counts)
+        sizes = (min(self.batch_size, len(part) - at) for part, own in zip(parts, starts, strict=True) for at in own)
+        object.__setattr__(self, "_sizes", tuple(sizes))
 
     @property
     def batches_per_epoch(self) -> int:
@@ -133,6 +137,10 @@ class BatchPlan:
         """Sample indices of a batch (batch_size or fewer,), int64."""
         epoch, index = divmod(batch_number, self.batches_per_epoch)
         return self._epoch(epoch)[1][index]
+
+    def size(self, batch_number: int) -> int:
+        """Samples of a batch: `len(indices(batch_number))`, without an order being drawn."""
+        return self._sizes[batch_number % self.batches_per_epoch]
 
     def _epoch(self, epoch: int) -> tuple[Tensor, tuple[Tensor, ...]]:
         """An epoch's order, and the same cut into batches: cut once, a batch costs no slicing in the training loop."""

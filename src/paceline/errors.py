@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["OverrideWarning", "PacelineError", "PeerLostError", "UsageError", "WorkerLostError", "name_workers"]
+__all__ = [
+    "OverrideWarning",
+    "PacelineError",
+    "PeerLostError",
+    "RunStopped",
+    "UsageError",
+    "WorkerLostError",
+    "name_workers",
+]
 
 
 class PacelineError(Exception):
@@ -31,6 +39,10 @@ class PeerLostError(WorkerLostError):
     def __init__(self, peer: int, why: str) -> None:
         super().__init__(f"Worker {peer} cannot be reached: {why}.")
         self.peer = peer
+
+
+class RunStopped(PacelineError):  # noqa: N818  (not an error of anybody: the run is over)
+    """The supervisor stopped the run while this worker waited; whatever it was about to do was not done."""
 
 
 def name_workers(ids: list[int]) -> str:

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, Subset
 
+from paceline.errors import RunStopped
 from paceline.flat import FlatBinding
-from paceline.memory.waiting import RunStopped
 from paceline.tasks.base import Task
 from paceline.transport.parameters import AVERAGE
 

@@ -36,7 +36,7 @@ class BatchSizes:
         number = self._claims.next()
         if number == END:
             return None
-        return (-1, 0) if number == ABSENT else (number, len(self._claims.plan.indices(number)))
+        return (-1, 0) if number == ABSENT else (number, self._claims.plan.size(number))
 
 
 class DeclaredBatches:

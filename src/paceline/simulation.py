@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -39,8 +38,7 @@ from paceline.simulator.sockets import Placing
 from paceline.sources import BatchClaims, DatasetBatches
 from paceline.specs import build_optimizer, check_optimizer
 from paceline.system import uncollected
-from paceline.task_worker import seeded_model
-from paceline.tasks.base import targets_of
+from paceline.tasks.base import seeded_model, targets_of
 from paceline.tasks.load import load_task
 
 __all__ = ["simulate_task"]
@@ -172,7 +170,7 @@ class _Simulation:
             together=self.algorithm.together,
             about=injected(self.config, self.algorithm) | about_evaluated(self.algorithm) | self._notes,
         )
-        self._next_batch = np.zeros(1, np.int64)  # the counter that all workers claim batches from
+        self._claim_batch = itertools.count().__next__  # of all workers
 
     def _check(self, num_parameters: int | None) -> None:
         config = self.config
@@ -243,7 +241,7 @@ class _Simulation:
             worker_id=worker_id,
             num_workers=self.config.workers,
             lockstep=self.algorithm.lockstep,
-            counter=self._next_batch.ctypes.data,
+            counter=self._claim_batch,
             max_epochs=self.config.epochs,
             max_steps=self.config.steps,
         )

@@ -18,12 +18,20 @@ from torch.utils.data import (
 )
 
 from paceline.batches import BatchPlan, Dynamic
-from paceline.memory import atomics
 
 __all__ = ["ABSENT", "END", "BatchClaims", "DatasetBatches", "one_by_one"]
 
 END = -1
 ABSENT = -2  # a lockstep round in which this worker has no batch: it takes part and weighs zero
+
+
+def _claimed_at(address: int) -> Callable[[], int]:
+    """Claims the next number of a counter that processes share."""
+    from paceline.memory.atomics import (
+        fetch_add,
+    )  # compiled, which takes a while to import; simulations need none of it
+
+    return lambda: fetch_add(address, 1)
 
 
 class BatchClaims:
@@ -57,7 +65,7 @@ class BatchClaims:
         self._worker_id = worker_id
         self._num_workers = num_workers
         self._lockstep = lockstep
-        self._claim = counter if callable(counter) else lambda: atomics.fetch_add(counter, 1)
+        self._claim = counter if callable(counter) else _claimed_at(counter)
         self._max_steps = max_steps
         self._own_parts = not isinstance(plan.partition, Dynamic)
         self._limit = None if max_epochs is None else self._claims_in(max_epochs)

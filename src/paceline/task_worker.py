@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -20,17 +19,12 @@ from paceline.session import Session, shared_state_of
 from paceline.shared_dataset import DatasetHandle, open_dataset
 from paceline.sources import BatchClaims, DatasetBatches
 from paceline.specs import build_optimizer
+from paceline.tasks.base import seeded_model
 from paceline.tasks.load import load_task
 
-__all__ = ["TaskWorker", "seeded_model"]
+__all__ = ["TaskWorker"]
 
 _build_lock = threading.Lock()  # worker threads share torch's global generator
-
-
-def seeded_model(make: Any, seed: int) -> nn.Module:
-    """The model that `make` builds right after seeding torch's generator, which is left as plain training would leave it."""
-    torch.manual_seed(seed)
-    return make()
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import platform
 import sys
 import time
 
-from paceline.errors import PacelineError
+from paceline.errors import RunStopped
 from paceline.memory.atomics import kernel, load, pause
 
 __all__ = [
@@ -50,10 +50,6 @@ class _Timespec(ctypes.Structure):
 _SLICE = _Timespec(0, int(SLICE_S * 1e9))
 _syscall = ctypes.CDLL(None).syscall
 _spin_rounds = _SPIN_ROUNDS
-
-
-class RunStopped(PacelineError):  # noqa: N818  (not an error of anybody: the run is over)
-    """The supervisor stopped the run while this worker waited; whatever it was about to do was not done."""
 
 
 @kernel("int64(int64, int64, int64)", releases_gil=True)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ __all__ = ["RunData", "read_events", "write_events", "write_json", "write_text"]
 
 _LINES_PER_CHUNK = 50_000
 _NAMES: tuple[str, ...] = RECORD_DTYPE.names or ()
-_LINE = "{" + ", ".join(f'"{name}": %s' for name in _NAMES) + "}\n"
 _EVENTS_FILE = re.compile(r"events-(\d+)\.jsonl")
 
 
@@ -134,15 +133,31 @@ def _groups(records: Mapping[int, np.ndarray]) -> Iterator[list[tuple[int, np.nd
 
 
 def _lines(records: np.ndarray) -> Iterator[str]:
-    columns = []
+    """One line per record. Most of its time is writing numbers so that they round-trip: each is written once per column."""
+    columns, parts = [], []
     for name in _NAMES:
-        values = records[name]
-        texts = list(map(repr, values.tolist()))
-        if values.dtype.kind == "f":
-            for row in np.flatnonzero(~np.isfinite(values)).tolist():
-                texts[row] = {"nan": "null", "inf": "1e999", "-inf": "-1e999"}[texts[row]]
-        columns.append(texts)
-    return map(_LINE.__mod__, zip(*columns, strict=True))
+        values = np.ascontiguousarray(records[name])
+        distinct, of_each = np.unique(
+            values.view(np.int64), return_inverse=True
+        )  # by bits: NaNs are equal, zeros differ
+        if len(distinct) == 1:
+            parts.append(f'"{name}": {_texts(values[:1])[0]}')
+            continue
+        parts.append(f'"{name}": %s')
+        if 2 * len(distinct) > len(values):
+            columns.append(_texts(values))
+        else:
+            columns.append(np.array(_texts(distinct.view(values.dtype)), object)[of_each].tolist())
+    line = "{" + ", ".join(parts) + "}\n"
+    return map(line.__mod__, zip(*columns, strict=True)) if columns else repeat(line, len(records))
+
+
+def _texts(values: np.ndarray) -> list[str]:
+    texts = list(map(repr, values.tolist()))
+    if values.dtype.kind == "f":
+        for row in np.flatnonzero(~np.isfinite(values)).tolist():
+            texts[row] = {"nan": "null", "inf": "1e999", "-inf": "-1e999"}[texts[row]]
+    return texts
 
 
 def read_events(path: str | Path) -> np.ndarray:
@@ -222,10 +237,11 @@ def _read_json(path: Path, default: Any) -> Any:
 
 
 def _write_atomically(path: Path, chunks: Iterable[str]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary, rest = path.with_name(f".{path.name}.{os.getpid()}.tmp"), iter(chunks)
     try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(chunks)
+        with temporary.open("wb") as file:
+            for text in iter(lambda: "".join(islice(rest, _LINES_PER_CHUNK)), ""):
+                file.write(text.encode())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -138,6 +138,7 @@ def summarize(
     samples = int(applied["samples"].sum())
     size = max([num_workers, *(worker_id + 1 for worker_id in records)])
     per_worker = [records.get(worker_id, np.empty(0, RECORD_DTYPE)) for worker_id in range(size)]
+    updates = [int(np.count_nonzero(own["applied_version"] >= 1)) for own in per_worker]
     return {
         "steps": len(applied) if gossip else len(np.unique(applied["applied_version"])),
         "samples": samples,
@@ -151,7 +152,7 @@ def summarize(
         "time_to_fraction_s": _time_to_fractions(curve, initial_loss),
         "staleness": _staleness(applied),
         "gradients_per_update": _gradients_per_update(applied) if lockstep else None,
-        "updates_per_worker": [int((own["applied_version"] >= 1).sum()) for own in per_worker],
+        "updates_per_worker": updates,
         "waiting_share": _share(rows, rows["wait_s"]),
         "waiting_share_per_worker": [_share(own, own["wait_s"]) for own in per_worker],
         "compute_share": _share(rows, rows["gradient_ended_s"] - rows["gradient_started_s"]),
@@ -160,7 +161,7 @@ def summarize(
         "failed_publishes": int(rows["failed_publishes"].sum()),
         "dropped_updates": int((rows["applied_version"] == -1).sum()),
         "computed_gradients": len(rows),
-        "share_of_updates": [len(own[own["applied_version"] >= 1]) / max(1, len(applied)) for own in per_worker],
+        "share_of_updates": [one / max(1, len(applied)) for one in updates],
         "averages_per_step": _per_step(rows, "averages"),
         "messages_per_step": _per_step(rows, "messages"),
         "bytes_per_step": _per_step(rows, "sent_bytes"),

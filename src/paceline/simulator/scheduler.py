@@ -136,12 +136,16 @@ class Scheduler:
         at_s = self.now_s + duration_s
         if self._ended:
             raise GreenletExit
-        if not self._due:
-            instants = self._instants
-            if not instants or at_s < instants[0]:
-                self.now_s = at_s
-                return
-        self.call_at(at_s, self.current)
+        instants = self._instants
+        if not self._due and (not instants or at_s < instants[0]):
+            self.now_s = at_s
+            return
+        planned = self._planned.get(at_s)  # as `call_at`, without a call of it
+        if planned is None:
+            self._planned[at_s] = [self.current]
+            heappush(instants, at_s)
+        else:
+            planned.append(self.current)
         self._let_others_run()
 
     def wait(self, what: str) -> None:
@@ -153,7 +157,13 @@ class Scheduler:
 
     def wake(self, program: Program, after_s: float = 0.0) -> None:
         """Lets a program that waits go on, `after_s` from now."""
-        self.call_at(self.now_s + after_s, program)
+        at_s = self.now_s + after_s
+        planned = self._planned.get(at_s)
+        if planned is None:
+            self._planned[at_s] = [program]
+            heappush(self._instants, at_s)
+        else:
+            planned.append(program)
 
     def call_at(self, at_s: float, what: Event) -> None:
         """Plans a function called outside any program, where it must not wait, or a program that goes on, or an arrival."""
@@ -316,7 +326,12 @@ class Scheduler:
     def _switch(self) -> None:
         """Lets others run until this program goes on."""
         what = self._next_event()
-        if what is not self.current:
+        if what is self.current:
+            return
+        if self.on_resume is None and isinstance(what, Program) and (here := what.here) is not None:
+            self.current = what
+            here.switch(what)  # mostly: what `_hand_over` comes to, without a call of it
+        else:
             self._hand_over(what)
 
     def _hand_over(self, what: Program | Callable[[], None] | None) -> Program:

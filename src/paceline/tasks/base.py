@@ -16,7 +16,17 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from paceline.errors import UsageError
 
-__all__ = ["DATA_VARIABLE", "Datasets", "Task", "argmax_accuracy", "evaluate", "fetch", "keep_data", "targets_of"]
+__all__ = [
+    "DATA_VARIABLE",
+    "Datasets",
+    "Task",
+    "argmax_accuracy",
+    "evaluate",
+    "fetch",
+    "keep_data",
+    "seeded_model",
+    "targets_of",
+]
 
 DATA_VARIABLE = "PACELINE_DATA"
 Datasets = tuple[Dataset[Any], Dataset[Any]]
@@ -27,6 +37,12 @@ _kept: dict[Any, Datasets] | None = None  # what `keep_data` keeps
 def argmax_accuracy(output: Tensor, target: Tensor) -> Tensor:
     """Fraction of samples whose largest output (samples, classes) is at the target class (samples,)."""
     return (output.argmax(dim=-1) == target).float().mean()
+
+
+def seeded_model(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """The model that `make` builds right after seeding torch's generator, which is left as plain training would leave it."""
+    torch.manual_seed(seed)
+    return make()
 
 
 @dataclass(frozen=True, kw_only=True)
