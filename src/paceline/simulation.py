@@ -72,7 +72,8 @@ def simulate_task(
         timing_only: compute no gradient: the worker programs run on empty vectors, and no loss is known.
         num_parameters: for timing only: length of the vectors, float32, instead of the task's; with `steps` set, no data
             are loaded either.
-        faults: what goes wrong, and when.
+        faults: what goes wrong, and when; as in a real run, `config.restarts` deaths are answered by a new incarnation, except
+            where a method needs all workers: it ends.
         out: the run's folder; None: nothing is written. Host times, dates and paths are only in its `host.json`.
         command: the command line, for the report and `host.json`.
 
@@ -155,6 +156,7 @@ class _Simulation:
             collective="memory" if isinstance(self.algorithm, Lockstep) else "ring",
             faults=self.faults,
             placing=self._placing(),
+            restarts=self.config.restarts if "kill" in self.algorithm.tolerates else 0,
         )
         if self.algorithm.memory.averaged and self.model is not None:
             floating = {name: buffer for name, buffer in self.model.named_buffers() if buffer.is_floating_point()}
@@ -180,8 +182,6 @@ class _Simulation:
             raise UsageError("Optimizer state that workers share is not simulated; leave it per worker.")
         if config.slow is not None:
             raise UsageError("Simulated workers are as slow as their cluster says: use Cluster.slow, or --slow.")
-        if config.restarts:
-            raise UsageError("Simulated workers are not restarted; leave out restarts.")
         if num_parameters is not None and not self.timing_only:
             raise UsageError("A number of parameters can be declared for timing only; add timing_only (--timing-only).")
         if num_parameters is not None and num_parameters < 1:
@@ -234,7 +234,7 @@ class _Simulation:
 
     # The workers
 
-    def _claims(self, worker_id: int) -> BatchClaims:
+    def _claims(self, worker_id: int, taken: int) -> BatchClaims:
         assert self.plan is not None
         return BatchClaims(
             self.plan,
@@ -244,12 +244,17 @@ class _Simulation:
             counter=self._claim_batch,
             max_epochs=self.config.epochs,
             max_steps=self.config.steps,
+            taken=taken,
         )
 
     def _make_replicas(self) -> Callable[[int], BaseReplica]:
-        """How a worker's replica is made; also starts its program."""
+        """How a worker's replica is made, or its next incarnation's; also starts its program."""
         machine, numbers = self.machine, itertools.count()
-        seeds = [None, *(hash((self.config.seed, worker, 0)) & (2**63 - 1) for worker in range(1, self.config.workers))]
+
+        def seed_of(worker_id: int, incarnation: int) -> int:
+            return hash((self.config.seed, worker_id, incarnation)) & (2**63 - 1)
+
+        seeds = [None, *(seed_of(worker, 0) for worker in range(1, self.config.workers))]
         if not self.timing_only:
             torch.set_rng_state(self._random_after_model)
         random_states = RandomStates(seeds)
@@ -262,14 +267,18 @@ class _Simulation:
             ports = machine.ports(core)
             base = {**machine.base_arguments(ports), "recorder": self.record.recorder(worker_id)}
             timing = {"core": core, "num_blocks": machine.num_blocks}
+            taken = 0
+            if ports.incarnation:
+                taken = len(self.record.records_of(worker_id))
+                random_states.begin_anew(worker_id, seed_of(worker_id, ports.incarnation))
             if self.timing_only:
                 if self.declared:
-                    batches: Any = DeclaredBatches(numbers, cast(int, self.config.steps), self._batch_size)
+                    batches: Any = DeclaredBatches(numbers, cast(int, self.config.steps) - taken, self._batch_size)
                 else:
-                    batches = BatchSizes(self._claims(worker_id))
+                    batches = BatchSizes(self._claims(worker_id, taken))
                 replica: BaseReplica = TimedReplica(batches=batches, **timing, **base)
             else:
-                data = DatasetBatches(self.train_set, self._claims(worker_id))
+                data = DatasetBatches(self.train_set, self._claims(worker_id, taken))
                 source = OwnRandomness(data, random_states, worker_id)
                 base |= {"binding": self.binding, "random_states": random_states, "buffers": buffers}
                 task = (self.model, self.task.loss, self._optimizer, source)
@@ -288,6 +297,7 @@ class _Simulation:
                 if self.model is not None:
                     self.model.train()
                 make = self._make_replicas()
+                self.machine.restart = make
                 replicas = [make(worker_id) for worker_id in range(self.config.workers)]
                 self.machine.start_servers(self.algorithm.serve)
                 self._run_programs()
@@ -313,13 +323,7 @@ class _Simulation:
 
     def _config_record(self) -> dict[str, Any]:
         record = dataclasses.asdict(self.config)
-        for name in (
-            "data",
-            "placement",
-            "checkpoint_every_s",
-            "restarts",
-            "slow",
-        ):  # paths, and what plays no part here
+        for name in ("data", "placement", "checkpoint_every_s", "slow"):  # paths, and what plays no part here
             if name != "placement" or self.cluster.sockets is None:
                 del record[name]
         return {**record, "timing_only": self.timing_only, "cluster": as_table(self.cluster), **self.faults.as_record()}

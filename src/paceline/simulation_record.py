@@ -187,6 +187,7 @@ class SimulationRecord:
             "gossip": self._is_gossip,
             **own_models,
             "workers_lost": sorted(self._simulated.lost),
+            "restarts": self._simulated.restarts,
             "initial_loss": self._initial_loss,
             "version": self._simulated.shared.version,
             "target_loss": own.target_loss,

@@ -41,23 +41,33 @@ class PlantedReplica:
         pass
 
 
-def drive(algorithm, cluster, *, num_steps, x0, gradient=None, learning_rate=0.0, faults=None, seed=1, run=True):
-    """Runs every worker's program from its row of `x0` (workers, P); returns machine, replicas and all vectors' end."""
+def drive(
+    algorithm, cluster, *, num_steps, x0, gradient=None, learning_rate=0.0, faults=None, seed=1, run=True, restarts=0
+):
+    """Runs every worker's program from its row of `x0` (workers, P); returns machine, replicas and all vectors' end.
+
+    A killed worker's successor finds the parameters that the dead one left.
+    """
     machine = SimulatedMachine(
         cluster, algorithm.memory, x=x0[0], vector_bytes=x0[0].nbytes, batch_size=1, seed=seed,
-        is_gossip=True, collective="ring", faults=faults,
+        is_gossip=True, collective="ring", faults=faults, restarts=restarts,
     )  # fmt: skip
     replicas, all_ports = [], []
-    for worker in range(cluster.workers):
+
+    def begin(worker):
         core = machine.core(worker)
         ports = machine.ports(core)
-        ports.shared.x.copy_(x0[worker])
+        if not ports.incarnation:
+            ports.shared.x.copy_(x0[worker])
         replica = PlantedReplica(core, ports, num_steps, gradient or (lambda *_: torch.zeros(())), learning_rate)
         replicas.append(replica)
         all_ports.append(ports)
-        machine.start(worker, lambda replica=replica, ports=ports: algorithm.work(replica, ports))
+        machine.start(worker, lambda: algorithm.work(replica, ports))
+
+    machine.restart = begin
+    for worker in range(cluster.workers):
+        begin(worker)
     if run:
         machine.scheduler.run()
-    return SimpleNamespace(
-        machine=machine, replicas=replicas, ports=all_ports, x=torch.stack([one.shared.x for one in all_ports])
-    )
+    x = torch.stack([one.shared.x for one in all_ports[: cluster.workers]])
+    return SimpleNamespace(machine=machine, replicas=replicas, ports=all_ports, x=x)

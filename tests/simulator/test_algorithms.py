@@ -188,7 +188,6 @@ def test_bad_configurations_are_refused():
     for config, options, says in [
         ({"algorithm": "sequential"}, {}, "runs with 1 worker"),
         ({"optimizer_state": "shared"}, {}, "not simulated"),
-        ({"restarts": 1}, {}, "not restarted"),
         ({"target_loss": 0.1}, {"timing_only": True}, "leave out the target"),
         ({}, {"num_parameters": 5}, "--timing-only"),
     ]:

@@ -17,7 +17,7 @@ from paceline.slow_workers import slow_factors
 from paceline.system import uncollected
 
 if TYPE_CHECKING:
-    from paceline.simulator import Cluster
+    from paceline.simulator import Cluster, Faults
 
 __all__ = ["described", "simulate"]
 
@@ -39,6 +39,9 @@ def simulate(
         list[str] | None,
         typer.Option(help="A-B:FACTOR on the time of messages between two.", rich_help_panel=_CLUSTER),
     ] = None,
+    kill: Annotated[
+        list[str] | None, typer.Option(help="WORKER:STEP at which it dies; again for more.", rich_help_panel=_CLUSTER)
+    ] = None,
     timing_only: Annotated[
         bool, typer.Option("--timing-only", help="No gradients, only times.", rich_help_panel=_CLUSTER)
     ] = False,
@@ -57,6 +60,7 @@ def simulate(
     staleness_ramp_epochs: options.StalenessRampEpochs = None,
     partition: options.Partition = None,
     placement: options.Placement = None,
+    restarts: options.Restarts = None,
     seed: options.Seed = None,
     data: options.Data = None,
     out: options.Out = None,
@@ -77,7 +81,8 @@ def simulate(
         from paceline.config import TrainConfig
         from paceline.simulation import simulate_task
 
-    simulated = described(cluster, workers, slow or [], slow_link or [])
+    simulated, faults = described(cluster, workers, slow or [], slow_link or []), _faults(kill or [])
+    faults.check(simulated.workers)
     known = {one.name for one in dataclasses.fields(TrainConfig)}
     if placement is not None and simulated.sockets is None:
         raise UsageError("--placement is about sockets: add [sockets] to a cluster file, and --cluster FILE.")
@@ -91,11 +96,30 @@ def simulate(
     say(f"{config.task}: {config.algorithm}, {config.workers} simulated workers, into {folder}")
     command = options.write_command(sys.argv[1:])
     run = simulate_task(
-        config, cluster=simulated, timing_only=timing_only, num_parameters=parameters, out=folder, command=command
+        config,
+        cluster=simulated,
+        timing_only=timing_only,
+        num_parameters=parameters,
+        faults=faults,
+        out=folder,
+        command=command,
     )
     show(run, folder, as_json=as_json)
     if run.result["outcome"] == "crashed":
         raise typer.Exit(1)
+
+
+def _faults(kills: list[str]) -> Faults:
+    """What the command line says goes wrong."""
+    from paceline.simulator import Faults
+
+    faults = Faults()
+    for text in kills:
+        worker, _, step = text.partition(":")
+        if not (worker.isdecimal() and step.isdecimal()):
+            raise UsageError(f"--kill {text} says nothing about a worker. Write WORKER:STEP, as 2:40.")
+        faults = faults.kill(worker=int(worker), step=int(step))
+    return faults
 
 
 def described(path: Path | None, workers: int | None, slow: list[str], slow_link: list[str]) -> Cluster:

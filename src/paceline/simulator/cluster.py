@@ -50,6 +50,8 @@ class Cluster:
         collective: how an all-reduce is made: "ring" or "tree" over the network, "memory" on one machine. None: "memory" for
             `lockstep`, "ring" for all others.
         detection_s: from a worker's death, silence or loss of connection until the others know.
+        restart_s: from then until a killed worker's successor begins, where there are restarts; Python that starts anew and
+            imports PyTorch takes some 2 to 10 s.
         slowness: pairs of worker and factor on its compute time; see `slow`.
         cores: of the one machine that all workers, servers included, run on; those that compute, move vectors or handle
             messages share them, those that wait or sleep need none. None: a core for each worker.
@@ -76,6 +78,7 @@ class Cluster:
     switch_bytes_per_s: float | None = None
     collective: Literal["memory", "ring", "tree"] | None = None
     detection_s: float = 1.0
+    restart_s: float = 5.0
     slowness: tuple[tuple[int, float], ...] = ()
     cores: int | None = None
     slice_s: float = 0.003
@@ -112,7 +115,7 @@ class Cluster:
             _check(name, getattr(self, name))
         if not isinstance(self.crowding, int | float) or not 1 <= self.crowding < math.inf:
             raise UsageError(f"crowding must be a number from 1, not {self.crowding!r}.")
-        for name in ("wake_s", "latency_s", "detection_s", "idle_s", "spin_s"):
+        for name in ("wake_s", "latency_s", "detection_s", "restart_s", "idle_s", "spin_s"):
             if getattr(self, name) != 0:
                 _check(name, getattr(self, name))
         if self.switch_bytes_per_s is not None:

@@ -54,7 +54,8 @@ class Faults:
     """Faults of a simulated run; each method returns a longer script.
 
     A step is reached when the worker begins that step's gradient, counted from 1; a time is virtual. A killed worker's
-    messages arrive if they had left its NIC; the others learn of its death `Cluster.detection_s` later. A paused worker
+    messages arrive if they had left its NIC; the others learn of its death `Cluster.detection_s` later, and where there
+    are restarts left its next incarnation begins `Cluster.restart_s` after that. A paused worker
     neither computes nor receives, and its computation ends that much later; what its memory or NIC were moving goes on.
 
     >>> Faults().kill(worker=2, step=40).slow(worker=0, factor=10, at_s=1.5).workers

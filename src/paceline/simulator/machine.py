@@ -55,12 +55,15 @@ class SimulatedMachine:
         faults: what goes wrong.
         scheduler: of the programs; None: a new one.
         placing: of vectors and workers, where the cluster has sockets; None: as a kernel does.
+        restarts: how many deaths are answered by a new incarnation, `Cluster.detection_s` and `restart_s` later.
 
     Attributes:
         scheduler: runs the programs.
         shared: the state of the shared parameters; has `version` and `snapshot`.
         num_blocks: pieces in which a replica writes and copies a vector of this kind.
         lost: workers that were killed, in that order.
+        restarts: how many of them were replaced.
+        restart: makes a worker's new incarnation and starts its program; filled in by the caller.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class SimulatedMachine:
         faults: Faults | None = None,
         scheduler: Scheduler | None = None,
         placing: Placing | None = None,
+        restarts: int = 0,
     ) -> None:
         self.cluster = cluster
         self.request = request
@@ -120,6 +124,11 @@ class SimulatedMachine:
             self._network = Network(self.scheduler, cluster, self._num_server_programs)
         self.shared: Any = self._shared_state()
         self.lost: list[int] = []
+        self.restarts = 0
+        self.restart: Callable[[int], object] | None = None
+        self._restarts_left = restarts
+        self._incarnations: dict[int, int] = {}  # of workers that were replaced
+        self._cores: dict[int, Core] = {}
         self._plan_faults()
 
     def _shared_state(self) -> Any:
@@ -140,7 +149,9 @@ class SimulatedMachine:
                 return ServedState(x, self._num_servers, averaged=self.request.averaged)
 
     def core(self, worker_id: int) -> Core:
-        """A worker's core, on a machine of its own if the workers talk over the network."""
+        """A worker's core, on a machine of its own if the workers talk over the network; each incarnation has the same."""
+        if worker_id in self._cores:
+            return self._cores[worker_id]
         disturbances = Disturbances(self._faults, worker_id) if self._faults.script else None
         named: dict[str, Any] = {
             "scheduler": self.scheduler,
@@ -159,11 +170,14 @@ class SimulatedMachine:
         else:
             core = Core(memory=self._memory, **named)
         core.die = partial(self._kill, worker_id)
+        if self._restarts_left:
+            self._cores[worker_id] = core
         return core
 
     def ports(self, core: Core) -> Ports:
         """What the worker with this core is given."""
         worker_id, counts = core.worker_id, Counts()
+        incarnation = self._incarnations.get(worker_id, 0)
         mailbox = concurrency = None
         if self.request.mailbox:
             mailbox = SimulatedMailbox(
@@ -173,6 +187,7 @@ class SimulatedMachine:
                 num_workers=self.cluster.workers + self._num_server_programs,
                 counts=counts,
                 declared_bytes=self._declared_bytes,
+                incarnation=incarnation,
             )
             self._network.boxes[worker_id] = mailbox
             concurrency = SimulatedConcurrency(self.scheduler, worker_id, self.cluster.wake_s)
@@ -187,6 +202,7 @@ class SimulatedMachine:
             mailbox=mailbox,
             concurrency=concurrency,
             counts=counts,
+            incarnation=incarnation,
             num_servers=self._num_servers,
             copies=self.request.copies > 1,
         )
@@ -264,12 +280,29 @@ class SimulatedMachine:
         if self._num_servers:  # they hear of it even if the others end before: what follows is theirs to say
             heard_after_s = 2 * self.cluster.detection_s  # twice: they may be in the middle of an update
             self.scheduler.start(self.cluster.workers, partial(self.scheduler.sleep, heard_after_s))
+        if self._restarts_left:
+            self._restarts_left -= 1
+            self.restarts += 1
+            name = f"the successor of worker {worker_id}"
+            self.scheduler.start(-1, partial(self._replace, worker_id), server=name)
         self.scheduler.end_worker(worker_id)
         if self.request.kind == "replicated":
             self.shared.lose(worker_id)
         if self._all_reduce is not None:
             lose = partial(self._all_reduce.lose, worker_id, reason)
             self.scheduler.call_at(self.scheduler.now_s + self.cluster.detection_s, lose)
+
+    def _replace(self, worker_id: int) -> None:
+        """Starts a dead worker's next incarnation once its death is known and a process has come up; the run waits for it."""
+        self.scheduler.sleep(self.cluster.detection_s + self.cluster.restart_s)
+        assert self.restart is not None
+        self._incarnations[worker_id] = self._incarnations.get(worker_id, 0) + 1
+        self._network.replace(worker_id, self._incarnations[worker_id])
+        if self.request.kind == "replicated":
+            self.shared.come_back(worker_id)
+        self._cores[worker_id].moved_s = 0.0
+        self.restart(worker_id)
+        self._network.welcome(worker_id)
 
     def _parameters(self, core: Core) -> Any:
         match self.request.kind:
@@ -302,6 +335,7 @@ class SimulatedMachine:
             "stopped": _never,
             "counts": ports.counts if self.request.mailbox or self.request.collectives else None,
             "now_s": ports.clock.now_s,
+            "incarnation": ports.incarnation,
         }
 
 

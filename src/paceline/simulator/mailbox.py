@@ -30,6 +30,7 @@ class SimulatedMailbox:
         num_workers: workers of the run.
         counts: messages and bytes are counted there.
         declared_bytes: size of every vector where vectors are empty (timing only); None: their own.
+        incarnation: of this worker; above 0, it knows from the start who has left.
 
     Attributes:
         waited_s: seconds that `Algorithm.work` itself has waited here (not a further program); the caller reads it and sets it
@@ -37,8 +38,8 @@ class SimulatedMailbox:
     """
 
     __slots__ = (
-        "_counts", "_declared_bytes", "_items", "_left", "_network", "_num_workers", "_peers", "_reached", "_scheduler",
-        "_timer_at_s", "_waiters", "_worker_id", "waited_s",
+        "_counts", "_declared_bytes", "_incarnation", "_items", "_left", "_network", "_num_workers", "_peers", "_reached",
+        "_scheduler", "_timer_at_s", "_waiters", "_worker_id", "waited_s",
     )  # fmt: skip
 
     def __init__(
@@ -50,6 +51,7 @@ class SimulatedMailbox:
         num_workers: int,
         counts: Counts,
         declared_bytes: int | None,
+        incarnation: int = 0,
     ) -> None:
         self.waited_s = 0.0
         self._scheduler = scheduler
@@ -64,6 +66,9 @@ class SimulatedMailbox:
         self._reached: set[int] = set()  # peers met that have not left
         self._left: dict[int, PeerLeft] = {}
         self._peers = _Others(num_workers, frozenset((worker_id,)))
+        self._incarnation = incarnation
+        for left in network.departed() if incarnation else ():
+            self._is_news(left)
 
     def send(self, to: int, message: Message) -> None:
         """Sends a copy."""
@@ -76,7 +81,7 @@ class SimulatedMailbox:
             else:
                 num_bytes += self._declared_bytes
         me, counts = self._worker_id, self._counts
-        received: Received = _new(Received, (me, 0, message))
+        received: Received = _new(Received, (me, self._incarnation, message))
         if to == me:
             program = self._put(received)
             if program is not None:
@@ -137,7 +142,10 @@ class SimulatedMailbox:
 
     def arrive(self, item: Event) -> Program | None:
         """Takes what the network brings; the program that waited for it goes on at once."""
-        if not self._network.is_calm and not self._network.lets_through(self._worker_id, item):
+        network = self._network
+        if not network.is_calm and not (
+            network.boxes[self._worker_id] is self and network.lets_through(self._worker_id, item)
+        ):
             return None
         if type(item) is not Received and not self._is_news(item):
             return None

@@ -260,6 +260,10 @@ class ReplicatedState:
         """Leaves a dead worker's vector out from now on."""
         self._lost.add(worker_id)
 
+    def come_back(self, worker_id: int) -> None:
+        """Counts the vector again of a worker that was replaced; it is as the dead one left it."""
+        self._lost.discard(worker_id)
+
     @property
     def present(self) -> list[int]:
         """The workers that are not dead; all of them where all are."""

@@ -65,6 +65,7 @@ class Network:
         self._killed: set[int] = set()
         self._cut: set[tuple[int, int]] = set()
         self._asleep_until_s: dict[int, float] = {}
+        self._incarnations: dict[int, int] = {}  # of workers that were replaced
 
     # Messages
 
@@ -84,7 +85,7 @@ class Network:
 
     def _leave(self, sender: int, receiver: int, item: Any, num_bytes: float) -> None:
         """The first byte leaves the sender's NIC now."""
-        if sender in self._killed:
+        if sender in self._killed or self._is_of_the_dead(sender, item):
             return
         factor = self._factors.get((sender, receiver)) if self._factors else None
         if factor is None:
@@ -123,13 +124,20 @@ class Network:
             return False  # it was paused, and has ended or died since
         if (sender, receiver) in self._cut and isinstance(item, Received):
             return False
+        if self._is_of_the_dead(sender, item):
+            return False
         until_s = self._asleep_until_s.get(receiver, 0.0)
         if until_s > self._scheduler.now_s:
             self._scheduler.call_at(until_s, (self.boxes[receiver], item))
             return False
         return True
 
-    # Workers that leave
+    def _is_of_the_dead(self, sender: int, item: Any) -> bool:
+        """Whether a message is from an incarnation that another one has replaced."""
+        newest = self._incarnations.get(sender, 0) if self._incarnations else 0
+        return newest > 0 and isinstance(item, Received) and item.incarnation < newest
+
+    # Workers that leave, and that are replaced
 
     def is_gone(self, worker: int) -> bool:
         """Whether this worker has ended or been killed."""
@@ -160,6 +168,24 @@ class Network:
         for peer in sorted(self.contacts[worker]):
             if peer not in self._gone:
                 self.tell_gone(peer, worker)
+
+    def departed(self) -> list[PeerLeft]:
+        """Those that are gone, as one learns who comes now."""
+        return [PeerLeft(worker, self._incarnations.get(worker, 0), why) for worker, (why, _) in self._gone.items()]
+
+    def replace(self, worker: int, incarnation: int) -> None:
+        """A dead worker's next incarnation is there, with a NIC that has nothing to send; nobody else knows of it yet."""
+        del self._gone[worker]
+        self._killed.discard(worker)
+        self._incarnations[worker] = incarnation
+        self._out_free_s[worker] = self._scheduler.now_s
+
+    def welcome(self, worker: int) -> None:
+        """Tells those that have met its predecessors that a worker is back."""
+        at_s = self._scheduler.now_s + self._latency_s
+        for peer in sorted(self.contacts[worker]):
+            if peer not in self._gone:
+                self._scheduler.call_at(at_s, (self.boxes[peer], PeerBack(worker, self._incarnations[worker])))
 
     def drop_link(self, a: int, b: int) -> None:
         """Nothing passes between these two any more; each takes the other for lost after `detection_s`."""

@@ -31,6 +31,13 @@ class RandomStates:
         self._states: dict[int, torch.Tensor] = {}
         self._current = -1
 
+    def begin_anew(self, worker_id: int, seed: int) -> None:
+        """A worker's next incarnation has a seed of its own."""
+        self._states.pop(worker_id, None)
+        self._seeds[worker_id] = seed
+        if self._current == worker_id:
+            self._current = -1
+
     def enter(self, worker_id: int) -> None:
         """Makes this worker's state the generator's."""
         if worker_id == self._current:

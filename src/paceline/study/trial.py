@@ -214,7 +214,7 @@ class TrialMaker:
         elif config.optimizer_state == "shared":
             raise UsageError("optimizer state that workers share is not simulated; leave it per worker.")
         elif config.restarts:
-            raise UsageError("simulated workers are not restarted; leave out restarts.")
+            raise UsageError("simulated trials have no faults, so nobody is restarted; leave out restarts.")
 
 
 def _plain(value: Any) -> Any:
