@@ -71,6 +71,7 @@ class Agent:
         deadline_s: how long workers wait for each other.
         folder: where workers write their records, and the result goes.
         say: takes sentences for people.
+        trains: whether the workers train; otherwise they have no records, and nothing is written.
     """
 
     command: Sequence[str]
@@ -83,12 +84,13 @@ class Agent:
     deadline_s: int
     folder: Path
     say: Callable[[str], None]
+    trains: bool = True
     notes: list[str] = field(default_factory=list)
     _children: list[_Child] = field(default_factory=list)
     _num_restarted: int = 0
 
-    def run(self) -> RunData:
-        """Returns when all workers of this machine have ended.
+    def run(self) -> RunData | None:
+        """Returns when all workers of this machine have ended; what they trained, if they did.
 
         Raises:
             UsageError: something is wrong that every worker would find wrong.
@@ -104,11 +106,11 @@ class Agent:
                     f"The run at {self.address} has {of} workers in all, fewer than the {self.workers} to start here: lower"
                     " --workers, or give --of on the first machine."
                 )
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.say(
-                f"{'Holding' if meeting.holds else 'Joining at'} {self.address}: {self.workers} of {of} workers start here,"
-                f" into {self.folder}"
-            )
+            where = "Holding" if meeting.holds else "Joining at"
+            into = f", into {self.folder}" if self.trains else ""
+            if self.trains:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            self.say(f"{where} {self.address}: {self.workers} of {of} workers start here{into}")
             for _ in range(self.workers):
                 self._start(of)
             while not all(child.reported for child in self._children):
@@ -118,7 +120,7 @@ class Agent:
             self._end_all()
             signal.signal(signal.SIGTERM, previous)
             meeting.close()
-        return self._result(of)
+        return self._result(of) if self.trains else None
 
     def _start(self, of: int) -> None:
         environment = {
@@ -126,9 +128,10 @@ class Agent:
             **os.environ,
             "PACELINE_JOIN": self.address,
             "PACELINE_OF": str(of),
-            "PACELINE_OUT": str(self.folder.resolve()),
             "PACELINE_DEADLINE_S": str(self.deadline_s),
         }
+        if self.trains:
+            environment["PACELINE_OUT"] = str(self.folder.resolve())
         if self.key is not None:
             environment["PACELINE_KEY"] = str(self.key.resolve())
         if self.algorithm is not None:
@@ -171,6 +174,11 @@ class Agent:
                 process.wait()
 
     # The end
+
+    @property
+    def failed(self) -> bool:
+        """Whether a worker of this machine ended with an error."""
+        return any(child.process.returncode != 0 for child in self._children)
 
     @property
     def refused(self) -> bool:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import socket
-import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +15,7 @@ import torch.distributed as dist
 
 from paceline.environment import WorkerEnvironment
 from paceline.errors import UsageError, WorkerLostError, name_workers
+from paceline.rendezvous import address_of, common_store, missing_keys, own_part, wait_for_readers
 from paceline.transport.base import Ports
 from paceline.transport.collectives import DistributedCollectives
 from paceline.transport.parameters import MemoryRequest
@@ -28,7 +26,6 @@ _CLAIM_BATCHES = 4  # a trip to the store takes as long as a small step; a claim
 _FAREWELL_S = 5.0
 _GROUP_EXTRA_S = 5.0  # the group's own deadline comes after ours, whose message says who is missing
 _dist: Any = dist  # its type stubs do not name the stores
-_store: Any = None  # the one that this process has made
 _num_joined = 0  # attach may be used several times in a process; each time has a part of the store to itself
 
 
@@ -71,9 +68,7 @@ class Membership:
         self._worker_id, self._num_workers = environment.worker_id, environment.num_workers
         self.deadline_s = environment.deadline_s
         self._owns_default = not dist.is_initialized()
-        # torchrun's own store outlives the workers that it starts again: what the dead ones said in it must not count.
-        life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self.store: Any = _dist.PrefixStore(f"paceline/{life}/{_num_joined}", _common_store(environment))
+        self.store: Any = own_part(common_store(environment), str(_num_joined))
         self._agree(hello)
         group_timeout = timedelta(seconds=self.deadline_s + _GROUP_EXTRA_S)
         if self._owns_default:
@@ -114,22 +109,7 @@ class Membership:
         Raises:
             UsageError: the workers are on several machines, and there is no key file.
         """
-        key = os.environ.get("PACELINE_KEY")
-        here = f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/net').readlink()}"
-        self.store.set(f"machine/{self._worker_id}", here)
-        machines = {self.store.get(f"machine/{worker}").decode() for worker in range(self._num_workers)}
-        if len(machines) == 1:
-            return "127.0.0.1", Path(key) if key else None
-        self._wait_for_readers("machine")
-        if not key:
-            raise UsageError(
-                "The workers are on several machines, so what they send each other must be encrypted: make a key with"
-                " `paceline key FILE`, copy it to every machine, and set PACELINE_KEY=FILE for every worker."
-            )
-        with socket.create_connection(
-            (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), self.deadline_s
-        ) as probe:
-            return probe.getsockname()[0], Path(key)
+        return address_of(self.store, self._worker_id, self._num_workers, self.deadline_s)
 
     def close(self, *, failed: bool) -> None:
         """Leaves; worker 0, which may hold the store, stays until all have, or the deadline has passed.
@@ -143,19 +123,19 @@ class Membership:
             dist.destroy_process_group(self._group)
         if self._worker_id == 0:
             within_s = min(_FAREWELL_S, self.deadline_s) if failed else self.deadline_s
-            self._await([f"left/{worker}" for worker in range(self._num_workers)], within_s)
+            missing_keys(self.store, [f"left/{worker}" for worker in range(self._num_workers)], within_s)
 
     def _agree(self, hello: dict[str, str]) -> None:
         self.store.set(f"hello/{self._worker_id}", json.dumps(hello, sort_keys=True))
         keys = [f"hello/{worker}" for worker in range(self._num_workers)]
-        if missing := self._await(keys, self.deadline_s):
+        if missing := missing_keys(self.store, keys, self.deadline_s):
             raise WorkerLostError(
                 f"start: {name_workers(missing)} did not call paceline.attach within {self.deadline_s:g} s. See its output;"
                 " it may have ended before."
             )
         others = [json.loads(self.store.get(key)) for key in keys]
         differing = [worker for worker, other in enumerate(others) if other != others[0]]
-        self._wait_for_readers("hello")
+        wait_for_readers(self.store, "hello", self._worker_id, range(self._num_workers))
         if differing:
             other = others[differing[0]]
             what = next(name for name in other if other[name] != others[0].get(name))
@@ -163,51 +143,6 @@ class Membership:
                 f"The workers disagree on the {what}: {_short(others[0][what])} on worker 0, {_short(other[what])} on"
                 f" {name_workers(differing)}. Build the same model and name the same algorithm on every worker."
             )
-
-    def _wait_for_readers(self, what: str) -> None:
-        """This worker has read what all have said; whoever holds the store must not end, with an error, before all have."""
-        self.store.set(f"read/{what}/{self._worker_id}", "1")
-        if self._worker_id == 0:
-            self._await([f"read/{what}/{worker}" for worker in range(self._num_workers)], _FAREWELL_S)
-
-    def _await(self, keys: list[str], within_s: float) -> list[int]:
-        """Waits until all keys are there; returns the positions of those that are not in time."""
-        until_s = time.monotonic() + within_s
-        missing = list(range(len(keys)))
-        while True:
-            missing = [index for index in missing if not self.store.check([keys[index]])]
-            if not missing or time.monotonic() > until_s:
-                return missing
-            time.sleep(0.005)
-
-
-def _common_store(environment: WorkerEnvironment) -> Any:
-    """The user's process group's store; else the launcher's; else one at MASTER_ADDR and MASTER_PORT, which worker 0 holds."""
-    global _store
-    if dist.is_initialized():
-        return dist.distributed_c10d._get_default_store()
-    if _store is not None:
-        return _store
-    deadline, timeout = f"{environment.deadline_s:g} s", timedelta(seconds=environment.deadline_s)
-    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-    holds_it = environment.worker_id == 0
-    try:
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            _store = next(_dist.rendezvous("env://", environment.worker_id, environment.num_workers, timeout=timeout))[
-                0
-            ]
-        else:
-            _store = _dist.TCPStore(host, int(port), is_master=holds_it, timeout=timeout, wait_for_workers=False)
-    except (RuntimeError, ValueError) as error:
-        if holds_it or isinstance(error, ValueError):
-            raise UsageError(
-                f"Worker 0 cannot listen at MASTER_PORT={port} ({str(error).splitlines()[0]}): choose a free port."
-            ) from error
-        raise WorkerLostError(
-            f"start: worker 0, which the others meet at {host}:{port}, did not call paceline.attach within {deadline}. See its"
-            " output; or MASTER_ADDR and MASTER_PORT are not the same everywhere."
-        ) from error
-    return _store
 
 
 def ports_for(environment: WorkerEnvironment, request: MemoryRequest, ports: Ports, membership: Membership) -> Ports:

@@ -131,10 +131,13 @@ def launch(
         deadline_s=deadline or 600,
         folder=folder,
         say=say,
+        trains=not _calibrates(command),
     )
     run = agent.run()
     if agent.refused:
         raise typer.Exit(2)
+    if run is None:
+        raise typer.Exit(1 if agent.failed else 0)
     show(run, folder, as_json=as_json)
     if run.result["outcome"] == "crashed":
         raise typer.Exit(1)
@@ -199,3 +202,9 @@ def _crashed(folder: Path) -> RunData:
     from paceline.observe.run import RunData
 
     return RunData.load(folder)
+
+
+def _calibrates(command: list[str]) -> bool:
+    """Whether the workers are `paceline calibrate`, by its module or its file: they measure, and write a file of their own."""
+    words = command[1:] if command[0] == "-m" else [Path(command[0]).name, *command[1:]]
+    return words[:2] == ["paceline", "calibrate"]
