@@ -10,9 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 import paceline as pl
-from paceline.calibration import Calibration, Spread, as_cluster, fit_link, write
+from paceline.calibration import Calibration, as_cluster, write
 from paceline.cli.app import app
 from paceline.errors import PacelineError
+from paceline.measurements import Spread, fit_link
 from paceline.simulator import Cluster
 
 

@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from paceline.batches import BatchPlan
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import PacelineError, PeerLostError, UsageError
 from paceline.flat import FlatBinding
 from paceline.fork_server import fork_server_context
 from paceline.memory import atomics
@@ -33,10 +33,11 @@ from paceline.sources import BatchClaims, DatasetBatches
 from paceline.specs import build_optimizer
 from paceline.tasks.base import Task
 from paceline.tasks.load import load_task
-from paceline.transport.base import Mailbox, Message, Received
+from paceline.transport.base import Mailbox, Message, PeerLeft, Received
 from paceline.transport.mailbox import ZmqMailbox
 
 __all__ = [
+    "ENOUGH",
     "Team",
     "atomics_s",
     "copies_s",
@@ -335,6 +336,8 @@ def _waker(segment: Segment, repeats: int) -> list[float]:
 
 # Messages
 
+ENOUGH = Message("enough")  # ends a peer's part
+
 
 def round_trips_s(mailbox: Mailbox, peer: int, num_bytes: int, repeats: int) -> list[float]:
     """How long messages of so many bytes take to a peer that sends them back, and back; whoever started the peer."""
@@ -344,6 +347,8 @@ def round_trips_s(mailbox: Mailbox, peer: int, num_bytes: int, repeats: int) -> 
         mailbox.send(peer, Message("there", number, x=x))
         received = mailbox.receive(_DEADLINE_S, sender=peer)
         times_s.append(time.perf_counter() - begun_s)
+        if isinstance(received, PeerLeft):
+            raise PeerLostError(peer, received.reason)
         if not isinstance(received, Received) or received.message.number != number:
             raise PacelineError(f"Worker {peer} did not send message {number} back: {received}.")
     return times_s[-repeats:]

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from paceline import probes
 from paceline.advice.answer import Candidate
 from paceline.advice.program import Program, Shape
-from paceline.calibration import Spread, as_cluster, measure
+from paceline.calibration import as_cluster, measure
 from paceline.errors import PacelineError
+from paceline.measurements import Spread
 from paceline.simulator import Cluster
 from paceline.simulator.compute import Normal
 from paceline.tasks.load import BUILT_IN

@@ -113,7 +113,7 @@ def _advise(
     budget_s: float, data: Path | None, seed: int,
 ) -> Advice:  # fmt: skip
     """The engine's answer, with what it is at shown meanwhile."""
-    from paceline.advice.advise import advise  # pyright: ignore[reportMissingImports]
+    from paceline.advice.advise import advise
 
     with _Live(f"Advice on {program}, with {max_workers} workers at most") as live:
         return advise(

@@ -1,17 +1,25 @@
-"""`paceline calibrate`: this machine, measured, as a cluster file for the simulator."""
+"""`paceline calibrate`: this machine, or a launcher's workers, measured, as a cluster file for the simulator."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from paceline.cli import options
 from paceline.cli.console import err, out, say
 from paceline.errors import UsageError
 from paceline.fork_server import fork_server_context
+
+if TYPE_CHECKING:
+    from paceline.measured_cluster import MeasuredCluster
 
 __all__ = ["calibrate"]
 
@@ -25,6 +33,9 @@ def calibrate(
     file: Annotated[
         Path, typer.Option("--out", help="The cluster file, TOML or JSON.", rich_help_panel="The run")
     ] = Path("cluster.toml"),
+    hosts: Annotated[
+        bool, typer.Option("--hosts", help="Under a launcher: name the machines in it.", rich_help_panel="The run")
+    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Replace that file if it exists.", rich_help_panel="The run")
     ] = False,
@@ -32,13 +43,98 @@ def calibrate(
 ) -> None:
     """Measure this machine, and write a cluster file that `simulate` reads: steps, memory, messages.
 
-    Works best on an otherwise idle machine. Example: paceline calibrate --task mnist-mlp --out here.toml
+    Works best on an otherwise idle machine. Under a launcher, all its workers measure, and their links, too.
+
+    Example: paceline calibrate --task mnist-mlp --out here.toml
+
+    Example: torchrun --nnodes 4 ... -m paceline calibrate --out cluster.toml
     """
     options.check_numbers({"batch_size": batch_size, "workers": workers, "data": data})
-    _check_file(file, replace=force)
-    fork_server_context()  # it loads PyTorch while this process does
-    from paceline import calibration
+    if not _launched():
+        _check_file(file, replace=force)
+        fork_server_context()  # it loads PyTorch while this process does
+    from paceline.environment import current_environment
 
+    measure = {"batch_size": batch_size, "data": data, "quick": quick}
+    found = _Found(task, file, as_json)
+    environment = current_environment()
+    if environment is None:
+        _check_file(file, replace=force)
+        found.alone(workers, measure)
+        return
+    if workers is not None:
+        raise UsageError(
+            f"--workers {workers}: under a launcher, all of its workers are measured; leave --workers out."
+        )
+    from paceline.cluster_calibration import measure_together, meet_others
+
+    with meet_others(environment) as circle, circle.one_fate():
+        if circle.worker_id == 0:
+            _check_file(file, replace=force)
+        if circle.num_workers == 1:
+            found.alone(None, measure)
+            return
+        with _progress(circle.worker_id == 0) as progress:
+            measured = measure_together(circle, task or "digits-mlp", **measure, on_progress=progress)
+        if measured is not None:
+            found.together(measured, hosts=hosts)
+        circle.what = "writing the file"
+        circle.tell()
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Where results go, and what is said of them.
+
+    Args:
+        task: as the user named it.
+        file: to write.
+        as_json: also as JSON.
+    """
+
+    task: str | None
+    file: Path
+    as_json: bool
+
+    def alone(self, workers: int | None, measure: dict[str, Any]) -> None:
+        """This machine is measured."""
+        from paceline import calibration
+        from paceline.measurements import describe
+
+        with _progress(True) as progress:
+            measured = calibration.measure(self.task or "digits-mlp", **measure, on_progress=progress)
+        cluster = calibration.as_cluster(measured, workers)
+        calibration.write(measured, cluster, self.file)
+        lines = [f"{name}: [bold]{describe(spread)}[/]" for name, spread in measured.spreads().items()]
+        self._say(lines, measured.task, measured.batch_size)
+        if self.as_json:
+            print(json.dumps(calibration.as_json(measured, cluster, self.file)), flush=True)
+
+    def together(self, measured: MeasuredCluster, *, hosts: bool) -> None:
+        """What the workers of a launcher have measured."""
+        from paceline import calibration
+
+        cluster = measured.as_cluster()
+        calibration.write_file(cluster, measured.comments(cluster, hosts=hosts), self.file)
+        self._say([escape(line) for line in measured.summary(cluster)], measured.task, measured.batch_size)
+        if self.as_json:
+            print(json.dumps(measured.as_json(cluster, self.file, hosts=hosts)), flush=True)
+
+    def _say(self, lines: list[str], task: str, batch_size: int) -> None:
+        console = err() if self.as_json else out()
+        for line in lines:
+            console.print(line, soft_wrap=True)
+        console.print(f"Written: {self.file}", markup=False, soft_wrap=True)
+        how = f"--task {task if self.task is None else self.task} --batch-size {batch_size}"
+        console.print(f"Use it:  paceline simulate --cluster {self.file} {how}", markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _progress(told: bool) -> Iterator[Callable[[str], None]]:
+    """Says what is being measured, if that is to be told here."""
+    if not told:
+        yield lambda _: None
+        return
     with err().status("Measuring", spinner="line") as status:
 
         def progress(what: str) -> None:
@@ -46,19 +142,12 @@ def calibrate(
             if not err().is_terminal:
                 say(f"Measuring {what}")
 
-        measured = calibration.measure(
-            task or "digits-mlp", batch_size=batch_size, data=data, quick=quick, on_progress=progress
-        )
-    cluster = calibration.as_cluster(measured, workers)
-    calibration.write(measured, cluster, file)
-    console = err() if as_json else out()
-    for name, spread in measured.spreads().items():
-        console.print(f"{name}: [bold]{calibration.describe(spread)}[/]", soft_wrap=True)
-    console.print(f"Written: {file}", markup=False, soft_wrap=True)
-    how = f"--task {measured.task if task is None else task} --batch-size {measured.batch_size}"
-    console.print(f"Use it:  paceline simulate --cluster {file} {how}", markup=False, soft_wrap=True)
-    if as_json:
-        print(json.dumps(calibration.as_json(measured, cluster, file)), flush=True)
+        yield progress
+
+
+def _launched() -> bool:
+    """Whether a launcher may have started this process; known before PyTorch is loaded."""
+    return "PACELINE_JOIN" in os.environ or ("MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ)
 
 
 def _check_file(file: Path, *, replace: bool) -> None:

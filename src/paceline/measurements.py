@@ -1,0 +1,164 @@
+"""What a calibration is made of: single times, links, steps and memory, and what they come to."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from paceline.errors import PacelineError
+from paceline.simulator.core import COPY_VECTORS
+
+__all__ = [
+    "QUICK",
+    "SMALL_BYTES",
+    "Effort",
+    "Link",
+    "Memory",
+    "Spread",
+    "Steps",
+    "describe",
+    "fit_link",
+    "in_seconds",
+    "num_cores",
+    "rounded",
+]
+
+SMALL_BYTES = 100  # a message whose time is latency
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Single measurements of one quantity: their median, and between which values the middle half lies."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float] | np.ndarray) -> Spread:
+        """Of at least one value."""
+        low, median, high = (float(one) for one in np.percentile(values, [25, 50, 75]))
+        return cls(median, low, high, len(values))
+
+
+@dataclass(frozen=True)
+class Link:
+    """A message of b bytes takes `latency_s + b / bandwidth_bytes_per_s` from one program to another."""
+
+    latency_s: float
+    bandwidth_bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long is measured."""
+
+    steps: int = 50  # at least, for each batch size
+    steps_s: float = 2.0
+    copies_s: float = 1.0
+    repeats: int = 200  # of what takes microseconds
+    large_repeats: int = 20
+    large_bytes: tuple[int, ...] = (1_000_000, 2_000_000, 4_000_000, 8_000_000)
+    slices_s: float = 1.0
+
+
+QUICK = Effort(
+    steps=10, steps_s=0.1, copies_s=0.05, slices_s=0.1, repeats=20, large_repeats=4, large_bytes=(1_000_000, 4_000_000)
+)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps of a task on this machine.
+
+    Attributes:
+        task: its name.
+        batch_size: of the step that the cluster gets.
+        vector_bytes: size of its parameters.
+        compute_s: by batch size, every step's time without its update, in order.
+        update_s: one plain SGD step of the optimizer, each.
+    """
+
+    task: str
+    batch_size: int
+    vector_bytes: int
+    compute_s: dict[int, np.ndarray]
+    update_s: np.ndarray
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the memory of one machine takes; see `Calibration`, which has the same."""
+
+    copy_s: Spread
+    crowded_copies_s: list[Spread]
+    atomic_s: Spread
+    wake_s: Spread
+
+    def figures(self, vector_bytes: int) -> dict[str, float]:
+        """What it makes of a `Cluster`, by the names of its fields."""
+        rate = COPY_VECTORS * vector_bytes / self.copy_s.median
+        crowded = sum(COPY_VECTORS * vector_bytes / one.median for one in self.crowded_copies_s)
+        return {
+            "core_bytes_per_s": rate,
+            "bus_bytes_per_s": max(rate, crowded),
+            "atomic_s": self.atomic_s.median,
+            "wake_s": max(0.0, self.wake_s.median),
+        }
+
+    def spreads(self) -> dict[str, Spread]:
+        """Everything in it, by name."""
+        return {
+            "copy of the parameters": self.copy_s,
+            f"copy, {len(self.crowded_copies_s)} at once": self.crowded_copies_s[0],
+            "atomic addition": self.atomic_s,
+            "wake-up": self.wake_s,
+        }
+
+
+def fit_link(round_trips_s: Mapping[int, Sequence[float]]) -> Link:
+    """Latency and bandwidth of a link from round trips by message bytes; the medians count.
+
+    Latency: half the round trip of the smallest message. Bandwidth: the slope of half the round trips of all others over their
+    bytes, as the median of the slopes between any two sizes, so that one disturbed size does not spoil it.
+
+    Raises:
+        PacelineError: longer messages did not take longer.
+    """
+    medians_s = {num_bytes: statistics.median(times_s) / 2 for num_bytes, times_s in sorted(round_trips_s.items())}
+    small, *large = medians_s
+    slopes = [(medians_s[b] - medians_s[a]) / (b - a) for a, b in combinations(large, 2)]
+    s_per_byte = statistics.median(slopes)
+    if s_per_byte <= 0:
+        raise PacelineError(
+            "Longer messages took no longer: the machine is too busy to measure; try again when it is idle."
+        )
+    return Link(medians_s[small], 1 / s_per_byte)
+
+
+def rounded(value: float) -> float:
+    """To six digits: more of them are noise."""
+    return float(f"{value:.6g}")
+
+
+def num_cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def in_seconds(spread: Spread) -> dict[str, float]:
+    """A spread as plain data."""
+    return {"median_s": spread.median, "low_s": spread.low, "high_s": spread.high, "count": spread.count}
+
+
+def describe(spread: Spread) -> str:
+    """A median time with its spread, for people."""
+    unit, name = next(((u, n) for u, n in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")) if spread.median >= u), (1e-9, "ns"))
+    median, low, high = (f"{one / unit:.3g}" for one in (spread.median, spread.low, spread.high))
+    return f"{median} {name} (middle half {low} to {high}, {spread.count} times)"

@@ -1,0 +1,54 @@
+"""In which order pairs of workers measure their links, so that nothing carries two tests at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations, product
+
+__all__ = ["link_rounds", "sample", "tournament"]
+
+Pair = tuple[int, int]
+
+
+def tournament(num_players: int) -> list[list[Pair]]:
+    """Rounds in which each pair of players meets once, and nobody plays twice; the circle method.
+
+    One player stays and the others move on by one place each round; with an odd number, one rests.
+
+    >>> tournament(4)
+    [[(0, 3), (1, 2)], [(0, 2), (1, 3)], [(0, 1), (2, 3)]]
+    """
+    places: list[int | None] = [*range(num_players), *([None] if num_players % 2 else [])]
+    rounds = []
+    for _ in range(len(places) - 1):
+        facing = zip(places[: len(places) // 2], reversed(places), strict=False)
+        rounds.append(sorted((min(a, b), max(a, b)) for a, b in facing if a is not None and b is not None))
+        places = [places[0], places[-1], *places[1:-1]]
+    return [pairs for pairs in rounds if pairs]
+
+
+def link_rounds(machines: Sequence[int]) -> list[list[Pair]]:
+    """Rounds in which each pair of workers meets once, and no machine has two pairs.
+
+    Args:
+        machines: each worker's.
+
+    >>> link_rounds([0, 0, 1])
+    [[(0, 1)], [(0, 2)], [(1, 2)]]
+    """
+    members = [[worker for worker, its in enumerate(machines) if its == one] for one in sorted(set(machines))]
+    at_once: list[list[list[Pair]]] = [[list(combinations(workers, 2)) for workers in members]]
+    for meetings in tournament(len(members)):
+        at_once.append([[(min(p), max(p)) for p in product(members[a], members[b])] for a, b in meetings])
+    rounds = []
+    for lines in at_once:  # each line one pair after the other, all lines at the same time
+        for turn in range(max(map(len, lines), default=0)):
+            rounds.append([line[turn] for line in lines if turn < len(line)])
+    return rounds
+
+
+def sample(rounds: Sequence[list[Pair]], most: int) -> list[list[Pair]]:
+    """At most so many of the rounds, evenly spread."""
+    if len(rounds) <= most:
+        return list(rounds)
+    return [rounds[index * len(rounds) // most] for index in range(most)]
