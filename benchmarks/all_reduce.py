@@ -3,8 +3,8 @@
     python benchmarks/all_reduce.py [--rounds ROUNDS] [--steps STEPS] [--only NAME] [--json]
 
 Both sides run the same loop on the same batches. A round is so many steps of each side, whose order alternates; a step time
-is a round's, the slowest worker's. Bytes are what the loopback device sent meanwhile, other programs that use it
-included.
+is a round's, the slowest worker's. A ratio is the median of the rounds' ratios, with a 95 % interval of that median. Bytes are
+what the loopback device sent meanwhile, other programs that use it included.
 """
 
 from __future__ import annotations
@@ -110,10 +110,17 @@ def measure(name: str, rounds: int, steps: int) -> dict[str, float]:
                 dist.all_reduce(took_s, op=dist.ReduceOp.MAX)
                 sent[side].append((loopback_bytes() - bytes_before) / steps / NUM_WORKERS)
                 times[side].append(took_s.item() / steps)
+    ratios = sorted(a / b for a, b in zip(times["ours"], times["theirs"], strict=True))
+    outside = max(
+        0, round(rounds / 2 - 0.98 * rounds**0.5) - 1
+    )  # so many at each end are outside the median's 95 % interval
     return {
+        "rounds": rounds,
         "ours_ms": 1e3 * statistics.median(times["ours"]),
         "theirs_ms": 1e3 * statistics.median(times["theirs"]),
-        "ratio": statistics.median(a / b for a, b in zip(times["ours"], times["theirs"], strict=True)),
+        "ratio": statistics.median(ratios),
+        "ratio_low": ratios[outside],
+        "ratio_high": ratios[-1 - outside],
         "sent_bytes": statistics.median(sent["ours"]),
         "their_sent_bytes": statistics.median(sent["theirs"]),
         "optimum_bytes": 2 * (NUM_WORKERS - 1) / NUM_WORKERS * num_bytes,
@@ -166,7 +173,10 @@ def main() -> None:
         factors = (
             f"{one['sent_bytes'] / one['optimum_bytes']:.3f} (DDP {one['their_sent_bytes'] / one['optimum_bytes']:.3f})"
         )
-        print(f"| {name} | {one['ours_ms']:.2f} | {one['theirs_ms']:.2f} | {one['ratio']:.3f} | {factors} |")
+        print(
+            f"| {name} | {one['ours_ms']:.2f} | {one['theirs_ms']:.2f} | {one['ratio']:.3f}"
+            f" ({one['ratio_low']:.3f} to {one['ratio_high']:.3f}) | {factors} |"
+        )
 
 
 if __name__ == "__main__":

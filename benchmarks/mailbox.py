@@ -6,13 +6,15 @@ Prints a table and writes benchmarks/results/mailbox.md. Every pair is one burst
 who goes first alternates. The bare peer is the shortest program there is: a ROUTER and a DEALER on loopback, no header, and
 what it receives are bytes. "copied" uses pyzmq's defaults: one copy at `send` (as ours, which lets the vector be written again
 at once) and one at `recv`. "uncopied" does without both, so that nobody may write to the array while it is under way; it is
-printed for comparison.
+printed for comparison. "copied, polls three" is a control: before each message the bare peer polls its socket, that socket's
+monitor and an eventfd, as a mailbox must that notices a lost connection and another thread's wish at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import statistics
 import textwrap
 import time
@@ -50,11 +52,22 @@ def mailbox_echo(port: int) -> None:
             mailbox.send(0, received.message)
 
 
-def bare_echo(pipe: Any) -> None:
+def three_polled(socket: zmq.Socket) -> Callable[[], Any]:
+    """Waits for `socket` in a poll of three."""
+    poller = zmq.Poller()
+    for one in (socket, socket.get_monitor_socket(zmq.EVENT_DISCONNECTED), os.eventfd(0, os.EFD_NONBLOCK)):
+        poller.register(one, zmq.POLLIN)
+    return lambda: dict(poller.poll())
+
+
+def bare_echo(pipe: Any, polls: bool) -> None:
     """Sends every message back, with or without pyzmq's copies, as its first frame says; ends on an empty message."""
     router = zmq.Context.instance().socket(zmq.ROUTER)
     pipe.send(router.bind_to_random_port("tcp://127.0.0.1"))
+    wait = three_polled(router) if polls else None
     while True:
+        if wait is not None:
+            wait()
         name, how = router.recv(), router.recv()
         if how == b"end":
             break
@@ -62,6 +75,7 @@ def bare_echo(pipe: Any) -> None:
         message = router.recv(copy=copy)
         router.send(name, zmq.SNDMORE)
         router.send(message, copy=copy)
+    router.disable_monitor()
     router.close(linger=0)
 
 
@@ -98,15 +112,16 @@ class Ours:
 
 
 class Bare:
-    """Round trips of pyzmq alone."""
+    """Round trips of pyzmq alone; with `polls`, both ends poll three sockets before each message."""
 
-    def __init__(self) -> None:
+    def __init__(self, polls: bool = False) -> None:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        self._process = context.Process(target=bare_echo, args=(theirs,), daemon=True)
+        self._process = context.Process(target=bare_echo, args=(theirs, polls), daemon=True)
         self._process.start()
         self._dealer = zmq.Context.instance().socket(zmq.DEALER)
         self._dealer.connect(f"tcp://127.0.0.1:{ours.recv()}")
+        self._wait = three_polled(self._dealer) if polls else None
 
     def round_trips_s(self, num_bytes: int, count: int, copy: bool) -> list[float]:
         """How long each took."""
@@ -115,6 +130,8 @@ class Bare:
             begun_s = time.perf_counter()
             self._dealer.send(b"copied" if copy else b"uncopied", zmq.SNDMORE)
             self._dealer.send(x, copy=copy)
+            if self._wait is not None:
+                self._wait()
             received = self._dealer.recv(copy=copy)
             times_s.append(time.perf_counter() - begun_s)
             assert len(received) == num_bytes
@@ -123,6 +140,7 @@ class Bare:
     def close(self) -> None:
         """Ends the echo as well."""
         self._dealer.send(b"end")
+        self._dealer.disable_monitor()
         self._dealer.close()
         self._process.join(DEADLINE_S)
 
@@ -185,22 +203,26 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "mailbox.md", help="where the table is written")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    ours, bare = Ours(), Bare()
+    ours, bare, polling = Ours(), Bare(), Bare(polls=True)
     rows = []
     for size, (num_bytes, count, target) in SIZES.items():
-        for copy, how in ((True, "copied"), (False, "uncopied")):
+        for peer, copy, how in (
+            (bare, True, "copied"),
+            (polling, True, "copied, polls three"),
+            (bare, False, "uncopied"),
+        ):
             pairs = [
                 pair(
                     lambda: ours.round_trips_s(num_bytes, count),
-                    lambda: bare.round_trips_s(num_bytes, count, copy),
+                    lambda: peer.round_trips_s(num_bytes, count, copy),
                     bool(index % 2),
                 )
                 for index in range(arguments.pairs + 1)
             ][1:]
-            rows.append(row(size, how, pairs, target if copy else ""))
+            rows.append(row(size, how, pairs, target if how == "copied" else ""))
             print(rows[-1], flush=True)
-    ours.close()
-    bare.close()
+    for one in (ours, bare, polling):
+        one.close()
     about, package = machine(), versions()
     head = [
         "# Mailbox against a bare pyzmq ping-pong, two processes on loopback",
