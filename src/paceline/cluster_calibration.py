@@ -36,6 +36,7 @@ __all__ = ["measure_together", "meet_others"]
 _MOST_ROUNDS = 64
 _MOST_STEPS_SENT = 2000
 _LOOK_EVERY_S = 2.0
+_ANSWER_S = 600.0  # the least that slow steps are waited for; who dies is noticed at once
 _LONG_TRIP_S = 1.0  # a link on which a message takes so long gets no longer one
 _LINK = Effort(repeats=50, large_repeats=6, large_bytes=(250_000, 1_000_000, 4_000_000))
 _QUICK_LINK = Effort(repeats=20, large_repeats=4, large_bytes=(250_000, 1_000_000))
@@ -66,7 +67,8 @@ def meet_others(environment: WorkerEnvironment) -> Iterator[Circle]:
         mailbox = ZmqMailbox(place.store, place.worker_id, place.num_workers, host=place.host, keys=place.key)
         with mailbox:
             _connect(mailbox, place, environment.deadline_s)
-            yield Circle(mailbox, place.worker_id, place.num_workers, environment.deadline_s)
+            answer_s = max(_ANSWER_S, environment.deadline_s)
+            yield Circle(mailbox, place.worker_id, place.num_workers, answer_s)
     finally:
         place.leave()
 
