@@ -18,7 +18,7 @@ def steps(seed, factor=1.0, count=200, noise=0.03, spikes=0.02):
     return [0.01 * factor * draw.lognormvariate(0, noise) * (5 if draw.random() < spikes else 1) for _ in range(count)]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.lists(st.sampled_from([1.2, 1.5, 4.0, 0.5]), max_size=3), st.integers(0, 10**6), st.integers(4, 8))
 def test_planted_slowness_is_found_and_no_other(factors, seed, ordinary):
     planted = [*factors, *[1.0] * ordinary]
@@ -89,7 +89,7 @@ def test_what_no_distribution_fits_is_kept_as_it_was():
     assert model.times_s[209] == pytest.approx(0.1, rel=0.01), "the slower worker's, in the median worker's time"
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     st.integers(3, 8),
     st.integers(0, 10**6),
