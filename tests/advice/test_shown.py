@@ -56,16 +56,14 @@ def test_the_ranking_is_shown_with_its_reasons_and_the_command(engine):
     assert lines[first + 1].split() == ["3.17", "to", "4.95", "4.35"]  # the interval, and what is modelled
     assert best.time_s.low == pytest.approx(INTERVALS[0] * 3.96, rel=0.01)
     said = " ".join(out.split())
-    assert (
-        "Take leashed with 4 workers: a test accuracy of 96.0 % after 3.96 s (90 % interval 3.17 s to 4.95 s)." in said
-    )
+    assert "Take leashed with 4 workers: a test accuracy of 96 % after 3.96 s (90 % interval 3.17 s to 4.95 s)." in said
     for sentence in (*engine.answers.reasons, *engine.answers.warnings):
         assert sentence in said
     assert "Not tried: d-psgd: it needs 3 workers" in said
     assert "* leashed, hogwild and 5 more with 4 workers: more workers than the 2 that were measured." in said
     assert "parameter-server(backups=1, mode=async) with 4 workers: diverged in 2 of 2 simulations." in said
     assert (
-        "leashed: the loss by a factor of 1.12 with 1 worker, 1.05 with 2 workers; a step's time by 8.0 % at most"
+        "leashed: the error rate by a factor of 1.12 with 1 worker, 1.05 with 2 workers; a step's time by 8.0 % at most"
         in said
     )
     assert f"Start it: {engine.answers.command}\n" in out
@@ -101,9 +99,13 @@ def test_json_says_the_same_without_tokens_that_json_does_not_have(engine, tmp_p
     engine.answers = made_up(Target(loss=0.1, deadline_s=3.0), arrive=arrive)
     code, out, error = advised("train.py:train", "--target-loss", "0.1", "--json", "--out", "there")
     said = json.loads(out, parse_constant=pytest.fail)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in error, "the table for people, on stderr, is not cut at 80 columns"
+    assert "loss at" in error
     assert said == json.loads((tmp_path / "there" / "advice.json").read_text(), parse_constant=pytest.fail)
     assert said == json.loads(json.dumps(as_json(engine.answers)))
     assert len(said["ranked"]) == len(SPECS) * 3
+    assert max(map(len, error.splitlines()[: 2 * 14 + 5])) <= 80, "what people read is on stderr, and not cut"
+    assert "\N{HORIZONTAL ELLIPSIS}" not in error
     first, last = said["ranked"][0], said["ranked"][-1]
     assert said["best"] == {
         "algorithm": first["algorithm"],
@@ -155,7 +157,7 @@ def test_where_nothing_arrives_the_table_is_still_shown_and_one_sentence_says_so
     assert code == 1
     assert "not reached" in out
     assert "Start it" not in out
-    why = "None of 21 candidates is expected to reach a test accuracy of 96.0 %: all of them diverged."
+    why = "None of 21 candidates is expected to reach a test accuracy of 96 %: all of them diverged."
     assert error.splitlines()[-1] == f"paceline: {why}"
     assert verdict(engine.answers) == why
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from paceline.advice.answer import Advice, Candidate, Prediction
-from paceline.advice.words import INTERVAL, column_unit, label, measure_name, measure_text, seconds_in, span_in
+from paceline.advice.words import INTERVAL, column_unit, label, measure_name, seconds_in, span_in
 from paceline.observe.compare import seconds_text
 from paceline.observe.figures import log_axis
 from paceline.observe.panels import Figure, numbers
@@ -49,7 +49,7 @@ def _curves(advice: Advice) -> Figure | None:
     layout: dict[str, Any] = {"xaxis": x_axis, "yaxis": y_axis, "shapes": [], "annotations": []}
     if wanted is not None:
         traces += [_bar(advice, one, wanted, until_s) for one in advice.ranked[:_WITH_BARS] if one.time_s is not None]
-        _rule(layout, f"target {measure_text(target, wanted / scale)}", y=wanted, logarithmic=logarithmic)
+        _rule(layout, f"target {wanted:.6g}{' %' if scale > 1 else ''}", y=wanted, logarithmic=logarithmic)
     if target.deadline_s is not None:
         traces += [
             _bar_at_deadline(advice, one, target.deadline_s, scale)

@@ -150,12 +150,12 @@ def _list(title: str, sentences: Sequence[str]) -> str:
 
 def _fits(advice: Advice) -> str:
     """Leave-one-out errors, in words."""
-    lines = fit_lines(advice.fits)
+    lines = fit_lines(advice)
     if not lines:
         return ""
     return (
         "<h2>How well the models predict what they have not seen</h2>\n<p>Each number of workers was left out in turn, and"
-        " predicted from the others. This is by how much the models missed; of the loss, its part above the optimum.</p>\n"
+        " predicted from the others. By so much the models missed; of loss or error rate, the part above its optimum.</p>\n"
         f'<ul class="said">{"".join(f"<li>{prose(line)}</li>" for line in lines)}</ul>'
     )
 

@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from paceline.advice.answer import Advice, Fit, Prediction, Target
+from paceline.advice.answer import Advice, Prediction, Target
 from paceline.advice.words import (
     INTERVAL,
     column_unit,
@@ -43,11 +43,8 @@ def ranking_table(advice: Advice, *, shown: int = _SHOWN) -> Table:
     starred = any(one.extrapolation for one in ranked[:shown])
     if target.deadline_s is not None:
         short = "accuracy" if target.accuracy is not None else "loss"
-        heads = [
-            "work-\ners",
-            f"{short} at {seconds_text(target.deadline_s)}\n{INTERVAL}",
-            f"to target ({unit})\n{INTERVAL}",
-        ]
+        by = f"{short} at\n{seconds_text(target.deadline_s)}\n{INTERVAL}"
+        heads = ["work-\ners", by, f"to target ({unit})\n{INTERVAL}"]
     else:
         heads = ["work-\ners", f"to target ({unit})\n{INTERVAL}", "times\nbest", "samples\nneeded"]
     heads += ["samples\n/s", "simulated\nmodelled", "stale-\nness"]
@@ -84,12 +81,13 @@ def simulated_text(times_s: Sequence[float], unit: str) -> str:
     return seconds_in(unit, statistics.median_high(times_s)) if times_s else ABSENT
 
 
-def fit_lines(fits: Sequence[Fit]) -> list[str]:
+def fit_lines(advice: Advice) -> list[str]:
     """How far the models were from what they had not seen, an algorithm a line."""
     lines = []
-    for one in fits:
+    what = "loss" if advice.target.accuracy is None else "error rate"
+    for one in advice.fits:
         missed = [f"{10**error:.2f} with {workers_text(m)}" for m, error in sorted(one.leave_one_out.items())]
-        parts = [f"the loss by a factor of {', '.join(missed)}"] if missed else []
+        parts = [f"the {what} by a factor of {', '.join(missed)}"] if missed else []
         if one.step_error is not None:
             parts.append(f"a step's time by {percent_text(one.step_error)} at most")
         if parts:

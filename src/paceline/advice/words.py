@@ -61,7 +61,8 @@ def target_text(target: Target) -> str:
     wanted = target.loss if target.accuracy is None else target.accuracy
     if wanted is None:
         return f"the best {measure_name(target)}"
-    return f"a {measure_name(target)} of {measure_text(target, wanted)}"
+    exactly = f"{100 * wanted:.6g} %" if target.accuracy is not None else f"{wanted:.6g}"  # as it was asked
+    return f"a {measure_name(target)} of {exactly}"
 
 
 def circumstances_text(circumstances: Circumstances) -> str:

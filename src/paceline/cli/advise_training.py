@@ -227,8 +227,8 @@ def _show(advice: Advice, page: Path, *, as_json: bool) -> None:
     _list(console, "Not tried", not_tried(advice))
     _list(
         console,
-        "By how much the models missed what they had not seen (of the loss: its part above the optimum)",
-        fit_lines(advice.fits),
+        "By how much the models missed what they had not seen (of loss and error rate: the part above its optimum)",
+        fit_lines(advice),
     )
     console.print(Text(f"\nIt took {seconds_text(advice.took_s)}."))
     if advice.command:
