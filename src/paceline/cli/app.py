@@ -20,7 +20,7 @@ from paceline.cli.compare import compare
 from paceline.cli.console import complain
 from paceline.cli.doctor import doctor
 from paceline.cli.key import key
-from paceline.cli.launch import launch
+from paceline.cli.launch import LaunchCommand, launch
 from paceline.cli.plan import plan
 from paceline.cli.simulate import simulate
 from paceline.cli.sparse import sparse
@@ -59,7 +59,7 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(compare)
-app.command(context_settings={"allow_interspersed_args": False})(launch)
+app.command(cls=LaunchCommand, context_settings={"allow_interspersed_args": False})(launch)
 app.command()(simulate)
 app.command()(calibrate)
 app.command()(key)

@@ -20,9 +20,9 @@ def err() -> Console:
 
 def complain(message: str) -> None:
     """One sentence about what is wrong, on stderr, unbroken so that it can be copied."""
-    err().print(f"[bold red]paceline:[/] {escape(message)}", soft_wrap=True)
+    err().print(f"[bold red]paceline:[/] {escape(message)}", soft_wrap=True, emoji=False)
 
 
 def say(message: str) -> None:
     """One line for people, on stderr, unbroken so that paths in it can be clicked."""
-    err().print(escape(message), soft_wrap=True)
+    err().print(escape(message), soft_wrap=True, emoji=False)  # :train: is a train

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from paceline.cli import options
 from paceline.cli.console import err, say
@@ -18,11 +19,21 @@ from paceline.slow_workers import checked_factors, slow_factors
 if TYPE_CHECKING:
     from paceline.observe.run import RunData
 
-__all__ = ["launch"]
+__all__ = ["LaunchCommand", "launch"]
 
 _FUNCTION, _TOGETHER, _RUN = "With a function", "With a script, and other machines", "The run"
 _FUNCTION_ONLY = ("target_loss", "target_accuracy", "limit", "slow", "seed")
 _SCRIPT_ONLY = ("join", "of", "key", "deadline")
+
+
+class LaunchCommand(TyperCommand):
+    """Options may follow a function; what follows a script is the script's."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Takes the arguments apart."""
+        ours = args[: args.index("--")] if "--" in args else args
+        ctx.allow_interspersed_args = any(map(is_loop, ours))
+        return super().parse_args(ctx, args)
 
 
 def launch(
