@@ -40,10 +40,8 @@ class LoopProgram:
         self, candidate: Candidate, target: Target, *, for_s: float, seed: int, slow: Mapping[int, float]
     ) -> Observed:
         """Launches real workers; evaluates as a run with this target would, and goes on when it is reached."""
-        from paceline import launcher
+        from paceline.launcher import launch
 
-        launch: Any = launcher.launch
-        evaluated = {"target_accuracy": NEVER} if target.accuracy is not None else {}
         began_s = time.perf_counter()
         run = launch(
             self.function(),
@@ -52,7 +50,7 @@ class LoopProgram:
             seed=seed,
             slow=dict(slow) or None,
             limit_s=for_s,
-            **evaluated,
+            target_accuracy=NEVER if target.accuracy is not None else None,
         )
         took_s = time.perf_counter() - began_s
         return observed(run, target, real=True, setup_s=took_s)
