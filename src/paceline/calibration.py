@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import TensorDataset
 
 from paceline import probes
 from paceline.flat import FlatBinding
@@ -192,7 +191,7 @@ def measure_memory(team: probes.Team, vector_bytes: int, effort: Effort, on_prog
 def measure_shared_cores(
     team: probes.Team,
     task_reference: str,
-    samples: TensorDataset,
+    samples: bytes,
     steps: Steps,
     effort: Effort,
     on_progress: Callable[[str], None],

@@ -128,7 +128,7 @@ class SimulatedMachine:
         self.restart: Callable[[int], object] | None = None
         self._restarts_left = restarts
         self._incarnations: dict[int, int] = {}  # of workers that were replaced
-        self._cores: dict[int, Core] = {}
+        self._core_of: dict[int, Core] = {}  # where workers may be replaced
         self._plan_faults()
 
     def _shared_state(self) -> Any:
@@ -150,8 +150,8 @@ class SimulatedMachine:
 
     def core(self, worker_id: int) -> Core:
         """A worker's core, on a machine of its own if the workers talk over the network; each incarnation has the same."""
-        if worker_id in self._cores:
-            return self._cores[worker_id]
+        if worker_id in self._core_of:
+            return self._core_of[worker_id]
         disturbances = Disturbances(self._faults, worker_id) if self._faults.script else None
         named: dict[str, Any] = {
             "scheduler": self.scheduler,
@@ -171,7 +171,7 @@ class SimulatedMachine:
             core = Core(memory=self._memory, **named)
         core.die = partial(self._kill, worker_id)
         if self._restarts_left:
-            self._cores[worker_id] = core
+            self._core_of[worker_id] = core
         return core
 
     def ports(self, core: Core) -> Ports:
