@@ -71,15 +71,13 @@ class Session:
         self.worker_id = environment.worker_id if environment is not None else 0
         self._resume = environment.resume if environment is not None else None
         self._initial_version = 0
+        self._options: Mapping[str, Any] = environment.options if environment is not None else {}
         self._shared_state = shared_state or {}
         self._buffers = {f"buffer {name}": buffer for name, buffer in model.named_buffers()}
         self.clock = RealClock()
         self.tell_epoch: Callable[[int], None] = lambda samples: None  # called with about how many an epoch has
-        extra = (
-            {name: (tuple(b.shape), b.dtype) for name, b in self._buffers.items()}
-            | dict(extra or {})
-            | self._shared_state
-        )
+        buffers = {name: (tuple(b.shape), b.dtype) for name, b in self._buffers.items()}
+        extra = buffers | dict(extra or {}) | self._shared_state
         self._averages = (
             [name for name, b in self._buffers.items() if b.is_floating_point()] if algorithm.memory.averaged else []
         )
@@ -258,9 +256,7 @@ class Session:
             "stopped": self.stopped,
             "counts": self.ports.counts if self.algorithm.memory.mailbox or self.algorithm.memory.collectives else None,
             "incarnation": self.environment.incarnation if self.environment is not None else 0,
-            "slow": self.environment.options.get("slow", {}).get(self.worker_id, 1.0)
-            if self.environment is not None
-            else 1.0,
+            "slow": self._options.get("slow", {}).get(self.worker_id, 1.0),
         }
 
     def _recorder(self) -> Any:

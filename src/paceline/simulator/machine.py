@@ -300,7 +300,7 @@ class SimulatedMachine:
         self._network.replace(worker_id, self._incarnations[worker_id])
         if self.request.kind == "replicated":
             self.shared.come_back(worker_id)
-        self._cores[worker_id].moved_s = 0.0
+        self._core_of[worker_id].moved_s = 0.0
         self.restart(worker_id)
         self._network.welcome(worker_id)
 
