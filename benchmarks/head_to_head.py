@@ -1,6 +1,6 @@
 """Ours and others', head to head: the same model, data, optimizer and batches, in four real processes of each system.
 
-    python benchmarks/head_to_head.py --small                  # two of ours and PyTorch's DDP, under a minute
+    python benchmarks/head_to_head.py --small                  # two of ours and PyTorch's DDP, under three minutes
     python benchmarks/head_to_head.py --tune --repetitions 3   # everybody: hours on a busy machine, so it goes on where it was
 
 Three scenes: all workers alike; one ten times as slow; one killed (`kill -9`) halfway. Measured: seconds to a test accuracy,
