@@ -140,6 +140,7 @@ class Campaign:
         self._round("the closest for longer", cut, limit_s=limit_s, limit_samples=cap, until=until)
         for one in cut:
             self.found.setdefault(one, before[one])
+        self.skipped = [one for one in self.skipped if one not in self.found]
 
     def _least_gap(self, one: Candidate) -> float:
         """To the best that its simulations came to; infinite: they arrived, ended by themselves, or ended badly."""
