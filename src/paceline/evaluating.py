@@ -157,7 +157,7 @@ class EvaluationBoard:
                 self._evaluate(arena, evaluator)
             except UsageError as error:
                 self._fail(_USAGE, str(error), "")
-            except Exception as error:  # whatever the user's code raises
+            except (Exception, SystemExit) as error:  # whatever the user's code raises
                 self._fail(_ERROR, f"evaluate raised {type(error).__name__}: {error}", traceback.format_exc())
             sys.stdout.flush()
             self._store(_ANSWERED, answered)
