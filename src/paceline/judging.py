@@ -107,10 +107,17 @@ class Judge:
         if not self._told:
             self._told = True
             self._asked = None
+            self._give_back(supervisor)
             lost = 0 in supervisor.outcome.workers_lost
             why = "ended with worker 0" if lost else "ended, as the process that made them is gone"
             supervisor.outcome.notes.append(f"Evaluations have {why}.")
         return False
+
+    def _give_back(self, supervisor: Supervisor) -> None:
+        """Frees what the process held if it was killed while it copied the parameters: a lock, or a slot."""
+        arena = supervisor.arena
+        if arena is not None and arena.plan.request.kind in ("locked", "slots"):
+            arena.shared.recover(arena.participant_id, 0)
 
     def _ask(self) -> None:
         assert self._board is not None
