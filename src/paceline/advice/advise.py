@@ -74,7 +74,9 @@ def advise(
     _check(target, circumstances, budget_s)
     loaded = load_program(program, data) if isinstance(program, str) else program
     given = Cluster.load(circumstances.cluster) if circumstances.cluster is not None else None
-    most = max_workers or (given.workers if given is not None else max(2, cores()))
+    most = max_workers
+    if most is None:
+        most = given.workers if given is not None else max(2, cores())
     return _Advising(
         loaded, target, circumstances, given, most, algorithms, Budget(total_s=budget_s), seed, processes, on_progress
     ).advice()
@@ -115,8 +117,9 @@ class _Advising:
         self.budget, self.seed, self.on_progress = budget, seed, on_progress
         self.processes = cores() if processes is None else processes
         self.candidates, self.not_tried = candidates(max_workers, algorithms)
-        self.slow = {**dict(given.slowness if given is not None else ()), **circumstances.slow}
-        for worker in self.slow:
+        slowness = given.slowness if given is not None else ()
+        self.slow = {worker: factor for worker, factor in slowness if worker < max_workers} | circumstances.slow
+        for worker in circumstances.slow:
             if not 0 <= worker < max_workers:
                 raise UsageError(f"Worker {worker} cannot be slow: up to {max_workers} workers count from 0.")
         self.warnings: list[str] = []
@@ -289,7 +292,11 @@ class _Advising:
         return self.program.command(
             best.candidate,
             self.target,
-            slow={worker: factor for worker, factor in self.slow.items() if worker < best.candidate.workers},
+            slow={
+                worker: factor
+                for worker, factor in self.circumstances.slow.items()  # those of a cluster's file are slow by themselves
+                if worker < best.candidate.workers
+            },
             restarts=restarts(best, self.circumstances.kills_per_s),
             samples=most,
         )

@@ -87,7 +87,7 @@ def training(
         raise UsageError(f"--max-workers must be 1 or more, not {max_workers}.")
     if folder is not None:
         options.check_out(folder)
-    machines = None if cluster is None else described(cluster, max_workers, slow or [], [])
+    machines = None if cluster is None else described(cluster, None, [], [])
     most = max_workers or (max(2, _cores()) if machines is None else machines.workers)
     factors = dict(described(None, most, slow, []).slowness) if slow else {}
     specs = _specs(algorithm)
