@@ -20,6 +20,7 @@ __all__ = ["cores", "matched", "this_machine", "with_workers"]
 
 _ELEMENT_BYTES = 4  # float32
 _COPIES_S = 0.05
+_HANDED_COPIES = 20
 _ROUNDS = 8
 _CLOSE = 0.01  # of the rate that is to be met
 _LEAST = 0.02  # share of the first guess of compute time that is not gone below
@@ -41,11 +42,17 @@ def this_machine(program: str, shape: Shape, on_progress: Callable[[str], None])
         measured = measure(task, quick=True, on_progress=lambda what: on_progress(f"Measuring {what}"))
         if task != program:
             num_bytes = shape.num_parameters * _ELEMENT_BYTES
-            with probes.Team(max(2, cores())) as team:
+            with probes.Team(max(2, cores()), num_bytes) as team:
                 alone = team.together(probes.copies_s, 1, num_bytes=num_bytes, for_s=_COPIES_S)[0]
                 crowded = team.together(probes.copies_s, cores(), num_bytes=num_bytes, for_s=_COPIES_S)
-            copies = {"copy_s": Spread.of(alone), "crowded_copies_s": [Spread.of(one) for one in crowded]}
-            measured = dataclasses.replace(measured, vector_bytes=num_bytes, **copies)
+                handed = probes.handed_copies_s(team, num_bytes, _HANDED_COPIES)
+            measured = dataclasses.replace(
+                measured,
+                vector_bytes=num_bytes,
+                copy_s=Spread.of(alone),
+                crowded_copies_s=[Spread.of(one) for one in crowded],
+                handed_copy_s=Spread.of(handed),
+            )
         found = as_cluster(measured)
     except PacelineError as error:
         return Cluster(), [f"Messages and memory are the simulator's defaults, as measuring failed: {error}"]
