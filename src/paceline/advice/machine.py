@@ -61,9 +61,10 @@ def this_machine(program: str, shape: Shape, on_progress: Callable[[str], None])
 
 
 def with_workers(cluster: Cluster, workers: int, slow: Mapping[int, float]) -> Cluster:
-    """The same machines with so many workers; those slow ones that are among them are slow."""
+    """The same machines with so many workers; those slow or idle ones that are among them are so."""
     links = tuple(one for one in cluster.link_factors if max(one[:2]) < workers)
-    found = dataclasses.replace(cluster, workers=workers, slowness=(), link_factors=links)
+    idle = tuple(one for one in cluster.idleness if one[0] < workers)
+    found = dataclasses.replace(cluster, workers=workers, slowness=(), idleness=idle, link_factors=links)
     for worker, factor in sorted(slow.items()):
         if worker < workers:
             found = found.slow(worker=worker, factor=factor)
