@@ -87,7 +87,7 @@ def progress_error(target: Target, real: Observed, simulated: Sequence[Observed]
     None: the real run came to nothing that the simulations passed, too.
     """
     found = []
-    points = [(samples, gap(target, value)) for _, samples, value in real.curve if samples > 0]
+    points = [(samples, gap(target, value)) for _, samples, value in real.curve if samples > 0 and math.isfinite(value)]
     if not points:
         return None
     least = min(value for _, value in points)
