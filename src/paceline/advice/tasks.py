@@ -52,7 +52,7 @@ class TaskProgram:
 
     name: str
     data: Path | None = None
-    knows_slow = False
+    knows_slow = True
 
     def run(
         self, candidate: Candidate, target: Target, *, for_s: float, seed: int, slow: Mapping[int, float]
@@ -60,9 +60,8 @@ class TaskProgram:
         """Trains for real; evaluates as a run with this target would, and goes on when it is reached."""
         from paceline.training import train
 
-        del slow  # `train` has no slow workers
         evaluated = {"target_accuracy": NEVER} if target.accuracy is not None else {}
-        config = self._config(candidate, seed, limit_s=for_s, epochs=_MANY_EPOCHS, **evaluated)
+        config = self._config(candidate, seed, limit_s=for_s, epochs=_MANY_EPOCHS, slow=dict(slow) or None, **evaluated)
         began_s = time.perf_counter()
         run = train(config)
         took_s = time.perf_counter() - began_s
@@ -95,11 +94,12 @@ class TaskProgram:
         self, candidate: Candidate, target: Target, *, slow: Mapping[int, float], restarts: int, samples: float
     ) -> str:
         """`paceline train`, with epochs enough."""
-        del slow
         task = load_task(self.name)
         needed = math.ceil(samples / self._num_samples()) if math.isfinite(samples) else 0
         options: list[Any] = ["--task", self.name, "--algorithm", candidate.algorithm, "--workers", candidate.workers]
         options += ["--epochs", max(needed, math.ceil(task.epochs)), *target_options(target)]
+        for worker, factor in sorted(slow.items()):
+            options += ["--slow", f"{worker}:{factor:g}"]
         options += ["--restarts", restarts] if restarts else []
         options += ["--data", self.data] if self.data is not None else []
         return shlex.join(["paceline", "train", *map(str, options)])
