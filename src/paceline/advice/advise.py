@@ -11,7 +11,7 @@ from paceline.advice.campaign import Budget, Campaign
 from paceline.advice.candidates import ALONE, candidates
 from paceline.advice.evidence import convergence_models, gathered, progress_spread
 from paceline.advice.killed import CHECKPOINT_EVERY_S, restarts, with_kills
-from paceline.advice.machine import cores, this_machine
+from paceline.advice.machine import this_machine
 from paceline.advice.pool import Pool
 from paceline.advice.program import Program
 from paceline.advice.programs import load_program
@@ -19,6 +19,7 @@ from paceline.advice.ranking import Spread, order, predict, seeds_spread
 from paceline.advice.reasons import close_calls, name, nothing_arrives, reasons
 from paceline.advice.trials import Trials, designed
 from paceline.errors import UsageError
+from paceline.measurements import num_cores
 from paceline.planner.convergence_model import ConvergenceModel
 from paceline.simulator import Cluster
 from paceline.system import machine
@@ -76,7 +77,7 @@ def advise(
     given = Cluster.load(circumstances.cluster) if circumstances.cluster is not None else None
     most = max_workers
     if most is None:
-        most = given.workers if given is not None else max(2, cores())
+        most = given.workers if given is not None else max(2, num_cores())
     return _Advising(
         loaded, target, circumstances, given, most, algorithms, Budget(total_s=budget_s), seed, processes, on_progress
     ).advice()
@@ -115,7 +116,7 @@ class _Advising:
     ) -> None:
         self.program, self.target, self.circumstances, self.given = program, target, circumstances, given
         self.budget, self.seed, self.on_progress = budget, seed, on_progress
-        self.processes = cores() if processes is None else processes
+        self.processes = num_cores() if processes is None else processes
         self.candidates, self.not_tried = candidates(max_workers, algorithms)
         slowness = given.slowness if given is not None else ()
         self.slow = {worker: factor for worker, factor in slowness if worker < max_workers} | circumstances.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Mapping
 
 from paceline import probes
@@ -11,12 +10,12 @@ from paceline.advice.answer import Candidate
 from paceline.advice.program import Program, Shape
 from paceline.calibration import as_cluster, measure
 from paceline.errors import PacelineError
-from paceline.measurements import Spread
+from paceline.measurements import Spread, num_cores
 from paceline.simulator import Cluster
 from paceline.simulator.compute import Normal
 from paceline.tasks.load import BUILT_IN
 
-__all__ = ["cores", "matched", "this_machine", "with_workers"]
+__all__ = ["matched", "this_machine", "with_workers"]
 
 _ELEMENT_BYTES = 4  # float32
 _COPIES_S = 0.05
@@ -25,11 +24,6 @@ _ROUNDS = 8
 _CLOSE = 0.01  # of the rate that is to be met
 _LEAST = 0.02  # share of the first guess of compute time that is not gone below
 _MOST_DEVIATION = 0.3  # of compute time, over its mean
-
-
-def cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def this_machine(program: str, shape: Shape, on_progress: Callable[[str], None]) -> tuple[Cluster, list[str]]:
@@ -42,9 +36,9 @@ def this_machine(program: str, shape: Shape, on_progress: Callable[[str], None])
         measured = measure(task, quick=True, on_progress=lambda what: on_progress(f"Measuring {what}"))
         if task != program:
             num_bytes = shape.num_parameters * _ELEMENT_BYTES
-            with probes.Team(max(2, cores()), num_bytes) as team:
+            with probes.Team(max(2, num_cores()), num_bytes) as team:
                 alone = team.together(probes.copies_s, 1, num_bytes=num_bytes, for_s=_COPIES_S)[0]
-                crowded = team.together(probes.copies_s, cores(), num_bytes=num_bytes, for_s=_COPIES_S)
+                crowded = team.together(probes.copies_s, num_cores(), num_bytes=num_bytes, for_s=_COPIES_S)
                 handed = probes.handed_copies_s(team, num_bytes, _HANDED_COPIES)
             measured = dataclasses.replace(
                 measured,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -155,7 +154,9 @@ def _specs(texts: list[str] | None) -> list[str] | None:
 
 
 def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    from paceline.measurements import num_cores
+
+    return num_cores()
 
 
 class _Live(AbstractContextManager["_Live"]):
