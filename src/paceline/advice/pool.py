@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import signal
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
@@ -134,6 +135,9 @@ def _end(process: ForkServerProcess) -> None:
 
 def _work(line: Connection) -> None:
     """A process of a pool."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole process group; the pool's owner ends this one
     import torch
 
     from paceline.tasks.base import keep_data
