@@ -119,7 +119,7 @@ class MeasuredCluster:
             for worker, factor in cluster.slowness
         ]
         lines.append(
-            f"links, medians of {len(self.round_trips_s)} pairs: {cluster.latency_s * 1e6:.3g} us,"
+            f"links, medians of {len(self.links())} pairs: {cluster.latency_s * 1e6:.3g} us,"
             f" {cluster.bandwidth_bytes_per_s / 1e6:.4g} MB/s"
         )
         message = f"a message of the parameters' {self.vector_bytes:,} bytes"
