@@ -71,9 +71,9 @@ def attach(
         algorithm: how the workers agree; None: what the launcher or PACELINE_ALGORITHM says, else Hogwild!, or all-reduce
             under a launcher that is not ours.
         evaluate: maps a model to its test accuracy, from 0 to 1, or to a mapping with "accuracy", "loss" or both. It is what
-            a target accuracy of `simulate` is judged by, and called only if the run has a target or a limit, or is written
-            to a folder: with a copy of the model, in evaluation mode and without gradients, that has the run's newest
-            parameters (the mean of all workers' models where each has its own).
+            a target accuracy of `launch` and `simulate` is judged by, and called only by these, if the run has a target or a
+            limit, or is written to a folder: with a copy of the model, in evaluation mode and without gradients, that has the
+            run's newest parameters (the mean of all workers' models where each has its own).
 
     Raises:
         UsageError: the launcher and the loop name different algorithms, or the model cannot be shared.

@@ -1,4 +1,4 @@
-"""Evaluates a run on a copy of its parameters, in the supervisor, while the workers go on."""
+"""Evaluates a run on a copy of its parameters, while the workers go on."""
 
 from __future__ import annotations
 
