@@ -45,6 +45,19 @@ def test_a_successor_makes_the_steps_that_the_dead_one_has_left(algorithm):
     assert ended.result["share_of_updates"] == [0.25] * 4
 
 
+@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("kind", ["mutex", "rwlock"])
+def test_a_worker_that_is_killed_while_it_waits_for_the_lock_is_not_handed_it(kind, restarts):
+    cluster = Cluster(
+        workers=4, compute_s=0.001, core_bytes_per_s=1e8
+    )  # most of a step is moving vectors, one at a time
+    config = pl.TrainConfig(algorithm=f"locked(kind={kind})", workers=4, steps=STEPS, batch_size=16, restarts=restarts)
+    for part in range(5):
+        faults = Faults().kill(worker=1, at_s=0.011 + 0.0013 * part)
+        ended = pl.simulate_task(config, cluster=cluster, timing_only=True, num_parameters=20_000, faults=faults)
+        assert (ended.result["outcome"], ended.result["workers_lost"]) == ("stopped", [1])
+
+
 def test_a_run_with_gradients_is_the_same_each_time_and_a_death_costs_one_batch():
     first, again = (run("ad-psgd", Faults().kill(worker=2, step=5), timing=False, epochs=1, seed=3) for _ in range(2))
     assert first.result == again.result

@@ -51,8 +51,16 @@ class LockState:
         """Waits until the lock is handed to this program; call it after a failed attempt."""
         write = write or not self.sharing
         queue = self._waiting_writers if write else self._waiting_readers
-        queue.append((self._scheduler.current, self._scheduler.now_s))
-        self._scheduler.wait(f"the lock to {'write' if write else 'read'}")
+        waiting = (self._scheduler.current, self._scheduler.now_s)
+        queue.append(waiting)
+        try:
+            self._scheduler.wait(f"the lock to {'write' if write else 'read'}")
+        except BaseException:  # killed: nobody shall hand it the lock, and what it was handed goes to the next
+            if waiting in queue:
+                queue.remove(waiting)
+            else:
+                self.release(write=write)
+            raise
 
     def release(self, *, write: bool) -> None:
         """Gives the lock back, and to the next."""
