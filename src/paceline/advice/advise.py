@@ -323,6 +323,8 @@ class _Advising:
                 f"Kills are counted by formulas, with {restart_s:.1f} s until a worker is back; a method that does not go on"
                 f" without it is taken to be resumed from a checkpoint, one every {CHECKPOINT_EVERY_S:g} s."
             )
+            if self.target.deadline_s is not None:
+                said.append("What is reached by the deadline is as without kills: only times to the target count them.")
 
     def _left_out(self, campaign: Campaign) -> list[str]:
         said = list(self.not_tried)

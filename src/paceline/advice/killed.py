@@ -21,7 +21,7 @@ def tolerates(algorithm: str) -> bool:
 
 
 def with_kills(one: Prediction, *, kills_per_s: float, restart_s: float) -> Prediction:
-    """The prediction with expected times under kills; curve and simulations stay what they are without.
+    """The prediction with expected times under kills; all else stays what it is without.
 
     Methods that go on lose a worker's share until it is back; others everything since the last checkpoint.
 
@@ -56,7 +56,10 @@ def with_kills(one: Prediction, *, kills_per_s: float, restart_s: float) -> Pred
     )
     if math.isinf(time_s.value):
         return dataclasses.replace(
-            one, time_s=None, why_not="workers are killed more often than it gets from checkpoint to checkpoint"
+            one,
+            time_s=None,
+            at_deadline=None,
+            why_not="workers are killed more often than it gets from checkpoint to checkpoint",
         )
     return dataclasses.replace(one, time_s=time_s)
 
