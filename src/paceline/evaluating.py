@@ -173,7 +173,8 @@ class EvaluationBoard:
             self._store(_VERSION, found["version"])
 
     def _fail(self, how: int, reason: str, trace: str) -> None:
-        text = f"{reason}\0{trace}".encode()[:_TEXT_BYTES]
+        first = reason.encode()[: _TEXT_BYTES // 2] + b"\0"
+        text = first + trace.encode()[-(_TEXT_BYTES - len(first)) :]  # a long trace's end says what went wrong
         self._text.zero_()
         self._text[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
         self._store(_FAILED, how)

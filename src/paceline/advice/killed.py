@@ -12,7 +12,7 @@ from paceline.planner.failures import availability, expected_s
 
 __all__ = ["CHECKPOINT_EVERY_S", "restarts", "with_kills"]
 
-CHECKPOINT_EVERY_S = 10.0  # as `launch` and `train` do
+CHECKPOINT_EVERY_S = 10.0  # as `launch` and `train` do where epochs are not longer: they save at an epoch's beginning
 
 
 def tolerates(algorithm: str) -> bool:

@@ -147,7 +147,10 @@ class Network:
         """Tells a worker that another one is gone, as soon as it can know."""
         reason, known_from_s = self._gone[gone]
         at_s = max(self._scheduler.now_s + self._latency_s, known_from_s)
-        self._scheduler.call_at(at_s, (self.boxes[whom], PeerLeft(gone, 0, reason)))
+        self._scheduler.call_at(at_s, (self.boxes[whom], self._left(gone, reason)))
+
+    def _left(self, worker: int, reason: str) -> PeerLeft:
+        return PeerLeft(worker, self._incarnations.get(worker, 0), reason)
 
     def end(self, worker: int) -> None:
         """The worker's program has ended; what it has sent still arrives, and then that it has left."""
@@ -157,7 +160,7 @@ class Network:
         self._gone[worker] = ("ended", self._scheduler.now_s)
         for peer in sorted(self.contacts[worker]):
             if peer not in self._gone:
-                self.send(worker, peer, PeerLeft(worker, 0, "ended"), HEADER_BYTES)
+                self.send(worker, peer, self._left(worker, "ended"), HEADER_BYTES)
 
     def kill(self, worker: int) -> None:
         """The worker is dead; what has not left its NIC is lost."""
@@ -171,7 +174,7 @@ class Network:
 
     def departed(self) -> list[PeerLeft]:
         """Those that are gone, as one learns who comes now."""
-        return [PeerLeft(worker, self._incarnations.get(worker, 0), why) for worker, (why, _) in self._gone.items()]
+        return [self._left(worker, why) for worker, (why, _) in self._gone.items()]
 
     def replace(self, worker: int, incarnation: int) -> None:
         """A dead worker's next incarnation is there, with a NIC that has nothing to send; nobody else knows of it yet."""
@@ -193,7 +196,7 @@ class Network:
         self._cut |= {(a, b), (b, a)}
         at_s = self._scheduler.now_s + self._detection_s
         for here, there in ((a, b), (b, a)):
-            left = PeerLeft(there, 0, f"the link was cut at {self._scheduler.now_s:.6g} s")
+            left = self._left(there, f"the link was cut at {self._scheduler.now_s:.6g} s")
             self._scheduler.call_at(at_s, (self.boxes[here], left))
 
     def pause(self, worker: int, for_s: float) -> None:
@@ -204,7 +207,7 @@ class Network:
         if for_s <= self._detection_s:
             return
         peers = sorted(self.contacts[worker])
-        left = PeerLeft(worker, 0, f"no sign of life since {now_s:.6g} s")
+        left = self._left(worker, f"no sign of life since {now_s:.6g} s")
         for peer in peers:
             self._scheduler.call_at(now_s + self._detection_s, (self.boxes[peer], left))
-            self._scheduler.call_at(now_s + for_s, (self.boxes[peer], PeerBack(worker, 0)))
+            self._scheduler.call_at(now_s + for_s, (self.boxes[peer], PeerBack(worker, self._incarnations.get(worker, 0))))
