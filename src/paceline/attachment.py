@@ -208,6 +208,8 @@ class Worker:
             hook.remove()
         del self._hooks[2:]
         epoch, self._epoch = self._epoch, self._epoch + 1
+        if self._epoch > 1 and self._session.stopped():  # a loop of very many epochs goes through those that are left
+            return
         seed = self._environment.seed if self._environment is not None else 0
         alone = self.num_workers == 1 and self._environment is None
         plan_and_fetch = None if alone else one_by_one(loader, seed)

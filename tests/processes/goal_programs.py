@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import paceline as pl
+from paceline.environment import current_environment
 
 X = torch.randn(240, 6, generator=torch.Generator().manual_seed(3))
 Y = (X[:, :1] > 0).float()
@@ -33,6 +34,8 @@ class Loop:
         if self.kind == "raises":
             raise KeyError("no such label")
         self.seen.append(nn.utils.parameters_to_vector(model.parameters()).detach().clone())
+        if self.kind == "incarnation":
+            return float(current_environment().incarnation)
         return {"accuracy": float(((model(X) > 0).float() == Y).float().mean()), "loss": 1.5}
 
     def __call__(self):
@@ -55,6 +58,7 @@ class Loop:
                     optimizer.step()
                     worker.report(loss)
                     batches += 1
-                    if self.dies_at == batches and worker.worker_id == 0:
+                    first = current_environment().incarnation == 0
+                    if self.dies_at == batches and worker.worker_id == 0 and first:
                         os.kill(os.getpid(), signal.SIGKILL)
         self.after[worker.worker_id] = nn.utils.parameters_to_vector(model.parameters()).detach()

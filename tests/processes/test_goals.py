@@ -81,8 +81,9 @@ def test_evaluations_end_with_worker_0_and_the_run_says_so():
 
 
 def test_a_new_worker_0_goes_on_evaluating():
-    loop = Loop(40, dies_at=20)
-    run = pl.launch(loop, workers=2, algorithm="hogwild", restarts=1, evaluate_every_samples=10, limit_samples=3000)
+    loop = Loop(FOREVER, evaluate="incarnation", dies_at=20)
+    run = pl.launch(loop, workers=2, algorithm="hogwild", restarts=1, evaluate_every_samples=10, target_accuracy=0.5)
+    assert run.result["outcome"] == "converged"
     assert run.evaluations[-1]["samples"] == run.result["samples"]
 
 

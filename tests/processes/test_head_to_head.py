@@ -123,6 +123,7 @@ def test_tables_compare_every_system_with_its_own_undisturbed_runs():
         assert text.count("<circle") == 1, "ad-psgd never reached the target"
 
 
+@pytest.mark.soak  # eight programs that import PyTorch, one after the other
 def test_a_slow_worker_holds_up_ddp_and_not_ad_psgd(tmp_path):
     workers, epochs = 2, 2
     path = tmp_path / "runs.jsonl"

@@ -210,4 +210,6 @@ class Network:
         left = self._left(worker, f"no sign of life since {now_s:.6g} s")
         for peer in peers:
             self._scheduler.call_at(now_s + self._detection_s, (self.boxes[peer], left))
-            self._scheduler.call_at(now_s + for_s, (self.boxes[peer], PeerBack(worker, self._incarnations.get(worker, 0))))
+            self._scheduler.call_at(
+                now_s + for_s, (self.boxes[peer], PeerBack(worker, self._incarnations.get(worker, 0)))
+            )
