@@ -39,8 +39,6 @@ class Settings:
         task: `mnist-mlp` or `digits-mlp`.
         folder: the run's own folder, for diaries and checkpoints.
         data: file with the data, as `save_data` writes it.
-        lobby: folder where the workers of all runs that are made side by side meet before they start.
-        lobby_size: how many workers they are.
         workers: how many processes.
         batch_size: samples per worker and step.
         epochs: passes over the data, all workers together.
@@ -58,8 +56,6 @@ class Settings:
     task: str
     folder: str
     data: str
-    lobby: str = ""
-    lobby_size: int = 0
     workers: int = 4
     batch_size: int = 64
     epochs: int = 3
@@ -145,10 +141,11 @@ class Worker:
 
     def line_up(self) -> None:
         """Waits until all workers have come so far; the clock starts when they have. Who comes again does not wait."""
-        lobby = Path(self.settings.lobby)
-        (lobby / f"{self.settings.method}-{self.worker_id}").touch()
+        lobby = self.folder / "lobby"
+        lobby.mkdir(exist_ok=True)
+        (lobby / str(self.worker_id)).touch()
         until_s = time.monotonic() + LOBBY_S
-        while len(list(lobby.iterdir())) < self.settings.lobby_size and time.monotonic() < until_s:
+        while len(list(lobby.iterdir())) < self.settings.workers and time.monotonic() < until_s:
             time.sleep(POLL_S)
         path = self.folder / f"steps-{self.worker_id}-{os.getpid()}"
         self.diary = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -21,7 +21,6 @@ class Method:
         spec: what the program is told.
         mean: whether what the user ends with is the mean of the workers' models; otherwise they are all the same.
         system: whose it is.
-        waits: whether all workers go at the slowest one's pace.
         rate: learning rate on MNIST where none has been tuned.
         colour: which of the palette's, in pictures; None: the text's.
     """
@@ -30,33 +29,31 @@ class Method:
     spec: str
     mean: bool
     system: str
-    waits: bool
     colour: int | None
     rate: float = 0.4
 
 
 METHODS = {
-    "all-reduce": Method(program=OURS, spec="all-reduce", mean=False, system="Paceline", waits=True, colour=0),
+    "all-reduce": Method(program=OURS, spec="all-reduce", mean=False, system="Paceline", colour=0),
     "local-sgd": Method(
-        program=OURS, spec="local-sgd(period=8,warmup_steps=50)", mean=True, system="Paceline", waits=True, colour=5
+        program=OURS, spec="local-sgd(period=8,warmup_steps=50)", mean=True, system="Paceline", colour=5
     ),
-    "ad-psgd": Method(program=OURS, spec="ad-psgd", mean=True, system="Paceline", waits=False, colour=2),
+    "ad-psgd": Method(program=OURS, spec="ad-psgd", mean=True, system="Paceline", colour=2),
     "parameter-server, one backup": Method(
-        program=OURS, spec="parameter-server(backups=1)", mean=False, system="Paceline", waits=False, colour=3
+        program=OURS, spec="parameter-server(backups=1)", mean=False, system="Paceline", colour=3
     ),
     "parameter-server, asynchronous": Method(
         program=OURS,
         spec="parameter-server(mode=async)",
         mean=False,
         system="Paceline",
-        waits=False,
         colour=4,
         rate=0.1,
     ),
-    "DistributedDataParallel": Method(program=DDP, spec="ddp", mean=False, system="PyTorch", waits=True, colour=1),
-    "PostLocalSGD": Method(program=DDP, spec="post-local-sgd", mean=True, system="PyTorch", waits=True, colour=7),
-    "torchft LocalSGD": Method(program=TORCHFT, spec="local-sgd", mean=True, system="torchft", waits=True, colour=6),
-    "hivemind": Method(program=HIVEMIND, spec="local-updates", mean=True, system="hivemind", waits=False, colour=None),
+    "DistributedDataParallel": Method(program=DDP, spec="ddp", mean=False, system="PyTorch", colour=1),
+    "PostLocalSGD": Method(program=DDP, spec="post-local-sgd", mean=True, system="PyTorch", colour=7),
+    "torchft LocalSGD": Method(program=TORCHFT, spec="local-sgd", mean=True, system="torchft", colour=6),
+    "hivemind": Method(program=HIVEMIND, spec="local-updates", mean=True, system="hivemind", colour=None),
 }
 
 

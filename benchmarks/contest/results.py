@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from contest.course import num_samples
 from contest.methods import METHODS
-from contest.tables import SCENES, Record, lead, of, table
+from contest.tables import DISTURBED, SCENES, Record, lead, of, table
 from paceline.system import machine, versions
 
 
@@ -18,9 +18,11 @@ def markdown(records: Sequence[Record], target: float, peers: str) -> str:
     if not runs:
         return ""
     first, about, used = runs[0], machine(), versions()
-    repetitions = max(len(of(runs, scene=scene, method=name)) for scene in SCENES for name in METHODS)
+    counts = {len(of(runs, scene=scene, method=name)) for scene in SCENES for name in METHODS} - {0}
+    repetitions = f"{min(counts)} to {max(counts)} runs" if len(counts) > 1 else f"{counts.pop()} runs"
     quiet = sum(bool(one["quiet"]) for one in runs)
-    alone = f"{'All' if quiet == len(runs) else quiet} of the {len(runs)} runs were made while nobody else measured or tested"
+    alone = f"{'All' if quiet == len(runs) else quiet} of the {len(runs)} runs were made while nothing else ran"
+    worst = max(one["stolen_share"] for one in runs)
     rounds = first["epochs"] * (num_samples(first["task"]) // (first["batch_size"] * first["workers"]))
     ideal_s = rounds * first["step_s"] * first["slow_factor"]
     free_s = rounds * first["workers"] * first["step_s"] / (first["workers"] - 1 + 1 / first["slow_factor"])
@@ -30,10 +32,8 @@ def markdown(records: Sequence[Record], target: float, peers: str) -> str:
         f" computing, which stands for a larger one; the slow worker's takes {first['slow_factor']:g} times that. The clock"
         " starts when all workers stand ready. Every worker writes its parameters down every"
         f" {first['snapshot_every_s']:g} s; they are evaluated afterwards: the mean of all where workers have models of their"
-        " own, else worker 0's. Methods that wait for the slow worker ran side by side in that scene, since they sleep nine"
-        " tenths of the time; what they compute shares two cores, so that their rounds take longer than alone (ideal: a tenth"
-        f" of a second). With the sleep alone, all samples would take {ideal_s:.0f} s there in methods that wait for the slow"
-        f" worker, and {free_s:.0f} s in those that wait for nobody; what is beyond that is computing, on two cores."
+        f" own, else worker 0's. With the sleep alone, all samples would take {ideal_s:.0f} s with a slow worker in methods"
+        f" that wait for it, and {free_s:.0f} s in those that wait for nobody; what is beyond that is computing, on two cores."
     )
     killed = (
         "The last worker kills itself (`kill -9`) after half of its steps, once. PyTorch's are started again by torchrun"
@@ -43,9 +43,10 @@ def markdown(records: Sequence[Record], target: float, peers: str) -> str:
     )
     made = (
         f"{about['processor']}, {about['cores']} cores; Python {used['python']}, torch {used['torch']}{peers}. Medians of"
-        f" at most {repetitions} runs, everybody in turn, in brackets the lowest and the highest; a row without brackets is"
-        f" one run. {alone} on the machine. Made in pieces by `python benchmarks/head_to_head.py --repetitions 3 --limit 200"
-        " --quiet --python torchft=... --python hivemind=...`; all runs are in [head_to_head.jsonl](head_to_head.jsonl)."
+        f" {repetitions}, everybody in turn, each alone on the machine, in brackets the lowest and the highest; a row without"
+        f" brackets is one run. {alone} on the machine, and its host gave {100 * worst:.1f} % of its cores' time to others at"
+        " most. Made by `python benchmarks/head_to_head.py --tune --repetitions 3 --quiet --python torchft=... --python"
+        " hivemind=...`; all runs are in [head_to_head.jsonl](head_to_head.jsonl)."
     )
     text = ["# Head to head: ours and others' with one slow worker, and with one killed", ""]
     for paragraph in (summary(runs, target), how, killed, made):
@@ -100,14 +101,14 @@ def missing(records: Sequence[Record]) -> list[str]:
 
 
 def left_out(records: Sequence[Record]) -> list[str]:
-    """Runs that do not count, since they were made otherwise than the rest: their scene says how."""
+    """Runs that do not count, since the host gave the machine's time to others during them; each was made again."""
     lines = []
     for one in records:
-        if one["scene"] not in (*SCENES, "tune"):
-            at_s = math.inf if one["time_to_target_s"] is None else one["time_to_target_s"]
+        if one["scene"].endswith(DISTURBED):
+            at_s = math.inf if one.get("time_to_target_s") is None else one["time_to_target_s"]
             lines.append(
-                f"- {one['method']}, {one['scene']}: reached {100 * one['target']:g} % {_when(at_s)}; not done"
-                f" {one['took_s']:.0f} s after it was started."
+                f"- {one['method']}, {one['scene']}, {100 * one['stolen_share']:.0f} % of the cores' time given away:"
+                f" reached {100 * one['target']:g} % {_when(at_s)}."
             )
     return ["## Runs that do not count", "", *lines, ""] if lines else []
 

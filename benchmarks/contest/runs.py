@@ -16,6 +16,7 @@ from typing import Any
 from contest.course import Settings
 from contest.judge import judge
 from contest.methods import METHODS, command, variables
+from contest.stolen import Stolen
 
 GRACE_S = 8.0
 
@@ -35,22 +36,21 @@ def run(settings: Settings, *, target: float, pythons: dict[str, str]) -> dict[s
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            started_s = time.monotonic()
+            started_s, stolen = time.monotonic(), Stolen()
             try:
                 code: int | None = process.wait(settings.limit_s)
             except subprocess.TimeoutExpired:
                 code = None
             finally:
                 end(process)
+        took_s, stolen_share = time.monotonic() - started_s, stolen.share()
         with contextlib.suppress(OSError):
             shutil.rmtree(Path(name) / "run")
         found = judge(settings, mean=method.mean, target=target, finished=code == 0, in_time=code is not None)
         words = output.read_text(errors="replace")
-    kept = {
-        key: value for key, value in asdict(settings).items() if key not in ("folder", "data", "lobby", "lobby_size")
-    }
+    kept = {key: value for key, value in asdict(settings).items() if key not in ("folder", "data")}
     ending = {} if code == 0 else {"code": code, "last_words": words[-2000:]}
-    return {**kept, **found, **ending, "target": target, "took_s": time.monotonic() - started_s}
+    return {**kept, **found, **ending, "target": target, "took_s": took_s, "stolen_share": stolen_share}
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

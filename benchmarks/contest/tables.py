@@ -11,6 +11,7 @@ from contest.methods import METHODS
 
 Record = dict[str, Any]
 
+DISTURBED = ", disturbed"  # after the scene of a run that does not count
 SCENES = {
     "none": "All workers alike",
     "slow": "One worker {factor:g} times as slow",

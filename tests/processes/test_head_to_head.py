@@ -22,6 +22,7 @@ _spec.loader.exec_module(sys.modules["contest"])
 
 from contest import course, judge, picture, tables  # noqa: E402
 from contest.course import STEP, Settings  # noqa: E402
+from contest.stolen import Stolen  # noqa: E402
 
 DDP = "DistributedDataParallel"
 
@@ -121,6 +122,16 @@ def test_tables_compare_every_system_with_its_own_undisturbed_runs():
         text = picture.picture(records, ["slow"], [DDP, "ad-psgd"], 0.9, dark=dark)
         assert text.count("<polyline") == 2
         assert text.count("<circle") == 1, "ad-psgd never reached the target"
+
+
+def test_what_the_host_gives_to_others_is_a_share_of_all_cores_time(tmp_path):
+    file = tmp_path / "stat"
+    file.write_text("cpu  100 0 100 1000 0 0 0 50 7 0\ncpu0 100 0 100 1000 0 0 0 50 7 0\n")
+    stolen = Stolen(file)
+    assert stolen.share() == 0
+    file.write_text("cpu  130 0 110 1050 0 0 0 60 9 0\n")
+    assert stolen.share() == 0.1
+    assert Stolen(tmp_path / "none").share() == 0
 
 
 @pytest.mark.soak  # eight programs that import PyTorch, one after the other
