@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import random
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import paceline as pl
 from paceline.calibration import Calibration, as_cluster, write
 from paceline.cli.app import app
 from paceline.errors import PacelineError
-from paceline.measurements import Spread, fit_link
+from paceline.measurements import Spread, fit_cold, fit_link
 from paceline.simulator import Cluster
 
 
@@ -95,8 +96,38 @@ def test_a_machine_whose_cores_were_measured_shares_them(tmp_path):
     file = write(measured, cluster, tmp_path / "here.toml")
     assert Cluster.load(file) == cluster
     text = file.read_text()
-    assert "# leave out cores, slice_s, spin_s and crowding" in text
+    assert "# leave out cores, slice_s, spin_s, crowding, cold_s" in text
     assert "#   time slice: 4 ms" in text
+
+
+def planted_pauses(cold_s, cooling_s, alone_s, factor=math.inf, spike_s=0.5):
+    """Steps after pauses, in pairs, of which one is disturbed."""
+    found = {}
+    for pause_s in (0.001, 0.003, 0.01, 0.03):
+        longer_s = min(cold_s * (1 - math.exp(-pause_s / cooling_s)), alone_s * (factor - 1))
+        found[pause_s] = [(alone_s + longer_s, alone_s)] * 6 + [(alone_s + spike_s, alone_s)]
+    return found
+
+
+@pytest.mark.parametrize(("cold_s", "cooling_s"), [(0.002, 0.002), (0.0015, 0.010), (0.004, 0.0005)])
+def test_what_a_pause_costs_is_found_again(cold_s, cooling_s):
+    few = planted_pauses(cold_s, cooling_s, 0.001, factor=2.2)
+    cold = fit_cold(planted_pauses(cold_s, cooling_s, 0.02), few)
+    assert cold.cold_s == pytest.approx(cold_s, rel=0.01)
+    assert cold.cooling_s == pytest.approx(cooling_s, rel=0.12)  # a step of the grid
+    assert cold.cold_factor == pytest.approx(2.2)
+
+
+def test_who_is_no_slower_after_a_pause_has_nothing_to_make_up_for():
+    faster = {pause_s: [(0.009, 0.010)] * 5 for pause_s in (0.001, 0.01)}
+    cold = fit_cold(faster, faster)
+    assert (cold.cold_s, cold.cold_factor) == (0.0, 1.0)
+    measured = planted(
+        cores=2, cold_steps_s=planted_pauses(2e-3, 2e-3, 0.02), few_cold_steps_s=faster | {0.03: [(0.01, 0.01)]}
+    )
+    cluster = as_cluster(measured)
+    assert cluster.cold_s == pytest.approx(2e-3, rel=0.01)
+    assert cluster.cold_factor == pytest.approx(1.1, rel=0.01)
 
 
 @pytest.mark.parametrize("suffix", ["toml", "json"])

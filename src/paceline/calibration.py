@@ -6,6 +6,7 @@ same pieces: `cluster_calibration.py`.
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
@@ -21,11 +22,13 @@ from paceline.flat import FlatBinding
 from paceline.measurements import (
     QUICK,
     SMALL_BYTES,
+    ColdSteps,
     Effort,
     Memory,
     Spread,
     Steps,
     describe,
+    fit_cold,
     fit_link,
     in_seconds,
     num_cores,
@@ -64,6 +67,8 @@ class Calibration:
         crowded_steps_s: the same in as many processes as there are cores, all at once.
         spin_s: how long a process waits for a word before it sleeps, where each worker has a core.
         slice_s: what a process computes at a stretch where there is one more than cores.
+        cold_steps_s: full steps after pauses, in one process.
+        few_cold_steps_s: the same with batches of a quarter.
     """
 
     task: str
@@ -82,6 +87,8 @@ class Calibration:
     crowded_steps_s: list[Spread] = field(default_factory=list)
     spin_s: Spread | None = None
     slice_s: Spread | None = None
+    cold_steps_s: ColdSteps = field(default_factory=dict, repr=False)
+    few_cold_steps_s: ColdSteps = field(default_factory=dict, repr=False)
 
     @property
     def memory(self) -> Memory:
@@ -102,6 +109,8 @@ class Calibration:
             found["spin before sleep"] = self.spin_s
         if self.slice_s is not None:
             found["time slice"] = self.slice_s
+        for pause_s, pairs in self.cold_steps_s.items():
+            found[f"step after a pause of {1e3 * pause_s:g} ms"] = Spread.of([after_s for after_s, _ in pairs])
         return found | {
             f"round trip, {num_bytes:,} bytes": Spread.of(times_s) for num_bytes, times_s in self.round_trips_s.items()
         }
@@ -133,6 +142,7 @@ def measure(
     on_progress(f"{task.name}: loading")
     train_set, _ = task.load(data)
     steps = measure_steps(task, train_set, batch_size, effort, on_progress)
+    cold = measure_cold(task, train_set, steps, effort, on_progress)
     on_progress("starting processes")
     with probes.Team(1 + max(2, num_cores()), steps.vector_bytes) as team:
         memory = measure_memory(team, steps.vector_bytes, effort, on_progress)
@@ -152,6 +162,7 @@ def measure(
         wake_s=memory.wake_s,
         round_trips_s=trips_s,
         **shared,
+        **cold,
     )
 
 
@@ -167,6 +178,19 @@ def measure_steps(
             rows[size] = probes.steps(task, train_set, size, at_least=effort.steps, for_s=effort.steps_s)
     compute_s = {size: of["ended_s"] - of["started_s"] - of["apply_s"] for size, of in rows.items()}
     return Steps(task.name, chosen, _vector_bytes(task.model), compute_s, rows[chosen]["apply_s"])
+
+
+def measure_cold(
+    task: Task, train_set: Any, steps: Steps, effort: Effort, on_progress: Callable[[str], None]
+) -> dict[str, ColdSteps]:
+    """The part of `measure` that computes after pauses, in this process, as fields of `Calibration`."""
+    on_progress(f"{task.name}: steps after pauses")
+    long = partial(probes.cold_steps_s, pauses_s=effort.pauses_s, at_least=effort.pauses, for_s=effort.steps_s)
+    few = min(steps.compute_s)
+    return {
+        "cold_steps_s": long(task, train_set, steps.batch_size),
+        "few_cold_steps_s": long(task, train_set, few),
+    }
 
 
 def measure_memory(team: probes.Team, vector_bytes: int, effort: Effort, on_progress: Callable[[str], None]) -> Memory:
@@ -264,6 +288,8 @@ def as_cluster(measured: Calibration, workers: int | None = None) -> Cluster:
     if measured.lone_step_s is not None and measured.crowded_steps_s:
         crowded_s = statistics.fmean(one.median for one in measured.crowded_steps_s)
         figures["crowding"] = max(1.0, crowded_s / measured.lone_step_s.median)
+    if measured.cold_steps_s:
+        figures |= dataclasses.asdict(fit_cold(measured.cold_steps_s, measured.few_cold_steps_s))
     shared |= {name: rounded(value) for name, value in figures.items()}
     return Cluster(
         workers=workers or max(2, len(measured.crowded_copies_s)),
@@ -314,7 +340,8 @@ def _comments(measured: Calibration) -> list[str]:
         f"compute_s and update_vectors are those of {measured.task} with batches of {measured.batch_size}, plain SGD, one"
         " thread per worker.",
         "Workers talk over loopback here: between machines, put in your network's latency_s and bandwidth_bytes_per_s, and",
-        "leave out cores, slice_s, spin_s and crowding: without them every worker has a core to itself.",
+        "leave out cores, slice_s, spin_s, crowding, cold_s, cold_factor and cooling_s: without them every worker has a core",
+        "to itself.",
         "Not measured, but the simulator's defaults: racing_blocks, detection_s.",
         "",
         "What was measured: median, and the middle half.",

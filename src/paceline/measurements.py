@@ -12,16 +12,19 @@ import numpy as np
 
 from paceline.errors import PacelineError
 from paceline.simulator.core import COPY_VECTORS
+from paceline.simulator.cores import Cold
 
 __all__ = [
     "QUICK",
     "SMALL_BYTES",
+    "ColdSteps",
     "Effort",
     "Link",
     "Memory",
     "Spread",
     "Steps",
     "describe",
+    "fit_cold",
     "fit_link",
     "in_seconds",
     "num_cores",
@@ -29,6 +32,10 @@ __all__ = [
 ]
 
 SMALL_BYTES = 100  # a message whose time is latency
+COOLING_S = np.geomspace(1e-4, 0.1, 61)  # which of them fits best is tried
+
+ColdSteps = Mapping[float, Sequence[tuple[float, float]]]
+"""By the seconds of a pause, pairs: what a step took after it, and one soon afterwards that followed another at once."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +73,14 @@ class Effort:
     large_repeats: int = 20
     large_bytes: tuple[int, ...] = (1_000_000, 2_000_000, 4_000_000, 8_000_000)
     slices_s: float = 1.0
+    pauses_s: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03)
+    pauses: int = 5  # at least, of each length
 
 
 QUICK = Effort(
-    steps=10, steps_s=0.1, copies_s=0.05, slices_s=0.1, repeats=20, large_repeats=4, large_bytes=(1_000_000, 4_000_000)
-)
+    steps=10, steps_s=0.1, copies_s=0.05, slices_s=0.1, repeats=20, large_repeats=4, large_bytes=(1_000_000, 4_000_000),
+    pauses_s=(0.001, 0.003, 0.01), pauses=2,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -120,6 +130,26 @@ class Memory:
             "atomic addition": self.atomic_s,
             "wake-up": self.wake_s,
         }
+
+
+def fit_cold(steps: ColdSteps, few: ColdSteps) -> Cold:
+    """What coming back from a pause costs: medians of the pairs' differences, by least squares over `COOLING_S`.
+
+    Args:
+        steps: of batches of the usual size.
+        few: of so few samples that their computing is over before they have made up for the pause.
+    """
+    pauses_s = np.array(list(steps))
+    longer_s = np.array([statistics.median(after_s - at_once_s for after_s, at_once_s in steps[one]) for one in steps])
+    gone = 1.0 - np.exp(-pauses_s[:, None] / COOLING_S)
+    fitted_s = longer_s @ gone / (gone**2).sum(0)
+    best = int(np.argmin(((longer_s[:, None] - fitted_s * gone) ** 2).sum(0)))
+    longest = float(pauses_s.max())
+    factor = max(
+        statistics.median(after_s / at_once_s for after_s, at_once_s in pairs)
+        for pairs in (steps[longest], few[longest])
+    )
+    return Cold(cold_s=max(0.0, float(fitted_s[best])), cold_factor=max(1.0, factor), cooling_s=float(COOLING_S[best]))
 
 
 def fit_link(round_trips_s: Mapping[int, Sequence[float]]) -> Link:

@@ -9,7 +9,7 @@ import itertools
 import os
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Self
@@ -40,11 +40,11 @@ __all__ = [
     "ENOUGH",
     "Team",
     "atomics_s",
+    "cold_steps_s",
     "copies_s",
     "few_samples",
     "handed_copies_s",
     "round_trips_s",
-    "sleeps_s",
     "slices_s",
     "spins_s",
     "steps",
@@ -67,8 +67,13 @@ _WORDS = 5
 # Steps
 
 
-def steps(task: Task, train_set: Any, batch_size: int, *, at_least: int, for_s: float) -> np.ndarray:
-    """Records of full steps of `sequential`, `RECORD_DTYPE`: input, forward, backward, update; one intra-op thread."""
+def steps(
+    task: Task, train_set: Any, batch_size: int, *, at_least: int, for_s: float, pauses_s: Sequence[float] = (0.0,)
+) -> np.ndarray:
+    """Records of full steps of `sequential`, `RECORD_DTYPE`: input, forward, backward, update; one intra-op thread.
+
+    Before every step it sleeps for one of `pauses_s`, in turn.
+    """
     if batch_size > len(train_set):
         raise UsageError(f"{task.name} has {len(train_set)} training samples; choose --batch-size up to that.")
     threads = torch.get_num_threads()
@@ -76,13 +81,30 @@ def steps(task: Task, train_set: Any, batch_size: int, *, at_least: int, for_s: 
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
-            rows = _step(task, train_set, batch_size, at_least, for_s)
+            rows = _step(task, train_set, batch_size, at_least, for_s, pauses_s)
     finally:
         torch.set_num_threads(threads)
     return rows[rows["samples"] == batch_size]  # an epoch's last batch may be shorter
 
 
-def _step(task: Task, train_set: Any, batch_size: int, at_least: int, for_s: float) -> np.ndarray:
+def cold_steps_s(
+    task: Task, train_set: Any, batch_size: int, pauses_s: Sequence[float], *, at_least: int, for_s: float
+) -> dict[float, list[tuple[float, float]]]:
+    """By pause, pairs: a full step after it, and the second step after that one, which comes without a pause."""
+    pattern = [one for pause_s in pauses_s for one in (pause_s, 0.0, 0.0)]
+    rows = steps(task, train_set, batch_size, at_least=at_least * len(pattern), for_s=for_s, pauses_s=pattern)
+    took_s = dict(zip(rows["step"].tolist(), (rows["ended_s"] - rows["started_s"]).tolist(), strict=True))
+    found: dict[float, list[tuple[float, float]]] = {pause_s: [] for pause_s in pauses_s}
+    for step in took_s:
+        place = step % len(pattern)
+        if place % 3 == 0 and step + 2 in took_s:
+            found[pattern[place]].append((took_s[step], took_s[step + 2]))
+    return found
+
+
+def _step(
+    task: Task, train_set: Any, batch_size: int, at_least: int, for_s: float, pauses_s: Sequence[float]
+) -> np.ndarray:
     model = task.model()
     binding = FlatBinding(model.parameters())
     x = torch.empty(binding.num_elements, dtype=binding.dtype)
@@ -105,6 +127,8 @@ def _step(task: Task, train_set: Any, batch_size: int, at_least: int, for_s: flo
         replica.gradient(at=x, version=step - 1)
         replica.apply(to=x)
         replica.applied(step, gradient_version=step - 1)
+        if pauses_s[(step + 1) % len(pauses_s)]:
+            time.sleep(pauses_s[(step + 1) % len(pauses_s)])
         if step >= warm_up + at_least and time.monotonic() - begun_s >= for_s:
             break
     return records.array()[warm_up:]
@@ -227,16 +251,6 @@ def spins_s(segment: Segment, repeats: int) -> list[float]:
         begun_s = time.perf_counter()
         spin_patiently(segment.address + _IDLE, 0)
         times_s.append(time.perf_counter() - begun_s)
-    return times_s[round(_WARM_UP * repeats) :]
-
-
-def sleeps_s(segment: Segment, sleep_s: float, repeats: int) -> list[float]:
-    """Sleeps; by how many seconds longer than it was to."""
-    times_s = []
-    for _ in range(repeats):
-        begun_s = time.perf_counter()
-        time.sleep(sleep_s)
-        times_s.append(time.perf_counter() - begun_s - sleep_s)
     return times_s[round(_WARM_UP * repeats) :]
 
 

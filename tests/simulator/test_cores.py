@@ -1,6 +1,7 @@
 """Cores that workers share, and steps that sleep, against what can be worked out by hand."""
 
 import dataclasses
+import math
 
 import pytest
 
@@ -8,7 +9,7 @@ import paceline as pl
 from paceline.errors import UsageError
 from paceline.simulator import Cluster, Normal, Sockets
 from paceline.simulator.core import OwnMemory
-from paceline.simulator.cores import Cores, SharedCore
+from paceline.simulator.cores import Cold, Cores, SharedCore
 from paceline.simulator.scheduler import Scheduler
 
 FREE = {"core_bytes_per_s": 1e15, "bus_bytes_per_s": 1e15, "atomic_s": 1e-12, "wake_s": 0, "latency_s": 0}
@@ -22,10 +23,10 @@ def timed(algorithm, cluster, steps=24):
     return pl.simulate_task(config, cluster=cluster, timing_only=True, num_parameters=1000)
 
 
-def ended_s(computations, *, cores, slice_s=1.0, crowding=1.0):
+def ended_s(computations, *, cores, slice_s=1.0, crowding=1.0, cold=None):
     """When each program has ended that begins at a time and computes, several times on end."""
     scheduler, ended = Scheduler(runs_torch=False), {}
-    shared = Cores(scheduler, cores, slice_s, crowding)
+    shared = Cores(scheduler, cores, slice_s, crowding, cold)
     for number, (begin_s, *each_s) in enumerate(computations):
 
         def body(number=number, begin_s=begin_s, each_s=each_s):
@@ -185,3 +186,45 @@ def test_who_waits_for_less_than_it_spins_goes_on_at_once(cores, waits_s):
     longer_s = 0.5 if cores == 2 else 0.75
     rounds_s = timed("lockstep", cluster, steps=4).records[1]["ended_s"]
     assert rounds_s[0] == pytest.approx(longer_s + waits_s)
+
+
+def after_pauses_s(cold, *steps):
+    """What each computation took of a program that pauses before it: (pause, computation) each; the first one is warm."""
+    scheduler, took_s = Scheduler(runs_torch=False), []
+    shared = Cores(scheduler, 1, 1.0, 1.0, cold)
+
+    def body():
+        for pause_s, alone_s in steps:
+            if pause_s:
+                scheduler.sleep(pause_s)
+            begun_s = scheduler.now_s
+            shared.compute(alone_s)
+            took_s.append(scheduler.now_s - begun_s)
+
+    scheduler.start(0, body)
+    scheduler.run()
+    return took_s
+
+
+def test_who_comes_back_computes_more_slowly_until_it_has_made_up_for_the_pause():
+    cold = Cold(cold_s=0.5, cold_factor=2.0, cooling_s=1.0)
+    most = 1 - math.exp(-1)
+    assert after_pauses_s(cold, (0, 3.0), (0, 3.0)) == pytest.approx([3, 3])
+    assert after_pauses_s(cold, (0, 3.0), (1.0, 3.0), (0, 3.0)) == pytest.approx([3, 3 + 0.5 * most, 3])
+    assert after_pauses_s(cold, (0, 3.0), (100.0, 3.0)) == pytest.approx([3, 3.5])
+    assert after_pauses_s(cold, (0, 3.0), (100.0, 0.2), (0, 0.2), (0, 0.2), (0, 0.2)) == pytest.approx(
+        [3, 0.4, 0.4, 0.3, 0.2]
+    ), "at half the speed for half a second in all, however it is cut"
+
+
+def test_who_waits_in_line_for_a_core_stays_warm():
+    cold = Cold(cold_s=5.0, cold_factor=2.0, cooling_s=0.001)
+    assert ended_s([(0, 4.0), (0, 4.0)], cores=1, slice_s=1.0, cold=cold) == pytest.approx([7, 8])
+    assert ended_s([(0, 1.0), (0, 1.0)], cores=1, slice_s=2.0, cold=Cold(cold_s=0.0)) == pytest.approx([1, 2])
+
+
+def test_workers_that_sleep_take_longer_where_cores_turn_cold():
+    cluster = Cluster(workers=2, compute_s=0.010, idle_s=0.030, cores=2, **FREE)
+    cold = dataclasses.replace(cluster, cold_s=0.004, cooling_s=0.003)
+    assert timed("hogwild", cluster).result["wall_s"] == pytest.approx(24 * 0.040)
+    assert timed("hogwild", cold).result["wall_s"] == pytest.approx(24 * 0.044 - 0.004, rel=1e-3)

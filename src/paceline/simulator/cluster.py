@@ -59,6 +59,10 @@ class Cluster:
         crowding: with `cores`: how many times as long computing takes while all of them compute.
         spin_s: with a core for each of the workers: who waits less than that for a lock or at a barrier goes on at once, and
             not `wake_s` later.
+        cold_s: with `cores`: what computing takes longer for who comes back after having slept or waited long, as caches and
+            clock are no longer as it left them.
+        cold_factor: how many times as long its computing takes until those seconds have been made up for.
+        cooling_s: after a sleep or wait of t seconds it is 1 - exp(-t / cooling_s) of `cold_s`.
         idle_s: of every step, before its forward and backward: slept, which needs no core.
         idleness: pairs of worker and its own `idle_s`; see `idle`.
         link_factors: triples of two workers and a factor on the time of messages between them; see `slow_link`.
@@ -84,6 +88,9 @@ class Cluster:
     slice_s: float = 0.003
     crowding: float = 1.0
     spin_s: float = 0.0
+    cold_s: float = 0.0
+    cold_factor: float = 2.0
+    cooling_s: float = 0.003
     idle_s: float = 0.0
     idleness: tuple[tuple[int, float], ...] = ()
     link_factors: tuple[tuple[int, int, float], ...] = ()
@@ -111,11 +118,14 @@ class Cluster:
             "atomic_s",
             "bandwidth_bytes_per_s",
             "slice_s",
+            "cooling_s",
         ):
             _check(name, getattr(self, name))
-        if not isinstance(self.crowding, int | float) or not 1 <= self.crowding < math.inf:
-            raise UsageError(f"crowding must be a number from 1, not {self.crowding!r}.")
-        for name in ("wake_s", "latency_s", "detection_s", "restart_s", "idle_s", "spin_s"):
+        for name in ("crowding", "cold_factor"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 1 <= value < math.inf:
+                raise UsageError(f"{name} must be a number from 1, not {value!r}.")
+        for name in ("wake_s", "latency_s", "detection_s", "restart_s", "idle_s", "spin_s", "cold_s"):
             if getattr(self, name) != 0:
                 _check(name, getattr(self, name))
         if self.switch_bytes_per_s is not None:

@@ -36,6 +36,9 @@ _LEFT_OUT = (
     "slice_s",
     "crowding",
     "spin_s",
+    "cold_s",
+    "cold_factor",
+    "cooling_s",
     "idle_s",
 )  # where they are the default: they say nothing, and older files lack them
 _KEYS = (*_FIELDS, *_TABLES)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
+from paceline.simulator.cluster import Cluster
 from paceline.simulator.core import COPY_VECTORS, Core
 from paceline.simulator.scheduler import Event, Scheduler
 
@@ -25,11 +27,45 @@ class _Turn:
         self.number = 0  # of computations without giving the core back
 
 
+@dataclass(frozen=True, kw_only=True)
+class Cold:
+    """What it costs to have been away from the cores; see the fields of `Cluster`."""
+
+    cold_s: float = 0.0
+    cold_factor: float = 2.0
+    cooling_s: float = 0.003
+
+
+class _Warmth:
+    """Of one program: when it left its core, and the seconds that its computing will still take longer then."""
+
+    __slots__ = ("left_s", "owed_s")
+
+    def __init__(self) -> None:
+        self.left_s: float | None = None  # it has a core, or waits for one
+        self.owed_s = 0.0
+
+    def leave(self, now_s: float) -> None:
+        """It sleeps or waits from now on."""
+        self.left_s = now_s
+
+    def longer_s(self, now_s: float, alone_s: float, cold: Cold) -> float:
+        """By how much longer than `alone_s` the computing takes that begins now."""
+        if self.left_s is not None:
+            kept = math.exp((self.left_s - now_s) / cold.cooling_s)
+            self.owed_s = cold.cold_s - (cold.cold_s - self.owed_s) * kept
+            self.left_s = None
+        longer_s = min(self.owed_s, alone_s * (cold.cold_factor - 1.0))
+        self.owed_s -= longer_s
+        return longer_s
+
+
 class Cores:
     """So many cores, and a line of those who wait for one.
 
     Who has had its slice goes to the end of the line if anybody waits there. Who has computed, and goes on computing at the
-    same instant, keeps its core and what is left of its slice: a worker's steps are one computation to a kernel.
+    same instant, keeps its core and what is left of its slice: a worker's steps are one computation to a kernel. Who comes
+    back after a sleep or a wait computes more slowly at first.
 
     Costs: O(number of cores) for each computation and each slice.
 
@@ -38,9 +74,17 @@ class Cores:
         number: of cores.
         slice_s: computed at a stretch while others wait.
         crowding: how many times as long computing takes while all cores compute; with fewer of them, in proportion.
+        cold: what it costs to come back.
     """
 
-    def __init__(self, scheduler: Scheduler, number: int, slice_s: float, crowding: float = 1.0) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        number: int,
+        slice_s: float,
+        crowding: float = 1.0,
+        cold: Cold | None = None,
+    ) -> None:
         self._scheduler = scheduler
         self._number = number
         self._slice_s = slice_s
@@ -51,11 +95,24 @@ class Cores:
         self._done = 0.0  # seconds of computing that each core has done since all were idle
         self._done_at_s = 0.0
         self._plan_number = 0  # of the planned event that still holds
+        self._cold = cold if cold is not None and cold.cold_s > 0 else None
+        self._warmths: dict[Event, _Warmth] = {}  # of programs that compute; what is handled in between leaves no trace
+
+    @classmethod
+    def of(cls, cluster: Cluster, scheduler: Scheduler) -> Self:
+        """Those of a cluster that has `cores`."""
+        assert cluster.cores is not None
+        cold = Cold(cold_s=cluster.cold_s, cold_factor=cluster.cold_factor, cooling_s=cluster.cooling_s)
+        return cls(scheduler, cluster.cores, cluster.slice_s, cluster.crowding, cold)
 
     def compute(self, alone_s: float) -> None:
         """Waits while the program that calls computes what takes `alone_s` if all other cores are idle."""
         if alone_s > 0:
-            self.start(self._scheduler.current, alone_s)
+            program = self._scheduler.current
+            if self._cold is not None:
+                warmth = self._warmths.setdefault(program, _Warmth())
+                alone_s += warmth.longer_s(self._scheduler.now_s, alone_s, self._cold)
+            self.start(program, alone_s)
             self._scheduler.wait("a core")
 
     def start(self, then: Event, alone_s: float) -> None:
@@ -128,6 +185,8 @@ class Cores:
             return
         self._advance()
         del self._running[turn.then]
+        if turn.then in self._warmths:
+            self._warmths[turn.then].leave(self._scheduler.now_s)
         if self._line:
             self._begin(self._line.popleft())
         self._plan()

@@ -93,7 +93,7 @@ class SimulatedMachine:
         self._seed = seed
         self._is_timing_only = not x.numel()
         self._is_gossip = is_gossip
-        self._cores = Cores(self.scheduler, cluster.cores, cluster.slice_s, cluster.crowding) if cluster.cores else None
+        self._cores = Cores.of(cluster, self.scheduler) if cluster.cores else None
         self._spin_s = cluster.spin_s if cluster.workers <= (cluster.cores or 0) else 0.0  # as `have_core_each` says
         self._collective = cluster.collective or (collective if self._cores is None else "memory")
         self._is_networked = request.mailbox or (request.collectives and self._collective != "memory")
