@@ -16,7 +16,9 @@ import argparse
 import dataclasses
 import itertools
 import json
+import math
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -32,16 +34,19 @@ from foresight_report import report
 
 import paceline as pl
 from paceline import calibration, probes
+from paceline.measurements import Effort, fit_cold
 from paceline.planner.experiment_design import candidates, design
 from paceline.simulator import Cluster, Recorded
+from paceline.simulator.cluster_file import from_table
 from paceline.tasks import load_task
 from paceline.tasks.base import keep_data
 
 HERE = Path(__file__).parent
 FOUND = HERE / "foresight.json"
 SAMPLES = 60_000
-STEPS_S, MOST_TIMES = 4.0, 1000  # how long steps are calibrated at each batch size, and how many times are kept
-SLEEP_S, SLEEPS = 0.005, 200
+ROUNDS = 3  # of calibrating steps, each after all the others', as the machine is not equally fast at all times
+STEPS_S, MOST_TIMES = 1.5, 400  # how long in each of them, and how many times are kept
+FULL, FEW = Effort(), 8  # what coming back from a pause costs, and with how few samples it is measured as well
 OTHERS_SHARE = 0.05  # of the cores' time, that others may use during a measurement
 CALM_S = 0.5
 CONTROL_S = 0.3
@@ -105,9 +110,10 @@ class Plan:
         return self.settings + [one for grid in self.grids.values() for one in grid]
 
     @property
-    def batch_sizes(self) -> list[int]:
-        """That steps are calibrated with."""
-        return sorted({one.batch_size for one in self.all})
+    def steps(self) -> list[tuple[int, float]]:
+        """Batch sizes and milliseconds of sleep that steps are calibrated with."""
+        sleeps = {(one.batch_size, one.sleep_ms) for one in self.all}
+        return sorted(sleeps | {(size, 0.0) for size, _ in sleeps})
 
     def short_runs(self, setting: Setting) -> list[Setting]:
         """What Ernest learns this setting from: designed short runs, none with its number of workers."""
@@ -161,19 +167,24 @@ def calibrate(plan: Plan, found: Found, until_s: float) -> bool:
         spreads_s = {name: dataclasses.asdict(one) for name, one in measured.spreads().items()}
         return {"cluster": cluster, "spreads_s": spreads_s, "num_parameters": measured.vector_bytes // 4}
 
-    def steps(size: int) -> dict[str, Any]:
-        rows = probes.steps(task, train_set, size, at_least=50, for_s=STEPS_S)
-        whole = np.diff(rows["started_s"]) - rows["apply_s"][:-1]
+    def steps(size: int, sleep_ms: float) -> dict[str, Any]:
+        sleep_s = sleep_ms / 1e3
+        rows = probes.steps(task, train_set, size, at_least=50, for_s=STEPS_S, pauses_s=(sleep_s,))
+        whole = np.diff(rows["started_s"]) - sleep_s  # and so with what it oversleeps
         times_s = whole[np.diff(rows["batch"]) == 1]  # between two full batches
         kept = times_s[:: -(-len(times_s) // MOST_TIMES)]
         return {"times_s": [round(one, 7) for one in kept.tolist()], "update_s": float(np.mean(rows["apply_s"]))}
 
-    def overslept() -> float:
-        with probes.Team(1) as team:
-            return float(np.median(team.together(probes.sleeps_s, 1, sleep_s=SLEEP_S, repeats=SLEEPS)[0]))
+    def cold(size: int) -> dict[str, float]:
+        measure = partial(probes.cold_steps_s, pauses_s=FULL.pauses_s, at_least=FULL.pauses, for_s=FULL.steps_s)
+        return dataclasses.asdict(fit_cold(measure(task, train_set, size), measure(task, train_set, FEW)))
 
-    pieces: dict[str, Any] = {f"steps {size}": partial(steps, size) for size in plan.batch_sizes}
-    for name, piece in {"overslept_s": overslept, **pieces, "machine": machine}.items():
+    pieces: dict[str, Any] = {}
+    for number in range(ROUNDS):
+        for size, sleep_ms in plan.steps:
+            pieces[f"steps {size} {sleep_ms:g} {number}"] = partial(steps, size, sleep_ms)
+    pieces |= {f"cold {size}": partial(cold, size) for size, sleep_ms in plan.steps if not sleep_ms}
+    for name, piece in {**pieces, "machine": machine}.items():
         if name in found["calibration"]:
             continue
         taken = undisturbed(name, piece, until_s)
@@ -219,22 +230,40 @@ def pace_s() -> float:
     return round(float(np.median(rows["ended_s"] - rows["started_s"])), 7)
 
 
-def cluster_of(setting: Setting, calibrated: dict[str, Any]) -> Cluster:
-    """The simulated machine on which a setting is predicted."""
-    from paceline.simulator.cluster_file import from_table
-
-    machine, steps = calibrated["machine"], calibrated[f"steps {setting.batch_size}"]
+def cluster_of(setting: Setting, calibrated: dict[str, Any], batch_size: int | None = None) -> Cluster:
+    """The simulated machine on which a setting is predicted, or one like it with batches that were not calibrated."""
+    machine, size = calibrated["machine"], setting.batch_size
     table = from_table(machine["cluster"], "The calibration")
+    times_s = np.concatenate(
+        [calibrated[f"steps {size} {setting.sleep_ms:g} {number}"]["times_s"] for number in range(ROUNDS)]
+    )
+    update_s = statistics.fmean(calibrated[f"steps {size} 0 {number}"]["update_s"] for number in range(ROUNDS))
+    cold = calibrated[f"cold {size}"]
+    # The simulator makes a step after a sleep longer by what coming back costs; the steps here have slept, and have that.
+    owed_s = cold["cold_s"] * (1 - math.exp(-setting.sleep_ms / 1e3 / cold["cooling_s"]))
+    longer_s = min(owed_s, float(np.mean(times_s)) * (1 - 1 / cold["cold_factor"]))
+    compute_s = np.maximum(times_s - update_s - longer_s, times_s / 10)
+    if batch_size is not None:
+        compute_s *= step_s(batch_size, calibrated) / step_s(size, calibrated)
     table |= {
         "workers": setting.workers,
-        "compute_s": Recorded(times_s=tuple(steps["times_s"])),
-        "update_vectors": steps["update_s"] * table["core_bytes_per_s"] / (4 * machine["num_parameters"]),
+        "compute_s": Recorded(times_s=tuple(compute_s.tolist())),
+        "update_vectors": update_s * table["core_bytes_per_s"] / (4 * machine["num_parameters"]),
+        **cold,
     }
     cluster = Cluster(**table)
     for worker in range(setting.workers):
         if setting.sleep_s(worker):
-            cluster = cluster.idle(worker=worker, idle_s=setting.sleep_s(worker) + calibrated["overslept_s"])
+            cluster = cluster.idle(worker=worker, idle_s=setting.sleep_s(worker))
     return cluster
+
+
+def step_s(batch_size: int, calibrated: dict[str, Any]) -> float:
+    """Mean time of a step without sleep, from the line through the calibrated batch sizes."""
+    pieces = {name: one for name, one in calibrated.items() if name.startswith("steps ") and name.split()[2] == "0"}
+    sizes = [int(name.split()[1]) for name in pieces]
+    slope, constant = np.polyfit(sizes, [statistics.fmean(one["times_s"]) for one in pieces.values()], 1)
+    return float(constant + slope * batch_size)
 
 
 def predict(plan: Plan, found: Found, *, again: bool) -> None:
@@ -244,15 +273,21 @@ def predict(plan: Plan, found: Found, *, again: bool) -> None:
     if found["measured"]:
         found.parts.setdefault("predicted_before", found["predicted"])
     found.parts["predicted"] = {}
+    calibrated = found["calibration"]
+    simulate = partial(pl.simulate_task, timing_only=True, num_parameters=calibrated["machine"]["num_parameters"])
     for one in plan.all:
-        run = pl.simulate_task(
-            one.config(plan.task),
-            cluster=cluster_of(one, found["calibration"]),
-            timing_only=True,
-            num_parameters=found["calibration"]["machine"]["num_parameters"],
-        )
+        run = simulate(one.config(plan.task), cluster=cluster_of(one, calibrated))
         found["predicted"][one.key] = figures(run) | {"at": now()}
         print(one.key, f"{run.result['wall_s']:.3f} s", flush=True)
+    for one in plan.settings:
+        like = {run.key: dataclasses.replace(one, workers=run.workers) for run in plan.short_runs(one)}
+        found["predicted"][one.key]["short_runs_s"] = {
+            run.key: simulate(
+                run.config(plan.task), cluster=cluster_of(like[run.key], calibrated, run.batch_size)
+            ).result["wall_s"]
+            for run in plan.short_runs(one)
+            if run.workers > 1
+        }
     found.save()
 
 

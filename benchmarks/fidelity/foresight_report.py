@@ -56,6 +56,19 @@ def ernest_s(setting: Any, short_runs: Sequence[Any], measured: Mapping[str, lis
     return round_s * setting.epochs * 60_000 / setting.batch_size / setting.workers
 
 
+def corrected_s(
+    setting: Any, foreseen: Mapping[str, Any], short_runs: Sequence[Any], measured: Mapping[str, Any]
+) -> float:
+    """The simulation, with what steps of short runs with other numbers of workers took longer than they were simulated."""
+    longer_s = [
+        (run["wall_s"] - foreseen["short_runs_s"][one.key]) * one.workers / run["steps"]
+        for one in short_runs
+        if one.workers > 1
+        for run in measured[one.key]
+    ]
+    return foreseen["wall_s"] + statistics.fmean(longer_s) * foreseen["steps"] / setting.workers
+
+
 def report(plan: Any, found: Any) -> str:
     """Tables in Markdown, of what is measured so far."""
     predicted, measured = found["predicted"], found["measured"]
@@ -71,8 +84,9 @@ def report(plan: Any, found: Any) -> str:
         f"{about['processor']}, {about['cores']} cores; Python {package['python']}, torch {package['torch']}. Task"
         f" {plan.task}. Predictions are simulations of this machine as it was calibrated. Measured are medians of the"
         " runs that others left alone; the control, one process's step of batch 64 before and after each, took"
-        f" {1e3 * min(paces_s):.2f} to {1e3 * max(paces_s):.2f} ms. Ernest has seen runs of the same algorithm with"
-        " other numbers of workers, the simulator none at all.",
+        f" {1e3 * min(paces_s):.2f} to {1e3 * max(paces_s):.2f} ms. The simulator has seen no runs with several"
+        " workers. `corrected` is its time with what steps of short runs with other numbers of workers took longer than they"
+        " were simulated, as `paceline advise` corrects it; Ernest has seen the same short runs, and some with one worker.",
         "",
         *_settings(plan, predicted, measured),
         "",
@@ -87,23 +101,31 @@ def _settings(plan: Any, predicted: Any, measured: Any) -> list[str]:
     lines = [
         f"## {len(plan.settings)} settings",
         "",
-        "| algorithm | workers | batch | sleep, ms | predicted, s | measured, s (all) | error | Ernest | staleness:"
-        " predicted, measured mean | distance |",
-        "|---" * 10 + "|",
+        "| algorithm | workers | batch | sleep, ms | predicted, s | measured, s (all) | error | corrected | Ernest |"
+        " staleness: predicted, measured mean | distance |",
+        "|---" * 11 + "|",
     ]
-    errors, distances = [], []
+    errors: list[float] = []
+    others: dict[str, list[float]] = {"corrected by short runs": [], "Ernest": []}
+    distances = []
     for one in plan.settings:
         runs, foreseen = measured.get(one.key), predicted[one.key]
         sleep = f"{one.sleep_ms:g}" + (f", worker 0: {one.slow_sleep_ms:g}" if one.slow_sleep_ms is not None else "")
         begin = f"| `{one.algorithm}` | {one.workers} | {one.batch_size} | {sleep} | {foreseen['wall_s']:.2f} |"
         if not runs:
-            lines.append(f"{begin} not yet | | | | |")
+            lines.append(f"{begin} not yet | | | | | |")
             continue
         wall_s = _median(runs, "wall_s")
         errors.append(abs(relative_error(foreseen["wall_s"], wall_s)))
         short = plan.short_runs(one)
         has_short = all(measured.get(run.key) for run in short)
-        ernest = f"{relative_error(ernest_s(one, short, measured), wall_s):+.1%}" if has_short else "-"
+        cells = ["-", "-"]
+        if has_short:
+            both_s = corrected_s(one, foreseen, short, measured), ernest_s(one, short, measured)
+            found = [relative_error(time_s, wall_s) for time_s in both_s]
+            cells = [f"{error:+.1%}" for error in found]
+            for kept, error in zip(others.values(), found, strict=True):
+                kept.append(abs(error))
         staleness, distance = "-", "-"
         real = _staleness(runs)
         if max(_mean(foreseen["staleness"]), _mean(real)) > STALE:
@@ -112,7 +134,7 @@ def _settings(plan: Any, predicted: Any, measured: Any) -> list[str]:
             distance = f"{distances[-1]:.2f}"
         lines.append(
             f"{begin} {wall_s:.2f} ({', '.join(format(run['wall_s'], '.2f') for run in runs)}) |"
-            f" {relative_error(foreseen['wall_s'], wall_s):+.1%} | {ernest} | {staleness} | {distance} |"
+            f" {relative_error(foreseen['wall_s'], wall_s):+.1%} | {' | '.join(cells)} | {staleness} | {distance} |"
         )
     bars = plan.bars
     if errors:
@@ -121,6 +143,9 @@ def _settings(plan: Any, predicted: Any, measured: Any) -> list[str]:
             f"Wall time: median error {statistics.median(errors):.1%} (bar {bars['median_error']:.0%}), worst"
             f" {max(errors):.1%} (bar {bars['worst_error']:.0%}), of {len(errors)} settings.",
         ]
+        for name, kept in others.items():
+            if kept:
+                lines[-1] += f" {name[0].upper()}{name[1:]}: {statistics.median(kept):.1%}, {max(kept):.1%}."
     if distances:
         near = sum(one <= bars["staleness_distance"] for one in distances)
         lines[-1] += (

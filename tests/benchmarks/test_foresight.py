@@ -54,3 +54,14 @@ def test_ernest_finds_a_planted_law_from_other_numbers_of_workers():
     asked = setting(3, 64, epochs=2.0)
     rounds = 2.0 * 60_000 / 64 / 3
     assert foresight_report.ernest_s(asked, short, measured) == pytest.approx(rounds * round_s(3, 64), rel=1e-6)
+
+
+def test_a_simulation_is_corrected_by_what_steps_of_short_runs_took_longer():
+    short = [setting(1, 64), setting(2, 16), setting(4, 32)]
+    foreseen = {"wall_s": 3.0, "steps": 300, "short_runs_s": {"2/16": 1.0, "4/32": 2.0}}
+    measured = {  # 1 and 3 ms longer per step; one worker alone says nothing
+        "1/64": [{"wall_s": 99.0, "steps": 1}],
+        "2/16": [{"wall_s": 1.1, "steps": 200}],
+        "4/32": [{"wall_s": 2.3, "steps": 400}],
+    }
+    assert foresight_report.corrected_s(setting(3, 64), foreseen, short, measured) == pytest.approx(3.0 + 0.002 * 100)
