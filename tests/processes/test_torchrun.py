@@ -18,7 +18,7 @@ from paceline.environment import current_environment
 from processes import forked, torchrun_programs
 
 PROGRAMS = Path(torchrun_programs.__file__)
-DEADLINE_S = 120
+DEADLINE_S = 300
 
 
 def free_port():
