@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import time
+from multiprocessing import connection
 
 from paceline.evaluating import THREAD, Answer, EvaluationBoard
 from paceline.goals import Goal
@@ -88,7 +88,7 @@ class Judge:
                 self._watch = os.pidfd_open(process)
 
     def _has_ended(self) -> bool:
-        return self._watch is None or bool(select.select([self._watch], [], [], 0)[0])
+        return self._watch is None or bool(connection.wait([self._watch], 0))  # unlike select, beyond 1,024 descriptors
 
     def _is_there(self, supervisor: Supervisor) -> bool:
         """Whether somebody evaluates; says so once if nobody does any more."""

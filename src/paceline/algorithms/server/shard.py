@@ -135,11 +135,8 @@ class Shard:
             "bases": dict(getattr(self._admission, "bases", {})),
             "settings": {worker: settings.to_tensor() for worker, settings in self._settings.items()},
             "choice": [choice.number, choice.x] if choice is not None else [],
-            "rule": self._rule_state(),
+            "rule": self._applier.state() | (self._average.state() if self._average is not None else {}),
         }
-
-    def _rule_state(self) -> dict[str, Tensor]:
-        return self._applier.state() | (self._average.state() if self._average is not None else {})
 
     def _begin(self) -> None:
         kept = self._ports.storage.restore() if self._ports.storage is not None else None
