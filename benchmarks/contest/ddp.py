@@ -23,8 +23,8 @@ def main() -> None:
     """One worker."""
     settings = Settings.here()
     module = make_model(settings)
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo", store=_store(), rank=rank, world_size=settings.workers)
     local = settings.spec == "post-local-sgd"
     optimizer: torch.optim.Optimizer = make_optimizer(settings, module)
     model = DistributedDataParallel(module, gradient_as_bucket_view=True, static_graph=not local)
@@ -63,6 +63,12 @@ def main() -> None:
         if rank == 0:
             _save(path, module, optimizer, epoch + 1)
     dist.destroy_process_group()
+
+
+def _store() -> dist.Store:
+    """torchrun's, with names of its own for every start: with `env://` Gloo finds the addresses of dead workers there."""
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    return dist.PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
 
 
 def _save(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> None:

@@ -37,7 +37,8 @@ def markdown(records: Sequence[Record], target: float, peers: str) -> str:
     )
     killed = (
         "The last worker kills itself (`kill -9`) after half of its steps, once. PyTorch's are started again by torchrun"
-        " (`--max-restarts=1`) and go on from the checkpoint of the last epoch; Paceline's lockstep methods by"
+        " (`--max-restarts=1`) and go on from the checkpoint of the last epoch, each start with names of its own in the store,"
+        " as Gloo otherwise finds the dead workers' addresses there, and fails or hangs; Paceline's lockstep methods by"
         " `pl.launch(resume=...)`, likewise; its others have `restarts=1`; torchft's and hivemind's dead worker is replaced by"
         " the program that started it."
     )
