@@ -142,7 +142,7 @@ def measure(
     on_progress(f"{task.name}: loading")
     train_set, _ = task.load(data)
     steps = measure_steps(task, train_set, batch_size, effort, on_progress)
-    cold = measure_cold(task, train_set, steps, effort, on_progress)
+    cold_steps_s, few_cold_steps_s = measure_cold(task, train_set, steps, effort, on_progress)
     on_progress("starting processes")
     with probes.Team(1 + max(2, num_cores()), steps.vector_bytes) as team:
         memory = measure_memory(team, steps.vector_bytes, effort, on_progress)
@@ -161,8 +161,9 @@ def measure(
         atomic_s=memory.atomic_s,
         wake_s=memory.wake_s,
         round_trips_s=trips_s,
+        cold_steps_s=cold_steps_s,
+        few_cold_steps_s=few_cold_steps_s,
         **shared,
-        **cold,
     )
 
 
@@ -182,15 +183,11 @@ def measure_steps(
 
 def measure_cold(
     task: Task, train_set: Any, steps: Steps, effort: Effort, on_progress: Callable[[str], None]
-) -> dict[str, ColdSteps]:
-    """The part of `measure` that computes after pauses, in this process, as fields of `Calibration`."""
+) -> tuple[ColdSteps, ColdSteps]:
+    """The part of `measure` that computes after pauses, in this process: batches of the usual size, and few samples."""
     on_progress(f"{task.name}: steps after pauses")
     long = partial(probes.cold_steps_s, pauses_s=effort.pauses_s, at_least=effort.pauses, for_s=effort.steps_s)
-    few = min(steps.compute_s)
-    return {
-        "cold_steps_s": long(task, train_set, steps.batch_size),
-        "few_cold_steps_s": long(task, train_set, few),
-    }
+    return long(task, train_set, steps.batch_size), long(task, train_set, min(steps.compute_s))
 
 
 def measure_memory(team: probes.Team, vector_bytes: int, effort: Effort, on_progress: Callable[[str], None]) -> Memory:
