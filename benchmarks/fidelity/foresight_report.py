@@ -145,7 +145,9 @@ def _settings(plan: Any, predicted: Any, measured: Any) -> list[str]:
         ]
         for name, kept in others.items():
             if kept:
-                lines[-1] += f" {name[0].upper()}{name[1:]}: {statistics.median(kept):.1%}, {max(kept):.1%}."
+                lines[-1] += (
+                    f" {name[0].upper()}{name[1:]}: {statistics.median(kept):.1%}, {max(kept):.1%}, of {len(kept)}."
+                )
     if distances:
         near = sum(one <= bars["staleness_distance"] for one in distances)
         lines[-1] += (
