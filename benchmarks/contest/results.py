@@ -19,7 +19,8 @@ def markdown(records: Sequence[Record], target: float, peers: str) -> str:
         return ""
     first, about, used = runs[0], machine(), versions()
     counts = {len(of(runs, scene=scene, method=name)) for scene in SCENES for name in METHODS} - {0}
-    repetitions = f"{min(counts)} to {max(counts)} runs" if len(counts) > 1 else f"{counts.pop()} runs"
+    number = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
+    repetitions = "One run of each" if max(counts) == 1 else f"Medians of {number} runs"
     quiet = sum(bool(one["quiet"]) for one in runs)
     alone = f"{'All' if quiet == len(runs) else quiet} of the {len(runs)} runs were made while nothing else ran"
     worst = max(one["stolen_share"] for one in runs)
@@ -43,7 +44,7 @@ def markdown(records: Sequence[Record], target: float, peers: str) -> str:
         " the program that started it."
     )
     made = (
-        f"{about['processor']}, {about['cores']} cores; Python {used['python']}, torch {used['torch']}{peers}. Medians of"
+        f"{about['processor']}, {about['cores']} cores; Python {used['python']}, torch {used['torch']}{peers}."
         f" {repetitions}, everybody in turn, each alone on the machine, in brackets the lowest and the highest; a row without"
         f" brackets is one run. {alone} on the machine, and its host gave {100 * worst:.1f} % of its cores' time to others at"
         " most. Made by `python benchmarks/head_to_head.py --tune --repetitions 3 --quiet --python torchft=... --python"
@@ -79,11 +80,15 @@ def summary(records: Sequence[Record], target: float) -> str:
         own, own_s, peer, peer_s = found
         fewest = min(len(of(records, scene=scene, method=name)) for name in (own, peer))
         title = SCENES[scene].format(factor=records[0]["slow_factor"])
+        peers = [name for name, method in METHODS.items() if method.system != "Paceline"]
+        there = [name for name in peers if of(records, scene=scene, method=name)]
+        which = f"the fastest of the others, {peer},"
+        if len(there) < len(peers):
+            which = f"the fastest of the {len(there)} others measured so far, {peer},"
+        if len(there) == 1:
+            which = f"{peer}, the only one measured so far of {len(peers)} others,"
         runs = f"medians of {fewest} runs" if fewest > 1 else "one run of each"
-        said.append(
-            f"{title}: `{own}` reached {100 * target:g} % {_when(own_s)}, the fastest of the others, {peer}, {_when(peer_s)}"
-            f" ({runs})."
-        )
+        said.append(f"{title}: `{own}` reached {100 * target:g} % {_when(own_s)}, {which} {_when(peer_s)} ({runs}).")
     return " ".join(said)
 
 
@@ -102,7 +107,7 @@ def missing(records: Sequence[Record]) -> list[str]:
 
 
 def left_out(records: Sequence[Record]) -> list[str]:
-    """Runs that do not count, since the host gave the machine's time to others during them; each was made again."""
+    """Runs that do not count, since the host gave the machine's time to others during them."""
     lines = []
     for one in records:
         if one["scene"].endswith(DISTURBED):
