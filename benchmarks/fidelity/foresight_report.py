@@ -86,7 +86,7 @@ def report(plan: Any, found: Any) -> str:
         " runs that others left alone; the control, one process's step of batch 64 before and after each, took"
         f" {1e3 * min(paces_s):.2f} to {1e3 * max(paces_s):.2f} ms. The simulator has seen no runs with several"
         " workers. `corrected` is its time with what steps of short runs with other numbers of workers took longer than they"
-        " were simulated, as `paceline advise` corrects it; Ernest has seen the same short runs, and some with one worker.",
+        " were simulated; Ernest has seen the same short runs, and some with one worker.",
         "",
         *_settings(plan, predicted, measured),
         "",

@@ -186,8 +186,8 @@ def measure_cold(
 ) -> tuple[ColdSteps, ColdSteps]:
     """The part of `measure` that computes after pauses, in this process: batches of the usual size, and few samples."""
     on_progress(f"{task.name}: steps after pauses")
-    long = partial(probes.cold_steps_s, pauses_s=effort.pauses_s, at_least=effort.pauses, for_s=effort.steps_s)
-    return long(task, train_set, steps.batch_size), long(task, train_set, min(steps.compute_s))
+    after_pauses = partial(probes.cold_steps_s, pauses_s=effort.pauses_s, at_least=effort.pauses, for_s=effort.steps_s)
+    return after_pauses(task, train_set, steps.batch_size), after_pauses(task, train_set, min(steps.compute_s))
 
 
 def measure_memory(team: probes.Team, vector_bytes: int, effort: Effort, on_progress: Callable[[str], None]) -> Memory:
