@@ -63,6 +63,7 @@ def main() -> None:
     arguments = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that a run's processes are ended before this one
     records = read(arguments.runs)
+    refuse_mixture(arguments, records)
     started_s = time.monotonic()
     data = ROOT / "runs" / "head_to_head" / f"{arguments.common['task']}.pt"
     save_data(arguments.common["task"], data)
@@ -151,6 +152,21 @@ def read(path: Path) -> list[Record]:
     """Runs that were finished earlier; a last line that was cut off does not count."""
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     return [json.loads(line) for line in lines]
+
+
+def refuse_mixture(arguments: argparse.Namespace, records: Iterable[Record]) -> None:
+    """Ends the program where finished runs are of other settings than those asked for: a table would mix both."""
+    asked = {**arguments.common, "workers": arguments.workers, "target": arguments.target}
+    for one in records:
+        other = {key for key, value in asked.items() if one[key] != value and (key, one["scene"]) != ("step_s", "tune")}
+        if other:
+            what = ", ".join(f"{key} {one[key]} and not {asked[key]}" for key in sorted(other))
+            print(
+                f"head_to_head.py: error: {arguments.runs} has runs with {what}. Name another file with --runs, or ask for"
+                " those settings; MNIST is found in the folder that PACELINE_DATA names.",
+                file=sys.stderr,
+            )
+            sys.exit(2)
 
 
 @dataclass(frozen=True)

@@ -42,16 +42,17 @@ def markdown(records: Sequence[Record], target: float, peers: str) -> str:
         " (`--max-restarts=1`) and go on from the checkpoint of the last epoch, each start with names of its own in the store."
         " Of three runs of DistributedDataParallel with `env://`, two failed at their restart (one with refused connections,"
         " probably to dead workers' addresses; the other's messages were not kept) and one did not end in ten minutes; those"
-        " runs are not in the file. Paceline's lockstep methods go on by `pl.launch(resume=...)`; its others have `restarts=1`;"
-        " torchft's and hivemind's dead worker is replaced by the program that started it."
+        " runs are not in the file. Paceline's lockstep methods go on by `pl.launch(resume=...)`, its others have"
+        " `restarts=1`, and torchft's and hivemind's dead worker is replaced by the program that started it."
     )
     made = (
         f"{about['processor']}, {about['cores']} cores; Python {used['python']}, torch {used['torch']}{peers}."
         f" {repetitions}, one system after the other, in brackets the lowest and the highest; a row without brackets is one"
         f" run. {alone} on the machine{beside}. Its host gave {100 * worst:.1f} % of the cores' time to others at most; what"
-        " it disturbed more was tried again, not equally often for all. hivemind averages after 64 steps of each peer, the others"
-        " after 8 or fewer. Made in pieces by `python benchmarks/head_to_head.py --repetitions 1 --quiet --python torchft=..."
-        " --python hivemind=...` with `--scenes` and `--methods`; the runs are in [head_to_head.jsonl](head_to_head.jsonl)."
+        " it disturbed more was tried again, not equally often for all. hivemind averages after 64 steps of each peer, the"
+        " others after 8 or fewer. Made in pieces by `python benchmarks/head_to_head.py --repetitions 1 --quiet"
+        " --python torchft=... --python hivemind=...` with `--scenes` and `--methods`; the runs are in"
+        " [head_to_head.jsonl](head_to_head.jsonl)."
     )
     text = ["# Head to head: ours and others' with one slow worker, and with one killed", ""]
     for paragraph in (summary(runs, target), how, killed, made):
