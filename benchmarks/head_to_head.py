@@ -238,6 +238,11 @@ def show(arguments: argparse.Namespace, records: list[Record]) -> None:
         if of(records, scene=scene):
             print(f"\n{SCENES[scene].format(factor=records[0]['slow_factor'])}\n")
             print("\n".join(table(records, scene, arguments.target)))
+    worst = max((one["stolen_share"] for one in records if one["scene"] in SCENES), default=0.0)
+    if worst > MOST_STOLEN:
+        print(
+            f"\nThe machine's host gave up to {100 * worst:.0f} % of its cores' time away during a run: mind the seconds."
+        )
     folder = ROOT / ("runs" if arguments.small else "docs")
     for theme, text in pictures(records, arguments.target).items():
         path = folder / f"head-to-head-{theme}.svg"

@@ -50,8 +50,8 @@ def markdown(records: Sequence[Record], target: float, peers: str) -> str:
         f" {repetitions}, one system after the other, in brackets the lowest and the highest; a row without brackets is one"
         f" run. {alone} on the machine{beside}. Its host gave {100 * worst:.1f} % of the cores' time to others at most; what"
         " it disturbed more was tried again, not equally often for all. hivemind averages after 64 steps of each peer, the"
-        " others after 8 or fewer. Made in pieces by `python benchmarks/head_to_head.py --repetitions 1 --quiet"
-        " --python torchft=... --python hivemind=...` with `--scenes` and `--methods`; the runs are in"
+        " others after 8 or fewer. Made in pieces by `python benchmarks/head_to_head.py --repetitions 3 --quiet"
+        " --python torchft=... --python hivemind=...`, the first repetition by `--scenes` and `--methods`; the runs are in"
         " [head_to_head.jsonl](head_to_head.jsonl)."
     )
     text = ["# Head to head: ours and others' with one slow worker, and with one killed", ""]
@@ -82,7 +82,7 @@ def summary(records: Sequence[Record], target: float) -> str:
         if found is None:
             continue
         own, own_s, peer, peer_s = found
-        fewest = min(len(of(records, scene=scene, method=name)) for name in (own, peer))
+        numbers = [len(of(records, scene=scene, method=name)) for name in (own, peer)]
         title = SCENES[scene].format(factor=records[0]["slow_factor"])
         peers = [name for name, method in METHODS.items() if method.system != "Paceline"]
         there = [name for name in peers if of(records, scene=scene, method=name)]
@@ -91,7 +91,9 @@ def summary(records: Sequence[Record], target: float) -> str:
             which = f"the fastest of the {len(there)} others measured so far, {peer},"
         if len(there) == 1:
             which = f"{peer}, the only one measured so far of {len(peers)} others,"
-        runs = f"medians of {fewest} runs" if fewest > 1 else "one run of each"
+        runs = "one run of each" if max(numbers) == 1 else f"medians of {numbers[0]} runs"
+        if numbers[0] != numbers[1]:
+            runs = " against ".join("one run" if number == 1 else f"the median of {number}" for number in numbers)
         said.append(f"{title}: `{own}` reached {100 * target:g} % {_when(own_s)}, {which} {_when(peer_s)} ({runs}).")
     return " ".join(said)
 

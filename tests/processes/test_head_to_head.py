@@ -134,6 +134,29 @@ def test_what_the_host_gives_to_others_is_a_share_of_all_cores_time(tmp_path):
     assert Stolen(tmp_path / "none").share() == 0
 
 
+def test_runs_of_other_settings_are_not_mixed_with_those_asked_for(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    kept = {
+        "task": "mnist-mlp",
+        "batch_size": 16,
+        "epochs": 12,
+        "step_s": 0.003,
+        "snapshot_every_s": 0.05,
+        "workers": 4,
+    }
+    path.write_text(line := json.dumps({**kept, "scene": "none", "target": 0.93}) + "\n")
+    asked = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "head_to_head.py"), "--small", "--runs", str(path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+    )
+    assert asked.returncode == 2
+    assert "task mnist-mlp and not digits-mlp. Name another file" in asked.stderr
+    assert "Traceback" not in asked.stderr
+    assert path.read_text() == line
+
+
 @pytest.mark.soak  # eight programs that import PyTorch, one after the other
 def test_a_slow_worker_holds_up_ddp_and_not_ad_psgd(tmp_path):
     workers, epochs = 2, 2
