@@ -9,6 +9,7 @@ __all__ = [
     "RunStopped",
     "UsageError",
     "WorkerLostError",
+    "first_line",
     "name_workers",
 ]
 
@@ -54,3 +55,12 @@ def name_workers(ids: list[int]) -> str:
     if len(ids) == 1:
         return f"worker {ids[0]}"
     return f"workers {', '.join(map(str, ids[:-1]))} and {ids[-1]}"
+
+
+def first_line(error: BaseException) -> str:
+    r"""What went wrong, as the end of a sentence of somebody else's.
+
+    >>> first_line(UsageError("There is no file x.py.\nMake it.")), first_line(UsageError())
+    ('There is no file x.py', 'UsageError')
+    """
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

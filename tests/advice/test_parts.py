@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from advice.planted import Law, Planted
 from paceline.advice.answer import Candidate, Target
 from paceline.advice.candidates import DEFAULT, OMITTED, candidates
+from paceline.advice.convergence import Job, simulate
 from paceline.advice.machine import matched, with_workers
 from paceline.advice.pool import Pool
 from paceline.advice.program import Observed, Shape, mean_rate, observed, steady_rates
@@ -159,6 +160,22 @@ def test_slow_workers_that_are_not_among_them_play_no_part():
     cluster = Cluster(workers=4).slow_link(0, 3, 5.0)
     assert with_workers(cluster, 2, {0: 2.0, 3: 9.0}).slowness == ((0, 2.0),)
     assert with_workers(cluster, 2, {}).link_factors == ()
+
+
+def test_a_simulation_that_fails_is_an_outcome_and_its_first_line_says_why():
+    class Failing(Planted):
+        def simulate(self, *args, **named):
+            raise PacelineError("Worker 1 failed: there is no more.\nTraceback: ...")
+
+    job = Job(
+        program=Failing({"hogwild": Law()}), candidate=Candidate(algorithm="hogwild", workers=2), seed=0,
+        cluster=Cluster(workers=2), shape=Shape(num_parameters=10, batch_size=10), target=Target(accuracy=0.9),
+        limit_s=1.0, limit_samples=100,
+    )  # fmt: skip
+    found = simulate(job)
+    assert found.run.outcome == "crashed"
+    assert found.run.reason == "Worker 1 failed: there is no more"
+    assert math.isnan(found.matched_samples_per_s)
 
 
 def test_a_pool_answers_in_the_jobs_order_and_says_what_failed():

@@ -23,8 +23,8 @@ def timed(algorithm, cluster, steps=24):
     return pl.simulate_task(config, cluster=cluster, timing_only=True, num_parameters=1000)
 
 
-def ended_s(computations, *, cores, slice_s=1.0, crowding=1.0, cold=None):
-    """When each program has ended that begins at a time and computes, several times on end."""
+def ended_s(computations, *, cores, slice_s=1.0, crowding=1.0, cold=None, kills=()):
+    """When each program has ended that begins at a time and computes, several times on end; None: it was killed."""
     scheduler, ended = Scheduler(runs_torch=False), {}
     shared = Cores(scheduler, cores, slice_s, crowding, cold)
     for number, (begin_s, *each_s) in enumerate(computations):
@@ -36,8 +36,10 @@ def ended_s(computations, *, cores, slice_s=1.0, crowding=1.0, cold=None):
             ended[number] = scheduler.now_s
 
         scheduler.start(number, body)
+    for number, at_s in kills:
+        scheduler.call_at(at_s, lambda number=number: scheduler.end_worker(number))
     scheduler.run()
-    return [ended[number] for number in range(len(computations))]
+    return [ended.get(number) for number in range(len(computations))]
 
 
 @pytest.mark.parametrize("algorithm", [*METHODS, *SERVERS])
@@ -107,6 +109,16 @@ def test_messages_of_one_sender_keep_their_order():
         assert timed(algorithm, noisy).result["outcome"] == "stopped"
 
 
+def test_the_killed_take_no_more_of_a_core():
+    assert ended_s([(0, 9.0), (0.5, 1.0)], cores=1, slice_s=10, kills=[(0, 1.0)]) == [None, 2.0]
+    waits_in_line = [(0, 2.0), (0.5, 5.0), (0.75, 1.0)]
+    assert ended_s(waits_in_line, cores=1, slice_s=10, kills=[(1, 1.0)]) == [2.0, None, 3.0]
+    just_then = [(0, 1.0, 5.0), (0.5, 1.0)]  # planned before the end of its first computation, and after it
+    assert ended_s(just_then, cores=1, slice_s=10, kills=[(0, 1.0)]) == [None, 2.0]
+    alone_from_then_on = ended_s([(0, 9.0), (0.5, 1.0)], cores=2, crowding=2.0, kills=[(0, 1.0)])
+    assert alone_from_then_on == [None, 1.75]
+
+
 @pytest.mark.parametrize("algorithm", ["hogwild", "ad-psgd", "parameter-server(mode=async)"])
 def test_a_killed_worker_leaves_its_core(algorithm):
     cluster = Cluster(workers=3, compute_s=0.01, cores=1, slice_s=0.001, **FREE)
@@ -136,6 +148,7 @@ def test_files(tmp_path, suffix):
         ("cores = 2\n[sockets]\ncores = 2", "has cores, which its workers share, or sockets"),
         ("slice_s = 0", "slice_s must be a number above 0"),
         ("crowding = 0.5", "crowding must be a number from 1, not 0.5"),
+        ("cold_factor = 0.5", "cold_factor must be a number from 1, not 0.5"),
         ("idle_s = -1", "idle_s must be a number above 0"),
         ("workers = 2\n[idle]\n2 = 1.0", "Worker 2 cannot be idle: 2 workers count from 0 to 1"),
         ("workers = 2\n[idle]\n0 = 'x'", "The idle time of worker 0 must be a number above 0, not 'x'"),

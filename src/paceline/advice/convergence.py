@@ -13,7 +13,7 @@ import numpy as np
 from paceline.advice.answer import Candidate, Target
 from paceline.advice.machine import matched
 from paceline.advice.program import Observed, Program, Shape
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import PacelineError, UsageError, first_line
 from paceline.planner.convergence_model import ConvergenceModel, Curve
 from paceline.simulator import Cluster
 
@@ -92,7 +92,6 @@ def simulate(job: Job) -> Simulated:
             seed=job.seed,
         )
     except PacelineError as error:
-        words = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         run = Observed(
             rates=(),
             curve=(),
@@ -101,7 +100,7 @@ def simulate(job: Job) -> Simulated:
             reached_s=None,
             reached_samples=None,
             outcome="crashed",
-            reason=words,
+            reason=first_line(error),
         )
     return Simulated(
         job=job,

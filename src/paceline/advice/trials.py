@@ -11,7 +11,7 @@ import numpy as np
 from paceline.advice.answer import Candidate, Measured, Target
 from paceline.advice.candidates import ALONE
 from paceline.advice.program import Observed, Program, mean_rate
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, first_line
 from paceline.planner.estimate import Estimate
 from paceline.planner.experiment_design import Trial, design
 from paceline.planner.system_model import FEATURES, SystemModel
@@ -80,7 +80,7 @@ class Trials:
             try:
                 found = self._program.run(candidate, self._target, for_s=for_s, seed=seed, slow=slow)
             except PacelineError as error:
-                self.failed[candidate] = _sentence(error)
+                self.failed[candidate] = first_line(error)
                 continue
             if found.outcome == "crashed":
                 self.failed[candidate] = found.reason or "its short run crashed"
@@ -176,8 +176,3 @@ def _deviation(one: Estimate) -> float:
     if not (one.low > 0 and math.isfinite(one.high)):
         return _UNKNOWN
     return math.log(one.high / one.low) / 2 / 1.645  # half the 90 % interval is 1.645 standard deviations at least
-
-
-def _sentence(error: BaseException) -> str:
-    """The first line of what went wrong, as the end of a sentence."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -7,6 +7,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Self
 
+from greenlet import GreenletExit
+
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.core import COPY_VECTORS, Core
 from paceline.simulator.scheduler import Event, Scheduler
@@ -113,7 +115,11 @@ class Cores:
                 warmth = self._warmths.setdefault(program, _Warmth())
                 alone_s += warmth.longer_s(self._scheduler.now_s, alone_s, self._cold)
             self.start(program, alone_s)
-            self._scheduler.wait("a core")
+            try:
+                self._scheduler.wait("a core")
+            except GreenletExit:  # killed: its core is free at once, or its place in the line
+                self._give_up(program)
+                raise
 
     def start(self, then: Event, alone_s: float) -> None:
         """Lets an event happen once what takes `alone_s` has been computed."""
@@ -128,6 +134,18 @@ class Cores:
                 self._begin(turn)
             else:
                 self._line.append(turn)
+        self._plan()
+
+    def _give_up(self, then: Event) -> None:
+        """Takes away what computes, or waits for a core, before it has computed."""
+        self._advance()
+        turn = self._running.pop(then, None)
+        if turn is None:
+            self._line = deque(one for one in self._line if one.then is not then)
+            return
+        turn.number += 1  # it leaves now, and not once more if it has just computed
+        if self._line:
+            self._begin(self._line.popleft())
         self._plan()
 
     def _begin(self, turn: _Turn) -> None:
