@@ -11,7 +11,7 @@ export PACELINE_DATA
 
 help:
 	@echo "make run    install into .venv, train digits with six algorithms, compare them; then one slow worker, next to DDP"
-	@echo "make test   every test, in a quarter of an hour"
+	@echo "make test   every test, in a quarter to half an hour on two cores"
 	@echo "make soak   marathons: workers killed again and again"
 	@echo "make lint   ruff, pyright, import-linter"
 	@echo "make bench  speed against plain PyTorch loops, as ratios"

@@ -52,7 +52,8 @@ def markdown(records: Sequence[Record], target: float, peers: str) -> str:
         " it disturbed more was tried again, not equally often for all. hivemind averages after 64 steps of each peer, the"
         " others after 8 or fewer. Made in pieces by `python benchmarks/head_to_head.py --repetitions 3 --quiet"
         " --python torchft=... --python hivemind=...`, the first repetition by `--scenes` and `--methods`; the runs are in"
-        " [head_to_head.jsonl](head_to_head.jsonl)."
+        " [head_to_head.jsonl](head_to_head.jsonl), and what `paceline advise` says of this loop in"
+        " [head_to_head_advice.md](head_to_head_advice.md)."
     )
     text = ["# Head to head: ours and others' with one slow worker, and with one killed", ""]
     for paragraph in (summary(runs, target), how, killed, made):

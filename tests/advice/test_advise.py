@@ -133,6 +133,18 @@ def test_a_slow_worker_makes_lockstep_last():
         assert any("no slow workers" in one for one in found.not_tried) is not knows_slow
 
 
+def test_a_slow_worker_that_few_candidates_have_is_not_averaged_away():
+    """Up to 3 workers there is none: Ernest's features cannot say that a fourth makes lockstep ten times as slow."""
+    program = Planted({"lockstep": Law(worse=0.0, cost=0.0)})
+    found = advice(program, 0.9, 4, circumstances=Circumstances(slow={3: 10.0}))
+    assert found.best is not None
+    assert found.best.candidate == Candidate(algorithm="lockstep", workers=3)
+    (four,) = (one for one in found.ranked if one.candidate.workers == 4)
+    assert "by the fitted models" in four.extrapolation, "its simulation was cut off"
+    assert four.time_s is not None
+    assert four.time_s.value == pytest.approx(10 * program.laws["lockstep"].seconds(0.1, 4), rel=0.15)
+
+
 def test_kills_cost_lockstep_its_way_from_checkpoint_to_checkpoint():
     laws = {"hogwild": Law(speed=9.0), "lockstep": Law(speed=11.0)}
     calm = advice(Planted(laws), 0.9, 2)

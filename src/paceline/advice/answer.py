@@ -80,7 +80,7 @@ class Prediction:
         samples_per_s: of all workers together.
         samples_to_target: gradients' samples until then; None: never.
         simulated_s: seconds to the target in the simulations, one each; inf where one did not arrive.
-        modelled_s: the same by the two fitted models, Ernest's system model and Hemingway's convergence model.
+        modelled_s: the same by Hemingway's convergence model, with Ernest's system model where it has not run itself.
         staleness: mean, of the simulations; None: the algorithm has none.
         curve: predicted pairs of seconds and loss or accuracy, in time's order.
         extrapolation: in which respect this lies outside of what was run, in words; "" if it does not.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,8 +13,8 @@ from paceline.advice.campaign import Budget, Campaign
 from paceline.advice.convergence import fit, gap, of_gap
 from paceline.advice.pool import Pool
 from paceline.advice.program import Observed
-from paceline.advice.ranking import Evidence, Spread, progress_error
-from paceline.advice.trials import Trials
+from paceline.advice.ranking import Evidence, Spread, half_width, progress_error
+from paceline.advice.trials import Rate, Trials
 from paceline.planner.convergence_model import ConvergenceModel
 from paceline.planner.estimate import Estimate
 from paceline.planner.system_model import SystemModel
@@ -56,7 +57,7 @@ def gathered(
         trials_have_slow: whether slow workers were slow in them.
     """
     found = []
-    systems = {
+    systems: dict[str, SystemModel | None] = {
         algorithm: trials.system(algorithm)
         if trials is not None and trials_have_slow
         else _simulated_system(algorithm, campaign)
@@ -65,7 +66,8 @@ def gathered(
     value = target.accuracy if target.accuracy is not None else target.loss
     assert value is not None
     for one in candidates:
-        model, system = models.get(one.algorithm), systems[one.algorithm]
+        model = models.get(one.algorithm)
+        system = _own_speed(one, campaign, trials, trials_have_slow) or systems[one.algorithm]
         modelled, samples, at_deadline = None, None, None
         if model is not None and system is not None:
             h = TimeToLoss(system=system, convergence=model)
@@ -98,6 +100,27 @@ def progress_spread(target: Target, trials: Trials, campaign: Campaign, seeds: S
     explained = 2 * seeds.deviation**2 if seeds is not None else 0.0
     squares = max(0.0, float(np.mean(np.square(errors))) - explained)
     return Spread(deviation=math.sqrt(squares), freedom=float(len(errors) - 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OwnSpeed:
+    """Seconds per sample of a candidate that has run itself: a slow worker makes its number of workers unlike all others."""
+
+    rate: Rate
+
+    def predict(self, workers: int, size: float = 1.0) -> Estimate:
+        """As a system model does."""
+        half = half_width([Spread(deviation=self.rate.deviation, freedom=self.rate.freedom)])
+        value = size / self.rate.value
+        return Estimate(value=value, low=value * math.exp(-half), high=value * math.exp(half))
+
+
+def _own_speed(one: Candidate, campaign: Campaign, trials: Trials | None, trials_have_slow: bool) -> _OwnSpeed | None:
+    """By its short runs, or by its simulations where those know nothing of slow workers; None: it has neither."""
+    if trials is not None and trials_have_slow:
+        return _OwnSpeed(rate=trials.rate(one)) if one in trials.runs else None
+    rates = [run.rates[0] for run in campaign.runs(one) if run.rates and run.rates[0] > 0]
+    return _OwnSpeed(rate=Rate(value=float(np.median(rates)))) if rates else None
 
 
 def _simulated_system(algorithm: str, campaign: Campaign) -> SystemModel | None:

@@ -9,12 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from paceline.planner.convergence_model import ConvergenceModel
 from paceline.planner.estimate import Estimate
-from paceline.planner.system_model import SystemModel
 
-__all__ = ["Choice", "TimeToLoss"]
+__all__ = ["Choice", "StepTime", "TimeToLoss"]
+
+
+class StepTime(Protocol):
+    """f(m): a `SystemModel`, or whatever else knows how long a step takes."""
+
+    def predict(self, workers: int, size: float = 1.0) -> Estimate:
+        """Seconds of a step of so many workers on so much work."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +48,7 @@ class TimeToLoss:
         size: of the work that `system` is asked for.
     """
 
-    system: SystemModel
+    system: StepTime
     convergence: ConvergenceModel
     size: float = 1.0
 
