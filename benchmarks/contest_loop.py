@@ -21,7 +21,8 @@ import paceline as pl
 from paceline.environment import current_environment
 from paceline.tasks import load_task
 
-BATCH_SIZE, EPOCHS, STEP_S, LEARNING_RATE = 64, 3, 0.01, 0.4  # as in head_to_head.py
+BATCH_SIZE, EPOCHS, STEP_S = 64, 3, 0.01  # as in the head to head
+LEARNING_RATE = 0.4  # there an asynchronous server has a quarter of it
 
 
 @functools.cache

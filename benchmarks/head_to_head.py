@@ -6,7 +6,8 @@
 Three scenes: all workers alike; one ten times as slow; one killed (`kill -9`) halfway. Measured: seconds to a test accuracy,
 from when all workers stand ready; final accuracy; goodput, which is useful samples per second against the same system's
 undisturbed; and what it took to go on. Every finished run is a line of a file, and runs found there are not made again. A
-run during which the machine's host gave more than a twentieth of its cores' time to others does not count, and is repeated.
+run during which the machine's host gave more than a twentieth of its cores' time to others does not count, and is made again
+at the end, as long as there is time.
 
 PyTorch's own need nothing but torch. The others run in environments of their own, each named by `--python SYSTEM=PYTHON`:
 `pip install --constraint constraints.txt torch numpy torchft`, and `torch numpy hivemind`. Without one, its rows are left out.

@@ -45,11 +45,13 @@ def markdown(records: Sequence[Record], target: float, peers: str) -> str:
         " runs are not in the file. Paceline's lockstep methods go on by `pl.launch(resume=...)`, its others have"
         " `restarts=1`, and torchft's and hivemind's dead worker is replaced by the program that started it."
     )
+    missed = len(SCENES) * len(METHODS) * max(counts) - len(runs)
     made = (
         f"{about['processor']}, {about['cores']} cores; Python {used['python']}, torch {used['torch']}{peers}."
         f" {repetitions}, one system after the other, in brackets the lowest and the highest; a row without brackets is one"
         f" run. {alone} on the machine{beside}. Its host gave {100 * worst:.1f} % of the cores' time to others at most; what"
-        " it disturbed more was tried again, not equally often for all. hivemind averages after 64 steps of each peer, the"
+        " it disturbed more does not count. In the first repetition that was tried again until it did, in the others it was"
+        f" not: {missed} runs are missing for that. hivemind averages after 64 steps of each peer, the"
         " others after 8 or fewer. Made in pieces by `python benchmarks/head_to_head.py --repetitions 3 --quiet"
         " --python torchft=... --python hivemind=...`, the first repetition by `--scenes` and `--methods`; the runs are in"
         " [head_to_head.jsonl](head_to_head.jsonl), and what `paceline advise` says of this loop in"
@@ -131,8 +133,8 @@ def rates(records: Sequence[Record]) -> list[str]:
     tried = sorted({one["learning_rate"] for one in of(records, scene="tune")})
     if not tried:
         return [
-            "Nobody's rate was tuned: 0.4 for all, and a quarter of that where every worker's gradient is an update by itself"
-            " (the asynchronous server), which at 0.4 did not learn."
+            "No rate was searched for: 0.4 for all but one. The asynchronous server, where every worker's gradient is an"
+            " update by itself, has a quarter of that, lowered because at 0.4 it did not learn."
         ]
     lines = [
         "Each method has the rate that, undisturbed and with 2 ms of sleep, took the smallest share of the samples to reach"

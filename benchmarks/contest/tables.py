@@ -25,13 +25,16 @@ def of(records: Iterable[Record], **wanted: Any) -> list[Record]:
 
 
 def spread(values: Sequence[float], digits: int, scale: float = 1.0) -> str:
-    """`median (lowest to highest)`; what never came counts as later than all that did."""
+    """`median (lowest to highest)`; where some never came, how many did, and theirs."""
 
     def text(value: float) -> str:
         return f"{value * scale:,.{digits}f}" if math.isfinite(value) else "never"
 
     if not values:
         return "-"
+    came = [value for value in values if math.isfinite(value)]
+    if came and len(came) < len(values):
+        return f"{len(came)} of {len(values)} runs: {spread(came, digits, scale)}"
     middle = median(values)
     return text(middle) if len(values) == 1 else f"{text(middle)} ({text(min(values))} to {text(max(values))})"
 
@@ -94,7 +97,7 @@ def lead(records: Sequence[Record], scene: str) -> tuple[str, float, str, float]
 
 
 def median_run(records: Sequence[Record], scene: str, method: str) -> Record | None:
-    """The run whose time to the target is the median, for pictures."""
+    """The run whose time to the target is the median, of an even number the faster of the two in the middle; for pictures."""
     own = [one for one in of(records, scene=scene, method=method) if one.get("curve")]
     own.sort(key=lambda one: math.inf if one["time_to_target_s"] is None else one["time_to_target_s"])
     return own[(len(own) - 1) // 2] if own else None

@@ -116,11 +116,18 @@ class _OwnSpeed:
 
 
 def _own_speed(one: Candidate, campaign: Campaign, trials: Trials | None, trials_have_slow: bool) -> _OwnSpeed | None:
-    """By its short runs, or by its simulations where those know nothing of slow workers; None: it has neither."""
+    """By its short runs; by its simulations only where short runs know nothing of slow workers. None: it has none such.
+
+    Where they do know, the simulations of what has not run were matched to the system model, and tell no more than that.
+    """
+    measured = trials.rate(one) if trials is not None else Rate(value=math.nan)
     if trials is not None and trials_have_slow:
-        return _OwnSpeed(rate=trials.rate(one)) if one in trials.runs else None
+        return _OwnSpeed(rate=measured) if one in trials.runs else None
     rates = [run.rates[0] for run in campaign.runs(one) if run.rates and run.rates[0] > 0]
-    return _OwnSpeed(rate=Rate(value=float(np.median(rates)))) if rates else None
+    if not rates:
+        return None
+    value = float(np.median(rates))
+    return _OwnSpeed(rate=Rate(value=value, deviation=measured.deviation, freedom=measured.freedom))
 
 
 def _simulated_system(algorithm: str, campaign: Campaign) -> SystemModel | None:

@@ -47,7 +47,9 @@ class LoopbackNetwork(Network):
 
         def arrived() -> None:
             outbox.popleft()
-            if sender not in self._killed:
+            if sender in self._killed:
+                outbox.clear()
+            else:
                 self._scheduler.call_at(self._scheduler.now_s, (self.boxes[receiver], item))
             if outbox:
                 self._take_next(sender, outbox)
