@@ -10,6 +10,7 @@ from paceline.errors import UsageError
 from paceline.simulator import Cluster, Normal, Sockets
 from paceline.simulator.core import OwnMemory
 from paceline.simulator.cores import Cold, Cores, SharedCore
+from paceline.simulator.loopback import LoopbackNetwork
 from paceline.simulator.scheduler import Scheduler
 
 FREE = {"core_bytes_per_s": 1e15, "bus_bytes_per_s": 1e15, "atomic_s": 1e-12, "wake_s": 0, "latency_s": 0}
@@ -117,6 +118,28 @@ def test_the_killed_take_no_more_of_a_core():
     assert ended_s(just_then, cores=1, slice_s=10, kills=[(0, 1.0)]) == [None, 2.0]
     alone_from_then_on = ended_s([(0, 9.0), (0.5, 1.0)], cores=2, crowding=2.0, kills=[(0, 1.0)])
     assert alone_from_then_on == [None, 1.75]
+
+
+def test_messages_that_the_killed_had_not_sent_take_no_core():
+    scheduler, ended = Scheduler(runs_torch=False), {}
+    cores = Cores(scheduler, 1, 10.0)
+    network = LoopbackNetwork(scheduler, Cluster(workers=2, cores=1, **FREE | {"latency_s": 1.0}), 0, cores)
+
+    def sends():
+        for item in range(3):
+            network.send(0, 1, item, 0)
+        scheduler.sleep(9.0)
+
+    def computes():
+        scheduler.sleep(1.25)  # after the first, which was under way
+        cores.compute(1.0)
+        ended[1] = scheduler.now_s
+
+    scheduler.start(0, sends)
+    scheduler.start(1, computes)
+    scheduler.call_at(0.5, lambda: (network.kill(0), scheduler.end_worker(0)))
+    scheduler.run()
+    assert ended == {1: 2.25}
 
 
 @pytest.mark.parametrize("algorithm", ["hogwild", "ad-psgd", "parameter-server(mode=async)"])
