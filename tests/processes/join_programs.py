@@ -52,7 +52,10 @@ def work(environment, namespace, wishes, folder, connection):
 def _train(wishes, folder, connection):
     torch.manual_seed(os.getpid())  # everyone begins elsewhere: the run begins where worker 0 does
     model = nn.Sequential(nn.Linear(8, wishes.get("width", 4)), nn.BatchNorm1d(wishes.get("width", 4)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=wishes.get("lr", 0.01))
+    rate = wishes.get(
+        "lr", 0.01
+    )  # where all meet, nobody's model moves before: who comes late begins where all others did
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0 if "meet_at" in wishes else rate)
     seen, count = [], os.open(folder / f"steps-{os.getpid()}", os.O_WRONLY | os.O_CREAT)
     batches = list(range(wishes.get("batches", 64)))
     epochs = wishes.get("epochs", 1_000_000)
@@ -71,6 +74,7 @@ def _train(wishes, folder, connection):
                 time.sleep(STEP_S)
                 if len(seen) == wishes.get("meet_at"):  # however late one is to the machine's cores, it takes part
                     leftovers.wait_until(lambda: _met(folder, worker.num_workers, len(seen)), "all meet", DEADLINE_S)
+                    optimizer.param_groups[0]["lr"] = rate
     figures = worker.summary()
     return {
         "worker": worker.worker_id,
