@@ -48,6 +48,51 @@ def test_workers_are_written_in_groups_and_each_gets_its_own_lines(tmp_path, mon
     assert all(same(loaded.records[worker], run.records[worker]) for worker in run.records)
 
 
+@pytest.fixture
+def few_files(monkeypatch):
+    monkeypatch.setattr("paceline.observe.run._MOST_FILES", 3)
+
+
+@pytest.mark.parametrize("lines", [1, 7, 1000])
+def test_many_workers_share_files_and_come_back_as_they_were(tmp_path, monkeypatch, few_files, lines):
+    monkeypatch.setattr("paceline.observe.run._LINES_PER_CHUNK", lines)
+    run = make_run(workers=6, steps=4, slow=1)
+    run.records[2] = run.records[9] = empty()  # 9: a gap before it
+    run.records[5]["loss"][1] = np.nan
+    loaded = RunData.load(run.save(tmp_path))
+    assert list(loaded.records) == [0, 1, 2, 3, 4, 5, 9]
+    assert all(same(loaded.records[worker], run.records[worker]) for worker in run.records)
+
+
+def test_lines_that_workers_share_say_whose_they_are(tmp_path, few_files):
+    make_run(workers=3, steps=5).save(tmp_path)
+    make_run(workers=4, steps=5).save(tmp_path)
+    (file,) = tmp_path.glob("events-*")  # none of the first run's is left
+    assert file.name == "events-0-3.jsonl"
+    events = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [list(event) for event in events] == [["worker", *RECORD_DTYPE.names]] * len(events)
+    of_worker = [sum(event["worker"] == worker for event in events) for worker in range(4)]
+    assert of_worker == [len(own) for own in make_run(workers=4, steps=5).records.values()]
+
+
+@pytest.mark.parametrize(("written", "instead"), [('"worker": 1', '"worker": 7'), ('"worker": 3', '"worker": 0')])
+def test_a_shared_file_with_somebody_elses_lines_is_refused(tmp_path, few_files, written, instead):
+    make_run(workers=4, steps=5).save(tmp_path)
+    file = tmp_path / "events-0-3.jsonl"
+    file.write_text(file.read_text().replace(written, instead))
+    with pytest.raises(UsageError, match=r"events-0-3\.jsonl: its lines are not those of workers 0 to 3"):
+        RunData.load(tmp_path)
+
+
+def test_a_damaged_line_of_a_shared_file_is_named(tmp_path, few_files):
+    make_run(workers=4, steps=5).save(tmp_path)
+    file = tmp_path / "events-0-3.jsonl"
+    first, second, *rest = file.read_text().splitlines(keepends=True)
+    file.write_text(first + second.replace('"worker": 0, ', "") + "".join(rest))
+    with pytest.raises(UsageError, match=r"events-0-3\.jsonl, line 2: the event has no 'worker'"):
+        RunData.load(tmp_path)
+
+
 INTEGERS = [name for name in RECORD_DTYPE.names if RECORD_DTYPE[name].kind == "i"]
 FLOATS = [name for name in RECORD_DTYPE.names if RECORD_DTYPE[name].kind == "f"]
 

@@ -1,7 +1,8 @@
 """One run as data: its configuration, result, step records and evaluations; written to a folder and read back.
 
-A run's folder holds `config.json`, `result.json`, `evaluations.json` and one `events-<worker>.jsonl` per worker. Every
-file is written under another name first and then renamed, so that a reader never sees half of one.
+A run's folder holds `config.json`, `result.json`, `evaluations.json` and one `events-<worker>.jsonl` per worker; more than
+256 workers share a few `events-<first>-<last>.jsonl`, whose lines say whose they are. Every file is written under another
+name first and then renamed, so that a reader never sees half of one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
@@ -26,7 +27,9 @@ __all__ = ["RunData", "read_events", "write_events", "write_json", "write_text"]
 
 _LINES_PER_CHUNK = 50_000
 _NAMES: tuple[str, ...] = RECORD_DTYPE.names or ()
-_EVENTS_FILE = re.compile(r"events-(\d+)\.jsonl")
+_SHARED_DTYPE = np.dtype([("worker", np.int64), *RECORD_DTYPE.descr])
+_MOST_FILES = 256  # thousands of files take longer to make than to fill, and are no use to anybody
+_EVENTS_FILE = re.compile(r"events-(\d+)(?:-(\d+))?\.jsonl")
 
 
 @dataclass(slots=True)
@@ -51,22 +54,18 @@ class RunData:
     def save(self, folder: str | Path) -> Path:
         """Write the run's files into `folder`, made if missing; events of workers that it no longer has are removed.
 
-        Costs about 6 us per record, most of it to write its numbers so that they round-trip, and 0.1 ms per worker.
+        Costs about 6 us per record, most of it to write its numbers so that they round-trip, and 0.3 ms per file.
 
         Returns:
             The folder.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.glob("events-*.jsonl"):
-            match = _EVENTS_FILE.fullmatch(path.name)
-            if match and int(match[1]) not in self.records:
-                path.unlink()
         write_json(folder / "config.json", self.config)
-        for group in _groups(self.records):
-            lines = _lines(np.concatenate([records for _, records in group], dtype=RECORD_DTYPE))
-            for worker_id, records in group:
-                _write_atomically(folder / f"events-{worker_id}.jsonl", islice(lines, len(records)))
+        written = _write_all_events(folder, self.records)
+        for path in folder.glob("events-*.jsonl"):
+            if path.name not in written and _EVENTS_FILE.fullmatch(path.name):
+                path.unlink()
         write_json(folder / "evaluations.json", self.evaluations)
         write_json(folder / "result.json", self.result)  # last: a folder with a result is complete
         return folder
@@ -86,18 +85,14 @@ class RunData:
         folder = Path(folder)
         if not (folder / "config.json").is_file():
             raise UsageError(f"{folder} is not the folder of a run: it has no config.json.")
-        records = {
-            int(match[1]): read_events(path)
-            for path in folder.iterdir()
-            if (match := _EVENTS_FILE.fullmatch(path.name)) is not None
-        }
+        records = _read_all_events(folder)
         result = _read_json(folder / "result.json", {})
         if decided and result.get("version") is not None and not result.get("gossip"):
             records = without_waiting(records, result["version"])
         return cls(
             config=_read_json(folder / "config.json", {}),
             result=result,
-            records=dict(sorted(records.items())),
+            records=records,
             evaluations=_read_json(folder / "evaluations.json", []),
         )
 
@@ -112,18 +107,59 @@ def write_events(path: str | Path, records: np.ndarray) -> None:
     _write_atomically(Path(path), chain.from_iterable(map(_lines, chunks)))
 
 
+def _write_all_events(folder: Path, records: Mapping[int, np.ndarray]) -> set[str]:
+    """Writes the events of all workers; returns the names of the files that they are in."""
+    written: set[str] = set()
+    shared = len(records) > _MOST_FILES
+    for group in _groups(records, without_gaps=shared):
+        workers = [worker_id for worker_id, _ in group]
+        rows = np.concatenate([own for _, own in group], dtype=RECORD_DTYPE)
+        if shared:
+            name = f"events-{workers[0]}-{workers[-1]}.jsonl"
+            _write_atomically(folder / name, _lines(rows, np.repeat(workers, [len(own) for _, own in group])))
+            written.add(name)
+            continue
+        lines = _lines(rows)
+        for worker_id, own in group:
+            name = f"events-{worker_id}.jsonl"
+            _write_atomically(folder / name, islice(lines, len(own)))
+            written.add(name)
+    return written
+
+
+def _read_all_events(folder: Path) -> dict[int, np.ndarray]:
+    """The events of each worker, in the workers' order, from the files of `_write_all_events`."""
+    records: dict[int, np.ndarray] = {}
+    for path in folder.iterdir():
+        match = _EVENTS_FILE.fullmatch(path.name)
+        if match is None:
+            continue
+        first, last = int(match[1]), int(match[2] or match[1])
+        if match[2] is None:
+            records[first] = read_events(path)
+            continue
+        rows, workers = _read_events(path, _shared_row, _SHARED_DTYPE), range(first, last + 1)
+        ends = np.searchsorted(rows["worker"], workers, side="right").tolist()
+        if (np.diff(rows["worker"]) < 0).any() or ends[-1] < len(rows) or (len(rows) and rows["worker"][0] < first):
+            raise UsageError(f"{path}: its lines are not those of workers {first} to {last} in their order.")
+        own = rows[list(_NAMES)].astype(RECORD_DTYPE)
+        records |= {worker: own[begin:end] for worker, begin, end in zip(workers, [0, *ends], ends, strict=False)}
+    return dict(sorted(records.items()))
+
+
 def _check_dtype(records: np.ndarray) -> None:
     if records.dtype != RECORD_DTYPE:
         raise UsageError(f"Expected records of RECORD_DTYPE, got an array of {records.dtype}.")
 
 
-def _groups(records: Mapping[int, np.ndarray]) -> Iterator[list[tuple[int, np.ndarray]]]:
+def _groups(records: Mapping[int, np.ndarray], *, without_gaps: bool) -> Iterator[list[tuple[int, np.ndarray]]]:
     """Workers in their order, as many at a time as make up a chunk of lines; one with more is alone."""
     group: list[tuple[int, np.ndarray]] = []
     num_lines = 0
     for worker_id, own in sorted(records.items()):
         _check_dtype(own)
-        if group and num_lines + len(own) > _LINES_PER_CHUNK:
+        is_full = num_lines + len(own) > _LINES_PER_CHUNK
+        if group and (is_full or (without_gaps and worker_id != group[-1][0] + 1)):
             yield group
             group, num_lines = [], 0
         group.append((worker_id, own))
@@ -132,11 +168,15 @@ def _groups(records: Mapping[int, np.ndarray]) -> Iterator[list[tuple[int, np.nd
         yield group
 
 
-def _lines(records: np.ndarray) -> Iterator[str]:
-    """One line per record. Most of its time is writing numbers so that they round-trip: each is written once per column."""
+def _lines(records: np.ndarray, workers: np.ndarray | None = None) -> Iterator[str]:
+    """One line per record, with its worker if that is given.
+
+    Most of its time is writing numbers so that they round-trip: each is written once per column.
+    """
     columns, parts = [], []
-    for name in _NAMES:
-        values = np.ascontiguousarray(records[name])
+    named = {} if workers is None else {"worker": workers}
+    for name, column in chain(named.items(), ((name, records[name]) for name in _NAMES)):
+        values = np.ascontiguousarray(column)
         distinct, of_each = np.unique(
             values.view(np.int64), return_inverse=True
         )  # by bits: NaNs are equal, zeros differ
@@ -168,21 +208,24 @@ def read_events(path: str | Path) -> np.ndarray:
     Raises:
         UsageError: another line is not an event; the message names file and line.
     """
-    path = Path(path)
+    return _read_events(Path(path), _row, RECORD_DTYPE)
+
+
+def _read_events(path: Path, to_row: Callable[[dict[str, Any]], tuple[float, ...]], dtype: np.dtype[Any]) -> np.ndarray:
     lines = path.read_text(encoding="utf-8").split("\n")
     unfinished = lines.pop()
     with suppress(ValueError):
         if unfinished and isinstance(json.loads(unfinished), dict):
             lines.append(unfinished)
-    records = np.empty(len(lines), RECORD_DTYPE)
+    records = np.empty(len(lines), dtype)
     for at in range(0, len(lines), _LINES_PER_CHUNK):
         chunk = lines[at : at + _LINES_PER_CHUNK]
         try:
-            rows = [_row(event) for event in json.loads("[" + ",".join(chunk) + "]")]
+            rows = [to_row(event) for event in json.loads("[" + ",".join(chunk) + "]")]
             if len(rows) != len(chunk):
                 raise ValueError("a line holds more or less than one event")
         except (ValueError, KeyError, TypeError):
-            raise _damaged(path, chunk, at) from None
+            raise _damaged(path, chunk, at, to_row, dtype) from None
         records[at : at + len(chunk)] = rows
     return records
 
@@ -191,10 +234,16 @@ def _row(event: dict[str, Any]) -> tuple[float, ...]:
     return tuple(math.nan if (value := event[name]) is None else value for name in _NAMES)
 
 
-def _damaged(path: Path, lines: list[str], lines_before: int) -> UsageError:
+def _shared_row(event: dict[str, Any]) -> tuple[float, ...]:
+    return (event["worker"], *_row(event))
+
+
+def _damaged(
+    path: Path, lines: list[str], lines_before: int, to_row: Callable[..., tuple[float, ...]], dtype: np.dtype[Any]
+) -> UsageError:
     for number, line in enumerate(lines, start=lines_before + 1):
         try:
-            np.array(_row(json.loads(line)), RECORD_DTYPE)
+            np.array(to_row(json.loads(line)), dtype)
         except KeyError as missing:
             return UsageError(f"{path}, line {number}: the event has no {missing}.")
         except (ValueError, TypeError):

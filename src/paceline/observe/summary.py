@@ -43,7 +43,10 @@ class LossCurve:
 
 def applied_in_order(records: Mapping[int, np.ndarray], *, gossip: bool = False) -> np.ndarray:
     """All records whose gradient was applied, in applied order; by time where every worker counts versions of its own."""
-    rows = _concatenate(records)
+    return _in_order(_concatenate(records), gossip=gossip)
+
+
+def _in_order(rows: np.ndarray, *, gossip: bool) -> np.ndarray:
     rows = rows[rows["applied_version"] >= 1]
     if gossip:
         return rows[np.argsort(rows["ended_s"], kind="stable")]
@@ -81,7 +84,10 @@ def loss_curve(records: Mapping[int, np.ndarray], *, gossip: bool = False) -> Lo
         records: worker_id -> records.
         gossip: every worker has a model and versions of its own.
     """
-    applied = applied_in_order(records, gossip=gossip)
+    return _curve(applied_in_order(records, gossip=gossip), gossip=gossip)
+
+
+def _curve(applied: np.ndarray, *, gossip: bool) -> LossCurve:
     # Workers end out of applied order: an average over versions up to k exists once all of them are done.
     time_s = np.maximum.accumulate(applied["ended_s"])
     steps = np.arange(1, len(applied) + 1)
@@ -133,7 +139,7 @@ def summarize(
     """
     rows = _concatenate(records)
     applied = rows[rows["applied_version"] >= 1]
-    curve = loss_curve(records, gossip=gossip)
+    curve = _curve(_in_order(rows, gossip=gossip), gossip=gossip)
     time_to_target_s, steps_to_target = _target(curve, target_loss, target_accuracy, evaluations)
     samples = int(applied["samples"].sum())
     size = max([num_workers, *(worker_id + 1 for worker_id in records)])
