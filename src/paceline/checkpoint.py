@@ -252,7 +252,7 @@ def _save(path: Path, content: dict[str, Any]) -> None:
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        return torch.load(path, weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is damaged"
         raise UsageError(f"The checkpoint file {path} cannot be read: {why}; resume from another run.") from error

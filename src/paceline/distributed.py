@@ -56,24 +56,28 @@ class Membership:
     Args:
         environment: this worker, and the deadline.
         hello: what all must agree on, as text: the algorithm, and the model's shapes.
+        device: where the model is, None being the CPU; on a GPU, collectives over what lies there are NCCL's.
 
     Raises:
-        UsageError: the workers disagree; the message says who differs.
+        UsageError: the workers disagree; the message says who differs. Or PyTorch has no NCCL for a model on a GPU.
         WorkerLostError: a worker did not come within the deadline.
     """
 
-    def __init__(self, environment: WorkerEnvironment, hello: dict[str, str]) -> None:
+    def __init__(
+        self, environment: WorkerEnvironment, hello: dict[str, str], device: torch.device | None = None
+    ) -> None:
         global _num_joined
         _num_joined += 1
         self._worker_id, self._num_workers = environment.worker_id, environment.num_workers
         self.deadline_s = environment.deadline_s
         self._owns_default = not dist.is_initialized()
         self.store: Any = own_part(common_store(environment), str(_num_joined))
+        backend = _backend_for(device)
         self._agree(hello)
         group_timeout = timedelta(seconds=self.deadline_s + _GROUP_EXTRA_S)
         if self._owns_default:
             dist.init_process_group(
-                "gloo",
+                backend,
                 store=_dist.PrefixStore("group", self.store),
                 rank=self._worker_id,
                 world_size=self._num_workers,
@@ -81,7 +85,7 @@ class Membership:
             )
             self._group: Any = dist.group.WORLD
         else:
-            self._group = dist.new_group(backend="gloo", timeout=group_timeout)
+            self._group = dist.new_group(backend=backend, timeout=group_timeout)
         self.collectives = DistributedCollectives(
             self._group, self.store, self._worker_id, self._num_workers, timeout_s=self.deadline_s
         )
@@ -155,6 +159,17 @@ def ports_for(environment: WorkerEnvironment, request: MemoryRequest, ports: Por
         random=Random(f"{environment.seed}/{environment.worker_id}"),
         collectives=membership.collectives if request.collectives else None,
     )
+
+
+def _backend_for(device: torch.device | None) -> str:
+    if device is None or device.type == "cpu":
+        return "gloo"
+    if not dist.is_nccl_available():
+        raise UsageError(
+            "Collectives between GPUs are NCCL's, which this PyTorch was built without: move the model with model.cpu(), or"
+            " install PyTorch for CUDA on Linux."
+        )
+    return "cpu:gloo,cuda:nccl"
 
 
 def _short(text: str) -> str:

@@ -25,28 +25,33 @@ class FlatBinding:
     stays zero under every elementwise optimizer. The last element is always padding.
 
     Args:
-        parameters: those to be trained; all of one floating-point type, on the CPU.
+        parameters: those to be trained; all of one floating-point type, on one device.
+        on_any_device: whether that may be another one than the CPU.
 
     Attributes:
         offsets: where each parameter begins in a flat vector.
+        device: where the parameters are.
 
     Raises:
         UsageError: no parameters, or they differ in type or device.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], *, on_any_device: bool = False) -> None:
         self.parameters: list[nn.Parameter] = [p for p in parameters if p.requires_grad]
         if not self.parameters:
             raise UsageError("The model has no parameters that require a gradient; there is nothing to train.")
-        types = {(p.dtype, p.device.type) for p in self.parameters}
+        types = {(p.dtype, p.device) for p in self.parameters}
         if len(types) > 1 or not self.parameters[0].dtype.is_floating_point:
             found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in types))
             raise UsageError(
                 f"Shared parameters must have one floating-point type on one device, but the model has {found};"
                 " convert it with model.to(...)."
             )
-        if self.parameters[0].device.type != "cpu":
-            raise UsageError("Shared-memory methods train on the CPU; move the model there with model.cpu().")
+        self.device = self.parameters[0].device
+        if self.device.type != "cpu" and not on_any_device:
+            raise UsageError(
+                "Simulations and methods on shared memory train on the CPU; move the model there with model.cpu()."
+            )
         self.dtype = self.parameters[0].dtype
         self._numels = [p.numel() for p in self.parameters]
         self._strides = [p.stride() if _is_dense(p) else None for p in self.parameters]

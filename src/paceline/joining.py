@@ -208,7 +208,7 @@ class JoinedRun:
         if records is not None:
             write_events(self._out / f"events-{worker_id}.jsonl", records)
             temporary = self._out / f".model-{worker_id}.tmp"
-            torch.save(model.state_dict(), temporary)  # every worker has the same
+            torch.save(_on_cpu(model.state_dict()), temporary)  # every worker has the same
             temporary.replace(self._out / "model.pt")
         about = {"worker": worker_id, "incarnation": self.environment.incarnation, "pid": os.getpid(), "state": state}
         about |= {"algorithm": self._spec, "notes": self.notes, **figures}
@@ -311,6 +311,10 @@ class JoinedRun:
                 return False
             tensor.copy_(answer.message.x.view(tensor.dtype).view(tensor.shape))
         return True
+
+
+def _on_cpu(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
 
 
 def _complain_in_one_sentence() -> None:

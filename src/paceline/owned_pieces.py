@@ -95,7 +95,7 @@ class OwnedPieces:
         kinds = self._state_kinds()
         names = sorted({name for kind in kinds for name in kind})
         for name in names:
-            x = torch.zeros(self._binding.num_elements, dtype=self._binding.dtype)
+            x = torch.zeros(self._binding.num_elements, dtype=self._binding.dtype, device=self._binding.device)
             numbers = torch.zeros(len(parameters), dtype=torch.float64)
             for index, (p, span) in enumerate(zip(parameters, self._spans, strict=True)):
                 value = self._optimizer.state[p].get(name) if span is not None else None

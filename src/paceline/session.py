@@ -24,22 +24,18 @@ from paceline.final_mean import FinalMean, take_final_mean
 from paceline.flat import FlatBinding
 from paceline.hosted_servers import HostedServers
 from paceline.joining import JoinedRun
+from paceline.memory.private import PrivateVector
 from paceline.memory.records import PackedRecords
 from paceline.memory.segment import Segment
 from paceline.peers import Peers, mailbox_part, store_of
 from paceline.replica import RealClock
 from paceline.transport.base import Message
+from paceline.transport.device import StagedMailbox, copies_for
 from paceline.transport.parameters import AVERAGE
 from paceline.worker_process import Hello, join_run
 from paceline.worker_storage import WorkerStorage
 
-__all__ = ["Session", "model_words", "shared_state_of"]
-
-# Optimizers whose state is all zeros before the first step, so that workers can share it from the start.
-_ZERO_STATE = {
-    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.RMSprop, torch.optim.RAdam,
-    torch.optim.Adadelta,
-}  # fmt: skip
+__all__ = ["Session", "model_words"]
 
 
 class Session:
@@ -54,6 +50,12 @@ class Session:
 
     Buffers (running statistics) are one shared copy that all workers write, the last writer winning; in lockstep, and under
     launchers that are not ours, every worker keeps its own and worker 0's are the run's.
+
+    A model on a GPU keeps its vector and its buffers there. No other process sees them: what others get travels as messages,
+    through pinned memory, or by collectives.
+
+    Raises:
+        UsageError: the model is on a GPU and the algorithm, or the launcher, needs it in memory that workers share.
     """
 
     def __init__(
@@ -67,7 +69,10 @@ class Session:
         self.model = model
         self.algorithm = algorithm
         self.environment = environment
-        self.binding = FlatBinding(model.parameters())
+        self.binding = FlatBinding(model.parameters(), on_any_device=True)
+        self._copies = copies_for(self.binding.device)
+        if self._copies is not None:
+            _check_off_cpu(algorithm, environment)
         self.worker_id = environment.worker_id if environment is not None else 0
         self._resume = environment.resume if environment is not None else None
         self._initial_version = 0
@@ -111,6 +116,9 @@ class Session:
         self.servers: HostedServers | None = None
         if algorithm.memory.mailbox and self.peers is None:
             self._meet_peers()
+        if self._copies is not None and self.peers is not None:
+            self.peers.concurrency.around = self._copies.here()
+            self.ports = replace(self.ports, mailbox=StagedMailbox(self.peers.mailbox, self._copies))
 
     def _meet_peers(self) -> None:
         environment, membership = self.environment, self.membership
@@ -159,6 +167,7 @@ class Session:
                 "model": model_words(self.model),
                 "checkpoint": self._resume.name if self._resume is not None else "none",
             },
+            self.binding.device,
         )
         if environment.checkpoint is not None and self.worker_id == 0:  # the others wait below, and save nothing before
             checkpoint.clear(environment.checkpoint, keep=self._resume)
@@ -187,9 +196,12 @@ class Session:
             extra=hello.extra,
         )
         arena = Arena(Segment.create(plan.size_bytes), plan, participant_id=self.worker_id if served else 0)
-        x = torch.empty(hello.num_elements, dtype=hello.dtype)
+        x = torch.empty(hello.num_elements, dtype=hello.dtype, device=self.binding.device)
         self.binding.read(x)
-        arena.shared.initialise(x, self._initial_version)
+        if self._copies is not None:
+            arena.shared = PrivateVector(x, self._initial_version)
+        else:
+            arena.shared.initialise(x, self._initial_version)
         arena.store("checkpoint_epoch", -1)  # without a supervisor, every epoch is saved if any is
         if served:
             arena.shared.is_elsewhere = True
@@ -237,7 +249,7 @@ class Session:
                 arena.extra(name).copy_(value)
 
     def _bind_buffers(self) -> None:
-        if self.algorithm.lockstep and self.worker_id != 0:
+        if self._copies is not None or (self.algorithm.lockstep and self.worker_id != 0):
             return
         for name, buffer in self._buffers.items():
             buffer.data = self.arena.extra(name)
@@ -331,7 +343,10 @@ class Session:
         """A copy of the parameters and buffers as they are now."""
         x = torch.empty(self.binding.num_elements, dtype=self.binding.dtype)
         version = self.arena.shared.snapshot(x)
-        buffers = {name: self.arena.extra(name).clone() for name in self._buffers}
+        if self._copies is not None:
+            buffers = {name: buffer.detach().cpu() for name, buffer in self._buffers.items()}
+        else:
+            buffers = {name: self.arena.extra(name).clone() for name in self._buffers}
         return checkpoint.Parameters(x, version, next_batch, buffers)
 
     def restore(self, optimizer: torch.optim.Optimizer) -> int:
@@ -363,35 +378,23 @@ class Session:
 
 def model_words(model: nn.Module) -> str:
     """A model's size, and a digest of its shapes: what workers must agree on."""
-    binding = FlatBinding(model.parameters())
+    binding = FlatBinding(model.parameters(), on_any_device=True)
     buffers = sorted((name, tuple(buffer.shape), buffer.dtype) for name, buffer in model.named_buffers())
     digest = hashlib.sha256(repr((binding.describe(), binding.dtype, buffers)).encode()).hexdigest()[:12]
     return f"{binding.num_parameters:,} parameters (shapes {digest})"
 
 
-def shared_state_of(
-    make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer], model: nn.Module
-) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Names, shapes and types of an optimizer's state, found by one step of a throw-away copy on a zero gradient.
-
-    Every optimizer whose state can be shared works element by element, so `TaskReplica` gives it one flat parameter (P,).
-
-    Raises:
-        UsageError: the optimizer's state does not start at zero, so that workers cannot share it from the start.
-    """
-    binding = FlatBinding(model.parameters())
-    flat = nn.Parameter(torch.zeros(binding.num_elements, dtype=binding.dtype))
-    flat.grad = torch.zeros_like(flat)
-    optimizer = make_optimizer([flat])
-    if type(optimizer) not in _ZERO_STATE:
-        known = ", ".join(sorted(kind.__name__ for kind in _ZERO_STATE))
+def _check_off_cpu(algorithm: Algorithm, environment: WorkerEnvironment | None) -> None:
+    """Refuses what needs the parameters in memory that processes share."""
+    spec = registry.spec(algorithm)
+    if environment is not None and environment.supervised:
         raise UsageError(
-            f"{type(optimizer).__name__} cannot share its state among workers, which needs state that starts at zero:"
-            f" choose one of {known}, or keep the state per worker."
+            "Workers of paceline.launch share the CPU's memory: move the model there with model.cpu(), or start them with"
+            " torchrun or paceline launch --join, under which all-reduce, local-sgd, d-psgd and ad-psgd train on GPUs."
         )
-    optimizer.step()
-    return {
-        f"state 0 {key}": (tuple(value.shape), value.dtype)
-        for key, value in optimizer.state[flat].items()
-        if isinstance(value, torch.Tensor)
-    }
+    kinds = ("replicated", "racing") if environment is None else ("replicated",)
+    if algorithm.memory.kind not in kinds:
+        raise UsageError(
+            f"{spec} keeps the parameters in the CPU's memory: move the model there with model.cpu(), or choose all-reduce,"
+            " local-sgd, d-psgd or ad-psgd, which train on GPUs."
+        )

@@ -15,8 +15,9 @@ from paceline.config import TrainConfig
 from paceline.environment import current_environment
 from paceline.memory.waiting import RunStopped
 from paceline.replica import TaskReplica
-from paceline.session import Session, shared_state_of
+from paceline.session import Session
 from paceline.shared_dataset import DatasetHandle, open_dataset
+from paceline.shared_state import shared_state_of
 from paceline.sources import BatchClaims, DatasetBatches
 from paceline.specs import build_optimizer
 from paceline.tasks.base import seeded_model

@@ -25,8 +25,9 @@ def ends(crew, hands):
     return results
 
 
-def test_single_workers_make_one_run_in_which_every_batch_is_seen_once(crew):
-    workers = placed(crew.start(3, batches=400, epochs=1, meet_at=30))
+@pytest.mark.parametrize("on_device", [False, True])
+def test_single_workers_make_one_run_in_which_every_batch_is_seen_once(crew, on_device):
+    workers = placed(crew.start(3, batches=400, epochs=1, meet_at=30, on_device=on_device))
     assert sorted(workers) == [0, 1, 2]
     results = ends(crew, workers.values())
     assert all(one["start"] == results[0]["start"] for one in results.values()), "they begin where worker 0 does"
@@ -34,10 +35,12 @@ def test_single_workers_make_one_run_in_which_every_batch_is_seen_once(crew):
     assert all(one["averages_per_step"] > 0 for one in results.values())
 
 
-@pytest.mark.parametrize("victim", [0, 1 + random.Random("victim").randrange(2)])
-def test_a_killed_worker_is_left_behind_and_a_late_comer_takes_its_place(crew, victim):
+@pytest.mark.parametrize(
+    ("victim", "on_device"), [(0, False), (1 + random.Random("victim").randrange(2), False), (0, True)]
+)
+def test_a_killed_worker_is_left_behind_and_a_late_comer_takes_its_place(crew, victim, on_device):
     keeper = crew.hold()
-    still = {"lr": 0.0}  # so that a neighbour's model is known: the one that all began with
+    still = {"lr": 0.0, "on_device": on_device}  # so that a neighbour's model is known: the one that all began with
     workers = placed(crew.start(3, **still))
     workers[victim].trains_on()
     workers.pop(victim).signal(signal.SIGKILL)

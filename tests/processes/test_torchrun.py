@@ -98,6 +98,28 @@ def test_a_public_style_loop_under_torchrun_is_one_with_bigger_batches(algorithm
     assert {one["algorithm"] for one in reports(output)} == {algorithm or "all-reduce"}
 
 
+@pytest.mark.parametrize("algorithm", ["d-psgd", "local-sgd(period=2)", "all-reduce"])
+def test_a_model_on_a_device_trains_as_one_on_the_cpu(algorithm):
+    """Bit for bit, as their rounds are the same; the device is a stand-in whose copies are as late as a GPU's."""
+    found = []
+    for device in ({}, {"PACELINE_TEST_LAZY_COPIES": "1"}):
+        results = run("train_with_buffers", 2, PACELINE_ALGORITHM=algorithm, **device)
+        assert [code for code, *_ in results.values()] == [0, 0], results
+        found.append([reports(output)[0] for _, output, _ in results.values()])
+    on_cpu, on_device = found
+    assert [(one["x"], one["seen"]) for one in on_device] == [(one["x"], one["seen"]) for one in on_cpu]
+    # Messages are staged; the collectives take the device's vectors as they are.
+    assert all((one["buffers"] > 0) == (algorithm == "d-psgd") for one in on_device)
+
+
+def test_ad_psgd_on_a_device_ends_with_one_model():
+    results = run("train_with_buffers", 3, PACELINE_ALGORITHM="ad-psgd", PACELINE_TEST_LAZY_COPIES="1")
+    assert [code for code, *_ in results.values()] == [0, 0, 0], results
+    found = [reports(output)[0] for _, output, _ in results.values()]
+    assert all(one["x"] == found[0]["x"] for one in found)
+    assert all(one["buffers"] > 0 for one in found)
+
+
 @pytest.mark.parametrize("algorithm", ["parameter-server(shards=2)", "parameter-server(mode=async)"])
 def test_a_parameter_server_is_hosted_by_worker_0_and_all_end_with_its_model(algorithm):
     results = run("train", 3, PACELINE_ALGORITHM=algorithm)
@@ -158,15 +180,24 @@ def test_torchrun_reports_a_kill():
     assert "SIGKILL" in errors
 
 
-@pytest.mark.parametrize("algorithm", ["all-reduce", "all-reduce(sharded=true)", "d-psgd"])
-def test_a_run_that_torchrun_restarts_goes_on_from_its_checkpoint(algorithm, tmp_path):
+@pytest.mark.parametrize(
+    ("algorithm", "device"),
+    [
+        ("all-reduce", {}),
+        ("all-reduce(sharded=true)", {}),
+        ("d-psgd", {}),
+        ("d-psgd", {"PACELINE_TEST_LAZY_COPIES": "1"}),
+    ],
+    ids=["all-reduce", "sharded", "d-psgd", "d-psgd on a device"],
+)
+def test_a_run_that_torchrun_restarts_goes_on_from_its_checkpoint(algorithm, device, tmp_path):
     """Bit for bit as if nothing had happened; 12 rounds an epoch, of which one is trained twice, in part."""
     found = []
     for folder, options, kill in (
         ("undisturbed", [], {}),
         ("killed", ["--max-restarts=1"], {"PACELINE_TEST_KILL": "1"}),
     ):
-        environment = {"PACELINE_ALGORITHM": algorithm, "PACELINE_CHECKPOINT": str(tmp_path / folder), **kill}
+        environment = {"PACELINE_ALGORITHM": algorithm, "PACELINE_CHECKPOINT": str(tmp_path / folder), **device, **kill}
         code, output, errors = torchrun("restarted", 2, *options, **environment)
         assert code == 0, errors
         found.append(reports(output))

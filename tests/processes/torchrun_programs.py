@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,13 @@ from paceline.distributed import Membership
 from paceline.environment import current_environment
 
 NUM_SAMPLES, BATCH_SIZE = 96, 8
+if "PACELINE_TEST_LAZY_COPIES" in os.environ:  # the model counts as one on a device whose copies take their time
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    import lazy_copies
+    import paceline.session
+
+    COPIES = lazy_copies.LazyCopies()
+    paceline.session.copies_for = lambda device: COPIES
 RANK = int(os.environ.get("RANK", os.environ.get("PACELINE_TEST_RANK", "0")))
 
 
@@ -63,6 +71,21 @@ def train(clips=True):
     with pl.attach(model, optimizer) as worker:
         public_loop(model, optimizer, lambda: worker.batches(loader), clips=clips)
     report(model, algorithm=pl.spec(worker.algorithm), same_keys=keys == list(model.state_dict()))
+
+
+def train_with_buffers():
+    """Two epochs of a model with running statistics, and the mean of all at the end; how many buffers a device would need."""
+    torch.manual_seed(RANK)
+    model = nn.Sequential(nn.Linear(4, 300), nn.BatchNorm1d(300), nn.Tanh(), nn.Linear(300, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    with pl.attach(model, optimizer) as worker:
+        for _ in range(2):
+            for x, y in worker.batches(torch.utils.data.DataLoader(data(), batch_size=BATCH_SIZE)):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+    seen = int(model[1].num_batches_tracked), model[1].running_mean.tolist()
+    report(model, seen=seen, buffers=COPIES.num_pinned if "PACELINE_TEST_LAZY_COPIES" in os.environ else None)
 
 
 def train_without_clipping():

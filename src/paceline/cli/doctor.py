@@ -208,5 +208,9 @@ def _cuda() -> Check:
     import torch
 
     if torch.cuda.is_available():
-        return Check("CUDA", True, f"{torch.cuda.device_count()} device(s); shared-memory training uses the CPU.")
-    return Check("CUDA", True, "Not present, and not needed: training on shared memory uses the CPU.")
+        return Check(
+            "CUDA",
+            True,
+            f"{torch.cuda.device_count()} device(s), for loops of your own; shared-memory training uses the CPU.",
+        )
+    return Check("CUDA", True, "Not present, and not needed: shared-memory training uses the CPU.")

@@ -6,6 +6,8 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
@@ -40,15 +42,18 @@ class TimedLock:
 class _Program:
     """One program under way: the `Joinable` that `start` returns."""
 
-    def __init__(self, program: Callable[[], None], name: str) -> None:
+    def __init__(
+        self, program: Callable[[], None], name: str, around: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
         self._program = program
+        self._around = around
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.error: BaseException | None = None
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self._around():
                 self._program()
         except BaseException as error:
             self.error = error
@@ -65,9 +70,15 @@ class _Program:
 
 
 class ThreadConcurrency:
-    """Starts programs as daemon threads without gradients, beside the worker's own thread."""
+    """Starts programs as daemon threads without gradients, beside the worker's own thread.
+
+    Attributes:
+        around: makes what every program runs inside of, such as the GPU's stream that its worker computes on: a lock orders
+            what its holders give to one stream, and nothing where each has a stream of its own.
+    """
 
     def __init__(self) -> None:
+        self.around: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._programs: list[_Program] = []
         self._locks: list[TimedLock] = []
 
@@ -83,7 +94,7 @@ class ThreadConcurrency:
 
     def start(self, program: Callable[[], None], name: str) -> _Program:
         """Starts a program in a thread of that name."""
-        self._programs.append(_Program(program, name))
+        self._programs.append(_Program(program, name, self.around))
         return self._programs[-1]
 
     def serve(

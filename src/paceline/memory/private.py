@@ -1,0 +1,49 @@
+"""A worker's own parameter vector, on whatever device it is."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+__all__ = ["PrivateVector"]
+
+
+class PrivateVector:
+    """A vector `x` (P,) that no other process sees, with a version; stands in for shared kinds of a single owner.
+
+    All who touch it are one thread, or threads that hold the program's lock; on a GPU they give their work to one stream, so
+    that a copy made without the lock is of one instant, too.
+
+    Args:
+        x: the vector, kept.
+        version: updates that were applied to it before.
+    """
+
+    def __init__(self, x: torch.Tensor, version: int = 0) -> None:
+        self.x = x
+        self.version = version
+        self.waited_s = 0.0
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Marks nothing: nobody looks on."""
+        return nullcontext()
+
+    def advance(self) -> int:
+        """Counts one update; returns the version that it made."""
+        self.version += 1
+        return self.version
+
+    def snapshot(self, out: torch.Tensor) -> int:
+        """Copies the vector into `out` (P,), on any device; returns its version."""
+        out.copy_(self.x)
+        return self.version
+
+    def own(self) -> tuple[int, torch.Tensor]:
+        """(version, copy (P,))."""
+        return self.version, self.x.clone()
+
+    def restore(self, version: int, x: torch.Tensor) -> None:
+        """Gives the vector the values of `x` (P,), and its version."""
+        self.x.copy_(x)
+        self.version = version

@@ -1,0 +1,211 @@
+"""Vectors on a GPU: their copies to and from pinned memory, and the ports of a worker whose parameters lie there.
+
+A copy to or from a GPU runs beside the computation only from pinned memory and on a stream of its own. The first is slow
+to allocate, so buffers are kept; the second knows nothing of other streams, so every copy says what it waits for and who
+waits for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Set
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from paceline.errors import UsageError
+from paceline.transport.base import Event, Mailbox, Message, Received
+
+__all__ = ["Copy", "CudaCopies", "DeviceCopies", "StagedMailbox", "copies_for"]
+
+
+class Copy(Protocol):
+    """A copy under way."""
+
+    def wait(self) -> None:
+        """Returns when it is done."""
+        ...
+
+    def is_done(self) -> bool:
+        """Whether it is done."""
+        ...
+
+    def precede(self) -> None:
+        """Lets what this thread's current stream is given from now on wait for it; returns at once."""
+        ...
+
+
+class DeviceCopies(Protocol):
+    """Copies between one device and the host, each way on a stream of its own."""
+
+    def pinned(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """A new vector (n,) in pinned memory of the host."""
+        ...
+
+    def fetch(self, x: torch.Tensor, pinned: torch.Tensor) -> Copy:
+        """Begins copying `x` (n,) of the device, as what its current stream has been given so far leaves it."""
+        ...
+
+    def put(self, pinned: torch.Tensor) -> tuple[torch.Tensor, Copy]:
+        """Begins copying to a new vector (n,) of the device, which may be used after `Copy.precede`."""
+        ...
+
+    def here(self) -> Callable[[], AbstractContextManager[Any]]:
+        """What makes this thread's current stream another thread's, too."""
+        ...
+
+
+def copies_for(device: torch.device) -> DeviceCopies | None:
+    """How vectors of this device travel; None: they are the host's own.
+
+    Raises:
+        UsageError: neither CPU nor CUDA.
+    """
+    if device.type == "cpu":
+        return None
+    if device.type == "cuda":
+        return CudaCopies(device)
+    raise UsageError(
+        f"Models train on the CPU or on CUDA GPUs, and this one is on {device}: move it with model.cpu() or model.cuda()."
+    )
+
+
+class CudaCopies:
+    """Implements `DeviceCopies` for a GPU, on two streams beside the one that computes.
+
+    Args:
+        device: the GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._down, self._up = torch.cuda.Stream(device), torch.cuda.Stream(device)
+
+    def pinned(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """A new vector (n,) in pinned memory."""
+        return torch.empty(numel, dtype=dtype, pin_memory=True)
+
+    def fetch(self, x: torch.Tensor, pinned: torch.Tensor) -> Copy:
+        """Begins copying `x` (n,), as what the current stream has been given so far leaves it."""
+        self._down.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._down):
+            pinned.copy_(x, non_blocking=True)
+        x.record_stream(self._down)
+        return _CudaCopy(self._down.record_event(), x)
+
+    def put(self, pinned: torch.Tensor) -> tuple[torch.Tensor, Copy]:
+        """Begins copying to a new vector (n,); the current stream is not waited for, as nothing there knows the vector."""
+        with torch.cuda.stream(self._up):
+            x = torch.empty(pinned.numel(), dtype=pinned.dtype, device=self._device)
+            x.copy_(pinned, non_blocking=True)
+        return x, _CudaCopy(self._up.record_event(), x)
+
+    def here(self) -> Callable[[], AbstractContextManager[Any]]:
+        """What makes this thread's current stream, and its GPU, another thread's."""
+        stream = torch.cuda.current_stream(self._device)
+        return lambda: torch.cuda.stream(stream)
+
+
+@dataclass(frozen=True)
+class _CudaCopy:
+    """A copy that has been given to a stream."""
+
+    event: Any  # torch.cuda.Event, which its type stubs give two names
+    x: torch.Tensor  # the vector on the GPU
+
+    def wait(self) -> None:
+        """Waits on the host, without the interpreter's lock."""
+        self.event.synchronize()
+
+    def is_done(self) -> bool:
+        """Whether the GPU has come so far."""
+        return self.event.query()
+
+    def precede(self) -> None:
+        """The current stream waits for the copy, and the allocator for the current stream."""
+        stream = torch.cuda.current_stream(self.x.device)
+        stream.wait_event(self.event)
+        self.x.record_stream(stream)
+
+
+class StagedMailbox:
+    """A mailbox for vectors of a device, over one for vectors of the host; implements `Mailbox`.
+
+    Costs per vector: one copy over the bus, which runs beside the computation, and one in the host's memory. `send` returns
+    when the vector has left the device: it waits for whatever the current stream has been given before. Every vector that
+    comes lies on the device.
+
+    Args:
+        inner: what sends and receives.
+        copies: of the device.
+    """
+
+    def __init__(self, inner: Mailbox, copies: DeviceCopies) -> None:
+        self._inner = inner
+        self._copies = copies
+        self._lock = threading.Lock()  # guards the buffers: a worker's programs send and receive at the same time
+        self._free: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
+        self._used: list[tuple[Copy, torch.Tensor]] = []  # buffers that copies to the device may still read
+
+    def send(self, to: int, message: Message) -> None:
+        """Sends a copy: the vector (n,) may be written again at once. `to` may be this worker itself.
+
+        Raises:
+            PeerLostError: `to` has left, or takes no more messages within the transport's deadline.
+        """
+        x = message.x
+        if x is None:
+            self._inner.send(to, message)
+            return
+        pinned = self._buffer(x.numel(), x.dtype)
+        try:
+            self._copies.fetch(x.detach(), pinned).wait()
+            self._inner.send(to, message._replace(x=pinned))
+        finally:
+            self._give_back(pinned)
+
+    def receive(
+        self,
+        timeout_s: float | None = None,
+        *,
+        kind: str | tuple[str, ...] | None = None,
+        sender: int | None = None,
+        number: int | None = None,
+    ) -> Event | None:
+        """The next that fits, as in `Mailbox.receive`, its vector on the device."""
+        arrival = self._inner.receive(timeout_s, kind=kind, sender=sender, number=number)
+        if not isinstance(arrival, Received) or arrival.message.x is None:
+            return arrival
+        x = arrival.message.x
+        pinned = self._buffer(x.numel(), x.dtype)
+        pinned.copy_(x)
+        on_device, copy = self._copies.put(pinned)
+        copy.precede()
+        with self._lock:
+            self._used.append((copy, pinned))
+        return arrival._replace(message=arrival.message._replace(x=on_device))
+
+    def peers(self) -> Set[int]:
+        """The workers that can be reached now, without this one."""
+        return self._inner.peers()
+
+    def _buffer(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """A buffer that nobody uses, for the caller alone."""
+        with self._lock:
+            still_used = []
+            for copy, pinned in self._used:
+                if copy.is_done():
+                    self._free.setdefault((pinned.numel(), pinned.dtype), []).append(pinned)
+                else:
+                    still_used.append((copy, pinned))
+            self._used = still_used
+            free = self._free.get((numel, dtype))
+            if free:
+                return free.pop()
+        return self._copies.pinned(numel, dtype)
+
+    def _give_back(self, pinned: torch.Tensor) -> None:
+        with self._lock:
+            self._free.setdefault((pinned.numel(), pinned.dtype), []).append(pinned)

@@ -1,0 +1,108 @@
+"""Vectors of a device on their way through a mailbox: on a GPU where there is one, and on a stand-in as late as one."""
+
+import threading
+
+import pytest
+import torch
+
+from lazy_copies import LATER, LazyCopies
+from paceline.errors import UsageError
+from paceline.transport.base import Message, Received
+from paceline.transport.device import CudaCopies, StagedMailbox, copies_for
+from transport.conftest import DEADLINE_S
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU that PyTorch can use")
+KINDS = [pytest.param("lazy", id="stand-in"), pytest.param("cuda", marks=needs_gpu, id="GPU")]
+
+
+@pytest.fixture(params=KINDS)
+def device(request):
+    """(what copies, where the vectors are)."""
+    if request.param == "cuda":
+        return CudaCopies(torch.device("cuda", 0)), torch.device("cuda", 0)
+    return LazyCopies(), torch.device("cpu")
+
+
+def x_of(mailbox, **filters):
+    arrival = mailbox.receive(DEADLINE_S, **filters)
+    assert isinstance(arrival, Received), arrival
+    return arrival.message.x
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 300_000])
+def test_a_vector_may_be_written_again_once_sent_and_belongs_to_its_receiver(mailboxes, device, size):
+    copies, where = device
+    a, b = (StagedMailbox(mailbox, copies) for mailbox in mailboxes(2))
+    x = torch.zeros(size, device=where)
+    for number in range(8):
+        x.fill_(number)
+        a.send(1, Message("x", number, 0.25, x, version=3))
+        a.send(0, Message("own", number, x=x))
+        x.fill_(-1)
+    for mailbox in (b, a):
+        received = [x_of(mailbox, number=number) for number in range(8)]
+        assert [y.device for y in received] == [x.device] * 8
+        for number, y in enumerate(received):
+            assert torch.equal(y, torch.full_like(x, number))
+            y.add_(1)
+    assert torch.equal(x, torch.full_like(x, -1))
+
+
+def test_what_has_no_vector_passes_as_it_is(mailboxes, device):
+    a, b = (StagedMailbox(mailbox, device[0]) for mailbox in mailboxes(2))
+    a.send(1, Message("hi", 5, 0.5, version=2))
+    assert b.receive(DEADLINE_S) == Received(0, 0, Message("hi", 5, 0.5, version=2))
+    assert b.receive(0) is None
+    assert a.peers() == {1}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.uint8])
+def test_types_keep_their_values(mailboxes, device, dtype):
+    copies, where = device
+    a, b = (StagedMailbox(mailbox, copies) for mailbox in mailboxes(2))
+    x = torch.arange(100, dtype=dtype, device=where)
+    a.send(1, Message("x", x=x))
+    y = x_of(b)
+    assert (y.dtype, y.device) == (x.dtype, x.device)
+    assert torch.equal(x, y)
+
+
+def test_few_buffers_are_made_and_none_is_written_while_it_is_read(mailboxes):
+    copies = LazyCopies()
+    a, b = (StagedMailbox(mailbox, copies) for mailbox in mailboxes(2))
+    for number in range(100):
+        a.send(1, Message("x", x=torch.full((500,), float(number))))
+        assert torch.equal(x_of(b), torch.full((500,), float(number)))
+    assert 1 + LATER <= copies.num_pinned <= 3 + LATER  # one to send with, and those whose copies are not done
+
+
+def test_programs_send_and_receive_at_the_same_time(mailboxes, device):
+    copies, where = device
+    ends = [StagedMailbox(mailbox, copies) for mailbox in mailboxes(2)]
+    wrong = []
+
+    def run(me, program):
+        kind = f"program {program}"
+        for number in range(50):
+            ends[me].send(1 - me, Message(kind, number, x=torch.full((2000,), 100.0 * program + number, device=where)))
+            y = x_of(ends[me], kind=kind, sender=1 - me, number=number)
+            if not bool((y == 100.0 * program + number).all()):
+                wrong.append((me, program, number, y[:3].tolist()))
+
+    threads = [threading.Thread(target=run, args=(me, program)) for me in (0, 1) for program in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_the_cpu_needs_no_copies_and_other_devices_are_refused():
+    assert copies_for(torch.device("cpu")) is None
+    with pytest.raises(UsageError, match=r"CPU or on CUDA GPUs, and this one is on meta: move it with model\.cpu\(\)"):
+        copies_for(torch.device("meta"))
+
+
+@needs_gpu
+def test_a_gpu_has_copies_of_its_own():
+    assert isinstance(copies_for(torch.device("cuda", 0)), CudaCopies)
