@@ -15,6 +15,8 @@ class LazyCopies:
     read then, and not before.
     """
 
+    device_name = None  # so that collectives are the CPU's
+
     def __init__(self):
         self.num_pinned = 0
         self.streams = []  # the threads that asked for the stream of the one that made `here`

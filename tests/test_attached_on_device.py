@@ -8,8 +8,11 @@ from torch import nn
 
 import paceline as pl
 from lazy_copies import LazyCopies
+from paceline.flat import FlatBinding
 from paceline.memory.private import PrivateVector
+from paceline.owned_pieces import OwnedPieces, _like
 from paceline.session import Session
+from paceline.transport.base import Piece
 
 
 def made():
@@ -91,3 +94,37 @@ def test_parameters_on_two_devices_are_refused():
         pl.attach(model, torch.optim.SGD(model.parameters(), lr=0.1)),
     ):
         pass
+
+
+def test_parameters_that_something_has_moved_are_said_to_be():
+    """As flatten_parameters does on a GPU: what the optimizer then writes, the flat vector does not see."""
+    binding = FlatBinding([nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2))])
+    binding.device = torch.device("cuda", 0)  # where it is looked after
+    x = torch.ones(binding.num_elements)
+    binding.bind(x)
+    binding.bind(x)
+    binding.parameters[1].data = torch.ones(2)
+    with pytest.raises(pl.UsageError, match="flatten_parameters"):
+        binding.bind(x)
+
+
+def test_state_of_owned_pieces_stays_on_its_device():
+    """On `meta`, which has no values and refuses to meet the CPU's tensors."""
+    model = nn.Linear(40, 3, device="meta")
+    optimizer = torch.optim.Adam(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    binding = FlatBinding(model.parameters(), on_any_device=True)
+    pieces = [Piece(0, 64, 0), Piece(binding.offsets[1], 3, 64)]
+    owned = OwnedPieces(binding, optimizer, pieces)
+    shapes = [
+        {name: (value.device.type, *value.shape) for name, value in one.items()} for one in optimizer.state.values()
+    ]
+    assert [one["exp_avg"] for one in shapes] == [("meta", 64), ("meta", 3)]
+    assert binding.empty().device.type == "meta"
+    view = binding.views(binding.empty())[0]
+    kinds = owned._state_kinds()
+    assert {value.device.type for value in kinds[0].values() if value.dim()} == {"meta"}
+    assert _like(kinds[0]["exp_avg"], model.weight, view, 0.0).device.type == "meta"
+    assert _like(kinds[0]["step"], model.weight, view, 2.0) == 2.0

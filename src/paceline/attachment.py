@@ -66,10 +66,8 @@ def attach(
     Costs per step: two hooks of the optimizer and four switches of a greenlet, about 15 us, besides the algorithm's own cost.
 
     Args:
-        model: its parameters that require gradients are trained; all of one floating-point type, on the CPU. Or on one
-            CUDA GPU, for a lone worker's `hogwild` and `sequential`, and for `all-reduce`, `local-sgd`, `d-psgd` and `ad-psgd`
-            alone, with `paceline launch --join` or under other launchers; recorded times are then those at which work was
-            given to the GPU.
+        model: its parameters that require gradients are trained; all of one floating-point type, on the CPU, or
+            on one CUDA GPU where workers share no memory; the loop then uses one stream, and recorded times are the host's.
         optimizer: any torch.optim optimizer over them, without closures.
         algorithm: how the workers agree; None: what the launcher or PACELINE_ALGORITHM says, else Hogwild!, or all-reduce
             under a launcher that is not ours.
@@ -382,8 +380,7 @@ class Worker:
     def _newest(self) -> torch.Tensor:
         """A private copy of the newest parameters, for whatever the loop does outside its steps."""
         if self._copy is None:
-            binding = self._session.binding
-            self._copy = torch.empty(binding.num_elements, dtype=binding.dtype, device=binding.device)
+            self._copy = self._session.binding.empty()
         self._session.arena.shared.snapshot(self._copy)
         return self._copy
 

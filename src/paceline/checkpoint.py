@@ -93,6 +93,8 @@ def save_worker(
     `program` is what the algorithm's program keeps of its own.
     """
     state: dict[str, Any] = {"optimizer": optimizer.state_dict(), "taken": taken, "random": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        state["random on the GPU"] = torch.cuda.get_rng_state()
     if model is not None:
         state |= {"version": model[0], "x": model[1]}
     if program is not None:
@@ -190,6 +192,8 @@ def load_worker(checkpoint: Path, worker_id: int, optimizer: torch.optim.Optimiz
         )
     optimizer.load_state_dict({**state["optimizer"], "param_groups": settings})
     torch.set_rng_state(state["random"])
+    if "random on the GPU" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["random on the GPU"])
     return state["taken"]
 
 

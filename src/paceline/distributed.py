@@ -20,11 +20,12 @@ from paceline.transport.base import Ports
 from paceline.transport.collectives import DistributedCollectives
 from paceline.transport.parameters import MemoryRequest
 
-__all__ = ["Membership", "check_algorithm", "ports_for"]
+__all__ = ["Membership", "check_algorithm", "check_off_cpu", "ports_for"]
 
 _CLAIM_BATCHES = 4  # a trip to the store takes as long as a small step; a claim of several shares it
 _FAREWELL_S = 5.0
 _GROUP_EXTRA_S = 5.0  # the group's own deadline comes after ours, whose message says who is missing
+_NCCL_EXTRA_S = 60.0  # NCCL's counts from when an operation was given to the GPU, and ends the process
 _dist: Any = dist  # its type stubs do not name the stores
 _num_joined = 0  # attach may be used several times in a process; each time has a part of the store to itself
 
@@ -47,6 +48,25 @@ def check_algorithm(spec: str, request: MemoryRequest) -> None:
         )
 
 
+def check_off_cpu(spec: str, request: MemoryRequest, environment: WorkerEnvironment | None) -> None:
+    """Refuses a model on a GPU where its parameters must lie in memory that processes share.
+
+    Raises:
+        UsageError: with the remedy.
+    """
+    if environment is not None and environment.supervised:
+        raise UsageError(
+            "Workers of paceline.launch share the CPU's memory: move the model there with model.cpu(), or start them with"
+            " torchrun, under which all-reduce, local-sgd, d-psgd and ad-psgd train on GPUs (ad-psgd also with --join)."
+        )
+    kinds = ("replicated", "racing") if environment is None else ("replicated",)
+    if request.kind not in kinds:
+        raise UsageError(
+            f"{spec} keeps the parameters in the CPU's memory: move the model there with model.cpu(), or choose all-reduce,"
+            " local-sgd, d-psgd or ad-psgd, which train on GPUs."
+        )
+
+
 class Membership:
     """What one worker holds of a run whose launcher is not ours.
 
@@ -56,25 +76,29 @@ class Membership:
     Args:
         environment: this worker, and the deadline.
         hello: what all must agree on, as text: the algorithm, and the model's shapes.
-        device: where the model is, None being the CPU; on a GPU, collectives over what lies there are NCCL's.
+        gpu: the name of this worker's GPU, that no other GPU has, if collectives work on it: they are then NCCL's.
 
     Raises:
-        UsageError: the workers disagree; the message says who differs. Or PyTorch has no NCCL for a model on a GPU.
+        UsageError: the workers disagree; the message says who differs. Or two have one GPU, or PyTorch has no NCCL.
         WorkerLostError: a worker did not come within the deadline.
     """
 
-    def __init__(
-        self, environment: WorkerEnvironment, hello: dict[str, str], device: torch.device | None = None
-    ) -> None:
+    def __init__(self, environment: WorkerEnvironment, hello: dict[str, str], gpu: str | None = None) -> None:
         global _num_joined
         _num_joined += 1
         self._worker_id, self._num_workers = environment.worker_id, environment.num_workers
         self.deadline_s = environment.deadline_s
         self._owns_default = not dist.is_initialized()
         self.store: Any = own_part(common_store(environment), str(_num_joined))
-        backend = _backend_for(device)
-        self._agree(hello)
-        group_timeout = timedelta(seconds=self.deadline_s + _GROUP_EXTRA_S)
+        self._agree(hello, gpu)
+        if gpu is not None and not dist.is_nccl_available():
+            raise UsageError(
+                "Collectives between GPUs are NCCL's, which this PyTorch was built without: move the model with model.cpu(),"
+                " or install PyTorch for CUDA on Linux."
+            )
+        self._is_nccl = gpu is not None
+        backend = "cpu:gloo,cuda:nccl" if self._is_nccl else "gloo"
+        group_timeout = timedelta(seconds=self.deadline_s + (_NCCL_EXTRA_S if self._is_nccl else _GROUP_EXTRA_S))
         if self._owns_default:
             dist.init_process_group(
                 backend,
@@ -91,9 +115,14 @@ class Membership:
         )
 
     def start_from_worker_0(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Every worker's tensors become worker 0's."""
+        """Every worker's tensors become worker 0's; those on a GPU go through the host's memory."""
         for tensor in tensors:
-            self.collectives.broadcast(tensor)
+            if tensor.is_cpu:
+                self.collectives.broadcast(tensor)
+                continue
+            host = tensor.cpu().contiguous()
+            self.collectives.broadcast(host)
+            tensor.copy_(host)
 
     def claims(self) -> Callable[[], int]:
         """Claims of the next batch number of all workers, several at a time from a counter in the store."""
@@ -121,23 +150,25 @@ class Membership:
         After a failure it stays for as long as the others need to hear of it.
         """
         self.collectives.leave()
-        if self._owns_default:
-            dist.destroy_process_group()
+        group = None if self._owns_default else self._group
+        if failed and self._is_nccl:  # what hangs on the GPU would be waited for, until NCCL ends the process
+            abort: Any = getattr(dist.distributed_c10d, "_abort_process_group", dist.destroy_process_group)
+            abort(group)
         else:
-            dist.destroy_process_group(self._group)
+            dist.destroy_process_group(group)
         if self._worker_id == 0:
             within_s = min(_FAREWELL_S, self.deadline_s) if failed else self.deadline_s
             missing_keys(self.store, [f"left/{worker}" for worker in range(self._num_workers)], within_s)
 
-    def _agree(self, hello: dict[str, str]) -> None:
-        self.store.set(f"hello/{self._worker_id}", json.dumps(hello, sort_keys=True))
+    def _agree(self, hello: dict[str, str], gpu: str | None) -> None:
+        self.store.set(f"hello/{self._worker_id}", json.dumps([hello, gpu], sort_keys=True))
         keys = [f"hello/{worker}" for worker in range(self._num_workers)]
         if missing := missing_keys(self.store, keys, self.deadline_s):
             raise WorkerLostError(
                 f"start: {name_workers(missing)} did not call paceline.attach within {self.deadline_s:g} s. See its output;"
                 " it may have ended before."
             )
-        others = [json.loads(self.store.get(key)) for key in keys]
+        others, gpus = zip(*(json.loads(self.store.get(key)) for key in keys), strict=True)
         differing = [worker for worker, other in enumerate(others) if other != others[0]]
         wait_for_readers(self.store, "hello", self._worker_id, range(self._num_workers))
         if differing:
@@ -146,6 +177,12 @@ class Membership:
             raise UsageError(
                 f"The workers disagree on the {what}: {_short(others[0][what])} on worker 0, {_short(other[what])} on"
                 f" {name_workers(differing)}. Build the same model and name the same algorithm on every worker."
+            )
+        on_this = [worker for worker, other in enumerate(gpus) if gpu is not None and other == gpu]
+        if len(on_this) > 1:
+            raise UsageError(
+                f"{name_workers(on_this).capitalize()} have their models on one GPU, and NCCL needs one for each: use"
+                " model.to(f\"cuda:{os.environ['LOCAL_RANK']}\")."
             )
 
 
@@ -159,17 +196,6 @@ def ports_for(environment: WorkerEnvironment, request: MemoryRequest, ports: Por
         random=Random(f"{environment.seed}/{environment.worker_id}"),
         collectives=membership.collectives if request.collectives else None,
     )
-
-
-def _backend_for(device: torch.device | None) -> str:
-    if device is None or device.type == "cpu":
-        return "gloo"
-    if not dist.is_nccl_available():
-        raise UsageError(
-            "Collectives between GPUs are NCCL's, which this PyTorch was built without: move the model with model.cpu(), or"
-            " install PyTorch for CUDA on Linux."
-        )
-    return "cpu:gloo,cuda:nccl"
 
 
 def _short(text: str) -> str:

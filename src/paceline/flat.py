@@ -68,6 +68,10 @@ class FlatBinding:
         self._views: dict[int, list[torch.Tensor]] = {}
         self._bound: int | None = None
 
+    def empty(self) -> torch.Tensor:
+        """A new flat vector (P,), its values not set."""
+        return torch.empty(self.num_elements, dtype=self.dtype, device=self.device)
+
     def views(self, x: torch.Tensor) -> list[torch.Tensor]:
         """`x` (P,) cut into the parameters' shapes; made once per vector."""
         key = x.data_ptr()
@@ -84,13 +88,27 @@ class FlatBinding:
         return views
 
     def bind(self, x: torch.Tensor) -> None:
-        """Makes the parameters views of `x` (P,); cheap when they already are."""
+        """Makes the parameters views of `x` (P,); cheap when they already are.
+
+        Raises:
+            UsageError: they were, and something has moved them: what they hold now is not in `x`.
+        """
         key = x.data_ptr()
         if key == self._bound:
+            if self.device.type != "cpu":
+                self._check_in_place(x)
             return
         for parameter, view in zip(self.parameters, self.views(x), strict=True):
             parameter.data = view
         self._bound = key
+
+    def _check_in_place(self, x: torch.Tensor) -> None:
+        for parameter, view in zip(self.parameters, self.views(x), strict=True):
+            if parameter.data_ptr() != view.data_ptr():
+                raise UsageError(
+                    "Something has moved the model's parameters to other memory, as flatten_parameters of PyTorch's recurrent"
+                    " layers does on a GPU, and model.to everywhere: leave such calls out of the `with`."
+                )
 
     def read(self, x: torch.Tensor) -> None:
         """Copies the parameters' present values into `x` (P,)."""

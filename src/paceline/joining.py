@@ -314,7 +314,10 @@ class JoinedRun:
 
 
 def _on_cpu(state: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor):
+            state[name] = value.cpu()
+    return state  # with what PyTorch keeps beside its items
 
 
 def _complain_in_one_sentence() -> None:

@@ -117,7 +117,7 @@ class OwnedPieces:
         """By parameter, what state the optimizer makes: found by a step on a throw-away parameter of two elements."""
         by_parameter: dict[int, dict[str, Any]] = {}
         for group in self._optimizer.param_groups:
-            probe = nn.Parameter(torch.zeros(2, dtype=self._binding.dtype))
+            probe = nn.Parameter(torch.zeros(2, dtype=self._binding.dtype, device=self._binding.device))
             probe.grad = torch.zeros_like(probe)
             make: Any = type(self._optimizer)
             one = make([{**group, "params": [probe]}])
@@ -135,7 +135,8 @@ class OwnedPieces:
         state = self._optimizer.state[parameter]
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and value.dim() and value.shape == parameter.shape:
-                memory = torch.empty_strided(value.shape, parameter.stride(), dtype=value.dtype).copy_(value)
+                like_parameter = {"dtype": value.dtype, "device": value.device}
+                memory = torch.empty_strided(value.shape, parameter.stride(), **like_parameter).copy_(value)
                 state[name] = memory.as_strided((value.numel(),), (1,))[span.begin : span.end].clone()
 
 
@@ -154,5 +155,5 @@ def _like(kind: Any, parameter: nn.Parameter, view: torch.Tensor, number: float)
     if not isinstance(kind, torch.Tensor):
         return type(kind)(number)
     if kind.dim():
-        return torch.empty_strided(parameter.shape, view.stride(), dtype=kind.dtype).copy_(view)
-    return torch.tensor(number, dtype=kind.dtype)
+        return torch.empty_strided(parameter.shape, view.stride(), dtype=kind.dtype, device=view.device).copy_(view)
+    return torch.tensor(number, dtype=kind.dtype, device=kind.device)

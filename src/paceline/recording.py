@@ -14,7 +14,7 @@ from paceline import checkpoint
 from paceline.injection import was_injected
 from paceline.memory.records import RECORD_DTYPE, without_waiting
 from paceline.observe.progress import Progress, WorkerProgress
-from paceline.observe.run import RunData, write_events
+from paceline.observe.run import RunData, save_events
 from paceline.observe.summary import WINDOW, summarize
 from paceline.spool import read_spool
 from paceline.supervisor import Supervisor
@@ -242,8 +242,7 @@ def served(supervisor: Supervisor) -> dict[str, Any]:
 
 def keep_earlier_part(folder: Path, previous: RunData) -> None:
     """Writes what `earlier_part` found in its final form, before the spool files are used anew."""
-    for worker, records in previous.records.items():
-        write_events(folder / f"events-{worker}.jsonl", records)
+    save_events(folder, previous.records)
     for path in folder.glob("events-*.bin"):
         path.unlink()
 

@@ -17,7 +17,7 @@ from paceline import checkpoint
 from paceline.algorithms import Algorithm, registry
 from paceline.algorithms.server.client import Client
 from paceline.arena import Arena, plan_arena
-from paceline.distributed import Membership, check_algorithm, ports_for
+from paceline.distributed import Membership, check_algorithm, check_off_cpu, ports_for
 from paceline.environment import WorkerEnvironment
 from paceline.errors import PeerLostError, UsageError
 from paceline.final_mean import FinalMean, take_final_mean
@@ -72,7 +72,7 @@ class Session:
         self.binding = FlatBinding(model.parameters(), on_any_device=True)
         self._copies = copies_for(self.binding.device)
         if self._copies is not None:
-            _check_off_cpu(algorithm, environment)
+            check_off_cpu(registry.spec(algorithm), algorithm.memory, environment)
         self.worker_id = environment.worker_id if environment is not None else 0
         self._resume = environment.resume if environment is not None else None
         self._initial_version = 0
@@ -160,19 +160,23 @@ class Session:
             )
         if self._resume is not None:
             self._read_checkpoint(self._resume, environment.num_workers)
+        gpu = self._copies.device_name if self._copies is not None and self.algorithm.memory.collectives else None
         membership = Membership(
             environment,
             {
                 "algorithm": hello.algorithm,
                 "model": model_words(self.model),
                 "checkpoint": self._resume.name if self._resume is not None else "none",
+                "kind of device": self.binding.device.type,
             },
-            self.binding.device,
+            gpu,
         )
         if environment.checkpoint is not None and self.worker_id == 0:  # the others wait below, and save nothing before
             checkpoint.clear(environment.checkpoint, keep=self._resume)
         with torch.no_grad():
             membership.start_from_worker_0(tensors)
+        if gpu is not None:  # what is wrong with NCCL is said here, and not within a backward pass
+            membership.collectives.start_all_reduce(torch.zeros(1, device=self.binding.device)).wait()
         return membership
 
     def _read_checkpoint(self, resume: Path, num_workers: int) -> None:
@@ -196,7 +200,7 @@ class Session:
             extra=hello.extra,
         )
         arena = Arena(Segment.create(plan.size_bytes), plan, participant_id=self.worker_id if served else 0)
-        x = torch.empty(hello.num_elements, dtype=hello.dtype, device=self.binding.device)
+        x = self.binding.empty()
         self.binding.read(x)
         if self._copies is not None:
             arena.shared = PrivateVector(x, self._initial_version)
@@ -292,7 +296,12 @@ class Session:
             return None
         if isinstance(self.membership, JoinedRun):
             self.membership.end()
-        return take_final_mean(self.ports, out, self.membership.deadline_s)
+        if self._copies is None or self.peers is None:
+            return take_final_mean(self.ports, out, self.membership.deadline_s)
+        host = out.cpu()  # who collects has all models at once, for which a GPU may be too small
+        mean = take_final_mean(replace(self.ports, mailbox=self.peers.mailbox), host, self.membership.deadline_s)
+        out.copy_(host)
+        return mean
 
     def batch_claims(self) -> int | Callable[[], int]:
         """Where batches are claimed: an address in shared memory, or a function of workers that share none."""
@@ -382,19 +391,3 @@ def model_words(model: nn.Module) -> str:
     buffers = sorted((name, tuple(buffer.shape), buffer.dtype) for name, buffer in model.named_buffers())
     digest = hashlib.sha256(repr((binding.describe(), binding.dtype, buffers)).encode()).hexdigest()[:12]
     return f"{binding.num_parameters:,} parameters (shapes {digest})"
-
-
-def _check_off_cpu(algorithm: Algorithm, environment: WorkerEnvironment | None) -> None:
-    """Refuses what needs the parameters in memory that processes share."""
-    spec = registry.spec(algorithm)
-    if environment is not None and environment.supervised:
-        raise UsageError(
-            "Workers of paceline.launch share the CPU's memory: move the model there with model.cpu(), or start them with"
-            " torchrun or paceline launch --join, under which all-reduce, local-sgd, d-psgd and ad-psgd train on GPUs."
-        )
-    kinds = ("replicated", "racing") if environment is None else ("replicated",)
-    if algorithm.memory.kind not in kinds:
-        raise UsageError(
-            f"{spec} keeps the parameters in the CPU's memory: move the model there with model.cpu(), or choose all-reduce,"
-            " local-sgd, d-psgd or ad-psgd, which train on GPUs."
-        )

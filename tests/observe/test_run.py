@@ -80,7 +80,9 @@ def test_a_shared_file_with_somebody_elses_lines_is_refused(tmp_path, few_files,
     make_run(workers=4, steps=5).save(tmp_path)
     file = tmp_path / "events-0-3.jsonl"
     file.write_text(file.read_text().replace(written, instead))
-    with pytest.raises(UsageError, match=r"events-0-3\.jsonl: its lines are not those of workers 0 to 3"):
+    with pytest.raises(
+        UsageError, match=r"events-0-3\.jsonl: its lines are not those of workers 0 to 3 in their order"
+    ):
         RunData.load(tmp_path)
 
 

@@ -19,6 +19,7 @@ from processes import forked, torchrun_programs
 
 PROGRAMS = Path(torchrun_programs.__file__)
 DEADLINE_S = 300
+no_nccl = pytest.mark.skipif(torch.distributed.is_nccl_available(), reason="this PyTorch has NCCL")
 
 
 def free_port():
@@ -218,12 +219,21 @@ def test_checkpoints_of_an_algorithm_without_rounds_are_refused(tmp_path):
         ("other_model", "The workers disagree on the model: 10 parameters"),
         ("other_algorithm", "disagree on the algorithm: lockstep on worker 0, all-reduce on workers 1 and 2"),
         ("hogwild", "start them with paceline.launch"),
+        ("on_other_kinds_of_devices", "disagree on the kind of device: cpu on worker 0, cuda on workers 1 and 2"),
+        pytest.param("without_nccl", "which this PyTorch was built without", marks=no_nccl),
     ],
 )
 def test_what_does_not_fit_is_refused_everywhere(program, says):
     for result in run(program, 3).values():
         assert says in failure(result)
         assert "UsageError" in failure(result)
+
+
+def test_workers_on_one_gpu_are_told_how_to_have_one_each():
+    results = run("on_one_gpu", 3, wait_for=[1, 2])
+    for result in results.values():
+        assert "Workers 1 and 2 have their models on one GPU" in failure(result)
+        assert "os.environ['LOCAL_RANK']" in failure(result)
 
 
 def test_a_worker_that_never_comes_is_named_within_the_deadline():

@@ -157,6 +157,20 @@ def never_attaches():
             pass
 
 
+def on_one_gpu():
+    """All but worker 0 have named the same; there is no NCCL here, and none is needed to see it."""
+    dist.is_nccl_available = lambda: True
+    Membership(current_environment(), {"algorithm": "none"}, gpu=f"GPU-{min(RANK, 1)}")
+
+
+def without_nccl():
+    Membership(current_environment(), {"algorithm": "none"}, gpu=f"GPU-{RANK}")
+
+
+def on_other_kinds_of_devices():
+    Membership(current_environment(), {"kind of device": "cuda" if RANK else "cpu"})
+
+
 def hogwild():
     model, optimizer = make()
     with pl.attach(model, optimizer, algorithm="hogwild"):

@@ -51,6 +51,34 @@ def test_a_worker_that_does_not_come_is_named_within_the_deadline():
         of(0, HashStore(), timeout_s=0.2).wait_for(Work(), "all-reduce 1", in_slices=False)
 
 
+class StoreThatIsAsked:
+    """A store, and what happens once somebody has asked it for a key."""
+
+    def __init__(self, store, key, then):
+        self._store, self._key, self._then = store, key, then
+
+    def check(self, keys):
+        if self._key in keys:
+            self._then()
+        return self._store.check(keys)
+
+
+def test_the_last_operation_of_a_worker_that_has_left_may_still_be_under_way():
+    store, work = HashStore(), Work()
+    of(1, store).leave()
+    asked = StoreThatIsAsked(store, "left/1", then=lambda: setattr(work, "left", 3))
+    of(0, asked).wait_for(work, "all-reduce 1", in_slices=False)
+    assert work.waited
+
+
+def test_an_operation_that_a_worker_left_before_is_not_waited_for():
+    store = HashStore()
+    of(1, store).leave()
+    says = r"worker 1 did not; worker 1 had ended its loop \(another worker's loop has ended\)"
+    with pytest.raises(WorkerLostError, match=says):
+        of(0, store).wait_for(Work(), "all-reduce 2", in_slices=False)
+
+
 def test_who_waits_learns_that_another_one_has_given_up():
     """Both are there, so neither is called missing; without this, each would wait for its own deadline."""
     store, said = HashStore(), {}

@@ -2,9 +2,9 @@
 
 Four kinds of parameter vectors that all workers of a machine see, each in the module that explains it: `racing`
 (everyone writes at once), `locked` (one writer at a time), `slots` (immutable versions behind one head word),
-`replicated` (one per worker); beside them `lockstep` (all-reduce), `staleness` and `ring` (what is counted and
-recorded). All lie in one `segment.Segment` according to a `segment.Layout`. Importing the package alone is cheap; its
-modules load torch and compiled kernels.
+`replicated` (one per worker); and `private`, which its owner alone sees. Beside them `lockstep` (all-reduce), `staleness`
+and `ring` (what is counted and recorded). All but `private` lie in one `segment.Segment` according to a `segment.Layout`.
+Importing the package alone is cheap; its modules load torch and compiled kernels.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ def warm_up() -> None:
         "locked",
         "slots",
         "replicated",
+        "private",
         "served",
         "lockstep",
         "staleness",

@@ -23,7 +23,7 @@ import numpy as np
 from paceline.errors import UsageError
 from paceline.memory.records import RECORD_DTYPE, without_waiting
 
-__all__ = ["RunData", "read_events", "write_events", "write_json", "write_text"]
+__all__ = ["RunData", "read_events", "save_events", "write_events", "write_json", "write_text"]
 
 _LINES_PER_CHUNK = 50_000
 _NAMES: tuple[str, ...] = RECORD_DTYPE.names or ()
@@ -61,11 +61,9 @@ class RunData:
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / "result.json").unlink(missing_ok=True)  # until all is written anew
         write_json(folder / "config.json", self.config)
-        written = _write_all_events(folder, self.records)
-        for path in folder.glob("events-*.jsonl"):
-            if path.name not in written and _EVENTS_FILE.fullmatch(path.name):
-                path.unlink()
+        save_events(folder, self.records)
         write_json(folder / "evaluations.json", self.evaluations)
         write_json(folder / "result.json", self.result)  # last: a folder with a result is complete
         return folder
@@ -107,8 +105,8 @@ def write_events(path: str | Path, records: np.ndarray) -> None:
     _write_atomically(Path(path), chain.from_iterable(map(_lines, chunks)))
 
 
-def _write_all_events(folder: Path, records: Mapping[int, np.ndarray]) -> set[str]:
-    """Writes the events of all workers; returns the names of the files that they are in."""
+def save_events(folder: Path, records: Mapping[int, np.ndarray]) -> None:
+    """Write the events of all workers into a run's folder, and remove other files of events that it has."""
     written: set[str] = set()
     shared = len(records) > _MOST_FILES
     for group in _groups(records, without_gaps=shared):
@@ -124,27 +122,44 @@ def _write_all_events(folder: Path, records: Mapping[int, np.ndarray]) -> set[st
             name = f"events-{worker_id}.jsonl"
             _write_atomically(folder / name, islice(lines, len(own)))
             written.add(name)
-    return written
+    for path in folder.glob("events-*.jsonl"):
+        if path.name not in written and _EVENTS_FILE.fullmatch(path.name):
+            path.unlink()
 
 
 def _read_all_events(folder: Path) -> dict[int, np.ndarray]:
-    """The events of each worker, in the workers' order, from the files of `_write_all_events`."""
+    """The events of each worker, in the workers' order, from the files of `save_events`."""
     records: dict[int, np.ndarray] = {}
     for path in folder.iterdir():
         match = _EVENTS_FILE.fullmatch(path.name)
         if match is None:
             continue
         first, last = int(match[1]), int(match[2] or match[1])
+        workers = range(first, last + 1)
+        if twice := [worker for worker in workers if worker in records]:
+            raise UsageError(
+                f"{path}: another file has events of worker {twice[0]}, too, as where saving was cut short: remove the older."
+            )
         if match[2] is None:
             records[first] = read_events(path)
             continue
-        rows, workers = _read_events(path, _shared_row, _SHARED_DTYPE), range(first, last + 1)
+        rows = _read_events(path, _shared_row, _SHARED_DTYPE)
         ends = np.searchsorted(rows["worker"], workers, side="right").tolist()
-        if (np.diff(rows["worker"]) < 0).any() or ends[-1] < len(rows) or (len(rows) and rows["worker"][0] < first):
-            raise UsageError(f"{path}: its lines are not those of workers {first} to {last} in their order.")
+        in_order = not (np.diff(rows["worker"]) < 0).any() and ends[-1] == len(rows)
+        if not in_order or (len(rows) and (rows["worker"][0] < first or not _is_whole(path))):
+            raise UsageError(
+                f"{path}: its lines are not those of workers {first} to {last} in their order, or not all."
+            )
         own = rows[list(_NAMES)].astype(RECORD_DTYPE)
         records |= {worker: own[begin:end] for worker, begin, end in zip(workers, [0, *ends], ends, strict=False)}
     return dict(sorted(records.items()))
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file ends with a line's end; one that ten thousand workers share was never written bit by bit."""
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
 
 
 def _check_dtype(records: np.ndarray) -> None:
@@ -153,7 +168,10 @@ def _check_dtype(records: np.ndarray) -> None:
 
 
 def _groups(records: Mapping[int, np.ndarray], *, without_gaps: bool) -> Iterator[list[tuple[int, np.ndarray]]]:
-    """Workers in their order, as many at a time as make up a chunk of lines; one with more is alone."""
+    """Workers in their order, as many at a time as make up a chunk of lines; one with more is alone.
+
+    Without gaps, a group ends where a worker's number is left out: its first and last say which workers it has.
+    """
     group: list[tuple[int, np.ndarray]] = []
     num_lines = 0
     for worker_id, own in sorted(records.items()):

@@ -36,9 +36,9 @@ class DistributedCollectives:
     addition is the ring's, not that of the ids. A reduce-scatter on the CPU adds up in the order of the ids: Gloo's own is an
     all-reduce, which sends twice as much, so the pieces go straight to their owners, who add them up.
 
-    A worker that is killed closes its connections, and its neighbours' operations fail at once. Whoever fails says so in
-    the store; the others look there while they wait, say that they are there, and stop as well. Who has said nothing is
-    missing. A worker that hangs is given up after `timeout_s`.
+    A worker that is killed closes its connections, and its neighbours' operations over Gloo fail at once; NCCL's do not fail,
+    so there a killed worker is given up as one that hangs is, after `timeout_s`. Whoever fails says so in the store; the
+    others look there while they wait, say that they are there, and stop as well. Who has said nothing is missing.
 
     Args:
         group: a process group of all workers whose own deadline is longer than `timeout_s`; None: the default one.
@@ -164,6 +164,8 @@ class DistributedCollectives:
                     raise self._lost(label, f"not within {self._timeout_s:g} s")
                 if self._others_gave_up():
                     raise self._lost(label, "another worker has given up")
+                if not in_slices and self._has_missed_somebody(work):
+                    raise self._lost(label, "another worker's loop has ended")
         finally:
             self.waited_s += time.perf_counter() - begun_s
 
@@ -172,6 +174,16 @@ class DistributedCollectives:
             return self._store.check(["gave up"])
         except RuntimeError:
             return True
+
+    def _has_missed_somebody(self, work: Any) -> bool:
+        """Whether a worker has left for good whom this operation waits for: it is not done soon after."""
+        others = [worker for worker in range(self._num_workers) if worker != self._worker_id]
+        if not any(self._store.check([f"left/{worker}"]) for worker in others):
+            return False
+        until_s = time.monotonic() + _ANSWER_S
+        while not work.is_completed() and time.monotonic() < until_s:
+            time.sleep(_BETWEEN_LOOKS_S)
+        return not work.is_completed()
 
     def _lost(self, label: str, why: object) -> WorkerLostError:
         """Tells the others, hears who is there, and says who is not."""

@@ -38,7 +38,13 @@ class Copy(Protocol):
 
 
 class DeviceCopies(Protocol):
-    """Copies between one device and the host, each way on a stream of its own."""
+    """Copies between one device and the host, each way on a stream of its own.
+
+    Attributes:
+        device_name: the device's own, that no other has.
+    """
+
+    device_name: str
 
     def pinned(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """A new vector (n,) in pinned memory of the host."""
@@ -53,7 +59,7 @@ class DeviceCopies(Protocol):
         ...
 
     def here(self) -> Callable[[], AbstractContextManager[Any]]:
-        """What makes this thread's current stream another thread's, too."""
+        """A function whose context managers make the stream that is current now another thread's, too."""
         ...
 
 
@@ -81,11 +87,13 @@ class CudaCopies:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self.device_name = str(torch.cuda.get_device_properties(device).uuid)
         self._down, self._up = torch.cuda.Stream(device), torch.cuda.Stream(device)
 
     def pinned(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """A new vector (n,) in pinned memory."""
-        return torch.empty(numel, dtype=dtype, pin_memory=True)
+        with torch.cuda.device(self._device):
+            return torch.empty(numel, dtype=dtype, pin_memory=True)
 
     def fetch(self, x: torch.Tensor, pinned: torch.Tensor) -> Copy:
         """Begins copying `x` (n,), as what the current stream has been given so far leaves it."""
@@ -103,17 +111,17 @@ class CudaCopies:
         return x, _CudaCopy(self._up.record_event(), x)
 
     def here(self) -> Callable[[], AbstractContextManager[Any]]:
-        """What makes this thread's current stream, and its GPU, another thread's."""
+        """A function whose context managers make the stream that is current now, and its GPU, another thread's, too."""
         stream = torch.cuda.current_stream(self._device)
         return lambda: torch.cuda.stream(stream)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _CudaCopy:
     """A copy that has been given to a stream."""
 
     event: Any  # torch.cuda.Event, which its type stubs give two names
-    x: torch.Tensor  # the vector on the GPU
+    x: torch.Tensor | None  # the vector on the GPU, until it is known who uses it
 
     def wait(self) -> None:
         """Waits on the host, without the interpreter's lock."""
@@ -125,17 +133,19 @@ class _CudaCopy:
 
     def precede(self) -> None:
         """The current stream waits for the copy, and the allocator for the current stream."""
+        assert self.x is not None
         stream = torch.cuda.current_stream(self.x.device)
         stream.wait_event(self.event)
         self.x.record_stream(stream)
+        self.x = None
 
 
 class StagedMailbox:
     """A mailbox for vectors of a device, over one for vectors of the host; implements `Mailbox`.
 
-    Costs per vector: one copy over the bus, which runs beside the computation, and one in the host's memory. `send` returns
-    when the vector has left the device: it waits for whatever the current stream has been given before. Every vector that
-    comes lies on the device.
+    Costs per vector: one copy over the bus and one in the host's memory. What comes is copied beside the computation. `send`
+    returns when the vector has left the device, for which the host waits until the current stream has done all that it was
+    given before: a program that holds a lock meanwhile holds up those who want it. Every vector that comes lies on the device.
 
     Args:
         inner: what sends and receives.
