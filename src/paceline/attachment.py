@@ -379,10 +379,10 @@ class Worker:
 
     def _newest(self) -> torch.Tensor:
         """A private copy of the newest parameters, for whatever the loop does outside its steps."""
-        if self._copy is None:
-            self._copy = self._session.binding.empty()
-        self._session.arena.shared.snapshot(self._copy)
-        return self._copy
+        x = self._copy if self._copy is not None else self._session.binding.empty()
+        self._copy = x
+        self._session.arena.shared.snapshot(x)
+        return x
 
     def _load_final(self) -> None:
         """Leaves the model with the newest parameters, not with those that its last gradient was computed at."""
