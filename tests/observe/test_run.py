@@ -9,6 +9,7 @@ from hypothesis.extra import numpy as hnp
 from paceline.errors import UsageError
 from paceline.memory.records import RECORD_DTYPE
 from paceline.observe.run import RunData, read_events, write_events, write_json
+from paceline.recording import keep_earlier_part
 
 from .synthetic import empty, make_run
 
@@ -84,6 +85,43 @@ def test_a_shared_file_with_somebody_elses_lines_is_refused(tmp_path, few_files,
         UsageError, match=r"events-0-3\.jsonl: its lines are not those of workers 0 to 3 in their order"
     ):
         RunData.load(tmp_path)
+
+
+def test_a_worker_with_events_in_two_files_is_refused(tmp_path, few_files):
+    make_run(workers=4, steps=5).save(tmp_path)
+    write_events(tmp_path / "events-2.jsonl", make_run(workers=4, steps=5).records[2])
+    with pytest.raises(UsageError, match="another file has events of worker 2, too"):
+        RunData.load(tmp_path)
+
+
+def test_a_shared_file_that_was_cut_short_is_refused(tmp_path, few_files):
+    """It is never written bit by bit, and whole workers would be missing without a word."""
+    make_run(workers=4, steps=5).save(tmp_path)
+    file = tmp_path / "events-0-3.jsonl"
+    file.write_text(file.read_text()[:-300])
+    with pytest.raises(UsageError, match=r"events-0-3\.jsonl: its lines are not those .* or not all"):
+        RunData.load(tmp_path)
+
+
+def test_while_a_run_is_saved_over_another_one_there_is_no_result(tmp_path, monkeypatch):
+    make_run(workers=2, steps=5).save(tmp_path)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("paceline.observe.run.save_events", killed)
+    with pytest.raises(KeyboardInterrupt):
+        make_run(workers=3, steps=5).save(tmp_path)
+    assert RunData.load(tmp_path).result == {}
+
+
+def test_what_a_resumed_run_keeps_of_its_earlier_part_is_in_no_other_file(tmp_path, few_files):
+    made = make_run(workers=4, steps=5)
+    made.save(tmp_path)
+    earlier = RunData(made.config, {}, {worker: own[:2] for worker, own in made.records.items()})
+    keep_earlier_part(tmp_path, earlier)
+    loaded = RunData.load(tmp_path)
+    assert all(same(loaded.records[worker], earlier.records[worker]) for worker in range(4))
 
 
 def test_a_damaged_line_of_a_shared_file_is_named(tmp_path, few_files):
