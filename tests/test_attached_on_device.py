@@ -122,8 +122,8 @@ def test_state_of_owned_pieces_stays_on_its_device():
         {name: (value.device.type, *value.shape) for name, value in one.items()} for one in optimizer.state.values()
     ]
     assert [one["exp_avg"] for one in shapes] == [("meta", 64), ("meta", 3)]
-    assert binding.empty().device.type == "meta"
-    view = binding.views(binding.empty())[0]
+    assert binding.zeros().device.type == "meta"
+    view = binding.views(binding.zeros())[0]
     kinds = owned._state_kinds()
     assert {value.device.type for value in kinds[0].values() if value.dim()} == {"meta"}
     assert _like(kinds[0]["exp_avg"], model.weight, view, 0.0).device.type == "meta"

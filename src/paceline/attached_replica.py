@@ -191,7 +191,7 @@ class AttachedReplica(BaseReplica):
     def g(self) -> torch.Tensor:
         """The gradient as one vector (P,), gathered when first asked for in a step."""
         if self._g is None:
-            self._g = torch.zeros(self.binding.num_elements, dtype=self.binding.dtype, device=self.binding.device)
+            self._g = self.binding.zeros()
         if not self._g_is_mine:
             self._g_is_mine = True
             if self._absent:
@@ -220,7 +220,7 @@ class AttachedReplica(BaseReplica):
         self._ready, self._finish = ready, finish
         if ready is not None and self._buckets is None:
             if self._g is None:
-                self._g = torch.zeros(self.binding.num_elements, dtype=self.binding.dtype, device=self.binding.device)
+                self._g = self.binding.zeros()
             self._buckets = GradientBuckets(self.binding, self._g, self._on_gradient)
         self._gradient_started_s = self._now_s()
         if self._absent:
@@ -396,5 +396,5 @@ class AttachedReplica(BaseReplica):
     def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
         """`after - before` (P,), in memory of its own: the gradients belong to the loop."""
         if self._g is None:
-            self._g = torch.zeros(self.binding.num_elements, dtype=self.binding.dtype, device=self.binding.device)
+            self._g = self.binding.zeros()
         return torch.sub(after, before, out=self._g)

@@ -379,7 +379,7 @@ class Worker:
 
     def _newest(self) -> torch.Tensor:
         """A private copy of the newest parameters, for whatever the loop does outside its steps."""
-        x = self._copy if self._copy is not None else self._session.binding.empty()
+        x = self._copy if self._copy is not None else self._session.binding.zeros()
         self._copy = x
         self._session.arena.shared.snapshot(x)
         return x

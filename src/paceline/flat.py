@@ -68,9 +68,9 @@ class FlatBinding:
         self._views: dict[int, list[torch.Tensor]] = {}
         self._bound: int | None = None
 
-    def empty(self) -> torch.Tensor:
-        """A new flat vector (P,), its values not set."""
-        return torch.empty(self.num_elements, dtype=self.dtype, device=self.device)
+    def zeros(self) -> torch.Tensor:
+        """A new flat vector (P,) where the parameters are."""
+        return torch.zeros(self.num_elements, dtype=self.dtype, device=self.device)
 
     def views(self, x: torch.Tensor) -> list[torch.Tensor]:
         """`x` (P,) cut into the parameters' shapes; made once per vector."""

@@ -95,7 +95,7 @@ class OwnedPieces:
         kinds = self._state_kinds()
         names = sorted({name for kind in kinds for name in kind})
         for name in names:
-            x = torch.zeros(self._binding.num_elements, dtype=self._binding.dtype, device=self._binding.device)
+            x = self._binding.zeros()
             numbers = torch.zeros(len(parameters), dtype=torch.float64)
             for index, (p, span) in enumerate(zip(parameters, self._spans, strict=True)):
                 value = self._optimizer.state[p].get(name) if span is not None else None
@@ -135,8 +135,7 @@ class OwnedPieces:
         state = self._optimizer.state[parameter]
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and value.dim() and value.shape == parameter.shape:
-                like_parameter = {"dtype": value.dtype, "device": value.device}
-                memory = torch.empty_strided(value.shape, parameter.stride(), **like_parameter).copy_(value)
+                memory = value.new_empty_strided(value.shape, parameter.stride()).copy_(value)
                 state[name] = memory.as_strided((value.numel(),), (1,))[span.begin : span.end].clone()
 
 
@@ -155,5 +154,5 @@ def _like(kind: Any, parameter: nn.Parameter, view: torch.Tensor, number: float)
     if not isinstance(kind, torch.Tensor):
         return type(kind)(number)
     if kind.dim():
-        return torch.empty_strided(parameter.shape, view.stride(), dtype=kind.dtype, device=view.device).copy_(view)
-    return torch.tensor(number, dtype=kind.dtype, device=kind.device)
+        return kind.new_empty_strided(parameter.shape, view.stride()).copy_(view)
+    return kind.new_tensor(number)

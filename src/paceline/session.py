@@ -200,7 +200,7 @@ class Session:
             extra=hello.extra,
         )
         arena = Arena(Segment.create(plan.size_bytes), plan, participant_id=self.worker_id if served else 0)
-        x = self.binding.empty()
+        x = self.binding.zeros()
         self.binding.read(x)
         if self._copies is not None:
             arena.shared = PrivateVector(x, self._initial_version)

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
@@ -113,8 +113,12 @@ def save_events(folder: Path, records: Mapping[int, np.ndarray]) -> None:
         workers = [worker_id for worker_id, _ in group]
         rows = np.concatenate([own for _, own in group], dtype=RECORD_DTYPE)
         if shared:
+            named = np.empty(len(rows), _SHARED_DTYPE)
+            named["worker"] = np.repeat(workers, [len(own) for _, own in group])
+            for column in _NAMES:
+                named[column] = rows[column]
             name = f"events-{workers[0]}-{workers[-1]}.jsonl"
-            _write_atomically(folder / name, _lines(rows, np.repeat(workers, [len(own) for _, own in group])))
+            _write_atomically(folder / name, _lines(named))
             written.add(name)
             continue
         lines = _lines(rows)
@@ -143,7 +147,7 @@ def _read_all_events(folder: Path) -> dict[int, np.ndarray]:
         if match[2] is None:
             records[first] = read_events(path)
             continue
-        rows = _read_events(path, _shared_row, _SHARED_DTYPE)
+        rows = _read_events(path, _SHARED_DTYPE)
         ends = np.searchsorted(rows["worker"], workers, side="right").tolist()
         in_order = not (np.diff(rows["worker"]) < 0).any() and ends[-1] == len(rows)
         if not in_order or (len(rows) and (rows["worker"][0] < first or not _is_whole(path))):
@@ -186,15 +190,11 @@ def _groups(records: Mapping[int, np.ndarray], *, without_gaps: bool) -> Iterato
         yield group
 
 
-def _lines(records: np.ndarray, workers: np.ndarray | None = None) -> Iterator[str]:
-    """One line per record, with its worker if that is given.
-
-    Most of its time is writing numbers so that they round-trip: each is written once per column.
-    """
+def _lines(records: np.ndarray) -> Iterator[str]:
+    """One line per record. Most of its time is writing numbers so that they round-trip: each is written once per column."""
     columns, parts = [], []
-    named = {} if workers is None else {"worker": workers}
-    for name, column in chain(named.items(), ((name, records[name]) for name in _NAMES)):
-        values = np.ascontiguousarray(column)
+    for name in records.dtype.names or ():
+        values = np.ascontiguousarray(records[name])
         distinct, of_each = np.unique(
             values.view(np.int64), return_inverse=True
         )  # by bits: NaNs are equal, zeros differ
@@ -226,10 +226,10 @@ def read_events(path: str | Path) -> np.ndarray:
     Raises:
         UsageError: another line is not an event; the message names file and line.
     """
-    return _read_events(Path(path), _row, RECORD_DTYPE)
+    return _read_events(Path(path), RECORD_DTYPE)
 
 
-def _read_events(path: Path, to_row: Callable[[dict[str, Any]], tuple[float, ...]], dtype: np.dtype[Any]) -> np.ndarray:
+def _read_events(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
     lines = path.read_text(encoding="utf-8").split("\n")
     unfinished = lines.pop()
     with suppress(ValueError):
@@ -239,29 +239,23 @@ def _read_events(path: Path, to_row: Callable[[dict[str, Any]], tuple[float, ...
     for at in range(0, len(lines), _LINES_PER_CHUNK):
         chunk = lines[at : at + _LINES_PER_CHUNK]
         try:
-            rows = [to_row(event) for event in json.loads("[" + ",".join(chunk) + "]")]
+            rows = [_row(event, dtype) for event in json.loads("[" + ",".join(chunk) + "]")]
             if len(rows) != len(chunk):
                 raise ValueError("a line holds more or less than one event")
         except (ValueError, KeyError, TypeError):
-            raise _damaged(path, chunk, at, to_row, dtype) from None
+            raise _damaged(path, chunk, at, dtype) from None
         records[at : at + len(chunk)] = rows
     return records
 
 
-def _row(event: dict[str, Any]) -> tuple[float, ...]:
-    return tuple(math.nan if (value := event[name]) is None else value for name in _NAMES)
+def _row(event: dict[str, Any], dtype: np.dtype[Any]) -> tuple[float, ...]:
+    return tuple(math.nan if (value := event[name]) is None else value for name in dtype.names or ())
 
 
-def _shared_row(event: dict[str, Any]) -> tuple[float, ...]:
-    return (event["worker"], *_row(event))
-
-
-def _damaged(
-    path: Path, lines: list[str], lines_before: int, to_row: Callable[..., tuple[float, ...]], dtype: np.dtype[Any]
-) -> UsageError:
+def _damaged(path: Path, lines: list[str], lines_before: int, dtype: np.dtype[Any]) -> UsageError:
     for number, line in enumerate(lines, start=lines_before + 1):
         try:
-            np.array(to_row(json.loads(line)), dtype)
+            np.array(_row(json.loads(line), dtype), dtype)
         except KeyError as missing:
             return UsageError(f"{path}, line {number}: the event has no {missing}.")
         except (ValueError, TypeError):
