@@ -7,11 +7,12 @@ BIN := $(VENV)/bin
 PACELINE_DATA ?= $(abspath $(wildcard ../shared/data))
 export PACELINE_DATA
 
-.PHONY: help run test soak lint bench clean
+.PHONY: help run test quick soak lint bench clean
 
 help:
 	@echo "make run    install into .venv, train digits with six algorithms, compare them; then one slow worker, next to DDP"
 	@echo "make test   every test, in a quarter to half an hour on two cores"
+	@echo "make quick  the tests that need no worker processes: some two minutes"
 	@echo "make soak   marathons: workers killed again and again"
 	@echo "make lint   ruff, pyright, import-linter"
 	@echo "make bench  speed against plain PyTorch loops, as ratios"
@@ -25,6 +26,10 @@ run: $(VENV)/installed
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -m "not soak" -n auto --maxprocesses 2 --dist loadfile
+
+quick: $(VENV)/installed
+	$(BIN)/python -m pytest -m "not soak" -n auto --maxprocesses 2 --dist loadfile \
+	  --ignore tests/contracts --ignore tests/documentation --ignore tests/processes
 
 soak: $(VENV)/installed
 	$(BIN)/python -m pytest -m soak --timeout 3600 -v

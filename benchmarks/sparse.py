@@ -277,7 +277,8 @@ def memory(rows: int, pairs: int) -> list[str]:
 
 def news(rows: int, pairs: int) -> list[str]:
     """AG's News, TF-IDF, one against the rest: accuracy beside SGDClassifier's."""
-    if not os.environ.get("PACELINE_DATA"):
+    folder = Path(os.environ.get("PACELINE_DATA", "")) / "ag_news"
+    if not folder.is_dir():
         return []
     import csv
     import gzip
@@ -286,7 +287,7 @@ def news(rows: int, pairs: int) -> list[str]:
 
     parts = []
     for name in ("train", "test"):
-        with gzip.open(Path(os.environ["PACELINE_DATA"]) / "ag_news" / f"{name}.csv.gz", "rt", newline="") as text:
+        with gzip.open(folder / f"{name}.csv.gz", "rt", newline="") as text:
             parts.append(list(zip(*((row["content"], row["label"]) for row in csv.DictReader(text)), strict=True)))
     vectorizer = TfidfVectorizer(sublinear_tf=True)
     X, X_test = vectorizer.fit_transform(parts[0][0]), vectorizer.transform(parts[1][0])

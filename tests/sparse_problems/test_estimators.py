@@ -2,11 +2,9 @@
 
 import csv
 import gzip
-import os
 import pickle
 import tracemalloc
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,8 +17,10 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+import real_data
 from paceline.errors import UsageError
 from paceline.sklearn import HogwildClassifier, HogwildRegressor
+from real_data import needs_ag_news
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +29,11 @@ def two_classes():
     return StandardScaler().fit_transform(X), y
 
 
-@pytest.mark.skipif("PACELINE_DATA" not in os.environ, reason="PACELINE_DATA names no folder with ag_news")
+@needs_ag_news
 def test_ag_news_within_0_3_points_of_scikit_learn():
     texts = []
     for part in ("train", "test"):
-        with gzip.open(Path(os.environ["PACELINE_DATA"]) / "ag_news" / f"{part}.csv.gz", "rt", newline="") as lines:
+        with gzip.open(real_data.FOLDER / "ag_news" / f"{part}.csv.gz", "rt", newline="") as lines:
             texts.append(list(zip(*((row["content"], row["label"]) for row in csv.DictReader(lines)), strict=True)))
     (words, labels), (new_words, new_labels) = texts
     ours = make_pipeline(TfidfVectorizer(sublinear_tf=True), HogwildClassifier(n_jobs=2, random_state=0))

@@ -1,14 +1,9 @@
-import os
-
 import pytest
 import torch
 
 from paceline.batches import BatchPlan
 from paceline.tasks import BUILT_IN, fetch, load_task
-
-NEEDS_DATA = pytest.mark.skipif(
-    not os.environ.get("PACELINE_DATA"), reason="set PACELINE_DATA to a folder with MNIST and CIFAR-10"
-)
+from real_data import needs_cifar10, needs_mnist
 
 
 def train(task, *, steps=None, epochs=None, seed=0):
@@ -60,12 +55,12 @@ def test_digits_mlp_reaches_96_percent_with_plain_sgd(seed):
     assert train(task, epochs=task.epochs, seed=seed)["accuracy"] >= 0.96
 
 
-@NEEDS_DATA
+@needs_mnist
 @pytest.mark.parametrize(("name", "steps", "least"), [("mnist-mlp", 600, 0.85), ("mnist-cnn", 300, 0.85)])
 def test_mnist_learns(name, steps, least):
     assert train(load_task(name), steps=steps)["accuracy"] > least
 
 
-@NEEDS_DATA
+@needs_cifar10
 def test_cifar10_learns():
     assert train(load_task("cifar10-cnn"), steps=240)["accuracy"] > 0.2
