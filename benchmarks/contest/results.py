@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 
 from contest.course import num_samples
-from contest.methods import METHODS
+from contest.methods import LEADING, METHODS
 from contest.tables import DISTURBED, SCENES, Record, lead, of, table
 from paceline.system import machine, versions
 
@@ -78,26 +78,22 @@ def markdown(records: Sequence[Record], target: float, peers: str) -> str:
 
 
 def summary(records: Sequence[Record], target: float) -> str:
-    """What the README says: who of ours and who of the others was first where workers are not alike."""
+    """What the README says: our leading method beside the fastest of the others, in every scene that both have run in."""
+    peers = [name for name, method in METHODS.items() if method.system != "Paceline"]
     said = []
-    for scene in ("slow", "killed"):
+    for scene, title in SCENES.items():
         found = lead(records, scene)
         if found is None:
             continue
-        own, own_s, peer, peer_s = found
-        numbers = [len(of(records, scene=scene, method=name)) for name in (own, peer)]
-        title = SCENES[scene].format(factor=records[0]["slow_factor"])
-        peers = [name for name, method in METHODS.items() if method.system != "Paceline"]
-        there = [name for name in peers if of(records, scene=scene, method=name)]
-        which = f"the fastest of the others, {peer},"
-        if len(there) < len(peers):
-            which = f"the fastest of the {len(there)} others measured so far, {peer},"
-        if len(there) == 1:
-            which = f"{peer}, the only one measured so far of {len(peers)} others,"
-        runs = "one run of each" if max(numbers) == 1 else f"medians of {numbers[0]} runs"
-        if numbers[0] != numbers[1]:
-            runs = " against ".join("one run" if number == 1 else f"the median of {number}" for number in numbers)
-        said.append(f"{title}: `{own}` reached {100 * target:g} % {_when(own_s)}, {which} {_when(peer_s)} ({runs}).")
+        own_s, peer, peer_s = found
+        numbers = [len(of(records, scene=scene, method=name)) for name in (LEADING, peer)]
+        runs = "one run of each" if max(numbers) == 1 else f"medians of {numbers[0]} and {numbers[1]} runs"
+        there = sum(bool(of(records, scene=scene, method=name)) for name in peers)
+        others = f"{there} others" if there == len(peers) else f"{there} others measured so far, of {len(peers)}"
+        said.append(
+            f"{title.format(factor=records[0]['slow_factor'])}: `{LEADING}` reached {100 * target:g} % {_when(own_s)}, the"
+            f" fastest of the {others}, {peer}, {_when(peer_s)} ({runs})."
+        )
     return " ".join(said)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Any
 
-from contest.methods import METHODS
+from contest.methods import LEADING, METHODS
 
 Record = dict[str, Any]
 
@@ -85,15 +85,18 @@ def table(records: Sequence[Record], scene: str, target: float) -> list[str]:
     return rows
 
 
-def lead(records: Sequence[Record], scene: str) -> tuple[str, float, str, float] | None:
-    """Our fastest method to the target and its median, and the fastest peer and its; None where one of the two is missing."""
-    best: dict[bool, tuple[str, float]] = {}
-    for name, method in METHODS.items():
-        own = of(records, scene=scene, method=name)
-        if own:
-            key, value = method.system == "Paceline", median(times(own))
-            best[key] = min(best.get(key, (name, math.inf)), (name, value), key=lambda one: one[1])
-    return (*best[True], *best[False]) if len(best) == 2 else None
+def lead(records: Sequence[Record], scene: str) -> tuple[float, str, float] | None:
+    """Our leading method's median time to the target, the fastest peer and its; None where one of the two is missing."""
+    own = of(records, scene=scene, method=LEADING)
+    peers = {
+        name: median(times(of(records, scene=scene, method=name)))
+        for name, method in METHODS.items()
+        if method.system != "Paceline" and of(records, scene=scene, method=name)
+    }
+    if not own or not peers:
+        return None
+    fastest = min(peers, key=lambda name: peers[name])
+    return median(times(own)), fastest, peers[fastest]
 
 
 def median_run(records: Sequence[Record], scene: str, method: str) -> Record | None:
