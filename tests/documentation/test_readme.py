@@ -1,5 +1,6 @@
 """Every code block of the README does what the README says."""
 
+import inspect
 import json
 import re
 import shlex
@@ -7,6 +8,7 @@ import subprocess
 
 import pytest
 
+from paceline.integrations import sklearn as sklearn_estimators
 from paceline.tasks.load import BUILT_IN
 
 from .conftest import ROOT
@@ -102,6 +104,21 @@ def test_the_first_picture_and_what_is_said_of_it_are_the_head_to_head_s(monkeyp
             assert "\n".join(tables.table(records, scene, target)) in page
     for theme, text in picture.pictures(records, target).items():
         assert (ROOT / "docs" / f"head-to-head-{theme}.svg").read_text() == text
+
+
+def test_the_sparse_default_is_told_from_the_paper_s_hogwild_with_the_benchmark_s_figures():
+    page = (ROOT / "benchmarks" / "results" / "sparse.md").read_text()
+    gains = {
+        (data, how): re.search(rf"^\| {data}: 2 threads, {how}, .*?\*\*([\d.]+)\*\*", page, re.MULTILINE)[1]
+        for data in ("skewed data", "no hot features")
+        for how in ("copies merged", "all shared")
+    }
+    assert len(gains) == 4
+    for text in (TEXT, sklearn_estimators.__doc__):
+        about = text[text.index("Differences from the Hogwild! paper") :][:900]
+        assert all(gain in about for gain in gains.values()), gains
+        assert 'discipline="shared"' in about
+    assert inspect.signature(sklearn_estimators.HogwildClassifier).parameters["discipline"].default == "copies"
 
 
 def test_links_and_names_exist():
