@@ -8,16 +8,18 @@ import threading
 import time
 from pathlib import Path
 
+import forked
+
 DEADLINE_S = 10.0
 
 
 def start_fork_server():
     """It lives as long as the tests do, as in a user's program, so it counts as no leftover."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["paceline.preload"])
+    context.set_forkserver_preload(list(forked.PRELOAD))
     process = context.Process(target=os.getpid)
     process.start()
-    process.join(120)
+    process.join()
     process.close()
     multiprocessing.resource_tracker.ensure_running()
     gc.collect()
@@ -88,7 +90,7 @@ def assert_nothing_new(before):
     assert not left, "\n".join(f"{kind}: {sorted(what)}" for kind, what in left.items())
 
 
-def wait_until(condition, what, deadline_s=60.0):
+def wait_until(condition, what, deadline_s=forked.AGAINST_HANGS_S):
     """Polls something that this process cannot be told about: another process's end, a file."""
     until_s = time.monotonic() + deadline_s
     while not condition():

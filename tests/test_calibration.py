@@ -4,12 +4,11 @@ import dataclasses
 import json
 import math
 import random
-import subprocess
-import sys
 
 import pytest
 from typer.testing import CliRunner
 
+import forked
 import paceline as pl
 from paceline.calibration import Calibration, as_cluster, write
 from paceline.cli.app import app
@@ -156,12 +155,8 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
     assert [one.name for one in tmp_path.iterdir()] == ["here.toml"]
 
 
-def test_calibrate_then_simulate(tmp_path):
-    code = "from paceline.cli.app import main; main()"
-    words = ["calibrate", "--quick", "--out", "here.toml", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, timeout=150
-    )
+def test_calibrate_then_simulate(tmp_path, fork_server):
+    done = forked.run(["-m", "paceline", "calibrate", "--quick", "--out", "here.toml", "--json"], tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Measuring messages between two processes" in done.stderr
     measured = json.loads(done.stdout.splitlines()[-1])["measured"]

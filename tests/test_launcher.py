@@ -7,22 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-import leftovers
 import paceline as pl
 from contracts.runs import run_function
 from paceline import checkpoint
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _fork_server():
-    leftovers.start_fork_server()
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left(_fork_server):
-    before = leftovers.everything()
-    yield
-    leftovers.assert_nothing_new(before)
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 class Loop:

@@ -16,14 +16,6 @@ Y = (X[:, :1] > 0).float()
 DATA = torch.utils.data.TensorDataset(X, Y)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class Loop:
     """A classifier of two classes, with dropout and batch normalisation; keeps what `evaluate` was given, and the ends."""
 

@@ -6,23 +6,12 @@ from unittest import mock
 import numpy as np
 import pytest
 
-import leftovers
 import paceline as pl
 from contracts.runs import run_task
 from contracts.table import ROWS, rows
 from paceline.config import TrainConfig
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _fork_server():
-    leftovers.start_fork_server()
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left(_fork_server):
-    before = leftovers.everything()
-    yield
-    leftovers.assert_nothing_new(before)
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 @rows()

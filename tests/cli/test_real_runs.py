@@ -1,14 +1,16 @@
 """The command with real workers, as a user's shell would start it."""
 
 import json
-import subprocess
-import sys
+
+import pytest
+
+import forked
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def paceline(*words, folder):
-    code = "from paceline.cli.app import main; main()"
-    command = [sys.executable, "-c", code, *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=150)
+    return forked.run(["-m", "paceline", *words], folder)
 
 
 def test_train_then_resume(tmp_path):

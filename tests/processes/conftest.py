@@ -3,18 +3,6 @@
 import signal
 
 import pytest
-import torch
-
-import leftovers
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _fork_server():
-    import paceline.training  # noqa: F401  (before the collector is told that what is loaded stays)
-    from paceline.tasks.load import load_task
-
-    load_task("digits-mlp").load()
-    leftovers.start_fork_server()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,10 +14,5 @@ def _ctrl_c():
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left():
-    intra_op_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    before = leftovers.everything()
-    yield
-    leftovers.assert_nothing_new(before)
-    torch.set_num_threads(intra_op_threads)
+def _nothing_left(nothing_left):
+    pass

@@ -7,31 +7,32 @@ import subprocess
 import sys
 import textwrap
 
+import forked
+
 
 @contextlib.contextmanager
-def started(folder, source, *arguments, **environment):
-    """The running program; whatever becomes of the test, its process group is gone afterwards."""
-    process = start(folder, source, *arguments, **environment)
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
-def start(folder, source, *arguments, **environment):
+def started(folder, source, *arguments, anew=False):
+    """The running program, forked or `anew`; whatever becomes of the test, its process group is gone afterwards."""
     script = folder / "script.py"
     script.write_text(textwrap.dedent(source))
-    return subprocess.Popen(
+    if not anew:
+        with forked.Python([script, *arguments], folder) as process:
+            yield process
+        return
+    process = subprocess.Popen(
         [sys.executable, "-W", "error", script, *map(str, arguments)],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={**os.environ, **environment},
     )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 COMMAND = """

@@ -4,11 +4,10 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
+import forked
 import leftovers
 from paceline.observe.run import RunData
 from processes.join_programs import free_address
@@ -52,11 +51,8 @@ class Machines:
         (folder / "script.py").write_text(SCRIPT)
 
     def launch(self, name, *options):
-        command = [
-            *(sys.executable, "-c", "from paceline.cli.app import main; main()", "launch", *options),
-            *("--out", str(self.folder / name), "--json", "--", str(self.folder / "script.py"), str(self.folder)),
-        ]
-        agent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder)
+        words = ["launch", *options, "--out", name, "--json", "--", "script.py", self.folder]
+        agent = forked.Python(["-m", "paceline", *words], self.folder)
         self.agents.append(agent)
         return agent
 
@@ -66,19 +62,18 @@ class Machines:
         return {int(name.split("-")[1]): int(name.split("-")[2]) for _, name in found}
 
     def wait_for(self, pattern, number=1):
-        leftovers.wait_until(lambda: len(list(self.folder.glob(pattern))) >= number, pattern, 120)
+        leftovers.wait_until(lambda: len(list(self.folder.glob(pattern))) >= number, pattern)
 
     def finish(self):
         (self.folder / "done").touch()
 
     def end(self):
-        for agent in self.agents:
-            agent.kill()
-        for pid in (int(path.name.split("-")[2]) for path in self.folder.glob("in-*")):
+        attached = {int(path.name.split("-")[2]) for path in self.folder.glob("in-*")}
+        for pid in attached.union(*(leftovers.descendants(agent.pid) for agent in self.agents)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for agent in self.agents:
-            agent.communicate()
+            agent.__exit__()
 
 
 @pytest.fixture
@@ -91,9 +86,9 @@ def machines(tmp_path):
 def test_two_agents_one_is_killed_and_so_is_a_worker_of_the_other(machines):
     """The killed agent holds the join point; its workers go on without it."""
     address = free_address()
-    first = machines.launch("first", "--join", address, "--workers", "2", "--of", "4", "--deadline", "60")
-    leftovers.wait_until(lambda: list(machines.folder.glob("in-*")) or _listens(address), "the join point", 60)
-    second = machines.launch("second", "--join", address, "--workers", "2", "--deadline", "60")
+    first = machines.launch("first", "--join", address, "--workers", "2", "--of", "4", "--deadline", "590")
+    leftovers.wait_until(lambda: list(machines.folder.glob("in-*")) or _listens(address), "the join point")
+    second = machines.launch("second", "--join", address, "--workers", "2", "--deadline", "590")
     machines.wait_for("in-*", 4)
     machines.wait_for("steps-*-50", 4)
     written = {one["worker"]: one for one in map(_read, (machines.folder / "second").glob("worker-*.json"))}
@@ -103,7 +98,7 @@ def test_two_agents_one_is_killed_and_so_is_a_worker_of_the_other(machines):
     os.kill(written[victim]["pid"], signal.SIGKILL)
     machines.wait_for("steps-*-250", 3)
     machines.finish()
-    output, errors = second.communicate(timeout=120)
+    output, errors = second.communicate(forked.AGAINST_HANGS_S)
     assert second.returncode == 0, errors
     machines.wait_for("out-*", 3)
     models = {path.read_text() for path in machines.folder.glob("out-*")}
@@ -122,14 +117,14 @@ def test_two_agents_one_is_killed_and_so_is_a_worker_of_the_other(machines):
 
 
 def test_a_dead_worker_is_replaced_if_asked_for(machines):
-    agent = machines.launch("run", "--workers", "2", "--restarts", "1", "--deadline", "60")
+    agent = machines.launch("run", "--workers", "2", "--restarts", "1", "--deadline", "590")
     machines.wait_for("steps-*-50", 2)
     victim = machines.workers()[0]
     os.kill(victim, signal.SIGKILL)
     machines.wait_for("in-0-*", 2)
     machines.wait_for(f"steps-{machines.workers()[0]}-50")
     machines.finish()
-    output, errors = agent.communicate(timeout=120)
+    output, errors = agent.communicate(forked.AGAINST_HANGS_S)
     assert agent.returncode == 0, errors
     assert "Worker 0 was ended by signal 9. Another one starts in its place." in errors
     result = json.loads(output.splitlines()[-1])

@@ -5,12 +5,10 @@ import re
 
 import pytest
 
-import paceline.__main__
+import forked
 from paceline.simulator import Cluster
-from processes import forked
-from processes.test_torchrun import free_port
+from processes.test_torchrun import ended, free_port
 
-DEADLINE_S = 60
 TASK = """
 import os, signal, time
 import torch
@@ -48,7 +46,7 @@ def calibrate(tmp_path):
     (tmp_path / "out").mkdir()
 
     def run(*environments, of=3, options=()):
-        words = ["calibrate", "--quick", "--json", "--task", f"{tmp_path / 'task.py'}:task"]
+        words = ["-m", "paceline", "calibrate", "--quick", "--json", "--task", f"{tmp_path / 'task.py'}:task"]
         words += ["--out", str(tmp_path / "out" / "cluster.toml"), *options]
         port = free_port()
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(of), "OMP_NUM_THREADS": "1"}
@@ -56,8 +54,8 @@ def calibrate(tmp_path):
             {**common, "RANK": str(rank), "STEP_S": "0.015", **environment}
             for rank, environment in enumerate(environments)
         ]
-        with forked.running(paceline.__main__.__file__, words, given, tmp_path) as started:
-            return [forked.ended(one, number, tmp_path, DEADLINE_S) for number, one in enumerate(started)]
+        with forked.running(words, given) as started:
+            return [ended(one) for one in started]
 
     return run
 

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+import forked
 import leftovers
 import paceline as pl
 from paceline.config import TrainConfig
@@ -16,7 +17,7 @@ ENDLESS = 100_000  # epochs
 
 
 def end(process):
-    return process.communicate(timeout=240)
+    return process.communicate(timeout=forked.AGAINST_HANGS_S)
 
 
 def checkpoints(folder):
@@ -43,7 +44,7 @@ def test_ctrl_c(algorithm, whole_group, tmp_path):
     words = ["train", "--epochs", ENDLESS, "--workers", 3, "--out", "run", "--algorithm", algorithm]
     folder = tmp_path / "run"
     spool = folder / "events-1.bin"
-    with started(tmp_path, COMMAND, *words) as process:
+    with started(tmp_path, COMMAND, *words, anew=not whole_group) as process:
         leftovers.wait_until(lambda: spool.exists() and spool.stat().st_size > 160 * 400, "400 steps of worker 1")
         family = leftovers.descendants(process.pid)
         assert len(family) >= 4  # fork server and three workers

@@ -1,24 +1,22 @@
 """`attach` in workers that another launcher started."""
 
-import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 
+import forked
 import paceline as pl
 from paceline.environment import current_environment
-from processes import forked, torchrun_programs
+from processes import torchrun_programs
 
 PROGRAMS = Path(torchrun_programs.__file__)
-DEADLINE_S = 300
 no_nccl = pytest.mark.skipif(torch.distributed.is_nccl_available(), reason="this PyTorch has NCCL")
 
 
@@ -45,35 +43,27 @@ def run(program, num_workers, names=("RANK", "WORLD_SIZE"), wait_for=None, **env
     if names[0] != "RANK":
         for one in environments:
             one["PACELINE_TEST_RANK"] = one.pop("RANK")
-    with (
-        tempfile.TemporaryDirectory() as name,
-        forked.running(PROGRAMS, [program], environments, Path(name)) as started,
-    ):
+    with forked.running([PROGRAMS, program], environments) as started:
         ranks = wait_for if wait_for is not None else range(num_workers)
-        return {rank: forked.ended(started[rank], rank, Path(name), DEADLINE_S) for rank in ranks}
+        return {rank: ended(started[rank]) for rank in ranks}
 
 
-def torchrun(program, num_workers, *options, **environment):
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_workers}"),
-        *options,
-        *(str(PROGRAMS), program),
-    ]
-    process = subprocess.Popen(
-        command,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, errors = process.communicate(timeout=DEADLINE_S)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+def ended(process):
+    output, errors = process.communicate(forked.AGAINST_HANGS_S)
     return process.returncode, output, errors
+
+
+def torchrun(program, num_workers, *options, anew=False, **environment):
+    """(code, output, errors) of torchrun; its workers are forked, with PyTorch loaded, or start `anew`, as by default."""
+    words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_workers}", *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    if anew:
+        command = [sys.executable, *words, str(PROGRAMS), program]
+        limit_s = forked.AGAINST_HANGS_S
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit_s)
+    else:
+        done = forked.run([*words, PROGRAMS, program], environment=environment)
+    return done.returncode, done.stdout, done.stderr
 
 
 def reports(output):
@@ -93,7 +83,7 @@ def check_training(found, num_workers, clips=True):
 @pytest.mark.parametrize("algorithm", [None, "all-reduce"])
 def test_a_public_style_loop_under_torchrun_is_one_with_bigger_batches(algorithm):
     environment = {} if algorithm is None else {"PACELINE_ALGORITHM": algorithm}
-    code, output, errors = torchrun("train", 2, **environment)
+    code, output, errors = torchrun("train", 2, anew=algorithm is None, **environment)
     assert code == 0, errors
     check_training(reports(output), 2)
     assert {one["algorithm"] for one in reports(output)} == {algorithm or "all-reduce"}

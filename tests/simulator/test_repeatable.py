@@ -10,17 +10,48 @@ import torch
 from typer.testing import CliRunner
 
 import paceline as pl
+from forked import AGAINST_HANGS_S
 from paceline.cli.app import app
 from paceline.simulator import Cluster, Normal
 
+LEASHED = "--algorithm leashed(backoff=exponential) --workers 4 --slow 0:10 --steps 20 --optimizer adam --json"
+GOSSIP = "--algorithm ad-psgd(topology=complete) --workers 5 --slow 0:10 --slow-link 1-2:20 --steps 20 --json"
+TWO_COMMANDS = """
+import sys
+from typer.testing import CliRunner
+from paceline.cli.app import app
 
-def simulate(folder, *words, hash_seed="0"):
-    code = "from paceline.cli.app import main; main()"
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-    command = [sys.executable, "-c", code, "simulate", *words, "--out", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, env=environment)
-    assert done.returncode == 0, done.stderr
-    return done
+for line in sys.stdin.read().splitlines():
+    done = CliRunner().invoke(app, line.split())
+    assert done.exit_code == 0, done.output
+    print(done.stdout.splitlines()[-1])
+"""
+
+
+def simulate(folder, words, seed):
+    """The result, as the command prints it."""
+    done = CliRunner().invoke(app, ["simulate", *words.split(), "--seed", str(seed), "--out", str(folder)])
+    assert done.exit_code == 0, done.output
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """Both commands in a process with another hash seed: their folders, and what they printed."""
+    folders = [tmp_path_factory.mktemp("run") / name for name in ("leashed", "gossip")]
+    lines = [
+        f"simulate {words} --seed 1 --out {folder}" for folder, words in zip(folders, (LEASHED, GOSSIP), strict=True)
+    ]
+    printed = subprocess.run(
+        [sys.executable, "-c", TWO_COMMANDS],
+        input="\n".join(lines),
+        env={**os.environ, "PYTHONHASHSEED": "12345"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=AGAINST_HANGS_S,
+    ).stdout.splitlines()
+    return dict(zip((LEASHED, GOSSIP), zip(folders, printed, strict=True), strict=True))
 
 
 def files(folder):
@@ -28,42 +59,20 @@ def files(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in ("host.json", "report.html")}
 
 
-def test_command_twice_and_under_another_hash_seed(tmp_path):
-    words = "--algorithm leashed(backoff=exponential) --workers 4 --slow 0:10 --steps 20 --optimizer adam"
-    done = simulate(tmp_path / "a", *words.split(), "--seed", "1", "--json")
-    assert json.loads(done.stdout.splitlines()[-1]) == json.loads((tmp_path / "a" / "result.json").read_text())
-    simulate(tmp_path / "b", *words.split(), "--seed", "1", hash_seed="12345")
-    first, again = files(tmp_path / "a"), files(tmp_path / "b")
-    assert sorted(first) == sorted(again)
-    assert [name for name in first if first[name] != again[name]] == []
-    assert (tmp_path / "a" / "host.json").is_file()
-    assert str(tmp_path).encode() not in b"".join(first.values())
-
-
-def test_gossip_twice_and_under_another_hash_seed(tmp_path):
-    words = [
-        "--algorithm",
-        "ad-psgd(topology=complete)",
-        "--workers",
-        "5",
-        "--slow",
-        "0:10",
-        "--slow-link",
-        "1-2:20",
-        "--steps",
-        "20",
-        "--json",
-    ]
-    lines = [
-        simulate(tmp_path / name, *words, "--seed", seed, hash_seed=hash_seed).stdout.splitlines()[-1]
-        for name, seed, hash_seed in (("a", "1", "0"), ("b", "1", "12345"), ("c", "2", "0"))
-    ]
-    assert lines[0] == lines[1] != lines[2]
-    first, again, other = (files(tmp_path / name) for name in "abc")
+@pytest.mark.parametrize("words", [LEASHED, GOSSIP], ids=["leashed", "ad-psgd"])
+def test_a_command_twice_and_under_another_hash_seed(words, elsewhere, tmp_path):
+    folder, printed = elsewhere[words]
+    here = simulate(tmp_path / "here", words, seed=1)
+    assert json.loads(here) == json.loads((tmp_path / "here" / "result.json").read_text())
+    assert here == printed != simulate(tmp_path / "other", words, seed=2)
+    first, again, other = files(folder), files(tmp_path / "here"), files(tmp_path / "other")
     assert sorted(first) == sorted(again)
     assert [name for name in first if first[name] != again[name]] == []
     assert first["events-0.jsonl"] != other["events-0.jsonl"]
-    assert json.loads(first["config.json"])["cluster"]["slow_link"] == {"1-2": 20.0}
+    assert (folder / "host.json").is_file()
+    assert str(folder).encode() not in b"".join(first.values())
+    slow_link = json.loads(first["config.json"])["cluster"].get("slow_link")
+    assert slow_link == ({"1-2": 20.0} if words == GOSSIP else None)
 
 
 @pytest.mark.parametrize(
