@@ -44,7 +44,6 @@ if __name__ == "__main__":
         train()
     else:
         pl.launch(train, workers=3, algorithm=SELDOM)
-        torch.set_num_threads(1)  # a simulation computes one gradient after the other
         cluster = pl.Cluster(workers=8, compute_s=0.002)
         for algorithm in (OFTEN, SELDOM, REVISED):
             result = pl.simulate(train, cluster=cluster, algorithm=algorithm).result

@@ -47,7 +47,6 @@ if __name__ == "__main__":
         train()
     else:
         pl.launch(train, workers=3, algorithm=ASYNC)
-        torch.set_num_threads(1)  # a simulation computes one gradient after the other
         cluster = pl.Cluster(workers=4, compute_s=0.002).slow(worker=0, factor=10)
         for algorithm in (pl.ParameterServer(), BACKUP, ASYNC, BOUNDED):
             result = pl.simulate(train, cluster=cluster, algorithm=algorithm).result

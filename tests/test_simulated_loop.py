@@ -45,6 +45,24 @@ def test_lockstep_leaves_every_worker_with_the_same_model(algorithm):
     assert torch.equal(run.returned[0], run.returned[2])
 
 
+@pytest.mark.parametrize(("given", "threads"), [({}, 1), ({"intra_op_threads": 2}, 2)])
+def test_operations_use_as_many_threads_as_those_of_launched_workers(given, threads):
+    seen = []
+
+    def looks():
+        seen.append(torch.get_num_threads())
+        train()
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        pl.simulate(looks, workers=WORKERS, algorithm="lockstep", **given)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [threads] * WORKERS
+
+
 def test_a_function_attaches_once():
     def twice():
         train()

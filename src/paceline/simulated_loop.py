@@ -47,6 +47,7 @@ def simulate(
     algorithm: Algorithm | str | None = None,
     seed: int = 0,
     faults: Faults | None = None,
+    intra_op_threads: int = 1,
     out: Path | str | None = None,
     target_loss: float | None = None,
     target_accuracy: float | None = None,
@@ -70,6 +71,7 @@ def simulate(
         seed: of the order of samples, of compute times and of everything random in the algorithm and in the workers.
         faults: what goes wrong, and when; a killed worker leaves its function where it is (`finally` is run), returns nothing,
             and is in `result["workers_lost"]`.
+        intra_op_threads: threads inside one PyTorch operation, as `launch` gives its workers.
         out: the run's folder; None: nothing is written.
         target_loss: stop once the mean of the last 100 losses of applied gradients that `worker.report` told is at most this.
         target_accuracy: instead: stop once the `evaluate` that `attach` was given finds at least this.
@@ -110,7 +112,12 @@ def simulate(
     )
     simulation = _Simulation(train, cluster, named, seed, faults, goal, is_evaluated=goal.any or folder is not None)
     began, began_s = time.time(), time.perf_counter()
-    run = simulation.run()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(intra_op_threads)
+    try:
+        run = simulation.run()
+    finally:
+        torch.set_num_threads(threads)
     if folder is not None:
         host = {"began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)), "out": str(folder)}
         host |= {"simulated_in_s": time.perf_counter() - began_s, "events": simulation.scheduler.num_events}
