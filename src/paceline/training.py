@@ -30,7 +30,7 @@ from paceline.observe.trace import write_trace
 from paceline.placement import placement_registry
 from paceline.recording import Recording, earlier_part, keep_earlier_part, last_s
 from paceline.shared_dataset import share_dataset
-from paceline.specs import build_optimizer
+from paceline.specs import check_optimizer
 from paceline.supervised import check_launch
 from paceline.supervisor import Supervisor
 from paceline.task_worker import TaskWorker
@@ -98,7 +98,7 @@ class _Training:
         self.plan = self._plan(train_set)
         self.algorithm = inject(self.algorithm, self.config, self.plan)
         self.evaluator = Evaluator(self.task, self.test_set, self.config.seed)
-        build_optimizer(self.config.optimizer, list(self.evaluator.model.parameters()), self._rate, config.momentum)
+        check_optimizer(self.config.optimizer, self._rate, config.momentum)
         self.train_set, self.dataset_segment = share_dataset(train_set)
         previous, self.checkpoint = earlier_part(resume) if resume is not None else (RunData(), None)
         if resume is not None:

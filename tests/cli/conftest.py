@@ -106,7 +106,8 @@ def training(monkeypatch, tmp_path):
     def module(name, **members):
         monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(**members))
 
-    module("paceline.training", TrainConfig=TrainConfig, train=train)
+    module("paceline.training", train=train)
+    module("paceline.config", TrainConfig=TrainConfig)
     module("paceline.algorithms", registry=registry)
     module("paceline.placement", placement_registry=placements)
     module("paceline.observe.run", RunData=RunData)

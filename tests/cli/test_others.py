@@ -78,5 +78,13 @@ def test_a_mistake_in_a_real_process_is_one_line():
     assert done.stderr == "paceline: --workers must be 1 or more, not 0.\n"
 
 
+def test_a_misspelt_algorithm_is_told_before_what_trains_is_loaded(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "paceline.training", None)
+    for verb in ("train", "compare"):
+        done = run(verb, "--algorithm", "hogwld")
+        assert done.exit_code == 2
+        assert "Did you mean 'hogwild'?" in done.stderr
+
+
 def test_version(run):
     assert run("--version").stdout.startswith("paceline 0.")

@@ -17,8 +17,8 @@ from paceline.errors import PacelineError, UsageError
 from paceline.fork_server import fork_server_context
 
 if TYPE_CHECKING:
+    from paceline.config import TrainConfig
     from paceline.observe.run import RunData
-    from paceline.training import TrainConfig
 
 __all__ = ["compare"]
 
@@ -84,7 +84,7 @@ def _count(word: str) -> int:
 def _configurations(given: dict[str, Any], specs: list[str], counts: list[int], repeats: int) -> list[TrainConfig]:
     """Every distinct run, all checked before the first starts; an algorithm for fewer workers runs with what it can."""
     from paceline.algorithms import registry
-    from paceline.training import TrainConfig
+    from paceline.config import TrainConfig
 
     configs = {}
     for spec in specs:

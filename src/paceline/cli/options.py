@@ -17,7 +17,7 @@ from paceline.cli.console import say
 from paceline.errors import OverrideWarning, UsageError
 
 if TYPE_CHECKING:
-    from paceline.training import TrainConfig
+    from paceline.config import TrainConfig
 
 __all__ = ["check_numbers", "check_out", "check_specs", "default_out", "tell_what_is_overridden", "write_command"]
 

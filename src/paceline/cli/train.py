@@ -17,8 +17,8 @@ from paceline.fork_server import fork_server_context
 from paceline.slow_workers import slow_factors
 
 if TYPE_CHECKING:
+    from paceline.config import TrainConfig
     from paceline.observe.run import RunData
-    from paceline.training import TrainConfig
 
 __all__ = ["execute", "outcome_line", "settings", "train"]
 
@@ -66,7 +66,7 @@ def train(
         options.check_out(out)
 
     fork_server_context()  # it loads PyTorch while this process does
-    from paceline.training import TrainConfig
+    from paceline.config import TrainConfig
 
     known = {one.name for one in dataclasses.fields(TrainConfig)}
     config = TrainConfig(**{key: value for key, value in given.items() if key in known})
