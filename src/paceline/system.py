@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import platform
@@ -28,13 +29,15 @@ def machine() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that compute."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:  # run from a checkout that is not installed
-            found[package] = "not installed"
-    return found
+    return {"python": platform.python_version(), **{package: _version(package) for package in _PACKAGES}}
+
+
+@functools.cache  # read from files, and every run of a study names them
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # run from a checkout that is not installed
+        return "not installed"
 
 
 def _processor() -> str:

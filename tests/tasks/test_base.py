@@ -1,7 +1,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from paceline.errors import UsageError
 from paceline.tasks import evaluate, fetch, targets_of
@@ -25,6 +25,20 @@ def test_fetch_and_targets(dataset):
     assert torch.equal(inputs, INPUTS[[3, 0]])
     assert torch.equal(targets, TARGETS[[3, 0]])
     assert torch.equal(targets_of(dataset), TARGETS)
+
+
+@pytest.mark.parametrize("whole", [TensorDataset(INPUTS, TARGETS), Squares()], ids=["tensors", "map-style"])
+def test_fetch_from_a_part(whole):
+    part = Subset(Subset(whole, [6, 4, 2, 0]), range(1, 4))  # 4, 2, 0
+    inputs, targets = fetch(part, torch.tensor([2, 0]))
+    assert torch.equal(inputs, INPUTS[[0, 4]])
+    assert torch.equal(targets, TARGETS[[0, 4]])
+
+
+def test_fetch_takes_a_part_of_tensors_in_one_operation(monkeypatch):
+    monkeypatch.delattr(TensorDataset, "__getitem__")
+    inputs, _ = fetch(Subset(TensorDataset(INPUTS, TARGETS), range(5)), torch.tensor([1, 3]))
+    assert torch.equal(inputs, INPUTS[[1, 3]])
 
 
 @pytest.mark.parametrize("chunk_size", [1, 3, 7, 1000])

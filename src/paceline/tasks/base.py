@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from paceline.errors import UsageError
 
@@ -137,7 +137,9 @@ def evaluate(
 
 
 def fetch(dataset: Dataset[Any], indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of the samples at `indices`; one indexing operation for a TensorDataset, else collated."""
+    """Inputs and targets of the samples at `indices`: one indexing operation for (part of) a TensorDataset, else collated."""
+    if type(dataset) is Subset:
+        return fetch(dataset.dataset, torch.as_tensor(dataset.indices)[indices])
     if type(dataset) is TensorDataset:  # a subclass may change what a sample is
         inputs, targets = dataset.tensors
         return inputs[indices], targets[indices]
