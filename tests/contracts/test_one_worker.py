@@ -8,7 +8,7 @@ import torch
 from contracts.runs import plain_run, run_task
 from contracts.table import rows
 
-STEPS = 190  # beyond the first epoch, whose last batch is shorter
+BATCH_SIZE, STEPS = 31, 50  # beyond the first epoch, whose 47th batch is shorter
 OPTIMIZERS = {
     "sgd": {},
     "sgd(weight_decay=0.001)": {"momentum": 0.9, "learning_rate": 0.05},
@@ -29,20 +29,24 @@ def check_equal(run, parameters, optimizer):
 
 @functools.cache
 def plain(optimizer):
-    return plain_run(optimizer, steps=STEPS, **OPTIMIZERS[optimizer])
+    return plain_run(optimizer, **settings(optimizer))
+
+
+def settings(optimizer):
+    return {"steps": STEPS, "batch_size": BATCH_SIZE, **OPTIMIZERS[optimizer]}
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @rows(lambda row: row.algorithm == type(row.algorithm)() and not row.own_rule)
 def test_equals_plain_pytorch(row, optimizer):
-    run, parameters = run_task(row, optimizer=optimizer, steps=STEPS, **OPTIMIZERS[optimizer])
+    run, parameters = run_task(row, optimizer=optimizer, **settings(optimizer))
     check_equal(run, parameters, optimizer)
 
 
 @rows(lambda row: not row.scales_fresh_updates and not row.own_rule)
 def test_equals_plain_pytorch_in_a_process_of_its_own(row):
     optimizer = "sgd(weight_decay=0.001)"
-    run, parameters = run_task(row, backend="processes", optimizer=optimizer, steps=STEPS, **OPTIMIZERS[optimizer])
+    run, parameters = run_task(row, backend="processes", optimizer=optimizer, **settings(optimizer))
     check_equal(run, parameters, optimizer)
 
 
@@ -53,5 +57,5 @@ def test_equals_plain_pytorch_in_a_process_of_its_own(row):
     )
 )
 def test_shared_optimizer_state_is_the_same(row, optimizer):
-    run, parameters = run_task(row, optimizer=optimizer, steps=STEPS, optimizer_state="shared", **OPTIMIZERS[optimizer])
+    run, parameters = run_task(row, optimizer=optimizer, optimizer_state="shared", **settings(optimizer))
     check_equal(run, parameters, optimizer)

@@ -4,6 +4,14 @@ import signal
 
 import pytest
 
+from paceline.tasks.base import keep_data
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _data_is_read_once():
+    with keep_data():
+        yield
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _ctrl_c():
