@@ -20,6 +20,7 @@ from paceline.memory.served import ServedVector
 from paceline.memory.slots import SlotPool
 from paceline.memory.staleness import SharedStalenessCounts
 from paceline.replica import RealClock
+from paceline.shared_store import SharedStore
 from paceline.transport.base import Ports
 from paceline.transport.parameters import AVERAGE, MemoryRequest
 
@@ -47,7 +48,13 @@ class ArenaPlan:
     collectives: Any
     staleness: Any
     rings: tuple[Any, ...]
+    store: int | None
     extra: Mapping[str, tuple[int, tuple[int, ...], torch.dtype]]  # named tensors: buffers, shared optimizer state
+
+    @property
+    def num_members(self) -> int:
+        """Who has a mailbox: the workers, and the servers' programs after them."""
+        return self.num_workers + self.num_server_programs
 
     @property
     def num_server_programs(self) -> int:
@@ -88,6 +95,7 @@ def plan_arena(
     rings = tuple(
         RecordRing.reserve(layout, capacity=_RING_RECORDS, name=f"ring {worker}") for worker in range(num_workers)
     )
+    store = SharedStore.reserve(layout, num_participants - 1) if request.mailbox else None
     places = {
         name: (layout.reserve(name, max(8, _num_bytes(shape, kind_)), alignment_bytes=64), shape, kind_)
         for name, (shape, kind_) in extra.items()
@@ -104,6 +112,7 @@ def plan_arena(
         collectives=collectives,
         staleness=staleness,
         rings=rings,
+        store=store,
         extra=places,
     )
 
@@ -158,6 +167,11 @@ class Arena:
     def ring(self, worker_id: int) -> RecordRing:
         """The ring that a worker's records go through."""
         return RecordRing(self.segment, self.plan.rings[worker_id])
+
+    def shared_store(self) -> SharedStore:
+        """Where the members' mailboxes find each other."""
+        assert self.plan.store is not None
+        return SharedStore(self.segment, self.plan.store, self.plan.num_members)
 
     def extra(self, name: str) -> torch.Tensor:
         """A named shared tensor; a new tensor object at every call."""

@@ -34,7 +34,7 @@ from paceline.measurements import (
     num_cores,
     rounded,
 )
-from paceline.peers import host_store
+from paceline.shared_store import SharedStore
 from paceline.simulator import Cluster
 from paceline.system import machine, versions
 from paceline.tasks.base import Task
@@ -253,8 +253,9 @@ def _vector_bytes(make: Callable[[], torch.nn.Module]) -> int:
 
 
 def _round_trips_s(team: probes.Team, effort: Effort) -> dict[int, list[float]]:
-    store = host_store()
-    team.start(probes.echo, port=store.port)
+    store = SharedStore(team.segment, team.store_at, 2)
+    store.begin()
+    team.start(probes.echo, store_at=team.store_at)
     with ZmqMailbox(store, 0, 2) as mailbox:
         mailbox.connect(_CONNECT_S)
         trips_s = {SMALL_BYTES: probes.round_trips_s(mailbox, 1, SMALL_BYTES, effort.repeats)}

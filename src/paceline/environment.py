@@ -54,7 +54,6 @@ class WorkerEnvironment:
         resume: a complete checkpoint to start from, or None.
         placement: spec of where the parameters' memory lies and whether workers are pinned.
         optimizer_state: "per-worker" or "shared".
-        store: host and port of the TCPStore where peers find each other; None: none is needed.
         simulation: what joins the worker to a simulated run; None: it is real.
         deadline_s: how long a worker without a supervisor waits for the others.
         invitation: to a run that this worker has not joined yet; its number is not known before.
@@ -74,7 +73,6 @@ class WorkerEnvironment:
     placement: str = "first-touch"
     optimizer_state: str = "per-worker"
     taken: int = 0
-    store: tuple[str, int] | None = None
     simulation: Any = None
     deadline_s: float = 600.0
     invitation: Invitation | None = None

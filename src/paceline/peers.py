@@ -6,13 +6,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from paceline.environment import WorkerEnvironment
 from paceline.memory.waiting import RunStopped
 from paceline.transport.base import Counts, PeerBack, PeerLeft, Received
 from paceline.transport.concurrency import ThreadConcurrency
@@ -20,29 +18,13 @@ from paceline.transport.mailbox import ZmqMailbox
 
 _dist: Any = dist  # its type stubs do not name the stores
 
-__all__ = ["Peers", "ServerMailbox", "host_store", "mailbox_part", "store_of"]
+__all__ = ["Peers", "ServerMailbox", "mailbox_part"]
 
 _STORE_DEADLINE_S = 60.0
 _SWITCH_INTERVAL_S = 100e-6
 _LOOK_EVERY_S = 0.1  # at whether the run is being stopped
 _LOOK_ROUND_S = 0.2  # in which a server dials all workers that are there
 _GRACE_S = 5.0  # in which a server answers what is under way when a run is stopped
-
-
-def host_store() -> Any:
-    """A store on this machine where workers find each other; it ends with its last reference."""
-    timeout = timedelta(seconds=_STORE_DEADLINE_S)
-    # libuv's server would leave a pipe open in this process for good.
-    return _dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout, use_libuv=False)
-
-
-def store_of(environment: WorkerEnvironment | None) -> Any:
-    """The store that the supervisor holds for its workers; one of its own for a worker alone."""
-    if environment is None or environment.store is None:
-        return _dist.HashStore()
-    host, port = environment.store
-    timeout = timedelta(seconds=_STORE_DEADLINE_S)
-    return _dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
 
 
 def mailbox_part(store: Any) -> Any:

@@ -16,7 +16,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -29,6 +28,7 @@ from paceline.memory.records import PackedRecords
 from paceline.memory.segment import LINE_BYTES, Segment
 from paceline.memory.waiting import spin_patiently, wait_briefly, wake_all
 from paceline.replica import TaskReplica
+from paceline.shared_store import SharedStore
 from paceline.sources import BatchClaims, DatasetBatches
 from paceline.specs import build_optimizer
 from paceline.tasks.base import Task
@@ -51,8 +51,6 @@ __all__ = [
     "steps_s",
     "wake_ups_s",
 ]
-
-_dist: Any = dist  # its type stubs do not name the stores
 
 _DEADLINE_S = 60.0
 _START_TOGETHER_S = 0.005
@@ -146,10 +144,12 @@ class Team:
 
     Attributes:
         segment: five words that all of them share, zero at first, each on a cache line of its own; then the vector.
+        store_at: where in it two of them find each other.
     """
 
     def __init__(self, size: int, vector_bytes: int = 0) -> None:
-        self.segment = Segment.create(_WORDS * LINE_BYTES + vector_bytes)
+        self.store_at = _WORDS * LINE_BYTES + vector_bytes
+        self.segment = Segment.create(self.store_at + SharedStore.size_bytes(2))
         context = fork_server_context()
         self._lines: list[Connection] = []
         self._processes = []
@@ -368,10 +368,9 @@ def round_trips_s(mailbox: Mailbox, peer: int, num_bytes: int, repeats: int) -> 
     return times_s[-repeats:]
 
 
-def echo(segment: Segment, port: int) -> None:
+def echo(segment: Segment, store_at: int) -> None:
     """The other side of `round_trips_s`, until worker 0 ends."""
-    store = _dist.TCPStore("127.0.0.1", port)
-    with ZmqMailbox(store, 1, 2) as mailbox:
+    with ZmqMailbox(SharedStore(segment, store_at, 2), 1, 2) as mailbox:
         mailbox.connect(_DEADLINE_S)
         while isinstance(received := mailbox.receive(_DEADLINE_S), Received):
             mailbox.send(0, received.message)

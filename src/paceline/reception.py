@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from multiprocessing import reduction
-from typing import Any
 
 from paceline.algorithms import Algorithm, registry
 from paceline.arena import Arena, plan_arena
 from paceline.errors import UsageError
 from paceline.memory.segment import Segment
-from paceline.peers import host_store
 from paceline.placement import placement_registry
 from paceline.supervised import WorkerState
 from paceline.worker_process import Hello, Welcome
@@ -54,7 +52,6 @@ class Reception:
         self._first_batch = first_batch
         self._first_version = first_version
         self._hello: Hello | None = None
-        self._store: Any = None  # where workers that send each other messages meet
         self._initialising: int | None = None
         self._waiting: list[WorkerState] = []
 
@@ -103,10 +100,6 @@ class Reception:
             self.refuse(worker, why)
         self._waiting = []
 
-    def close(self) -> None:
-        """Ends the store where workers meet."""
-        self._store = None
-
     def _open(self, hello: Hello) -> str:
         """Decides the algorithm and makes the memory; returns why that cannot be."""
         algorithm = registry.build(hello.algorithm)
@@ -133,13 +126,12 @@ class Reception:
         self.arena.store("next_batch", self._first_batch)
         self.arena.store("initial_version", self._first_version)
         if algorithm.memory.mailbox:
-            self._store = host_store()
+            self.arena.shared_store().begin()
         return ""
 
     def _send_plan(self, worker: WorkerState, *, initialise: bool) -> None:
         assert self.arena is not None
         pid = worker.handle.pid if self._own_processes else None
         with contextlib.suppress(OSError):  # it is gone: its end is the next news
-            store = ("127.0.0.1", self._store.port) if self._store is not None else None
-            worker.connection.send(Welcome(self.arena.plan, initialise, store=store))
+            worker.connection.send(Welcome(self.arena.plan, initialise))
             reduction.send_handle(worker.connection, self.arena.segment.fd, pid)

@@ -22,7 +22,7 @@ from paceline.environment import WorkerEnvironment, current_environment
 from paceline.memory.segment import Segment
 from paceline.memory.served import SecondCopy
 from paceline.memory.waiting import raise_if_stopped, wait_briefly
-from paceline.peers import Peers, mailbox_part, store_of
+from paceline.peers import Peers
 from paceline.replica import RealClock
 from paceline.transport.base import Ports
 from paceline.worker_process import Ready, Welcome
@@ -81,7 +81,6 @@ class ServerMain:
         assert welcome.plan is not None
         plan = welcome.plan
         segment = Segment.from_fd(reduction.recv_handle(connection), plan.size_bytes)
-        environment.store = welcome.store
         arena = Arena(segment, plan, environment.worker_id, environment.incarnation)
         shard_id = (environment.worker_id - plan.num_workers) % plan.num_servers
         is_copy = environment.worker_id >= plan.num_workers + plan.num_servers
@@ -137,7 +136,7 @@ class _Meeting:
             self._peers.close(wait=False)
         ports = arena.ports(RealClock(), self._environment.seed)
         self._peers = Peers(
-            mailbox_part(store_of(self._environment)),
+            arena.shared_store(),
             ports.worker_id,
             self._plan.num_workers,
             ports.counts,

@@ -27,7 +27,7 @@ from paceline.joining import JoinedRun
 from paceline.memory.private import PrivateVector
 from paceline.memory.records import PackedRecords
 from paceline.memory.segment import Segment
-from paceline.peers import Peers, mailbox_part, store_of
+from paceline.peers import Peers, mailbox_part
 from paceline.replica import RealClock
 from paceline.transport.base import Message
 from paceline.transport.device import StagedMailbox, copies_for
@@ -124,7 +124,7 @@ class Session:
         environment, membership = self.environment, self.membership
         assert not isinstance(membership, JoinedRun)
         host, key = membership.address() if membership is not None else ("127.0.0.1", None)
-        store = mailbox_part(membership.store if membership is not None else store_of(environment))
+        store = mailbox_part(membership.store) if membership is not None else self.arena.shared_store()
         if membership is not None and environment is not None and self.ports.num_servers and not self.worker_id:
             self.servers = HostedServers(self.algorithm, self.arena, store, environment.seed, host=host, key=key)
         self.peers = Peers(
@@ -206,6 +206,8 @@ class Session:
             arena.shared = PrivateVector(x, self._initial_version)
         else:
             arena.shared.initialise(x, self._initial_version)
+        if plan.store is not None:
+            arena.shared_store().begin()
         arena.store("checkpoint_epoch", -1)  # without a supervisor, every epoch is saved if any is
         if served:
             arena.shared.is_elsewhere = True

@@ -137,7 +137,6 @@ class Supervisor:
             self._end_all(grace_s=30.0)
             self.servers.close()
             self.spool.close()
-            self._reception.close()
             self._on_tick = self._on_end = None  # they hold the run that holds us, and so its shared memory
             torch.set_num_threads(intra_op_threads)
 

@@ -48,7 +48,6 @@ class Welcome:
     plan: ArenaPlan | None
     initialise: bool = False
     refusal: str = ""
-    store: tuple[str, int] | None = None  # where peers find each other
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,6 @@ def join_run(environment: WorkerEnvironment, hello: Hello, initial: Callable[[Ar
     welcome: Welcome = connection.recv()
     if welcome.plan is None:
         raise UsageError(welcome.refusal)
-    environment.store = welcome.store
     segment = Segment.from_fd(reduction.recv_handle(connection), welcome.plan.size_bytes)
     arena = Arena(segment, welcome.plan, environment.worker_id, environment.incarnation)
     if welcome.initialise:

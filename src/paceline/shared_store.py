@@ -1,0 +1,88 @@
+"""Where the members of a run on one machine find each other: what mailboxes need of a torch store, in shared memory."""
+
+from __future__ import annotations
+
+import secrets
+import zlib
+
+import numpy as np
+
+from paceline.memory.segment import Layout, Segment
+
+__all__ = ["SharedStore"]
+
+_SLOT_BYTES = 192
+_HEAD_BYTES = 6  # checksum, and length of the value
+
+
+class SharedStore:
+    """A short value under each of a few keys, in memory that all members map.
+
+    Not a TCPStore, which asks a name server for the name of every address that connects, at both ends and one after the other:
+    where none answers that takes 5 to 10 s each. And nobody holds it who could die.
+
+    Each key is one member's, and its next incarnation's, to set. A value that somebody was killed while writing, or is writing
+    now, fails its checksum and is not there.
+
+    Args:
+        segment: the run's memory, all zero where this lies.
+        offset: as `reserve` returned it.
+        num_members: workers, servers and their copies.
+    """
+
+    def __init__(self, segment: Segment, offset: int, num_members: int) -> None:
+        self._bytes = segment.array(offset, self.size_bytes(num_members), np.uint8).data
+        keys = ["run", *(f"{what}/{member}" for what in ("peer", "ended") for member in range(num_members))]
+        self._starts = {key: _SLOT_BYTES * index for index, key in enumerate(keys)}
+
+    @staticmethod
+    def reserve(layout: Layout, num_members: int) -> int:
+        """Reserves what `num_members` members need."""
+        return layout.reserve("store", SharedStore.size_bytes(num_members))
+
+    @staticmethod
+    def size_bytes(num_members: int) -> int:
+        """What `num_members` members need: a name of the run, and two values each."""
+        return _SLOT_BYTES * (1 + 2 * num_members)
+
+    def begin(self) -> None:
+        """Names the run, before any member looks."""
+        self.set("run", secrets.token_hex(8))
+
+    def set(self, key: str, value: str) -> None:
+        """Replaces the key's value."""
+        data = value.encode("ascii")
+        body = len(data).to_bytes(2, "little") + data
+        record = zlib.crc32(body).to_bytes(4, "little") + body
+        if len(record) > _SLOT_BYTES:
+            raise ValueError(f"{value!r} has more than {_SLOT_BYTES - _HEAD_BYTES} characters")
+        start = self._starts[key]
+        self._bytes[start : start + len(record)] = record
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys have values."""
+        return all(self._read(key) is not None for key in keys)
+
+    def get(self, key: str) -> bytes:
+        """The key's value.
+
+        Raises:
+            RuntimeError: it has none at this instant.
+        """
+        value = self._read(key)
+        if value is None:
+            raise RuntimeError(f"nothing is stored under {key!r}")
+        return value
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """The run's name, which `begin` has set: who comes with one of its own learns that."""
+        del expected, desired
+        return self.get(key)
+
+    def _read(self, key: str) -> bytes | None:
+        start = self._starts[key]
+        record = bytes(self._bytes[start : start + _SLOT_BYTES])
+        end = _HEAD_BYTES + int.from_bytes(record[4:_HEAD_BYTES], "little")
+        if end > _SLOT_BYTES or zlib.crc32(record[4:end]) != int.from_bytes(record[:4], "little"):
+            return None
+        return record[_HEAD_BYTES:end]
