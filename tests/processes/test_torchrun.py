@@ -26,8 +26,8 @@ def free_port():
         return str(probe.getsockname()[1])
 
 
-def run(program, num_workers, names=("RANK", "WORLD_SIZE"), wait_for=None, **environment):
-    """Starts workers as a launcher would; (code, output, errors) of each worker, or of those in `wait_for`."""
+def started(program, num_workers, names=("RANK", "WORLD_SIZE"), **environment):
+    """Workers, as a launcher would start them."""
     port = free_port()
     environments = [
         {
@@ -43,9 +43,13 @@ def run(program, num_workers, names=("RANK", "WORLD_SIZE"), wait_for=None, **env
     if names[0] != "RANK":
         for one in environments:
             one["PACELINE_TEST_RANK"] = one.pop("RANK")
-    with forked.running([PROGRAMS, program], environments) as started:
-        ranks = wait_for if wait_for is not None else range(num_workers)
-        return {rank: ended(started[rank]) for rank in ranks}
+    return forked.running([PROGRAMS, program], environments)
+
+
+def run(program, num_workers, names=("RANK", "WORLD_SIZE"), wait_for=None, **environment):
+    """(code, output, errors) of each worker, or of those in `wait_for`."""
+    with started(program, num_workers, names, **environment) as workers:
+        return {rank: ended(workers[rank]) for rank in (wait_for if wait_for is not None else range(num_workers))}
 
 
 def ended(process):
@@ -140,18 +144,20 @@ def failure(result):
     return errors.strip().splitlines()[-1]
 
 
-@pytest.mark.parametrize("num_workers", [2, 4])
-def test_a_killed_worker_is_named(num_workers):
-    results = run("killed", num_workers)
-    assert results.pop(1)[0] == -signal.SIGKILL
-    there = {2: "worker 0", 4: "workers 0, 2 and 3"}[num_workers]
-    for result in results.values():
-        assert f"{there} arrived, worker 1 did not" in failure(result)
-        assert "WorkerLostError" in failure(result)
+def test_a_killed_worker_is_named():
+    """Of two and of four; at the same time, as those that are left wait for seconds."""
+    with started("killed", 2) as two, started("killed", 4) as four:
+        for workers, there in ((two, "worker 0"), (four, "workers 0, 2 and 3")):
+            _, victim, *_ = results = [ended(worker) for worker in workers]
+            assert victim[0] == -signal.SIGKILL
+            for result in results:
+                if result is not victim:
+                    assert f"{there} arrived, worker 1 did not" in failure(result)
+                    assert "WorkerLostError" in failure(result)
 
 
 def test_a_stopped_worker_is_named_within_the_deadline():
-    results = run("stopped", 3, wait_for=[0, 2], PACELINE_DEADLINE_S="3")
+    results = run("stopped", 3, wait_for=[0, 2])
     for result in results.values():
         assert "workers 0 and 2 arrived, worker 1 did not" in failure(result)
 
@@ -183,16 +189,14 @@ def test_torchrun_reports_a_kill():
 )
 def test_a_run_that_torchrun_restarts_goes_on_from_its_checkpoint(algorithm, device, tmp_path):
     """Bit for bit as if nothing had happened; 12 rounds an epoch, of which one is trained twice, in part."""
-    found = []
-    for folder, options, kill in (
-        ("undisturbed", [], {}),
-        ("killed", ["--max-restarts=1"], {"PACELINE_TEST_KILL": "1"}),
-    ):
-        environment = {"PACELINE_ALGORITHM": algorithm, "PACELINE_CHECKPOINT": str(tmp_path / folder), **device, **kill}
-        code, output, errors = torchrun("restarted", 2, *options, **environment)
-        assert code == 0, errors
-        found.append(reports(output))
-    undisturbed, resumed = found
+    folders = [{"PACELINE_CHECKPOINT": str(tmp_path / name)} for name in ("undisturbed", "killed")]
+    results = run("restarted", 2, PACELINE_ALGORITHM=algorithm, **folders[0], **device)
+    assert [code for code, *_ in results.values()] == [0, 0], results
+    undisturbed = [reports(output)[0] for _, output, _ in results.values()]
+    environment = {"PACELINE_TEST_KILL": "1", "PACELINE_ALGORITHM": algorithm, **folders[1], **device}
+    code, output, errors = torchrun("restarted", 2, "--max-restarts=1", **environment)
+    assert code == 0, errors
+    resumed = reports(output)
     assert [one["steps"] for one in undisturbed] == [36, 36]
     assert [one["steps"] for one in resumed] == [12, 12]
     assert [one["bits"] for one in resumed] == [one["bits"] for one in undisturbed]
