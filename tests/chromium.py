@@ -9,6 +9,8 @@ import subprocess
 
 import pytest
 
+import forked
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SCREENS = [(390, "light"), (390, "dark"), (1280, "light"), (1280, "dark")]
 
@@ -83,7 +85,8 @@ def look_at(report, clicked, folder):
     ]  # fmt: skip
     done = subprocess.run(
         [CHROMIUM, *arguments, (folder / "wrapper.html").as_uri()],
-        capture_output=True, text=True, timeout=150, check=True, cwd=folder, env={**os.environ, "HOME": str(folder)},
+        capture_output=True, text=True, timeout=forked.AGAINST_HANGS_S, check=True,
+        cwd=folder, env={**os.environ, "HOME": str(folder)},
     )  # fmt: skip
     found = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.DOTALL)
     assert found, done.stderr[-3000:]

@@ -1,9 +1,16 @@
 """What tests of all folders share: one thread per operation, the fork server, and a look at what is left behind."""
 
+from multiprocessing import forkserver
+
 import pytest
 import torch
 
+import forked
 import leftovers
+
+# Whichever test starts this process's fork server, what it has loaded is the same: it stays for all tests that follow.
+forkserver.set_forkserver_preload(list(forked.PRELOAD))
+forkserver.set_forkserver_preload = lambda modules: None
 
 
 @pytest.fixture(scope="session", autouse=True)

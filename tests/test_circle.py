@@ -6,13 +6,14 @@ from contextlib import ExitStack
 import pytest
 from torch.distributed import HashStore
 
+import forked
 import leftovers
 from paceline.circle import Circle
 from paceline.errors import PacelineError, UsageError, WorkerLostError
 from paceline.transport.base import PeerLeft
 from paceline.transport.mailbox import ZmqMailbox
 
-DEADLINE_S = 30.0
+DEADLINE_S = forked.AGAINST_HANGS_S
 
 
 @pytest.fixture(autouse=True)

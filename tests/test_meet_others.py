@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import forked
 import leftovers
 from paceline.cli.launch import _calibrates
 from paceline.cluster_calibration import meet_others
@@ -12,7 +13,7 @@ from paceline.environment import Invitation, WorkerEnvironment
 from paceline.errors import PacelineError, UsageError
 from processes.join_programs import free_address
 
-DEADLINE_S = 30
+DEADLINE_S = forked.AGAINST_HANGS_S
 
 
 def invited(address, of, deadline_s=DEADLINE_S):

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from advice.planted import Law, Planted
+from forked import AGAINST_HANGS_S
 from paceline.advice.answer import Candidate, Target
 from paceline.advice.candidates import DEFAULT, OMITTED, candidates
 from paceline.advice.convergence import Job, simulate
@@ -179,7 +180,7 @@ def test_a_simulation_that_fails_is_an_outcome_and_its_first_line_says_why():
 
 
 def test_a_pool_answers_in_the_jobs_order_and_says_what_failed():
-    until_s = time.monotonic() + 60
+    until_s = time.monotonic() + AGAINST_HANGS_S
     with Pool(2) as pool:
         found = pool.map(os.path.basename, ["a/b", "c", "d/e"], begin_until_s=until_s, end_until_s=until_s)
         assert found == ["b", "c", "e"]
@@ -188,7 +189,7 @@ def test_a_pool_answers_in_the_jobs_order_and_says_what_failed():
         assert pool.map(math.sqrt, [4.0], begin_until_s=0.0, end_until_s=0.0) == [None]
         began_s = time.monotonic()
         assert pool.map(time.sleep, [50.0], begin_until_s=until_s, end_until_s=began_s + 0.2) == [None]
-        assert time.monotonic() - began_s < 10
+        assert time.monotonic() - began_s < 40
         assert pool.map(math.sqrt, [4.0], begin_until_s=until_s, end_until_s=until_s) == [2.0]
     with pytest.raises(PacelineError, match="has ended"), Pool(1) as pool:
         pool.map(os._exit, [3], begin_until_s=until_s, end_until_s=until_s)

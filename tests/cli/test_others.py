@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from forked import AGAINST_HANGS_S
 from paceline.cli import doctor
 
 
@@ -63,7 +64,9 @@ def test_the_command_starts_without_torch():
         "import sys\nfrom paceline.cli.app import main\n"
         "try: main()\nfinally: print('torch' in sys.modules, file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--help"], capture_output=True, text=True, timeout=AGAINST_HANGS_S
+    )
     assert done.returncode == 0
     assert "compare" in done.stdout
     assert done.stderr == "False\n"
@@ -72,7 +75,7 @@ def test_the_command_starts_without_torch():
 def test_a_mistake_in_a_real_process_is_one_line():
     code = "from paceline.cli.app import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", code, "train", "--workers", "0"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, "train", "--workers", "0"], capture_output=True, text=True, timeout=AGAINST_HANGS_S
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "paceline: --workers must be 1 or more, not 0.\n"

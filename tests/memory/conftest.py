@@ -5,9 +5,10 @@ import signal
 
 import pytest
 
+import forked
 from memory import programs
 
-DEADLINE_S = 60
+DEADLINE_S = forked.AGAINST_HANGS_S
 
 
 class Workers:
@@ -15,7 +16,6 @@ class Workers:
 
     def __init__(self):
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["torch", *programs.PRELOAD])
         self.processes = []
 
     def start(self, program, *arguments, fail_point=""):

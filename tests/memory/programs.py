@@ -15,8 +15,6 @@ from paceline.memory.ring import RecordRing
 from paceline.memory.slots import SlotPool
 from paceline.memory.waiting import wait_briefly, wake_all
 
-PRELOAD = [f"paceline.memory.{name}" for name in ("locked", "lockstep", "racing", "ring", "slots")]
-
 
 def run(name, fail_point, arguments):
     torch.set_num_threads(1)

@@ -23,7 +23,7 @@ def test_a_wait_without_a_change_is_bounded():
     segment = Segment.create(64)
     began_s = time.perf_counter()
     assert waiting.wait_briefly(segment.address, 0) == 0
-    assert time.perf_counter() - began_s < 30 * waiting.SLICE_S
+    assert time.perf_counter() - began_s < 600 * waiting.SLICE_S
 
 
 def test_an_abort_word_stops_who_looks_at_it():

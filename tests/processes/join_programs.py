@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import forked
 import leftovers
 import paceline as pl
 import paceline.session
@@ -21,7 +22,7 @@ from lazy_copies import LazyCopies
 from paceline.meeting import Meeting
 
 CONTEXT: Any = multiprocessing.get_context("forkserver")
-DEADLINE_S = 90
+DEADLINE_S = forked.AGAINST_HANGS_S
 STEP_S = 0.002  # added to every step: without it a worker would be through before the others have begun
 
 
@@ -78,7 +79,7 @@ def _train(wishes, folder, connection):
                 os.pwrite(count, len(seen).to_bytes(8, "little"), 0)
                 time.sleep(STEP_S)
                 if len(seen) == wishes.get("meet_at"):  # however late one is to the machine's cores, it takes part
-                    leftovers.wait_until(lambda: _met(folder, worker.num_workers, len(seen)), "all meet", DEADLINE_S)
+                    leftovers.wait_until(lambda: _met(folder, worker.num_workers, len(seen)), "all meet")
                     optimizer.param_groups[0]["lr"] = rate
     figures = worker.summary()
     return {
@@ -132,7 +133,7 @@ class Hand:
     def trains_on(self, more=30):
         """Waits until it has made so many further steps."""
         enough = self.steps + more
-        leftovers.wait_until(lambda: self.steps >= enough, f"{more} more steps", DEADLINE_S)
+        leftovers.wait_until(lambda: self.steps >= enough, f"{more} more steps")
 
     def signal(self, number):
         os.kill(self.process.pid, number)
@@ -145,7 +146,7 @@ class Crew:
 
     def __init__(self, address, **environment):
         self.address = address
-        self.environment = {"PACELINE_JOIN": address, "PACELINE_DEADLINE_S": "60", **environment}
+        self.environment = {"PACELINE_JOIN": address, "PACELINE_DEADLINE_S": "590", **environment}
         self.hands = []
         self._temporary = tempfile.TemporaryDirectory()
         self.folder = Path(self._temporary.name)

@@ -2,11 +2,12 @@
 
 from torch.distributed import TCPStore
 
+import forked
 from paceline.transport.base import PeerLeft, Received
 from paceline.transport.mailbox import ZmqMailbox
 
 SILENCE_S = 3.0  # five by default; here it is waited for
-DEADLINE_S = 60.0
+DEADLINE_S = forked.AGAINST_HANGS_S
 
 
 def echo(port, worker_id, num_workers, incarnation):

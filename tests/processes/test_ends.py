@@ -90,7 +90,7 @@ def test_what_cannot_be_launched(train, algorithm, workers, parts, backend):
     text = str(raised.value)
     raised.value.__traceback__ = None
     assert [part for part in parts if part not in text] == []
-    assert time.monotonic() - begun_s < 20
+    assert time.monotonic() - begun_s < 200, "that is not at once; a worker that waited would do so for 300 s"
 
 
 def test_a_lambda_cannot_be_sent():
@@ -148,7 +148,7 @@ def test_a_checkpoint_of_another_model_is_refused_at_once(backend, tmp_path):
     with pytest.raises(pl.UsageError, match="elements") as raised:
         pl.launch(programs.plain, workers=3, algorithm="hogwild", resume=tmp_path, out=tmp_path, backend=backend)
     raised.value.__traceback__ = None
-    assert time.monotonic() - begun_s < 20
+    assert time.monotonic() - begun_s < 200, "that is not at once; a worker that waited would do so for 300 s"
 
 
 def test_resuming_with_more_or_fewer_workers(tmp_path):

@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import nn
 
+import forked
+
 ROOT = Path(__file__).parents[2]
 # By itself, not by way of sys.path: benchmarks/simulator.py would hide the folder of tests of the same name.
 _folder = ROOT / "benchmarks" / "contest"
@@ -192,7 +194,7 @@ def test_a_slow_worker_holds_up_ddp_and_not_ad_psgd(tmp_path):
         text=True,
     )
     try:
-        printed, _ = process.communicate(timeout=120)
+        printed, _ = process.communicate(timeout=forked.AGAINST_HANGS_S)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)

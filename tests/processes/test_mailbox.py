@@ -13,9 +13,7 @@ from torch.distributed import DistNetworkError, TCPStore
 from paceline.errors import PeerLostError
 from paceline.transport.base import Message, PeerBack, PeerLeft, Received
 from paceline.transport.mailbox import ZmqMailbox
-from processes.peers import SILENCE_S, echo
-
-DEADLINE_S = 60.0
+from processes.peers import DEADLINE_S, SILENCE_S, echo
 
 
 class Lobby:

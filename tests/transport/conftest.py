@@ -6,10 +6,11 @@ from contextlib import ExitStack
 import pytest
 from torch.distributed import TCPStore
 
+import forked
 import leftovers
 from paceline.transport.mailbox import ZmqMailbox
 
-DEADLINE_S = 60.0
+DEADLINE_S = forked.AGAINST_HANGS_S
 
 
 @pytest.fixture

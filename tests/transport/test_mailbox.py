@@ -123,7 +123,7 @@ def test_a_message_to_itself_wakes_a_thread_that_waits(mailboxes):
     for number in range(20):
         wait_until(lambda: alone._reading, "it waits")
         alone.send(0, Message("turn", number))
-    thread.join(DEADLINE_S / 2)
+    thread.join(DEADLINE_S)
     assert found == list(range(20))
 
 
