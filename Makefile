@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 # Real data for tests and benchmarks, where there is some; they skip with a reason, or use embedded data, where not.
 PACELINE_DATA ?= $(abspath $(wildcard ../shared/data))
 export PACELINE_DATA
+# A file's tests in one process, as they share runs; the longest files first, in the order of tests/conftest.py.
+ON_TWO_CORES := -n auto --maxprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help run test quick soak lint bench clean
 
@@ -25,10 +27,10 @@ run: $(VENV)/installed
 	$(BIN)/python benchmarks/head_to_head.py --small
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -m "not soak" -n auto --maxprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not soak" $(ON_TWO_CORES)
 
 quick: $(VENV)/installed
-	$(BIN)/python -m pytest -m "not soak" -n auto --maxprocesses 2 --dist loadfile \
+	$(BIN)/python -m pytest -m "not soak" $(ON_TWO_CORES) \
 	  --ignore tests/contracts --ignore tests/documentation --ignore tests/processes
 
 soak: $(VENV)/installed

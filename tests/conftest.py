@@ -1,6 +1,8 @@
 """What tests of all folders share: one thread per operation, the fork server, and a look at what is left behind."""
 
+import os
 from multiprocessing import forkserver
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,44 @@ import leftovers
 # Whichever test starts this process's fork server, what it has loaded is the same: it stays for all tests that follow.
 forkserver.set_forkserver_preload(list(forked.PRELOAD))
 forkserver.set_forkserver_preload = lambda modules: None
+# A TCPStore asks a name server about every connection; where none answers, this is how long it waits.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
+FOLDER = Path(__file__).parent
+# The files that take longest come first, so that no process is left with one of them when the others are done.
+LONGEST = [
+    FOLDER / name
+    for name in (
+        "contracts/test_resume.py",
+        "processes/test_kill.py",
+        "processes/test_torchrun.py",
+        "documentation/test_examples.py",
+        "documentation/test_readme.py",
+        "processes/test_supervisor_ends.py",
+        "processes/test_join.py",
+        "contracts/test_counts.py",
+        "contracts/test_updates.py",
+        "contracts/test_one_worker.py",
+        "contracts/test_contention.py",
+        "processes/test_servers.py",
+        "processes/test_server_copies.py",
+        "test_training.py",
+        "test_attachment.py",
+        "processes/test_mailbox.py",
+        "processes/test_join_hosts.py",
+        "processes/test_calibrate_cluster.py",
+        "simulator/test_algorithms.py",
+        "simulator/test_gossip.py",
+        "simulator/test_repeatable.py",
+        "tasks/test_built_in.py",
+    )
+]
+
+
+def pytest_collection_modifyitems(items):
+    assert all(path.exists() for path in LONGEST)
+    place = {path: number for number, path in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(LONGEST)))
 
 
 @pytest.fixture(scope="session", autouse=True)
