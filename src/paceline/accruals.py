@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 __all__ = ["ACCRUED", "Accruals"]
 
-ACCRUED = 0  # as a record's applied version, while it waits
+ACCRUED = -2  # as a record's applied version, while it waits
 _GRADIENT_VERSION, _APPLIED_VERSION = 5, 6  # places of these fields in a record; `memory/records.py` names them all
 
 

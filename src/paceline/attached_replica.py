@@ -107,12 +107,12 @@ class AttachedReplica(BaseReplica):
     def begin(self, started_s: float, batch_number: int, batch: Any, *, absent: bool = False) -> None:
         """Begins a step: the program reads the parameters that the gradient will be computed at."""
         if self._state == "gradient":  # the loop did not step: it accumulates, or skipped a step that all had agreed on
-            self.samples = self.samples if absent else length_of(batch) + (0 if self._handed_out else self.samples)
+            self.samples = self.samples if absent else _samples_of(batch) + (0 if self._handed_out else self.samples)
             return
         self._write_held()
         self.num_begun += 1
         self._batch = batch_number
-        self.samples = 0 if absent else length_of(batch)
+        self.samples = 0 if absent else _samples_of(batch)
         self._absent = absent
         self._scaled = self._overflowed = False
         self._begin_step(started_s)
@@ -398,3 +398,8 @@ class AttachedReplica(BaseReplica):
         if self._g is None:
             self._g = self.binding.zeros()
         return torch.sub(after, before, out=self._g)
+
+
+def _samples_of(batch: Any) -> int:
+    """How many samples a batch has; one whose length cannot be told weighs as one."""
+    return max(1, length_of(batch))

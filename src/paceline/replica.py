@@ -29,6 +29,7 @@ __all__ = ["BaseReplica", "BatchSource", "DivergedError", "RealClock", "Recorder
 _UPDATE_TIME_SMOOTHING = 0.1
 _NAN = math.nan
 _NO_COUNTS = (0, 0, 0, 0)
+_NO_GRADIENT = 0  # as a record's applied version
 
 
 class DivergedError(PacelineError):
@@ -136,6 +137,10 @@ class BaseReplica:
     def dropped(self, gradient_version: int, failed_publishes: int = 0) -> None:
         """Records the step: its gradient was given up."""
         self._record(-1, gradient_version, failed_publishes)
+
+    def absent(self, version: int) -> None:
+        """Records a round of workers with models of their own that has no batch for this one."""
+        self._record(_NO_GRADIENT, version, 0)
 
     def accrued(self) -> None:
         """Records the step: its gradient becomes part of this worker's next update, and so does the record."""

@@ -8,8 +8,12 @@ from torch import nn
 import paceline as pl
 from paceline.batches import BatchPlan
 
-SAMPLES, BATCH_SIZE = 96, 2
-PLANTED = [(3 * sample + 1) % 11 - 4 for sample in range(SAMPLES)]  # what each sample adds to every parameter
+BATCH_SIZE, NUM_BATCHES = 2, 47  # which no number of workers divides
+
+
+def planted(num_batches=NUM_BATCHES):
+    """What each sample adds to every parameter."""
+    return [(3 * sample + 1) % 11 - 4 for sample in range(BATCH_SIZE * num_batches)]
 
 
 class Planted(nn.Module):
@@ -31,11 +35,12 @@ class AddUp:
     size: int
     epochs: int = 1
     learning_rate: float = 2.0
+    num_batches: int = NUM_BATCHES
 
     def __call__(self):
         model = Planted(self.size)
         optimizer = torch.optim.SGD(model.parameters(), lr=self.learning_rate)
-        data = torch.utils.data.TensorDataset(torch.tensor(PLANTED, dtype=torch.float32))
+        data = torch.utils.data.TensorDataset(torch.tensor(planted(self.num_batches), dtype=torch.float32))
         loader = torch.utils.data.DataLoader(data, batch_size=BATCH_SIZE, shuffle=True)
         with pl.attach(model, optimizer) as worker:
             for _ in range(self.epochs):
@@ -47,7 +52,7 @@ class AddUp:
 
 def expected_sum(records, seed=0):
     """What the applied updates in the records must have added."""
-    plan = BatchPlan(num_samples=SAMPLES, batch_size=BATCH_SIZE, seed=seed)
-    values = torch.tensor(PLANTED)
+    values = torch.tensor(planted())
+    plan = BatchPlan(num_samples=len(values), batch_size=BATCH_SIZE, seed=seed)
     rows = [row for own in records.values() for row in own[own["applied_version"] > 0]]
     return sum(values[plan.indices(int(row["batch"]))].sum().item() for row in rows)

@@ -84,7 +84,7 @@ ROWS = [
         scales_stale_updates=_ADAPTS,
     ),
     Row(pl.LocalSGD(period=3)),
-    Row(pl.LocalSGD(warmup_steps=20)),
+    Row(pl.LocalSGD(warmup_steps=5)),  # before the first uneven round, in which no gradient is its own worker's alone
     Row(pl.DPSGD()),
     Row(pl.DPSGD(topology=Exponential())),
     Row(pl.DPSGD(topology=OnePeerExponential())),

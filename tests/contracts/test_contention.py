@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import paceline as pl
-from contracts.programs import AddUp
+from contracts.programs import NUM_BATCHES, AddUp
 from contracts.runs import run_function, run_task
 from contracts.table import ROWS, rows
 
@@ -29,14 +29,16 @@ def test_persistence_0_adds_no_staleness_after_the_gradient_and_drops(contended)
     assert result["staleness"]["mean_after_gradient"] == 0
     assert result["dropped_updates"] > 0
     assert result["failed_publishes"] == result["dropped_updates"]
-    assert sum(result["updates_per_worker"]) + result["dropped_updates"] == result["computed_gradients"] == 6 * 48
+    assert (
+        sum(result["updates_per_worker"]) + result["dropped_updates"] == result["computed_gradients"] == 6 * NUM_BATCHES
+    )
 
 
 def test_persistence_none_drops_nothing(contended):
     result = contended(pl.Leashed()).result
     assert result["dropped_updates"] == 0
     assert result["failed_publishes"] > 0
-    assert result["steps"] == 6 * 48
+    assert result["steps"] == 6 * NUM_BATCHES
     assert result["staleness"]["mean_after_gradient"] > 0
 
 

@@ -6,7 +6,7 @@ import pytest
 from contracts.runs import run_task
 from contracts.table import rows
 
-EPOCHS, BATCHES = 2, 180
+EPOCHS, BATCH_SIZE, BATCHES = 2, 7, 206  # three workers divide neither an epoch's batches nor the run's
 
 
 def all_records(run):
@@ -21,7 +21,10 @@ def trained():
     def run(row):
         if row.spec not in runs:
             workers = row.most(3)
-            runs[row.spec] = workers, *run_task(row, backend="processes", workers=workers, epochs=EPOCHS)
+            runs[row.spec] = (
+                workers,
+                *run_task(row, backend="processes", workers=workers, epochs=EPOCHS, batch_size=BATCH_SIZE),
+            )
         return runs[row.spec]
 
     return run
@@ -32,10 +35,12 @@ def test_every_worker_counts_its_own_versions(row, trained):
     """An update of a worker's own model is a gradient or, where the averages are made beside the training, an average."""
     _, run, _ = trained(row)
     for own in run.records.values():
-        assert (np.diff(own["applied_version"]) >= 1).all()
-        between = own["applied_version"][-1] - len(own)
-        assert between <= own["averages"].sum() if not row.algorithm.lockstep else between == 0
-    assert run.result["steps"] == sum(run.result["updates_per_worker"]) == len(all_records(run))
+        made = own["applied_version"][own["samples"] > 0]
+        assert (np.diff(made) >= 1).all()
+        assert (own["applied_version"][own["samples"] == 0] == 0).all()
+        between = made[-1] - len(made)
+        assert between <= own["averages"].sum() if not row.algorithm.lockstep else between == (len(own) > len(made))
+    assert run.result["steps"] == sum(run.result["updates_per_worker"]) == EPOCHS * BATCHES
     assert sum(run.result["share_of_updates"]) == pytest.approx(1.0)
     assert run.result["averages_per_step"] > 0 or not row.algorithm.lockstep
     assert run.result["consensus_distance"] >= 0
@@ -48,6 +53,8 @@ def test_every_version_occurs_exactly_once(row, trained):
     versions = all_records(run)["applied_version"]
     counts = dict(zip(*np.unique(versions[versions > 0], return_counts=True), strict=True))
     assert list(counts) == list(range(1, parameters.version + 1))
+    if row.together and row.served:
+        assert counts.pop(parameters.version) in range(1, workers + 1)  # the last has what is left
     present = workers if row.together else 1
     assert (row.drops_updates and row.together) or row.accrues or set(counts.values()) == {present}
     assert not row.accrues or max(counts.values()) > 1
@@ -57,9 +64,11 @@ def test_every_version_occurs_exactly_once(row, trained):
 @rows()
 def test_every_gradient_is_applied_or_dropped(row, trained):
     _, run, _ = trained(row)
-    result = run.result
-    rounds = sum(own["samples"].size for own in run.records.values())
-    assert result["computed_gradients"] == rounds == sum(result["updates_per_worker"]) + result["dropped_updates"]
+    result, records = run.result, all_records(run)
+    assert result["computed_gradients"] == np.count_nonzero(records["samples"]) == EPOCHS * BATCHES
+    without = np.count_nonzero((records["samples"] == 0) & (records["applied_version"] > 0))  # the others' update
+    assert result["computed_gradients"] + without == sum(result["updates_per_worker"]) + result["dropped_updates"]
+    assert without == 0 or (row.together and row.algorithm.lockstep)
     assert row.drops_updates or result["dropped_updates"] == 0
     assert result["events_lost"] == 0
     assert result["outcome"] == "stopped"

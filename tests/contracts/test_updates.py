@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from contracts.programs import PLANTED, AddUp, Planted, expected_sum
+from contracts.programs import BATCH_SIZE, NUM_BATCHES, AddUp, Planted, expected_sum, planted
 from contracts.runs import run_function
 from contracts.table import rows
+from paceline.batches import BatchPlan
 from paceline.flat import FlatBinding
 
 SIZE = 3_000
@@ -21,7 +22,7 @@ def exact(row):
     return not row.loses_updates and not row.scales_stale_updates and not row.own_rule
 
 
-@pytest.mark.parametrize(("workers", "backend"), [(1, "threads"), (2, "processes"), (3, "threads"), (4, "processes")])
+@pytest.mark.parametrize(("workers", "backend"), [(1, "threads"), (2, "processes"), (3, "threads"), (5, "processes")])
 @rows(lambda row: exact(row) and not row.together and not row.algorithm.gossip)
 def test_parameters_are_the_sum_of_the_applied_updates(row, workers, backend):
     if workers not in row.workers([workers]):
@@ -31,11 +32,11 @@ def test_parameters_are_the_sum_of_the_applied_updates(row, workers, backend):
     )
     wanted = expected_sum(run.records, seed=workers)
     assert values_of(parameters).unique().tolist() == [wanted]
-    assert row.accrues or parameters.version == 96 - run.result["dropped_updates"]
-    assert row.drops_updates or wanted == 2 * sum(PLANTED)
+    assert row.accrues or parameters.version == 2 * NUM_BATCHES - run.result["dropped_updates"]
+    assert row.drops_updates or wanted == 2 * sum(planted())
 
 
-@pytest.mark.parametrize(("workers", "backend"), [(1, "threads"), (2, "processes"), (3, "processes"), (4, "threads")])
+@pytest.mark.parametrize(("workers", "backend"), [(1, "threads"), (2, "processes"), (3, "processes"), (5, "threads")])
 @rows(lambda row: row.algorithm.gossip)
 def test_the_mean_of_the_models_is_the_sum_of_all_updates(row, workers, backend):
     """Averaging conserves the mean: with the learning rate times the workers, every batch adds its sum to it, once.
@@ -44,26 +45,31 @@ def test_the_mean_of_the_models_is_the_sum_of_all_updates(row, workers, backend)
     """
     train = AddUp(SIZE, epochs=2, learning_rate=2.0 * workers)
     run, parameters = run_function(train, workers=workers, algorithm=row.algorithm, backend=backend)
-    weight = torch.full((1,), float(2 * sum(PLANTED)))
+    weight = torch.full((1,), float(2 * sum(planted())))
     torch.testing.assert_close(values_of(parameters), weight.expand(SIZE + 3), rtol=1e-5, atol=1e-2)
-    assert run.result["steps"] == 96
+    assert run.result["steps"] == 2 * NUM_BATCHES
     if workers > 1 and row.algorithm.lockstep:  # others may be done before their first average
         assert run.result["averages_per_step"] > 0
 
 
-@pytest.mark.parametrize(("workers", "backend"), [(2, "processes"), (4, "threads")])
+@pytest.mark.parametrize(("workers", "num_batches", "backend"), [(2, 47, "processes"), (4, 45, "threads")])
 @rows(lambda row: row.together and not row.drops_updates)
-def test_lockstep_applies_each_rounds_mean_once(row, workers, backend):
-    """With the learning rate times the workers, a round adds the sum of its batches (halves and quarters are exact)."""
-    train = AddUp(SIZE, epochs=2, learning_rate=2.0 * workers)
+def test_lockstep_applies_each_rounds_mean_once(row, workers, num_batches, backend):
+    """With the learning rate times the workers, a round adds the sum of its batches (halves and quarters are exact).
+
+    The last round has one batch, whose gradient is the mean: all that are without one move by it, too.
+    """
+    train = AddUp(SIZE, learning_rate=2.0 * workers, num_batches=num_batches)
     _, parameters = run_function(train, workers=workers, algorithm=row.algorithm, backend=backend)
-    assert values_of(parameters).unique().tolist() == [2 * sum(PLANTED)]
-    assert parameters.version == 96 // workers
+    values = torch.tensor(planted(num_batches))
+    last = values[BatchPlan(num_samples=len(values), batch_size=BATCH_SIZE).indices(num_batches - 1)]
+    assert values_of(parameters).unique().tolist() == [values.sum() + (workers - 1) * last.sum()]
+    assert parameters.version == num_batches // workers + 1
 
 
 @rows(lambda row: bool(row.loses_updates))
 def test_racing_updates_are_all_counted(row):
     """The sum may lack components; the version lacks nothing, and no component has more than all updates' sizes."""
     _, parameters = run_function(AddUp(SIZE, epochs=2), workers=4, algorithm=row.algorithm)
-    assert parameters.version == 96
-    assert values_of(parameters).abs().max() <= 2 * 96 * 6
+    assert parameters.version == 2 * NUM_BATCHES
+    assert values_of(parameters).abs().max() <= 2 * NUM_BATCHES * BATCH_SIZE * 6

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import paceline as pl
-from contracts.programs import PLANTED, SAMPLES, AddUp
+from contracts.programs import AddUp, planted
 from paceline.batches import BatchPlan
 from paceline.supervisor import Supervisor
 
@@ -18,7 +18,8 @@ EPOCHS = 1000  # runs are stopped
 
 def batch_sums(rows, seed=0):
     """What each row's batch adds to every parameter."""
-    plan, values = BatchPlan(num_samples=SAMPLES, batch_size=2, seed=seed), torch.tensor(PLANTED)
+    values = torch.tensor(planted())
+    plan = BatchPlan(num_samples=len(values), batch_size=2, seed=seed)
     return np.array([values[plan.indices(int(batch))].sum().item() for batch in rows["batch"]])
 
 

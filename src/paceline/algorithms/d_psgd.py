@@ -65,9 +65,12 @@ class DPSGD(Algorithm):
                 x.mul_(W[me])
                 for j, x_j in neighbours.items():
                     x.add_(x_j, alpha=W[j])
-                replica.apply(to=x)
                 ports.counts.averages += bool(neighbours)
-                replica.applied(shared.advance(), gradient_version=k)
+                if replica.samples:
+                    replica.apply(to=x)
+                    replica.applied(shared.advance(), gradient_version=k)
+                else:  # the round has no batch for this worker, which only averages
+                    replica.absent(shared.advance())
 
     def _model_of(self, j: int, k: int, mailbox: Mailbox) -> torch.Tensor:
         """The model (P,) that neighbour `j` had at the beginning of round `k`."""

@@ -52,15 +52,20 @@ class LocalSGD(Algorithm):
         shared = ports.shared
         for _ in replica.steps():
             k = shared.version
+            warms_up = k < self.warmup_steps
             replica.gradient(at=shared.x, version=k)
-            if k < self.warmup_steps:
+            if warms_up:
                 ports.collectives.all_reduce_mean(replica.g, weight=replica.samples)
-            with shared.writing():
-                replica.apply(to=shared.x)
-            if k >= self.warmup_steps and (k + 1) % self.period == 0 and ports.num_workers > 1:
+            if warms_up or replica.samples:  # alone and without a batch, a worker makes no step
+                with shared.writing():
+                    replica.apply(to=shared.x)
+            if not warms_up and (k + 1) % self.period == 0 and ports.num_workers > 1:
                 mean = replica.copy(shared.x)
                 ports.collectives.all_reduce_mean(mean, weight=1.0)
                 with shared.writing():
                     shared.x.copy_(mean)
                 ports.counts.averages += 1
-            replica.applied(shared.advance(), gradient_version=k)
+            if replica.samples:
+                replica.applied(shared.advance(), gradient_version=k)
+            else:
+                replica.absent(shared.advance())

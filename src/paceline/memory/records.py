@@ -9,15 +9,17 @@ import numpy as np
 
 __all__ = ["RECORD_DTYPE", "RECORD_STRUCT", "PackedRecords", "without_waiting"]
 
-# One row per computed gradient. Times are seconds on the run's shared monotonic clock.
+# One row per computed gradient, and per round that has no batch for this worker. Times are seconds on the run's shared
+# monotonic clock.
 _INTEGERS = (
     "step",  # this worker's step number, from 1, counted within its incarnation
     "batch",  # global number of the batch in the run: epoch * batches_per_epoch + index; -1 unknown
     "incarnation",  # 0 for a worker's first process, 1 after one restart, ...
-    "samples",
+    "samples",  # 0: there was no batch
     "read_version",  # version the gradient was computed at
     "gradient_version",  # newest version when the gradient was ready (first publish attempt for slot methods)
-    "applied_version",  # version that this update made (>= 1), or will make, if it waits; -1: the gradient was dropped
+    "applied_version",  # version that this update made (>= 1), or will make, if it waits; -1: the gradient was dropped;
+    # 0: there was none, and a worker with a model of its own made no step
     "failed_publishes",
     "messages",  # sent to other workers since the last record; so are the three below
     "sent_bytes",

@@ -168,7 +168,8 @@ def lanes(runs: Sequence[RunData], labels: Sequence[str]) -> Figure | None:
                 low, high = max(start, begin_s) - begin_s, min(end, begin_s + window_s) - begin_s
                 if high > low:
                     step = lane.ordered[row]
-                    fate = "dropped" if step["applied_version"] == -1 else f"made version {step['applied_version']}"
+                    made = int(step["applied_version"])
+                    fate = {-1: "dropped", 0: "without a batch"}.get(made, f"made version {made}")
                     shown_as = "dropped" if fate == "dropped" and KINDS[kind] == "gradient" else KINDS[kind]
                     bars[shown_as].append((low, high, f"worker {worker}", f"step {step['step']}, {fate}"))
         for kind, items in bars.items():

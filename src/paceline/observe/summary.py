@@ -166,7 +166,7 @@ def summarize(
         "apply_share": _share(rows, rows["apply_s"]),
         "failed_publishes": int(rows["failed_publishes"].sum()),
         "dropped_updates": int((rows["applied_version"] == -1).sum()),
-        "computed_gradients": len(rows),
+        "computed_gradients": int(np.count_nonzero(rows["samples"])),
         "share_of_updates": [one / max(1, len(applied)) for one in updates],
         "averages_per_step": _per_step(rows, "averages"),
         "messages_per_step": _per_step(rows, "messages"),
@@ -245,7 +245,8 @@ def _share(rows: np.ndarray, seconds: np.ndarray) -> float | None:
 
 
 def _per_step(rows: np.ndarray, column: str) -> float | None:
-    return float(rows[column].sum()) / len(rows) if len(rows) else None
+    computed = np.count_nonzero(rows["samples"])
+    return float(rows[column].sum()) / computed if computed else None
 
 
 def _last(evaluations: Sequence[Mapping[str, Any]], key: str) -> float | None:

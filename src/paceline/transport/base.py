@@ -366,6 +366,10 @@ class Replica(Protocol):
         """The gradient was given up."""
         ...
 
+    def absent(self, version: int) -> None:
+        """This worker, whose model is its own, had no batch in the round that made `version`, and made no step."""
+        ...
+
     def accrued(self) -> None:
         """The gradient is kept for a later update: the next that is `applied` or `dropped` is of this one, too."""
         ...

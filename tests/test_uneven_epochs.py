@@ -1,0 +1,145 @@
+"""Epochs whose last round has fewer batches than workers, under every method that goes in rounds, against plain PyTorch.
+
+A worker without a batch makes the others' update where all have one model, and no step at all where it has one of its own:
+momentum, Adam's count of steps and weight decay stay as they are, whatever the loop has left in its gradients.
+"""
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import paceline as pl
+from contracts.runs import run_function
+from rounds import (
+    EPOCHS,
+    OPTIMIZERS,
+    OWN_MODELS,
+    SHARED_MODEL,
+    Loop,
+    in_order,
+    reference,
+    run_loop,
+    run_task,
+    shuffled,
+    task_file,
+)
+
+ORDERS = ["clear, backward, step", "backward, step, clear", "backward, step, zero"]
+
+
+def check(algorithm, num_batches, workers, run, models, expected):
+    for model in models:
+        torch.testing.assert_close(model, expected, rtol=1e-4, atol=1e-5)
+    rounds, gradients = EPOCHS * -(-num_batches // workers), EPOCHS * num_batches
+    assert run.result["samples"] == EPOCHS * (2 * num_batches - 1)
+    assert run.result["steps"] == (rounds if algorithm in SHARED_MODEL else gradients)
+    assert run.result["computed_gradients"] == gradients
+    assert run.result["dropped_updates"] == 0
+    assert [len(own) for own in run.records.values()] == [rounds] * workers
+    if algorithm in OWN_MODELS:
+        per_worker = [EPOCHS * len(range(worker, num_batches, workers)) for worker in range(workers)]
+        assert run.result["updates_per_worker"] == per_worker
+
+
+def check_loop(algorithm, optimizer, num_batches, workers, order, backend):
+    run, models = run_loop(algorithm, Loop(optimizer, num_batches, order), workers, backend)
+    expected = reference(algorithm, optimizer, [in_order(num_batches)] * EPOCHS, workers)
+    check(algorithm, num_batches, workers, run, models, expected)
+
+
+def check_task(algorithm, optimizer, num_batches, workers, backend, folder):
+    run, model = run_task(algorithm, optimizer, task_file(folder, num_batches), workers, backend)
+    check(
+        algorithm, num_batches, workers, run, [model], reference(algorithm, optimizer, shuffled(num_batches), workers)
+    )
+
+
+cases = {
+    "algorithm": st.sampled_from(SHARED_MODEL + OWN_MODELS),
+    "optimizer": st.sampled_from(sorted(OPTIMIZERS)),
+    "size": st.tuples(st.sampled_from([1, 2, 3, 5, 7, 11, 13]), st.sampled_from([1, 2, 3, 5])).filter(
+        lambda size: size[0] >= size[1]  # with fewer, a worker is told that it will never get a batch
+    ),
+}
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(**cases, order=st.sampled_from(ORDERS))
+@example("d-psgd", "momentum", (3, 2), ORDERS[0])
+@example("local-sgd(period=2)", "adamw", (7, 3), ORDERS[0])
+@example("local-sgd(period=3, warmup_steps=2)", "momentum", (7, 5), ORDERS[0])
+def test_simulated_loops_equal_the_reference(algorithm, optimizer, size, order):
+    check_loop(algorithm, optimizer, *size, order, "simulator")
+
+
+@pytest.mark.parametrize(("order", "optimizer"), [*zip(ORDERS, ["momentum", "adamw", "sgd"], strict=True)])
+@pytest.mark.parametrize("algorithm", SHARED_MODEL + OWN_MODELS)
+def test_loops_of_real_workers_equal_the_reference(algorithm, order, optimizer):
+    check_loop(algorithm, optimizer, 7, 3, order, "threads")
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(**cases)
+@example("d-psgd", "adamw", (3, 2))
+@example("local-sgd(period=2)", "momentum", (7, 3))
+def test_simulated_tasks_equal_the_reference(tmp_path_factory, algorithm, optimizer, size):
+    check_task(algorithm, optimizer, *size, "simulator", tmp_path_factory.mktemp("task"))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("algorithm", SHARED_MODEL + OWN_MODELS)
+def test_tasks_of_real_workers_equal_the_reference(algorithm, optimizer, tmp_path):
+    check_task(algorithm, optimizer, 7, 3, "threads", tmp_path)
+
+
+class Unit(nn.Module):
+    """A model with one weight, whose gradient is the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return (self.w * x).sum()
+
+
+@pytest.mark.parametrize("algorithm", ["d-psgd", "local-sgd"])
+@pytest.mark.parametrize("backend", ["threads", "simulator"])
+def test_three_unit_gradients_on_two_workers(algorithm, backend):
+    final = []
+
+    def loop():
+        model = Unit()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        with pl.attach(model, optimizer) as worker:
+            for x in worker.batches([torch.ones(1)] * 3):
+                optimizer.zero_grad()
+                model(x).backward()
+                optimizer.step()
+        final.append(model.w.item())
+
+    if backend == "threads":
+        run, parameters = run_function(loop, workers=2, algorithm=algorithm, backend="threads")
+        assert parameters.x.unique().tolist() == [-1.5, 0.0]  # 0: padding
+    else:
+        run = pl.simulate(loop, workers=2, algorithm=algorithm)
+        assert final == [-1.5, -1.5]
+    assert run.result["steps"] == run.result["samples"] == 3
+
+
+def test_a_batch_whose_length_cannot_be_told_weighs_as_much_as_the_others():
+    """It counted as none: the mean was zero, and no worker ever moved."""
+
+    def loop():
+        model = Unit()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        with pl.attach(model, optimizer) as worker:
+            for text in worker.batches(["a", "b", "c"]):
+                optimizer.zero_grad()
+                model(torch.tensor(float(ord(text) - 96))).backward()
+                optimizer.step()
+        return model.w.item()
+
+    assert pl.simulate(loop, workers=2, algorithm="lockstep").returned == {0: -4.5, 1: -4.5}
