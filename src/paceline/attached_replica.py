@@ -20,6 +20,7 @@ from paceline.batches import length_of
 from paceline.buckets import GradientBuckets
 from paceline.errors import UsageError
 from paceline.grad_scaling import take_over_scaling
+from paceline.half_types import is_finite
 from paceline.optimizers import OptimizerSettings, raw_step, settings_of
 from paceline.owned_pieces import OwnedPieces
 from paceline.replica import BaseReplica, DivergedError, scaled_step
@@ -147,7 +148,7 @@ class AttachedReplica(BaseReplica):
         if self._ready is not None and not self._handed_out:
             self._hand_out_all()
             if self._scaled and self._g is not None:
-                self._overflowed = not bool(torch.isfinite(self._g).all())
+                self._overflowed = not is_finite(self._g)
         if self._scaled and self._overflowed and (not self._in_rounds or self._ready is not None):
             # Nobody waits for this worker, or all have the same gradient and leave this step out alike.
             self._hide_gradients()
@@ -313,7 +314,7 @@ class AttachedReplica(BaseReplica):
         Where workers average gradients, one infinity is in everybody's mean: all decide alike, with a batch or without.
         """
         if self._g_is_mine:
-            return (self._scaled or (self._absent and self._in_rounds)) and not bool(torch.isfinite(self.g).all())
+            return (self._scaled or (self._absent and self._in_rounds)) and not is_finite(self.g)
         return self._scaled and self._overflowed
 
     def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
@@ -366,7 +367,7 @@ class AttachedReplica(BaseReplica):
     def _end_apply(self, x: torch.Tensor, begun_s: float) -> None:
         self._state = "idle"
         self._count_apply(begun_s)
-        if self.step % _CHECK_EVERY_STEPS == 0 and not math.isfinite(float(x.sum())):
+        if self.step % _CHECK_EVERY_STEPS == 0 and not is_finite(x):
             raise DivergedError(f"The parameters are no longer finite at step {self.step}.")
 
     def _write_or_hold(self, *fields: float) -> None:

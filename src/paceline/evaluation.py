@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, Subset
 
 from paceline.errors import RunStopped
 from paceline.flat import FlatBinding
+from paceline.half_types import is_finite
 from paceline.tasks.base import Task
 from paceline.transport.parameters import AVERAGE
 
@@ -95,7 +96,7 @@ class ModelEvaluator:
         averaged = getattr(arena.shared, "average", None) is not None
         version = arena.shared.snapshot_average(self._x) if averaged else arena.shared.snapshot(self._x)
         self.loaded_s = time.monotonic()
-        self.finite = bool(torch.isfinite(self._x).all())
+        self.finite = is_finite(self._x)
         self._binding.bind(self._x)
         for name, buffer in self.model.named_buffers():
             prefix = AVERAGE if averaged and buffer.is_floating_point() else ""

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from paceline.errors import PeerLostError
+from paceline.half_types import sum_type
 from paceline.observe.summary import summarize
 from paceline.transport.base import Mailbox, Message, Ports, Received
 
@@ -80,8 +81,8 @@ def _collect(mailbox: Mailbox, worker_id: int, num_workers: int, x: torch.Tensor
             answer = mailbox.receive(deadline_s, kind="final", sender=other, number=worker_id)
             if isinstance(answer, Received) and answer.message.x is not None:
                 models[other] = answer.message.x
-    mean = torch.stack(list(models.values())).mean(dim=0)
-    distances = [float((one - mean).double().square().sum()) for one in models.values()]
+    mean = torch.stack(list(models.values())).mean(dim=0, dtype=sum_type(x.dtype)).to(x.dtype)
+    distances = [float((one.double() - mean).square().sum()) for one in models.values()]
     consensus_distance = sum(distances) / len(distances)
     for other in models:
         if other != worker_id:

@@ -22,6 +22,7 @@ from paceline.environment import WorkerEnvironment
 from paceline.errors import PeerLostError, UsageError
 from paceline.final_mean import FinalMean, take_final_mean
 from paceline.flat import FlatBinding
+from paceline.half_types import sum_type
 from paceline.hosted_servers import HostedServers
 from paceline.joining import JoinedRun
 from paceline.memory.private import PrivateVector
@@ -86,7 +87,7 @@ class Session:
         self._averages = (
             [name for name, b in self._buffers.items() if b.is_floating_point()] if algorithm.memory.averaged else []
         )
-        extra |= {AVERAGE + name: extra[name] for name in self._averages}
+        extra |= {AVERAGE + name: (extra[name][0], sum_type(extra[name][1])) for name in self._averages}
         hello = Hello(
             algorithm=registry.spec(algorithm),
             num_elements=self.binding.num_elements,

@@ -264,6 +264,8 @@ def test_every_operation(num_workers):
     total = sum(vectors)
     weights = [worker + 1 for worker in range(num_workers)]
     mean = sum(weight * vector for weight, vector in zip(weights, vectors, strict=True)) / sum(weights)
+    halves = torch.stack([torchrun_programs.large_and_small(worker, num_workers) for worker in range(num_workers)])
+    half = halves.double().mean(0).bfloat16()
     for rank, one in enumerate(found):
         assert one["summed"] == total.tolist()
         assert one["part"] == total.chunk(num_workers)[rank].tolist()
@@ -272,6 +274,7 @@ def test_every_operation(num_workers):
         assert one["mean"] == found[0]["mean"]
         assert one["lone"] == vectors[1].tolist()
         assert one["none"] == [0.0] * 6
+        assert one["half"] == half.tolist()
         # The ring's optimum, for the vector of float32 and one float64 per worker.
         assert one["sent_bytes"] == 2 * (num_workers - 1) * (6 * 4 + num_workers * 8) // num_workers
     claimed = sorted(number for one in found for number in one["claimed"])

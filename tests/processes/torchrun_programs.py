@@ -236,6 +236,11 @@ def restarted():
     tell({"rank": RANK, "steps": steps, "bits": hashlib.sha256(b"".join(bits)).hexdigest()})
 
 
+def large_and_small(worker, n):
+    """Sums of bfloat16 in which ones are lost if they come after what is large; each worker has that at some places."""
+    return torch.where(torch.arange(18) % n == worker, 256.0, 1.0).bfloat16()
+
+
 def operations():
     """Every operation, on its own collectives; the results as lists."""
     environment = current_environment()
@@ -259,10 +264,12 @@ def operations():
     sent_bytes = collectives.counts.sent_bytes - sent_before
     collectives.all_reduce_mean(lone, weight=float(RANK == 1))
     collectives.all_reduce_mean(none, weight=0)
+    half = large_and_small(RANK, n)
+    collectives.all_reduce_mean(half, weight=1.0)
     claim = membership.claims()
     claimed = [claim() for _ in range(10)]
     membership.close(failed=False)
-    results = {"summed": summed, "part": part, "gathered": gathered, "mean": mean, "lone": lone, "none": none}
+    results = {"summed": summed, "part": part, "gathered": gathered, "mean": mean, "lone": lone, "none": none, "half": half}
     lists = {name: tensor.tolist() for name, tensor in results.items()}
     tell({"rank": RANK, "claimed": claimed, "sent_bytes": sent_bytes, **lists})
 

@@ -10,6 +10,7 @@ import torch
 
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.strips import OwnedStrips
+from paceline.half_types import to_sum_type
 from paceline.transport.base import Collectives, Handle, Ports, Replica
 from paceline.transport.parameters import MemoryRequest
 
@@ -24,8 +25,9 @@ class AllReduce(Algorithm):
     missing batch is no exception. Parameters stay equal on all workers, bit for bit.
 
     Costs per step: 2 (n - 1) / n times the parameters' size sent and received by each worker, hidden behind backward except
-    for the first layers' part. Every step lasts as long as its slowest worker. Sharded: as many bytes, of which
-    the parameters' half is not hidden; the optimizer's work and state are 1 / n per worker, with buffers of two vectors.
+    for the first layers' part; gradients of half types travel as float32. Every step lasts as long as its slowest worker.
+    Sharded: as many bytes, of which the parameters' half is not hidden; the optimizer's work and state are 1 / n per worker,
+    with buffers of two vectors.
     Use when: workers are equally fast and links are good; it is what asynchronous methods are compared to.
     Not: `lockstep`, which begins to average when backward has ended; `local-sgd`, which averages parameters, and rarely.
 
@@ -99,8 +101,8 @@ class _OverlappedMean:
     The unit is the power of two nearest to the mean weight of the round before, so that factors are near 1, exactly 1 for
     the usual batch sizes, and never round: whatever the unit, the result has the same bits.
 
-    The weights are added up in the padding of the first bucket, where its type holds such numbers exactly (up to 2^24
-    samples); otherwise by an operation of their own, which costs as much time as a small bucket.
+    The weights are added up in the padding of the first bucket, which holds them exactly, up to 2^24 samples: buckets of half
+    types travel as float32.
     """
 
     def __init__(self, replica: Replica, collectives: Collectives, num_workers: int) -> None:
@@ -108,38 +110,30 @@ class _OverlappedMean:
         self._collectives = collectives
         self._num_workers = num_workers
         self._unit = 1.0
-        self._weight = torch.zeros(1, dtype=torch.float64)
-        self._under_way: list[tuple[torch.Tensor, Handle]] = []
+        self._under_way: list[tuple[torch.Tensor, torch.Tensor, Handle]] = []  # bucket, what travels, its handle
 
     def begin(self, bucket: torch.Tensor) -> None:
         """Starts averaging a bucket (n,) in place."""
         factor = self._replica.samples / self._unit
+        vector = to_sum_type(bucket)
         if factor != 1.0:
-            bucket.mul_(factor)
-        if not self._under_way:
-            if not bucket.numel():  # nothing but time is simulated
-                self._weight = torch.tensor([factor], dtype=torch.float64)
-            elif bucket.dtype in (torch.float32, torch.float64):
-                self._weight = bucket[-1:]
-                self._weight.fill_(factor)
-            else:
-                self._weight = torch.tensor([factor], dtype=torch.float64)
-                self._start(self._weight)
-        self._start(bucket)
+            vector.mul_(factor)
+        if not self._under_way and vector.numel():  # without elements, nothing but time is simulated
+            vector[-1] = factor
+        self._under_way.append((bucket, vector, self._collectives.start_all_reduce(vector)))
 
     def finish(self) -> None:
         """Waits for the buckets in their order."""
         total = 0.0
-        for number, (vector, summed) in enumerate(self._under_way):
+        for number, (bucket, vector, summed) in enumerate(self._under_way):
             summed.wait()
-            if number == 0:
-                total = self._weight.item()
-                self._weight.zero_()
+            if number == 0 and vector.numel():
+                total = vector[-1].item()
+                vector[-1] = 0.0
             if total:
                 vector.div_(total)
+            if vector is not bucket:
+                bucket.copy_(vector)
         self._under_way.clear()
         if total:
             self._unit *= 2.0 ** round(math.log2(total / self._num_workers))
-
-    def _start(self, vector: torch.Tensor) -> None:
-        self._under_way.append((vector, self._collectives.start_all_reduce(vector)))

@@ -9,6 +9,7 @@ import torch
 
 from paceline.algorithms.base import Algorithm
 from paceline.errors import PeerLostError, WorkerLostError
+from paceline.half_types import to_sum_type
 from paceline.topology import Ring, Topology, metropolis_weights
 from paceline.transport.base import Mailbox, Message, PeerBack, PeerLeft, Ports, Replica
 from paceline.transport.parameters import MemoryRequest
@@ -62,9 +63,12 @@ class DPSGD(Algorithm):
             replica.gradient(at=x, version=k)
             neighbours = {j: self._model_of(j, k, mailbox) for j in sorted(W) if j != me}
             with shared.writing():
-                x.mul_(W[me])
+                mixed = to_sum_type(x)
+                mixed.mul_(W[me])
                 for j, x_j in neighbours.items():
-                    x.add_(x_j, alpha=W[j])
+                    mixed.add_(x_j, alpha=W[j])
+                if mixed is not x:
+                    x.copy_(mixed)
                 ports.counts.averages += bool(neighbours)
                 if replica.samples:
                     replica.apply(to=x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from torch import Tensor
+from torch import Tensor, dtype
 
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.parameter_server import ParameterServer
@@ -19,6 +19,7 @@ from paceline.algorithms.server.shard import Shard
 from paceline.algorithms.server.warm_start import WarmStart
 from paceline.errors import UsageError
 from paceline.field_types import check_types
+from paceline.half_types import sum_type
 from paceline.transport.base import Ports, Replica
 from paceline.transport.parameters import MemoryRequest
 
@@ -160,13 +161,15 @@ class _Accrued:
     def __init__(self, *, alone: bool) -> None:
         self._alone = alone
         self._sum: Tensor | None = None
+        self._type: dtype | None = None  # of the gradients
         self.samples = 0
 
     def add(self, g: Tensor, samples: int) -> None:
         """Adds one gradient (P,)."""
         self.samples += samples
+        self._type = g.dtype
         if self._alone or self._sum is None:
-            self._sum = g if self._alone else g.clone()
+            self._sum = g if self._alone else g.to(sum_type(g.dtype), copy=True)
         elif self.samples == samples:  # the first since the last push
             self._sum.copy_(g)
         else:
@@ -176,4 +179,4 @@ class _Accrued:
         """The sum (P,), to be used before the next `add`, and its samples; begins anew."""
         assert self._sum is not None
         samples, self.samples = self.samples, 0
-        return self._sum, samples
+        return self._sum.to(self._type), samples

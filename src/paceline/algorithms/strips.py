@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from paceline.half_types import sum_type
 from paceline.transport.base import Collectives, Handle, Piece, Replica
 
 __all__ = ["OwnedStrips"]
@@ -22,8 +23,9 @@ class _Bucket:
     length: int
     strip: int  # elements of a strip; all strips but the last ones are full
     at: int  # where this worker's strip lies among all of its own
-    padded: torch.Tensor  # (num_workers * strip,)
+    padded: torch.Tensor  # (num_workers * strip,), of gradients; float32 for half types
     g: torch.Tensor  # (strip,), this worker's strip of the mean
+    x: torch.Tensor  # (num_workers * strip,), of new parameters, in the same memory if of the same type
     handle: Handle | None = None
 
 
@@ -59,7 +61,7 @@ class OwnedStrips:
             self._buckets.append(self._cut(bucket))
         own = self._buckets[self._num_begun]
         self._num_begun += 1
-        torch.mul(bucket, factor, out=own.padded[: own.length])
+        own.padded[: own.length].copy_(bucket).mul_(factor)
         own.handle = self.collectives.start_reduce_scatter(own.padded, own.g)
 
     def finish(self) -> None:
@@ -72,10 +74,11 @@ class OwnedStrips:
             bucket.handle.wait()
         if not self._pieces:
             self._lay_out()
-        torch.cat([bucket.g for bucket in self._buckets], out=self._g)
         self._num_begun = 0
-        if total := weight.item():
-            self._g.div_(total)
+        total = weight.item()
+        for bucket in self._buckets:
+            self._g[bucket.at : bucket.at + bucket.strip] = bucket.g.div_(total) if total else bucket.g
+        if total:
             self._unit *= 2.0 ** round(math.log2(total / self.num_workers))
 
     def update(self, x: torch.Tensor) -> None:
@@ -85,7 +88,7 @@ class OwnedStrips:
         self.replica.apply_pieces(to=self._x, g=self._g, pieces=self._pieces)
         for bucket in reversed(self._buckets):  # the first layers first: the next forward pass begins with them
             part = self._x[bucket.at : bucket.at + bucket.strip]
-            bucket.handle = self.collectives.start_all_gather(part, bucket.padded)
+            bucket.handle = self.collectives.start_all_gather(part, bucket.x)
         for bucket in reversed(self._buckets):
             assert bucket.handle is not None
             bucket.handle.wait()
@@ -93,23 +96,26 @@ class OwnedStrips:
     def copy_to(self, x: torch.Tensor) -> None:
         """Copies the strips of all workers to `x` (P,)."""
         for bucket in self._buckets:
-            x[bucket.first : bucket.first + bucket.length] = bucket.padded[: bucket.length]
+            x[bucket.first : bucket.first + bucket.length] = bucket.x[: bucket.length]
 
     def _cut(self, bucket: torch.Tensor) -> _Bucket:
         length, last = bucket.numel(), self._buckets[-1] if self._buckets else None
         strip = math.ceil(length / self.num_workers / _ALIGNMENT_ELEMENTS) * _ALIGNMENT_ELEMENTS
+        wide = sum_type(bucket.dtype)
+        padded = bucket.new_zeros(self.num_workers * strip, dtype=wide)
         return _Bucket(
             first=(last.first if last else self.num_elements) - length,
             length=length,
             strip=strip,
             at=last.at + last.strip if last else 0,
-            padded=bucket.new_zeros(self.num_workers * strip),
-            g=bucket.new_zeros(strip),
+            padded=padded,
+            g=bucket.new_zeros(strip, dtype=wide),
+            x=padded if bucket.dtype == wide else bucket.new_zeros(len(padded)),
         )
 
     def _lay_out(self) -> None:
         size = sum(bucket.strip for bucket in self._buckets)
-        self._x, self._g = (self._buckets[0].padded.new_zeros(size) for _ in range(2))
+        self._x, self._g = (self._buckets[0].x.new_zeros(size) for _ in range(2))
         for bucket in self._buckets:
             begin = min(self.worker_id * bucket.strip, bucket.length)
             end = min(begin + bucket.strip, bucket.length)

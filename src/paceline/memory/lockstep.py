@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from paceline.errors import WorkerLostError, name_workers
+from paceline.half_types import add_up, sum_type, to_sum_type
 from paceline.memory.atomics import load, store
 from paceline.memory.failpoints import fail_point
 from paceline.memory.segment import LINE_BYTES, PAGE_BYTES, Layout, Segment
@@ -19,7 +20,8 @@ from paceline.transport.base import Handle
 
 __all__ = ["LockstepPlan", "SharedMemoryCollectives"]
 
-_EXTRA_BYTES = 16 * LINE_BYTES  # besides P elements: a few numbers that are reduced in the same round
+_EXTRA_BYTES = 16 * LINE_BYTES  # besides vectors: a few numbers that are reduced in the same round
+_STRIP_ELEMENTS = 16  # to which each worker's piece of a vector may be padded
 
 _REMEDY = (
     "Resume the run from its last checkpoint (`paceline train --resume RUN`), or choose an algorithm that goes on "
@@ -73,7 +75,7 @@ class SharedMemoryCollectives:
     in the order of worker ids. With equal weights all factors are exactly 1, so it is the plain sum divided by
     their number; and weights that are sample counts take no product out of the vectors' range. One worker
     computes each component, so all get the same bits. A single weighted vector is copied, bit for bit. Without any
-    weight the mean is zero. With `num_workers == 1` nothing is touched.
+    weight the mean is zero. With `num_workers == 1` nothing is touched. Half types are added up in float32.
 
     Operations that are only started are carried out at the first `wait`, all together in rounds of up to P elements: on the
     cores that compute there is nothing to overlap with, and one round has two barriers whatever is in it.
@@ -117,7 +119,11 @@ class SharedMemoryCollectives:
         self._num_barriers = 0
         self._segment = segment
         self._plan = plan
-        self._capacity_bytes = plan.num_parameters * plan.dtype.itemsize + _EXTRA_BYTES
+        self._capacity_bytes = _size_bytes(plan.num_parameters, plan.num_workers, plan.dtype)
+        self._mean_part = self._mean[self._part]
+        self._total = to_sum_type(
+            self._mean_part
+        )  # what its mean is made of, in the same memory or wider memory of its own
         self._areas: dict[tuple[int, int, int, torch.dtype], torch.Tensor] = {}
         self._pending: list[_Operation] = []
         self._num_started = self._num_done = 0
@@ -133,7 +139,7 @@ class SharedMemoryCollectives:
         name: str = "lockstep",
     ) -> LockstepPlan:
         """Reserves the vectors and words."""
-        size_bytes = num_parameters * dtype.itemsize + _EXTRA_BYTES
+        size_bytes = _size_bytes(num_parameters, num_workers, dtype)
         return LockstepPlan(
             num_parameters=num_parameters,
             num_workers=num_workers,
@@ -228,9 +234,7 @@ class SharedMemoryCollectives:
             first = vector.numel() * me // self._num_workers
             mine = slice(first, vector.numel() * (me + 1) // self._num_workers)
             target = part if kind == "reduce-scatter" else self._area(-1, offset, vector)[mine]
-            target.copy_(self._area(0, offset, vector)[mine])
-            for worker in workers[1:]:
-                target.add_(self._area(worker, offset, vector)[mine])
+            add_up([self._area(worker, offset, vector)[mine] for worker in workers], target)
         self._barrier()
         for offset, (kind, vector, _) in operations:
             if kind == "all-reduce":
@@ -251,18 +255,20 @@ class SharedMemoryCollectives:
         wake_all(self._arrivals + worker_id * LINE_BYTES)
 
     def _reduce_part(self) -> None:
-        mean = self._mean[self._part]
+        mean, total = self._mean_part, self._total
         weights = [float(weight) for weight in self._weights]
         weighted = [worker for worker, weight in enumerate(weights) if weight]
         if not weighted:
             mean.zero_()
             return
         first = weighted[0]
-        mean.copy_(self._gradients[first][self._part])
+        total.copy_(self._gradients[first][self._part])
         for worker in weighted[1:]:
-            mean.add_(self._gradients[worker][self._part], alpha=weights[worker] / weights[first])
+            total.add_(self._gradients[worker][self._part], alpha=weights[worker] / weights[first])
         if len(weighted) > 1:
-            mean.div_(sum(weights[worker] / weights[first] for worker in weighted))
+            total.div_(sum(weights[worker] / weights[first] for worker in weighted))
+        if total is not mean:
+            mean.copy_(total)
 
     def _barrier(self) -> None:
         self._num_barriers += 1
@@ -307,3 +313,8 @@ class SharedMemoryCollectives:
             f"all-reduce {round_number}: {name_workers(present)} arrived, {name_workers(missing)} did not; "
             f"one of the missing {what_happened}. {_REMEDY}"
         )
+
+
+def _size_bytes(num_parameters: int, num_workers: int, dtype: torch.dtype) -> int:
+    """Of one area: for the parameters' vector in one operation; of half types, sums are float32."""
+    return (num_parameters + num_workers * _STRIP_ELEMENTS) * sum_type(dtype).itemsize + _EXTRA_BYTES

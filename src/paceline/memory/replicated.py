@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline.half_types import to_sum_type
 from paceline.memory.atomics import fetch_add, load, store
 from paceline.memory.failpoints import fail_point
 from paceline.memory.segment import LINE_BYTES, Layout, Segment
@@ -121,12 +122,14 @@ class ReplicatedVector:
         if not self.own_models:
             return self.model(self._owner, out)
         first, *others = self.model_ids()
-        version = self.model(first, out)
-        x = torch.empty_like(out)
+        total, x = to_sum_type(out), torch.empty_like(out)
+        version = self.model(first, total)
         for worker in others:
             version = max(version, self.model(worker, x))
-            out.add_(x)
-        out.div_(1 + len(others))
+            total.add_(x)
+        total.div_(1 + len(others))
+        if total is not out:
+            out.copy_(total)
         return version
 
     def consensus_distance(self, mean: torch.Tensor) -> float:
@@ -134,7 +137,7 @@ class ReplicatedVector:
         x, distances = torch.empty_like(self.x), []
         for worker in self.model_ids():
             self.model(worker, x)
-            distances.append(float((x - mean).double().square().sum()))
+            distances.append(float((x.double() - mean).square().sum()))
         return sum(distances) / len(distances)
 
     def model_ids(self) -> list[int]:

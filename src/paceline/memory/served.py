@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline.half_types import sum_type
 from paceline.memory.atomics import fetch_add, load, store
 from paceline.memory.failpoints import fail_point
 from paceline.memory.segment import LINE_BYTES, Layout, Segment
@@ -51,7 +52,7 @@ class ServedVector:
         abort_address: unused here, as nothing waits.
 
     Attributes:
-        average: like `x`, or None: of all updates, for evaluation.
+        average: like `x`, or None: of all updates, for evaluation; float32 of half types.
         buffers: the model's, each with its average.
         is_elsewhere: the servers write to memory of another process; a worker's snapshot is then its own copy.
     """
@@ -75,7 +76,7 @@ class ServedVector:
         self.average: torch.Tensor | None = None
         self.buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
         if plan.average is not None:
-            self._average = self.average = segment.tensor(plan.average, (plan.num_parameters,), plan.dtype)
+            self._average = self.average = segment.tensor(plan.average, (plan.num_parameters,), sum_type(plan.dtype))
             if plan.num_workers <= participant_id < self._num_members:
                 self.average = self._average[slice(*self.ranges[self._shard])]
         self._version = self._word(self._shard)
@@ -103,7 +104,7 @@ class ServedVector:
         vector = layout.vector(f"{name}.x", num_parameters, dtype)
         words = layout.words(f"{name}.words", max(1, num_servers))
         num_workers = num_participants - num_evaluators - num_servers * num_copies
-        average = layout.vector(f"{name}.average", num_parameters, dtype) if averaged else None
+        average = layout.vector(f"{name}.average", num_parameters, sum_type(dtype)) if averaged else None
         return ServedPlan(vector, words, num_parameters, num_workers, num_servers, num_copies, dtype, average)
 
     def _word(self, shard: int) -> int:

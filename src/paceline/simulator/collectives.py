@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from paceline.errors import WorkerLostError, name_workers
+from paceline.half_types import add_up, sum_type
 from paceline.simulator.core import COPY_VECTORS, Core
 from paceline.simulator.scheduler import Program, Scheduler
 
@@ -217,13 +218,16 @@ def lost_in_collective(what: str, arrived: list[int], missing: dict[int, str]) -
 
 
 def weighted_mean(vectors: list[torch.Tensor | None], weights: list[float]) -> torch.Tensor:
-    """sum_k (w_k / w_f) g_k / sum_k (w_k / w_f), f the first with a weight, in the order of worker ids."""
+    """sum_k (w_k / w_f) g_k / sum_k (w_k / w_f), f the first with a weight, in the order of worker ids.
+
+    Of half types it is float32.
+    """
     given = [(vector, weight) for vector, weight in zip(vectors, weights, strict=True) if vector is not None]
     weighted = [(vector, weight) for vector, weight in given if weight]
     if not weighted:
         return torch.zeros_like(given[0][0])
     first_vector, first_weight = weighted[0]
-    mean = first_vector.clone()
+    mean = first_vector.to(sum_type(first_vector.dtype), copy=True)
     for vector, weight in weighted[1:]:
         mean.add_(vector, alpha=weight / first_weight)
     if len(weighted) > 1:
@@ -260,7 +264,6 @@ def gather_into_all(given: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 
 def _sum(vectors: list[torch.Tensor]) -> torch.Tensor:
-    total = vectors[0].clone()
-    for vector in vectors[1:]:
-        total.add_(vector)
+    total = torch.empty_like(vectors[0])
+    add_up(vectors, total)
     return total

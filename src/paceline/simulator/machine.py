@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from paceline.errors import UsageError
+from paceline.half_types import sum_type
 from paceline.simulator.bus import MemoryBus
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.collectives import AllReduceState, SimulatedCollectives
@@ -217,7 +218,9 @@ class SimulatedMachine:
             return None
         if self._collective == "memory":
             return SimulatedCollectives(self._all_reduce, core)
-        return NetworkCollectives(self._all_reduce, self._costs, core.worker_id, counts, self._declared_bytes)
+        dtype = self._x.dtype
+        widening = sum_type(dtype).itemsize // dtype.itemsize
+        return NetworkCollectives(self._all_reduce, self._costs, core.worker_id, counts, self._declared_bytes, widening)
 
     def start(self, worker_id: int, work: Callable[[], object]) -> None:
         """Adds a worker's program; when it has ended, so do its further programs, and the others learn of it."""

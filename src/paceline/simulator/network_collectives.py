@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from paceline.errors import WorkerLostError
+from paceline.half_types import sum_type
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.collectives import (
     gather_into_all,
@@ -167,7 +168,8 @@ class NetworkCollectives:
 
     Modelled: when an operation is done for all, from `CollectiveCosts`. Operations begun one after the other follow each other
     on the network; what a program computes between the beginning and `wait` overlaps. Other messages do not slow them.
-    Without vectors (timing only) every operation counts as one on a whole parameter vector.
+    Without vectors (timing only) every operation counts as one on a whole parameter vector. Sums of half types travel as
+    float32: `widening` times the parameters' size, 2, where it is 1 otherwise.
 
     Attributes:
         waited_s: seconds spent waiting; the caller reads it and sets it back to 0.
@@ -180,28 +182,30 @@ class NetworkCollectives:
         worker_id: int,
         counts: Counts,
         declared_bytes: int | None,
+        widening: int = 1,
     ) -> None:
         self._state = state
         self._costs = costs
         self._worker_id = worker_id
         self._counts = counts
         self._declared_bytes = declared_bytes
+        self._widening = widening
         self._number = 0
         self.waited_s = 0.0
 
     def all_reduce_mean(self, vector: torch.Tensor, weight: float) -> None:
         """Replaces `vector` (P,) by the weighted mean over all workers."""
         if self._state.num_workers > 1:
-            cost = self._costs.all_reduce(self._bytes(vector))
+            cost = self._costs.all_reduce(self._sum_bytes(vector))
             self._start((vector, weight), mean_into_all, cost).wait()
 
     def start_all_reduce(self, vector: torch.Tensor) -> NetworkHandle:
         """Begins replacing `vector` (n,) by the sum over all workers."""
-        return self._start(vector, sum_into_all, self._costs.all_reduce(self._bytes(vector)))
+        return self._start(vector, sum_into_all, self._costs.all_reduce(self._sum_bytes(vector)))
 
     def start_reduce_scatter(self, vector: torch.Tensor, part: torch.Tensor) -> NetworkHandle:
         """Begins summing `vector` (n,) over all workers into everyone's `part` (n / num_workers,)."""
-        return self._start((vector, part), sum_into_parts, self._costs.half(self._bytes(vector)))
+        return self._start((vector, part), sum_into_parts, self._costs.half(self._sum_bytes(vector)))
 
     def start_all_gather(self, part: torch.Tensor, vector: torch.Tensor) -> NetworkHandle:
         """Begins collecting every worker's `part` (n / num_workers,) in `vector` (n,)."""
@@ -209,6 +213,11 @@ class NetworkCollectives:
 
     def _bytes(self, vector: torch.Tensor) -> int:
         return vector.numel() * vector.element_size() if self._declared_bytes is None else self._declared_bytes
+
+    def _sum_bytes(self, vector: torch.Tensor) -> int:
+        if self._declared_bytes is not None:
+            return self._declared_bytes * self._widening
+        return vector.numel() * sum_type(vector.dtype).itemsize
 
     def _start(self, given: Any, finish: Callable[[list[Any]], None], cost: Cost) -> NetworkHandle:
         self._number += 1

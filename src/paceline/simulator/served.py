@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from paceline.half_types import sum_type
 from paceline.simulator.core import Core
 from paceline.transport.parameters import shard_ranges
 
@@ -80,7 +81,7 @@ class ServedState:
 
     def __init__(self, x: torch.Tensor, num_servers: int, *, averaged: bool = False) -> None:
         self.x = x
-        self.average = x.clone() if averaged else None
+        self.average = x.to(sum_type(x.dtype), copy=True) if averaged else None
         self.average_buffers: dict[str, torch.Tensor] = {}
         self.ranges = shard_ranges(x.numel(), max(1, num_servers))
         parts = [None if self.average is None else self.average[begin:end] for begin, end in self.ranges]
@@ -92,7 +93,7 @@ class ServedState:
     def average_also(self, buffers: Mapping[str, torch.Tensor]) -> None:
         """The model's buffers, which all workers write, shall have an average as well."""
         for name, buffer in buffers.items():
-            self.average_buffers[name] = buffer.clone()
+            self.average_buffers[name] = buffer.to(sum_type(buffer.dtype), copy=True)
             self.shards[0].buffers.append((buffer, self.average_buffers[name]))
 
     def snapshot_average(self, out: torch.Tensor) -> int:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import WorkerLostError, name_workers
+from paceline.half_types import add_up, to_sum_type
 from paceline.transport.base import Counts, Handle
 
 __all__ = ["DistributedCollectives"]
@@ -32,7 +33,8 @@ _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 class DistributedCollectives:
     """Implements `Collectives`. Operations run in the group's own threads, in the order in which they were started.
 
-    Sums are the same bits on every worker, as each component is added up along the ring once and then passed on; the order of
+    Sums are made in the vectors' own type: who adds up half types gives float32, twice the bytes, as `all_reduce_mean` does.
+    They are the same bits on every worker, as each component is added up along the ring once and then passed on; the order of
     addition is the ring's, not that of the ids. A reduce-scatter on the CPU adds up in the order of the ids: Gloo's own is an
     all-reduce, which sends twice as much, so the pieces go straight to their owners, who add them up.
 
@@ -84,13 +86,16 @@ class DistributedCollectives:
         weights[self._worker_id] = weight
         self.start_all_reduce(weights).wait()
         given = [w for w in weights.tolist() if w]
+        total = to_sum_type(vector)
         if weight:
-            vector.mul_(weight / given[0])
+            total.mul_(weight / given[0])
         else:
-            vector.zero_()
-        self.start_all_reduce(vector).wait()
+            total.zero_()
+        self.start_all_reduce(total).wait()
         if len(given) > 1:
-            vector.div_(sum(w / given[0] for w in given))
+            total.div_(sum(w / given[0] for w in given))
+        if total is not vector:
+            vector.copy_(total)
 
     def start_all_reduce(self, vector: torch.Tensor) -> Handle:
         """Begins replacing `vector` (n,) by the sum over all workers."""
@@ -109,7 +114,7 @@ class DistributedCollectives:
             "reduce-scatter",
             vector,
             lambda: dist.all_to_all_single(pieces, vector, group=self._group, async_op=True),
-            finish=lambda: _add_up(pieces.view(self._num_workers, -1), part),
+            finish=lambda: add_up(pieces.view(self._num_workers, -1).unbind(), part),
         )
 
     def start_all_gather(self, part: torch.Tensor, vector: torch.Tensor) -> Handle:
@@ -252,13 +257,6 @@ def _is_done_soon(work: Any, *, in_slices: bool) -> bool:
         time.sleep(_BETWEEN_QUERIES_S)
     work.wait()  # raises what went wrong
     return True
-
-
-def _add_up(pieces: torch.Tensor, total: torch.Tensor) -> None:
-    """`total` (m,) becomes the sum of `pieces` (num_workers, m), in their order."""
-    total.copy_(pieces[0])
-    for piece in pieces[1:]:
-        total.add_(piece)
 
 
 def _first_line(why: object) -> str:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from paceline.half_types import sum_type
+
 if TYPE_CHECKING:
     from paceline.transport.parameters import AveragedParameters
 
@@ -25,7 +27,7 @@ class MovingAverage:
     Args:
         x: first value (P,), copied.
         decay: share of the old average that is kept.
-        at: memory for the average (P,); None: its own.
+        at: memory for the average (P,); None: its own. Of half types it is float32: they cannot add a thousandth.
         warm_up: keeps at most (1 + n) / (10 + n) at the n-th update, so that short runs do not evaluate where they began.
 
     Reference: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981. The warm-up is TensorFlow's.
@@ -34,7 +36,7 @@ class MovingAverage:
     def __init__(self, x: Tensor, decay: float = 0.9999, *, at: Tensor | None = None, warm_up: bool = True) -> None:
         if not (0 <= decay < 1 and math.isfinite(decay)):
             raise ValueError(f"decay is from 0 up to, but not including, 1, not {decay}")
-        self.x = x.detach().clone() if at is None else at.copy_(x)
+        self.x = x.detach().to(sum_type(x.dtype), copy=True) if at is None else at.copy_(x)
         self._decay, self._warm_up = decay, warm_up
         self._updates = torch.zeros((), dtype=torch.int64)
 
@@ -42,7 +44,7 @@ class MovingAverage:
         """Count the parameters (P,) after an update."""
         n = int(self._updates.add_(1))
         decay = min(self._decay, (1 + n) / (10 + n)) if self._warm_up else self._decay
-        self.x.lerp_(x.detach(), 1 - decay)
+        self.x.lerp_(x.detach().to(self.x.dtype), 1 - decay)
 
     def state(self) -> dict[str, Tensor]:
         """The live tensors of a snapshot."""

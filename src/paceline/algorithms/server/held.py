@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from paceline.algorithms.server.update import UpdateInfo
+from paceline.half_types import to_sum_type
 
 __all__ = ["DROPPED", "Held", "Known", "cloned", "weighted_mean"]
 
@@ -33,15 +34,17 @@ class Known(NamedTuple):
 def weighted_mean(ones: list[Held]) -> Tensor:
     """sum_i n_i g_i / sum_i n_i (P_s,), n_i: samples, in the first gradient's memory; of one, its own bits."""
     weights = [one.update.num_samples for one in ones]
-    total = ones[0].gradient
+    mean = ones[0].gradient
     if len(ones) == 1:
-        return total
+        return mean
+    total = to_sum_type(mean)
     equal = len(set(weights)) == 1
     if not equal:
         total.mul_(weights[0])
     for one, weight in zip(ones[1:], weights[1:], strict=True):
         total.add_(one.gradient, alpha=1 if equal else weight)
-    return total.div_(len(ones) if equal else max(1, sum(weights)))
+    total.div_(len(ones) if equal else max(1, sum(weights)))
+    return total if total is mean else mean.copy_(total)
 
 
 def cloned(state: Any) -> Any:
