@@ -25,12 +25,22 @@ OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.5),
     "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.05, weight_decay=0.2),
+    "groups": lambda p: torch.optim.SGD(two_groups(p), lr=0.1, momentum=0.9, dampening=0.5, weight_decay=0.1),
 }
 SPECS = {  # the same for `TrainConfig`
     "sgd": {"optimizer": "sgd", "learning_rate": 0.5},
     "momentum": {"optimizer": "sgd(weight_decay=0.1)", "learning_rate": 0.1, "momentum": 0.9},
     "adamw": {"optimizer": "adamw(weight_decay=0.2)", "learning_rate": 0.05},
 }
+
+
+def two_groups(parameters):
+    """Vectors and matrices apart."""
+    parameters = list(parameters)
+    return [
+        {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.3},
+        {"params": [p for p in parameters if p.dim() == 2], "nesterov": True, "dampening": 0.0},
+    ]
 
 
 def made():
@@ -56,37 +66,74 @@ def in_order(num_batches):
     return [(x[k : k + 2], y[k : k + 2]) for k in range(0, len(x), 2)]
 
 
-def backward(model, some, loss=nn.functional.cross_entropy):
-    """One backward pass over some batches as one."""
-    x, y = (torch.cat(tensors) for tensors in zip(*some, strict=True))
-    loss(model(x), y).backward()
+class Mixture(nn.Module):
+    """Experts of which a batch uses one, by its first number; and parameters that no batch ever uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.unused = nn.Parameter(torch.ones(16))
+        self.experts = nn.ModuleList(nn.Linear(3, 4) for _ in range(3))
+        self.rare = nn.Parameter(torch.zeros(4))
+        self.never = nn.Linear(2, 2)
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, x):
+        which = int(x[0, 0].abs() * 10) % 5
+        h = self.experts[min(which, 2)](x).tanh()
+        return self.last(h + self.rare if which == 4 else h)
 
 
-def reference(algorithm, optimizer, epochs, workers, make=made):
-    """The run's model at the end; where all have one model, they step with a round's batches as one.
+def mixture():
+    """Always with the same parameters; what is never used is 1."""
+    model = Mixture()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+            if name.startswith(("unused", "never")):
+                parameter.fill_(1.0)
+    return model
 
-    `epochs` are lists of batches, dealt in rounds.
+
+def backward(model, some):
+    """Adds the gradient of some batches as one: each by itself, as a model may take another way through each."""
+    total = sum(len(y) for _, y in some)
+    for x, y in some:
+        (nn.functional.cross_entropy(model(x), y) * (len(y) / total)).backward()
+
+
+def reference(algorithm, optimizer, epochs, workers, make=made, order="clear", late=0):
+    """The run's model at the end, and every worker's optimizer's state; where all have one model, a round's batches are one.
+
+    `epochs` are lists of batches, dealt in rounds. With `late`, gradients wait so many steps.
     """
+    waiting = []
     models = [make() for _ in range(workers)]
     optimizers = [OPTIMIZERS[optimizer](model.parameters()) for model in models]
     rounds = [batches[r : r + workers] for batches in epochs for r in range(0, len(batches), workers)]
     for k, batches in enumerate(rounds):
-        together = algorithm in SHARED_MODEL or k < WARM_UPS.get(algorithm, 0)
+        together = algorithm not in OWN_MODELS or k < WARM_UPS.get(algorithm, 0)
         before = [copy.deepcopy(model) for model in models]
         for i, (model, stepper) in enumerate(zip(models, optimizers, strict=True)):
-            stepper.zero_grad()
+            stepper.zero_grad(set_to_none=not order.endswith("zero"))
             if together or i < len(batches):
                 backward(model, batches if together else batches[i : i + 1])
-            if algorithm == "d-psgd":
+            if algorithm == "d-psgd":  # averages first
                 mix(model, [(weight, before[j]) for j, weight in metropolis_weights(Ring(), i, workers, k).items()])
-            stepper.step()  # leaves parameters out that have no gradient
+            if late:
+                waiting.append([p.grad for p in model.parameters()])
+                due = waiting.pop(0) if len(waiting) > late else [None for _ in waiting[0]]
+                for parameter, gradient in zip(model.parameters(), due, strict=True):
+                    parameter.grad = gradient
+            if i < len(batches) or together or not order.endswith("zero"):  # zeros are gradients, too
+                stepper.step()  # leaves parameters out that have no gradient
         if algorithm in PERIODS and not together and (k + 1) % PERIODS[algorithm] == 0:
             after = [copy.deepcopy(model) for model in models]
             for model in models:
                 mix(model, [(1 / workers, other) for other in after])
     mean = make()
     mix(mean, [(1 / workers, model) for model in models])
-    return [p.detach() for p in mean.parameters()]
+    return [p.detach() for p in mean.parameters()], [one.state_dict()["state"] for one in optimizers]
 
 
 @torch.no_grad()
@@ -117,14 +164,19 @@ class Loop:
                         optimizer.zero_grad(set_to_none=self.order.endswith("clear"))
         with self.lock:
             self.models[worker.worker_id] = [p.detach().clone() for p in model.parameters()]
+            self.states[worker.worker_id] = optimizer.state_dict()["state"]
 
 
 def run_loop(algorithm, loop, workers, backend):
     """The run, and the models at its end: of every worker, or where each has its own, their mean."""
     if backend == "simulator":
-        return pl.simulate(loop, workers=workers, algorithm=algorithm), list(loop.models.values())
+        run = pl.simulate(loop, workers=workers, algorithm=algorithm)
+        if algorithm in SHARED_MODEL + OWN_MODELS:
+            return run, list(loop.models.values())
+        # Without rounds a worker has seen the parameters as they were when its own loop ended.
+        return run, [loop.models[max(run.records, key=lambda worker: run.records[worker]["ended_s"].max(initial=0.0))]]
     run, parameters = run_function(loop, workers=workers, algorithm=algorithm, backend=backend)
-    if algorithm in SHARED_MODEL:
+    if algorithm not in OWN_MODELS:
         return run, list(loop.models.values())
     # A worker has seen the mean as it was when its own loop ended; this is the last.
     return run, [FlatBinding(loop.make().parameters()).views(parameters.x)]
@@ -150,10 +202,15 @@ def shuffled(num_batches):
     return [[(x[plan.indices(k)], y[plan.indices(k)]) for k in epoch] for epoch in numbers]
 
 
-def run_task(algorithm, optimizer, name, workers, backend, **settings):
+def in_sequence(epochs):
+    """Batches as workers take them who begin the next epoch without waiting for each other."""
+    return [[batch for batches in epochs for batch in batches]]
+
+
+def run_task(algorithm, optimizer, name, workers, backend, out=None, resume=None, **settings):
     """The run of a task, and its model at the end."""
     config = pl.TrainConfig(
-        task=name, algorithm=algorithm, workers=workers, epochs=EPOCHS, **SPECS[optimizer], **settings
+        **{"task": name, "algorithm": algorithm, "workers": workers, "epochs": EPOCHS, **SPECS[optimizer], **settings}
     )
     if backend == "simulator":
         simulation = _Simulation(config, Cluster(workers=workers), False, None)
@@ -161,6 +218,6 @@ def run_task(algorithm, optimizer, name, workers, backend, **settings):
         x = torch.empty(binding.num_elements)
         simulation.machine.shared.snapshot(x)
         return run, binding.views(x)
-    training = _Training(pl.TrainConfig(**{**vars(config), "backend": backend}), None, None, "", None)
+    training = _Training(pl.TrainConfig(**{**vars(config), "backend": backend}), out, resume, "", None)
     run = training.run()
     return run, FlatBinding(load_task(name).model().parameters()).views(training.supervisor.parameters(0).x)

@@ -15,10 +15,10 @@ def test_parameters_begin_on_lines_and_padding_is_zero():
     binding = FlatBinding(parameters())
     x = torch.full((binding.num_elements,), 7.0)
     binding.read(x)
-    assert (binding.num_parameters, binding.num_elements) == (15 + 1 + 8 + 1, 64)
+    assert (binding.num_parameters, binding.num_elements) == (15 + 1 + 8 + 1, 80)
     assert [view.data_ptr() % 64 for view in binding.views(x)] == [x.data_ptr() % 64] * 4
-    padding = torch.ones(64, dtype=torch.bool)
-    for begin, length in ((0, 15), (16, 1), (32, 8), (48, 1)):
+    padding = torch.ones(80, dtype=torch.bool)
+    for begin, length in ((16, 15), (32, 1), (48, 8), (64, 1)):
         padding[begin : begin + length] = False
     assert (x[padding] == 0).all()
 
@@ -53,21 +53,26 @@ def test_gradients_go_in_and_out():
     binding = FlatBinding(ours)
     for number, p in enumerate(ours[:-1]):
         p.grad = torch.full_like(p, number + 1.0)
-    g = torch.full((binding.num_elements,), 9.0)
-    binding.gather_gradients(g)
+    g = torch.full((binding.num_elements,), 9.0)  # padding, too, which nobody asks for here
+    last = binding.ranges[-1:]
+    assert binding.gather_gradients(g) == binding.missing_gradients() == last
     assert [view.unique().tolist() for view in binding.views(g)] == [[1.0], [2.0], [3.0], [0.0]]
     own = [p.grad for p in ours]
-    binding.scatter_gradients(g * 2, fill=False)
+    binding.scatter_gradients(g * 2, missing=last)
     assert [p.grad is one for p, one in zip(ours, own, strict=True)] == [True] * 4
     assert ours[2].grad.unique().tolist() == [6.0]
     assert ours[3].grad is None
     binding.scatter_gradients(g * 2)
     assert ours[3].grad.tolist() == 0.0
+    binding.bind_gradients(g, missing=binding.ranges[1:3])
+    assert [p.grad is None for p in ours] == [False, True, True, False]
 
 
 def test_a_worker_without_a_batch_has_a_gradient_of_zeros():
     binding = FlatBinding([nn.Parameter(torch.ones(5)), nn.Parameter(torch.ones(2))])
-    g = torch.ones(binding.num_elements)
+    g = binding.zeros()
+    for view in binding.views(g):
+        view.fill_(1.0)
     binding.gather_gradients(g)
     assert not g.any()
 
@@ -118,9 +123,20 @@ def test_what_cannot_be_flat(bad, message):
 
 
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 32])
-def test_the_last_element_is_padding(size):
+def test_the_first_and_the_last_element_are_padding(size):
     binding = FlatBinding([nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(size))])
     x = torch.full((binding.num_elements,), 7.0)
     binding.read(x)
-    assert x[-1] == 0
+    assert x[0] == x[-1] == 0
     assert x.sum() == 3 + size
+
+
+def test_gradients_that_are_views_already_are_gathered_as_they_are():
+    ours = parameters()
+    binding = FlatBinding(ours)
+    g = binding.zeros()
+    binding.bind_gradients(g, missing=binding.ranges[1:2])
+    for p in ours[:1] + ours[2:]:
+        p.grad.fill_(3.0)
+    assert binding.gather_gradients(g) == binding.ranges[1:2]
+    assert [view.unique().tolist() for view in binding.views(g)] == [[3.0], [0.0], [3.0], [3.0]]

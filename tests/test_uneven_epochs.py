@@ -18,7 +18,9 @@ from rounds import (
     OWN_MODELS,
     SHARED_MODEL,
     Loop,
+    backward,
     in_order,
+    made,
     reference,
     run_loop,
     run_task,
@@ -45,20 +47,19 @@ def check(algorithm, num_batches, workers, run, models, expected):
 
 def check_loop(algorithm, optimizer, num_batches, workers, order, backend):
     run, models = run_loop(algorithm, Loop(optimizer, num_batches, order), workers, backend)
-    expected = reference(algorithm, optimizer, [in_order(num_batches)] * EPOCHS, workers)
+    expected, _ = reference(algorithm, optimizer, [in_order(num_batches)] * EPOCHS, workers)
     check(algorithm, num_batches, workers, run, models, expected)
 
 
 def check_task(algorithm, optimizer, num_batches, workers, backend, folder):
     run, model = run_task(algorithm, optimizer, task_file(folder, num_batches), workers, backend)
-    check(
-        algorithm, num_batches, workers, run, [model], reference(algorithm, optimizer, shuffled(num_batches), workers)
-    )
+    expected, _ = reference(algorithm, optimizer, shuffled(num_batches), workers)
+    check(algorithm, num_batches, workers, run, [list(model)], expected)
 
 
 cases = {
     "algorithm": st.sampled_from(SHARED_MODEL + OWN_MODELS),
-    "optimizer": st.sampled_from(sorted(OPTIMIZERS)),
+    "optimizer": st.sampled_from(["sgd", "momentum", "adamw"]),
     "size": st.tuples(st.sampled_from([1, 2, 3, 5, 7, 11, 13]), st.sampled_from([1, 2, 3, 5])).filter(
         lambda size: size[0] >= size[1]  # with fewer, a worker is told that it will never get a batch
     ),
@@ -88,7 +89,7 @@ def test_simulated_tasks_equal_the_reference(tmp_path_factory, algorithm, optimi
     check_task(algorithm, optimizer, *size, "simulator", tmp_path_factory.mktemp("task"))
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw"])
 @pytest.mark.parametrize("algorithm", SHARED_MODEL + OWN_MODELS)
 def test_tasks_of_real_workers_equal_the_reference(algorithm, optimizer, tmp_path):
     check_task(algorithm, optimizer, 7, 3, "threads", tmp_path)
@@ -143,3 +144,67 @@ def test_a_batch_whose_length_cannot_be_told_weighs_as_much_as_the_others():
         return model.w.item()
 
     assert pl.simulate(loop, workers=2, algorithm="lockstep").returned == {0: -4.5, 1: -4.5}
+
+
+class ChangingLoop(Loop):
+    """A loop that clips its gradients, and with a scaler leaves out what overflows; the loss of one batch is infinite."""
+
+    def __init__(self, *about, bad, scaled, epochs):
+        super().__init__(*about)
+        self.bad, self.scaled, self.epochs, self.scales = bad, scaled, epochs, {}
+
+    def __call__(self):
+        model = made()
+        optimizer = OPTIMIZERS[self.optimizer](model.parameters())
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=10**6, enabled=self.scaled)
+        with pl.attach(model, optimizer) as worker:
+            for _ in range(self.epochs):
+                for x, y in worker.batches(in_order(self.num_batches)):
+                    optimizer.zero_grad()
+                    loss = nn.functional.cross_entropy(model(x), y)
+                    factor = float("inf") if self.bad is not None and torch.equal(x, self.bad) else 1.0
+                    scaler.scale(loss * factor).backward()
+                    scaler.unscale_(optimizer)
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+                    scaler.step(optimizer)
+                    scaler.update()
+        with self.lock:
+            self.models[worker.worker_id] = [p.detach().clone() for p in model.parameters()]
+            self.scales[worker.worker_id] = scaler.get_scale()
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+@pytest.mark.parametrize(
+    ("scaled", "bad", "epochs"),
+    [
+        (False, None, EPOCHS),
+        (True, None, EPOCHS),
+        (True, 1, EPOCHS),
+        (True, 6, 1),
+    ],  # after 6, the workers' scales differ
+)
+def test_a_worker_without_a_batch_is_told_what_the_others_make_of_the_mean(optimizer, scaled, bad, epochs):
+    """It was clipped and scaled by them, or left out as one worker's gradient overflowed: in the last round, or not."""
+    batches = in_order(7)
+    loop = ChangingLoop(
+        optimizer, 7, "", bad=batches[bad][0] if bad is not None else None, scaled=scaled, epochs=epochs
+    )
+    run, _ = run_loop("all-reduce", loop, 3, "threads")
+    model = made()
+    stepper = OPTIMIZERS[optimizer](model.parameters())
+    for _ in range(epochs):
+        for first in (0, 3, 6):
+            if bad is None or bad not in range(first, first + 3):
+                stepper.zero_grad()
+                backward(model, batches[first : first + 3])
+                nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+                stepper.step()
+    for worker in range(3):
+        torch.testing.assert_close(loop.models[worker], [p.detach() for p in model.parameters()], rtol=1e-4, atol=1e-5)
+        assert all(torch.equal(a, b) for a, b in zip(loop.models[0], loop.models[worker], strict=True))
+    found = (
+        set() if bad is None else {0} if bad == 6 else {0, 1, 2}
+    )  # who had a batch in that round scale less from then on
+    if scaled:
+        assert loop.scales == {worker: 8.0 / 2 ** (epochs * (worker in found)) for worker in range(3)}
+    assert run.result["samples"] == epochs * 13

@@ -1,13 +1,15 @@
-"""Records of gradients that a worker keeps for a later update: they wait until it is known which one that is."""
+"""Records that a worker keeps back: of gradients for a later update, of steps whose loss has not been reported."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
-__all__ = ["ACCRUED", "Accruals"]
+__all__ = ["ACCRUED", "Accruals", "LateLosses"]
 
 ACCRUED = -2  # as a record's applied version, while it waits
-_GRADIENT_VERSION, _APPLIED_VERSION = 5, 6  # places of these fields in a record; `memory/records.py` names them all
+# Places of these fields in a record; `memory/records.py` names them all.
+_SAMPLES, _GRADIENT_VERSION, _APPLIED_VERSION, _LOSS = 3, 5, 6, -1
 
 
 class Accruals:
@@ -38,3 +40,28 @@ class Accruals:
             decided[_APPLIED_VERSION], decided[_GRADIENT_VERSION] = applied_version, gradient_version
             self._write(*decided)
         self._waiting.clear()
+
+
+class LateLosses:
+    """Passes records on; one without a loss once that is known, or will not be: a loop may report it after its step.
+
+    Args:
+        write: takes a record's fields.
+    """
+
+    def __init__(self, write: Callable[..., None]) -> None:
+        self.write = write
+        self._held: tuple[float, ...] | None = None
+
+    def append(self, *fields: float) -> None:
+        """Takes one record; a round without a batch has no loss."""
+        if fields[_SAMPLES] and math.isnan(fields[_LOSS]):
+            self._held = fields
+        else:
+            self.write(*fields)
+
+    def settle(self, loss: float) -> None:
+        """This is the loss of the step whose record is held, if one is."""
+        if self._held is not None:
+            self.write(*self._held[:-1], loss)
+            self._held = None

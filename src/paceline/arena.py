@@ -19,7 +19,7 @@ from paceline.memory.segment import Layout, Segment
 from paceline.memory.served import ServedVector
 from paceline.memory.slots import SlotPool
 from paceline.memory.staleness import SharedStalenessCounts
-from paceline.replica import RealClock
+from paceline.real_clock import RealClock
 from paceline.shared_store import SharedStore
 from paceline.transport.base import Ports
 from paceline.transport.parameters import AVERAGE, MemoryRequest

@@ -8,22 +8,21 @@ shared that would need a lock, and the optimizer's own step runs exactly once wh
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from paceline.accruals import Accruals
+from paceline.accruals import Accruals, LateLosses
 from paceline.batches import length_of
 from paceline.buckets import GradientBuckets
-from paceline.errors import UsageError
+from paceline.errors import DivergedError, UsageError
 from paceline.grad_scaling import take_over_scaling
 from paceline.half_types import is_finite
-from paceline.optimizers import OptimizerSettings, raw_step, settings_of
+from paceline.optimizers import OptimizerSettings, raw_step, scaled_step, settings_of
 from paceline.owned_pieces import OwnedPieces
-from paceline.replica import BaseReplica, DivergedError, scaled_step
+from paceline.replica import BaseReplica
 from paceline.transport.base import Collectives, Piece
 
 __all__ = ["AttachedReplica"]
@@ -45,13 +44,12 @@ class AttachedReplica(BaseReplica):
         self, optimizer: torch.optim.Optimizer, *, alone: bool = False, lockstep: bool = False, **base: Any
     ) -> None:
         super().__init__(**base)
-        self._alone = alone
         self._in_rounds = lockstep and not alone
         self._scaled = False  # GradScaler makes the step under way
         self._overflowed = False  # and has found an infinity in this worker's gradients
+        self._records = LateLosses(self._append or _nobody_reads)
         if self._append is not None:
-            self._write, self._append = self._append, self._write_or_hold
-        self._held: tuple[float, ...] | None = None  # the last step's record, until its loss is known
+            self._append = self._records.append
         self.num_begun = 0
         self._optimizer = optimizer
         self._raw_step = raw_step(optimizer)
@@ -64,7 +62,6 @@ class AttachedReplica(BaseReplica):
         self._kept: list[torch.Tensor | None] | None = None
         self._ready: Callable[[torch.Tensor], None] | None = None
         self._finish: Callable[[], None] | None = None
-        self._buckets: GradientBuckets | None = None
         self._handing_out = False  # between a backward pass's first gradient and its end
         self._handed_out = False  # what the gradients hold has been handed out, and is what came back
         self._g_version = 0  # PyTorch's count of changes of `g` when it was handed out
@@ -96,7 +93,7 @@ class AttachedReplica(BaseReplica):
         Either way it releases what it holds.
         """
         self._ended = True
-        self._write_held()
+        self._records.settle(self.loss)
         if self._buckets is not None:
             self._buckets.remove()
             self.binding.release_gradients()
@@ -110,7 +107,7 @@ class AttachedReplica(BaseReplica):
         if self._state == "gradient":  # the loop did not step: it accumulates, or skipped a step that all had agreed on
             self.samples = self.samples if absent else _samples_of(batch) + (0 if self._handed_out else self.samples)
             return
-        self._write_held()
+        self._records.settle(self.loss)
         self.num_begun += 1
         self._batch = batch_number
         self.samples = 0 if absent else _samples_of(batch)
@@ -122,7 +119,7 @@ class AttachedReplica(BaseReplica):
     def report(self, loss: float) -> None:
         """The loss of the step under way, or of the one just made: loops report before `step()` or after it."""
         self.loss = loss
-        self._write_held()
+        self._records.settle(self.loss)
 
     def begin_if_idle(self, inputs: Any = None) -> None:
         """Begins a step where the loop fetches its batches by itself; `inputs` are the model's."""
@@ -149,8 +146,7 @@ class AttachedReplica(BaseReplica):
             self._hand_out_all()
             if self._scaled and self._g is not None:
                 self._overflowed = not is_finite(self._g)
-        if self._scaled and self._overflowed and (not self._in_rounds or self._ready is not None):
-            # Nobody waits for this worker, or all have the same gradient and leave this step out alike.
+        if self._scaled and self._overflowed and not self._in_rounds:  # nobody waits for this worker
             self._hide_gradients()
             return
         self._resume()
@@ -198,7 +194,7 @@ class AttachedReplica(BaseReplica):
             if self._absent:
                 self._g.zero_()
             else:
-                self.binding.gather_gradients(self._g)
+                self._missing = self.binding.gather_gradients(self._g)
         return self._g
 
     def gradient(
@@ -218,7 +214,8 @@ class AttachedReplica(BaseReplica):
         self._read_version = version
         self.binding.bind(at)
         self._g_is_mine = self._handed_out = False
-        self._ready, self._finish = ready, finish
+        self._missing = self.ranges if self._absent else None
+        self._ready, self._finish, self._hands_out = ready, finish, ready is not None
         if ready is not None and self._buckets is None:
             if self._g is None:
                 self._g = self.binding.zeros()
@@ -242,6 +239,7 @@ class AttachedReplica(BaseReplica):
         assert self._buckets is not None
         if not self._handing_out:
             self._handing_out = True
+            self._missing = None
             self._buckets.begin(self._ready)
             torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)  # pyright: ignore
         if self._buckets.under_way and self._slowness is None:  # a slow worker hands out at the end of its time
@@ -251,6 +249,7 @@ class AttachedReplica(BaseReplica):
         """The step comes without a backward pass that handed out: all gradients are there."""
         assert self._buckets is not None
         assert self._ready is not None
+        self._missing = None
         self._buckets.begin(self._ready)
         self._end_of_backward()
 
@@ -263,7 +262,7 @@ class AttachedReplica(BaseReplica):
         self._buckets.complete_all()
         if self._finish is not None:
             self._finish()
-        self.binding.bind_gradients(self._g)
+        self.binding.bind_gradients(self._g, self.missing)
         self._g_version = self._g._version
         self._handed_out = True
 
@@ -276,7 +275,7 @@ class AttachedReplica(BaseReplica):
             ready(bucket)
         if self._finish is not None:
             self._finish()
-        self.binding.bind_gradients(self._g)
+        self.binding.bind_gradients(self._g, self.missing)
 
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:
         """Lets the optimizer take its one step on `to` (P,), a copy of `of` if given: the loop's own call of `step`.
@@ -297,8 +296,7 @@ class AttachedReplica(BaseReplica):
             self._end_apply(to, begun_s)
             return
         if self._g_is_mine:
-            # Others may have a gradient where this worker has none, and all must make the same update.
-            self.binding.scatter_gradients(self.g, fill=not self._alone)
+            self.binding.scatter_gradients(self.g, self.missing)
         if self._absent:
             self._step_by_itself(scale)
         elif scale == 1.0:
@@ -332,7 +330,7 @@ class AttachedReplica(BaseReplica):
             )
         if self._owned is None:
             self._owned = OwnedPieces(self.binding, self._optimizer, pieces)
-        self._owned.bind(to, g)
+        self._owned.bind(to, g, self.missing)
         try:
             if self._absent:
                 self._step_by_itself(1.0)
@@ -370,35 +368,27 @@ class AttachedReplica(BaseReplica):
         if self.step % _CHECK_EVERY_STEPS == 0 and not is_finite(x):
             raise DivergedError(f"The parameters are no longer finite at step {self.step}.")
 
-    def _write_or_hold(self, *fields: float) -> None:
-        if self._absent or not math.isnan(self.loss):
-            self._write(*fields)
-        else:
-            self._held = fields
-
     def _make_accruals(self) -> Accruals:
         """Between what waits for a step's loss and the recorder."""
-        accruals = Accruals(self._write)
-        self._write = accruals.append
+        accruals = Accruals(self._records.write)
+        self._records.write = accruals.append
         return accruals
-
-    def _write_held(self) -> None:
-        if self._held is not None:
-            self._write(*self._held[:-1], self.loss)
-            self._held = None
 
     def optimizer_settings(self) -> OptimizerSettings:
         """The user's optimizer as data."""
         if not self._ranges:
-            offsets = zip(self.binding.parameters, self.binding.offsets, strict=True)
-            self._ranges = {parameter: (offset, offset + parameter.numel()) for parameter, offset in offsets}
-        return settings_of(self._optimizer, self._ranges.get)
+            self._ranges = dict(zip(self.binding.parameters, self.ranges, strict=True))
+        return settings_of(self._optimizer, self._ranges.get)._replace(missing=self.missing)
 
     def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
         """`after - before` (P,), in memory of its own: the gradients belong to the loop."""
         if self._g is None:
             self._g = self.binding.zeros()
         return torch.sub(after, before, out=self._g)
+
+
+def _nobody_reads(*fields: float) -> None:
+    pass
 
 
 def _samples_of(batch: Any) -> int:

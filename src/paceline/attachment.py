@@ -17,14 +17,13 @@ from paceline.attached_replica import AttachedReplica
 from paceline.batches import BatchPlan, length_of
 from paceline.chosen_algorithm import chosen_algorithm
 from paceline.environment import Invitation, WorkerEnvironment, current_environment
-from paceline.errors import UsageError
+from paceline.errors import DivergedError, UsageError
 from paceline.evaluating import session_of
 from paceline.final_mean import own_figures
 from paceline.grad_scaling import ask_for_every_step
 from paceline.joining import JoinedRun
 from paceline.loop_evaluation import Evaluate
 from paceline.memory.waiting import RunStopped
-from paceline.replica import DivergedError
 from paceline.session import model_words
 from paceline.sources import ABSENT, END, BatchClaims, one_by_one
 
@@ -56,12 +55,13 @@ def attach(
 
     A parameter server's shards are then threads of worker 0, and end with it.
 
-    With `all-reduce`, gradients are the mean of all workers when `backward` returns. So clipping acts on the mean, and where
-    one worker's gradients overflow, GradScaler finds the infinity on all workers and all skip that step alike. Under
-    `lockstep`, too, all skip it, though the scale falls on that worker only. Where workers have models of their own, it leaves
-    out its update and takes part in the round.
-    Every worker must then have a batch in every round, as a worker without one does not know how the others scale or clip:
-    use `drop_last` and a number of batches that the workers divide.
+    With `all-reduce`, gradients are the mean of all workers when `backward` returns. So clipping acts on the mean, and
+    where one worker's gradients overflow, GradScaler finds the infinity on all workers and all skip that step alike. A
+    worker without a batch is told what the others made of the mean, but keeps its scale: with GradScaler use `drop_last`
+    and a number of batches that the workers divide. Under `lockstep`, too, all skip it, though the scale falls on that
+    worker only. Where workers have models of their own, it leaves out its update and takes part in the round. A parameter
+    without a gradient makes no step: no weight decay, no momentum, no state. Where workers make one update together, it
+    makes one if it has a gradient on any of them.
 
     Costs per step: two hooks of the optimizer and four switches of a greenlet, about 15 us, besides the algorithm's own cost.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,7 +17,16 @@ from torch import Tensor
 from paceline.errors import UsageError
 from paceline.specs import Registry
 
-__all__ = ["BatchPlan", "Dynamic", "Fixed", "Partition", "Skewed", "length_of", "partition_registry"]
+__all__ = [
+    "BatchPlan",
+    "BatchSource",
+    "Dynamic",
+    "Fixed",
+    "Partition",
+    "Skewed",
+    "length_of",
+    "partition_registry",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -254,3 +263,11 @@ def length_of(batch: Any) -> int:
     if isinstance(batch, list | tuple) and batch:
         return length_of(batch[0])
     return 0
+
+
+class BatchSource(Protocol):
+    """Hands a worker its batches."""
+
+    def next(self) -> Any | None:
+        """The next batch, or None at the end."""
+        ...

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from paceline.errors import UsageError
-from paceline.flat import FlatBinding
+from paceline.flat import FlatBinding, Ranges
 
 __all__ = ["BUCKET_BYTES", "GradientBuckets"]
 
@@ -47,13 +47,15 @@ class GradientBuckets:
         for index in reversed(range(len(views))):
             self._members[-1].append(index)
             self._bucket_of[index] = len(self._members) - 1
-            begin = binding.offsets[index]
+            begin = binding.offsets[index] if index else 0  # with the padding in front
             if (end - begin) * g.itemsize >= bucket_bytes or index == 0:
                 self.vectors.append(g[begin:end])
                 self._members.append([])
                 end = begin
         self._members.pop()
-        self._missing: list[set[int]] = []
+        self._awaited: list[set[int]] = []
+        self._ranges = binding.ranges
+        self._without: list[int] = []  # by index, of what was handed out
         self._num_out = len(self.vectors)
         self._ready: Callable[[torch.Tensor], None] = _nobody
         # PyTorch holds hooks where the garbage collector cannot see them: a strong reference to what owns the parameters would
@@ -69,10 +71,16 @@ class GradientBuckets:
         """Whether some buckets have not been handed out since `begin`."""
         return self._num_out < len(self.vectors)
 
+    @property
+    def missing(self) -> Ranges:
+        """The parameters without a gradient, of those in the buckets that have been handed out since `begin`."""
+        return tuple(self._ranges[index] for index in sorted(self._without))
+
     def begin(self, ready: Callable[[torch.Tensor], None]) -> None:
         """A backward pass begins whose buckets go to `ready`."""
         self._ready = ready
-        self._missing = [set(members) for members in self._members]
+        self._awaited = [set(members) for members in self._members]
+        self._without.clear()
         self._num_out = 0
 
     def complete(self, index: int) -> None:
@@ -81,14 +89,14 @@ class GradientBuckets:
         Raises:
             UsageError: it was complete before, so that what has been handed out is not what it is now.
         """
-        missing = self._missing[self._bucket_of[index]]
-        if index not in missing:
+        awaited = self._awaited[self._bucket_of[index]]
+        if index not in awaited:
             raise UsageError(
                 "One backward pass completed a parameter's gradient twice, as reentrant checkpointing does: use"
                 " torch.utils.checkpoint(..., use_reentrant=False)."
             )
-        missing.remove(index)
-        while self.under_way and not self._missing[self._num_out]:
+        awaited.remove(index)
+        while self.under_way and not self._awaited[self._num_out]:
             self._hand_out()
 
     def complete_all(self) -> None:
@@ -110,6 +118,7 @@ class GradientBuckets:
             view, gradient = self._views[index], self._parameters[index].grad
             if gradient is None:
                 view.zero_()
+                self._without.append(index)
             elif gradient.layout != torch.strided:
                 raise UsageError(
                     "This algorithm averages dense gradients, but the model has sparse ones: use sparse=False in its"

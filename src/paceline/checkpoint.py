@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,9 +69,19 @@ def load_rule_state(checkpoint: Path, begin: int, end: int) -> dict[str, torch.T
     """The servers' state for elements `begin` to `end` of the flat vector, whatever the shards were that saved it."""
     states = _server_states(checkpoint)
     found: dict[str, torch.Tensor] = {}
-    for name, first in (states[0]["rule"] if states else {}).items():
-        per_element = first.dim() == 1 and len(first) == states[0]["range"][1] - states[0]["range"][0]
-        found[name] = torch.cat([one["rule"][name] for one in states])[begin:end] if per_element else first
+    for name in {name: None for state in states for name in state["rule"]}:
+        sizes = [last - first for first, last in (state["range"] for state in states)]
+        values = [state["rule"].get(name) for state in states]
+        kinds = [one is not None and one.dim() == 1 and len(one) == n for one, n in zip(values, sizes, strict=True)]
+        if not any(kinds):
+            found[name] = next(one for one in values if one is not None)
+            continue
+        like = values[kinds.index(True)]
+        assert like is not None
+        # A shard has one number for all of its elements where they are alike, and nothing where that is 0.
+        parts = [one if kind else like.new_zeros(n) + (0 if one is None else one)
+                 for one, kind, n in zip(values, kinds, sizes, strict=True)]  # fmt: skip
+        found[name] = torch.cat(parts)[begin:end]
     return found
 
 
@@ -173,18 +184,25 @@ def load_parameters(checkpoint: Path) -> Parameters:
     return replace(parameters, x=x, version=states[0]["version"])
 
 
-def load_worker(checkpoint: Path, worker_id: int, optimizer: torch.optim.Optimizer) -> int:
+def load_worker(
+    checkpoint: Path,
+    worker_id: int,
+    optimizer: torch.optim.Optimizer,
+    expect: Callable[[int], None] = lambda _: None,
+) -> int:
     """Restores one worker's optimizer and random state; returns the batches it had taken (0 for a worker new to the run).
 
     Learning rate and all other settings stay those of `optimizer`: a resumed run may change them, and a loop with a scheduler
-    comes to the right one by itself, since it goes through its schedule again.
+    comes to the right one by itself, since it goes through its schedule again. Before, `expect` is called with the number of
+    parameters that the saved optimizer's first group has.
     """
     path = checkpoint / f"worker-{worker_id}.pt"
     if not path.exists():
         return 0
     state = _load(path)
-    settings = optimizer.state_dict()["param_groups"]
     saved = state["optimizer"]["param_groups"]
+    expect(len(saved[0]["params"]))
+    settings = optimizer.state_dict()["param_groups"]
     if [len(one["params"]) for one in saved] != [len(one["params"]) for one in settings]:
         raise UsageError(
             f"The optimizer saved in {checkpoint} has other groups of parameters than this one; resume with the model and"

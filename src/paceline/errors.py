@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "DivergedError",
     "OverrideWarning",
     "PacelineError",
     "PeerLostError",
@@ -16,6 +17,10 @@ __all__ = [
 
 class PacelineError(Exception):
     """Base of every error that Paceline raises on purpose."""
+
+
+class DivergedError(PacelineError):
+    """The loss or the parameters are no longer finite: the run ends as `diverged`."""
 
 
 class OverrideWarning(UserWarning):

@@ -10,7 +10,9 @@ from torch import nn
 
 from paceline.errors import UsageError
 
-__all__ = ["FlatBinding"]
+__all__ = ["FlatBinding", "Ranges"]
+
+Ranges = tuple[tuple[int, int], ...]  # of elements of a flat vector: the first, and the one after the last
 
 # One call for all parameters; PyTorch's own optimizers are built on it, but its type stubs do not name it.
 _foreach_copy: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._foreach_copy_  # pyright: ignore
@@ -22,7 +24,7 @@ class FlatBinding:
     """Lets parameters be views of a flat vector `x` (P,), and moves them from one vector to another.
 
     P counts padding: every parameter begins at a multiple of 64 bytes, as tensors of PyTorch's own do. Padding is zero and
-    stays zero under every elementwise optimizer. The last element is always padding.
+    stays zero under every elementwise optimizer. The first 64 bytes and the last element are always padding.
 
     Args:
         parameters: those to be trained; all of one floating-point type, on one device.
@@ -30,6 +32,7 @@ class FlatBinding:
 
     Attributes:
         offsets: where each parameter begins in a flat vector.
+        ranges: each parameter's elements there.
         device: where the parameters are.
 
     Raises:
@@ -57,12 +60,13 @@ class FlatBinding:
         self._strides = [p.stride() if _is_dense(p) else None for p in self.parameters]
         alignment = _ALIGNMENT_BYTES // self.dtype.itemsize
         self.offsets: list[int] = []
-        offset = 0
+        offset = alignment
         for numel in self._numels:
             self.offsets.append(offset)
             offset += math.ceil(numel / alignment) * alignment
         if self.offsets[-1] + self._numels[-1] == offset:
             offset += alignment
+        self.ranges: Ranges = tuple((o, o + n) for o, n in zip(self.offsets, self._numels, strict=True))
         self.num_elements = offset  # P
         self.num_parameters = sum(self._numels)
         self._views: dict[int, list[torch.Tensor]] = {}
@@ -115,19 +119,27 @@ class FlatBinding:
         x.zero_()
         _foreach_copy(self.views(x), [p.detach() for p in self.parameters])
 
-    def gather_gradients(self, g: torch.Tensor) -> None:
-        """Copies the gradients into `g` (P,); a parameter without one counts as zero.
+    def missing_gradients(self) -> Ranges:
+        """The parameters without a gradient."""
+        return tuple(own for own, p in zip(self.ranges, self.parameters, strict=True) if p.grad is None)
+
+    def gather_gradients(self, g: torch.Tensor) -> Ranges:
+        """Copies the gradients into `g` (P,), whose padding is zero; a parameter without one counts as zero, and is returned.
 
         Raises:
             UsageError: a gradient is sparse.
         """
         views = self.views(g)
         gradients = [p.grad for p in self.parameters]
+        missing: Ranges = ()
         if any(gradient is None for gradient in gradients):
-            g.zero_()
+            missing = self.missing_gradients()
+            for view, gradient in zip(views, gradients, strict=True):
+                if gradient is None:  # the others may be views of `g` already
+                    view.zero_()
         targets = [view for view, gradient in zip(views, gradients, strict=True) if gradient is not None]
         if not targets:
-            return
+            return missing
         try:
             _foreach_copy(targets, [gradient for gradient in gradients if gradient is not None])
         except RuntimeError as error:
@@ -137,25 +149,37 @@ class FlatBinding:
                 "This algorithm averages dense gradients, but the model has sparse ones: use sparse=False in its embeddings,"
                 " or an algorithm whose workers apply their own gradients, such as hogwild."
             ) from error
+        return missing
 
-    def scatter_gradients(self, g: torch.Tensor, *, fill: bool = True) -> None:
+    def scatter_gradients(self, g: torch.Tensor, missing: Ranges = ()) -> None:
         """Copies `g` (P,) into the parameters' gradients, which keep their own memory.
 
         Args:
             g: the gradients as one vector.
-            fill: give a gradient to parameters that have none; otherwise the optimizer goes on leaving them out.
+            missing: parameters that get none, so that the optimizer leaves them out.
         """
         views = self.views(g)
-        for parameter, view in zip(self.parameters, views, strict=True):
-            if parameter.grad is None and fill:
+        self.leave_out(missing)
+        them = set(missing)
+        for parameter, view, own in zip(self.parameters, views, self.ranges, strict=True):
+            if parameter.grad is None and own not in them:
                 parameter.grad = view.clone()
         pairs = [(p.grad, view) for p, view in zip(self.parameters, views, strict=True) if p.grad is not None]
         _foreach_copy([gradient for gradient, _ in pairs], [view for _, view in pairs])
 
-    def bind_gradients(self, g: torch.Tensor) -> None:
-        """Makes the parameters' gradients views of `g` (P,), so that backward adds straight into it."""
+    def bind_gradients(self, g: torch.Tensor, missing: Ranges = ()) -> None:
+        """Makes the parameters' gradients views of `g` (P,), so that backward adds straight into it; `missing` get none."""
         for parameter, view in zip(self.parameters, self.views(g), strict=True):
             parameter.grad = view
+        self.leave_out(missing)
+
+    def leave_out(self, missing: Ranges) -> None:
+        """Takes the gradients of these parameters away."""
+        if missing:
+            them = set(missing)
+            for parameter, own in zip(self.parameters, self.ranges, strict=True):
+                if own in them:
+                    parameter.grad = None
 
     def release_gradients(self) -> None:
         """Gives the gradients memory of their own again, with their present values."""

@@ -14,7 +14,7 @@ from paceline.algorithms import Algorithm
 from paceline.arena import Arena
 from paceline.memory.waiting import RunStopped
 from paceline.peers import Peers
-from paceline.replica import RealClock
+from paceline.real_clock import RealClock
 
 __all__ = ["HostedServers"]
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from paceline.errors import UsageError
+from paceline.flat import Ranges
 
-__all__ = ["ELEMENTWISE", "FlatOptimizer", "OptimizerSettings", "SettingsGroup", "raw_step", "settings_of"]
+__all__ = [
+    "ELEMENTWISE", "FlatOptimizer", "OptimizerSettings", "SettingsGroup", "cut_state", "is_plain_sgd", "raw_step",
+    "scaled_step", "settings_of",
+]  # fmt: skip
 
 # With these, every element of a parameter is updated from its own gradient and state alone, so one step over the whole flat
 # vector, or over parts of it, gives the same bits as one step per parameter, without a Python loop over parameters.
@@ -35,6 +40,7 @@ class OptimizerSettings(NamedTuple):
 
     name: str
     groups: tuple[SettingsGroup, ...]
+    missing: Ranges = ()  # parameters without a gradient, which the next step leaves out
 
     @property
     def learning_rate(self) -> float:
@@ -52,10 +58,11 @@ class OptimizerSettings(NamedTuple):
         Raises:
             ValueError: it is something else.
         """
-        name, groups = json.loads(bytes(sent.tolist()))
+        name, groups, missing = json.loads(bytes(sent.tolist()))
         if name not in _BY_NAME:
             raise ValueError(f"no optimizer {name!r}")
-        return cls(name, tuple(SettingsGroup(_tuples(ranges), _tuples(values)) for ranges, values in groups))
+        groups = tuple(SettingsGroup(_tuples(ranges), _tuples(values)) for ranges, values in groups)
+        return cls(name, groups, _tuples(missing))
 
 
 def settings_of(
@@ -115,8 +122,12 @@ class FlatOptimizer:
         self._optimizer = _BY_NAME[settings.name](groups) if groups else None
         self._step = raw_step(self._optimizer) if self._optimizer is not None else lambda: None
 
-    def step(self, gradient: torch.Tensor, settings: OptimizerSettings, scale: float = 1.0) -> None:
+    def step(
+        self, gradient: torch.Tensor, settings: OptimizerSettings, scale: float = 1.0, missing: Ranges = ()
+    ) -> None:
         """One step with `gradient` (n,) at the settings' rates, times `scale`; the caller is under no_grad.
+
+        `missing` are elements of this part without a gradient, which make no step.
 
         Raises:
             UsageError: the settings are another optimizer's.
@@ -130,36 +141,85 @@ class FlatOptimizer:
                 group.update(settings.groups[number].values)
                 group["lr"] = group["lr"] * scale
             self._settings = settings if scale == 1.0 else None
+        if missing:
+            self._cut({end for own in missing for end in own})
         for parameter, part in self._parts:
-            parameter.grad = gradient[part]
+            if not any(first <= part.start < last for first, last in missing):
+                parameter.grad = gradient[part]
         self._step()
         for parameter, _ in self._parts:
             parameter.grad = None  # its memory is the next message's
 
+    def _cut(self, ends: set[int]) -> None:
+        """Divides the parts within which one of these elements begins something else, and their state."""
+        assert self._optimizer is not None
+        parts, divided = dict(self._parts), []
+        for group in self._optimizer.param_groups:
+            parameters = []
+            for parameter in group["params"]:
+                part = parts[parameter]
+                within = sorted(end for end in ends if part.start < end < part.stop)
+                pieces = list(pairwise([part.start, *within, part.stop]))
+                state = self._optimizer.state.pop(parameter, None) if within else None
+                for first, last in pieces:
+                    own = slice(first - part.start, last - part.start)
+                    one = nn.Parameter(parameter.data[own]) if within else parameter
+                    if state:
+                        self._optimizer.state[one] = cut_state(state, own)
+                    parameters.append(one)
+                    divided.append((one, slice(first, last)))
+            group["params"] = parameters
+        self._parts = divided
+
     def state(self) -> dict[str, torch.Tensor]:
-        """Copies of momentum and the like, as vectors (n,) and, where it is one number for all, without a dimension."""
+        """Copies of momentum and the like, as vectors (n,), without a dimension where it is one number for all.
+
+        Where elements have no state as yet, a vector `without_state` (n,) is 1 for these.
+        """
         found: dict[str, torch.Tensor] = {}
         if self._optimizer is None:
             return found
-        for parameter, part in self._parts:
-            for key, value in self._optimizer.state[parameter].items():
-                if not isinstance(value, torch.Tensor):
-                    found[key] = torch.tensor(float(value))
-                elif value.dim():
-                    if key not in found:
-                        found[key] = torch.zeros(self._num_elements, dtype=value.dtype)
-                    found[key][part] = value
-                else:
-                    found[key] = value.clone()
+        states = [(part, self._optimizer.state.get(parameter, {})) for parameter, part in self._parts]
+        for key in {key: None for _, state in states for key in state}:
+            values = [(part, torch.as_tensor(state[key])) for part, state in states if key in state]
+            numbers = {value.item() for _, value in values if not value.dim()}
+            if len(numbers) == 1 and len(values) == len(states):
+                found[key] = values[0][1].clone()
+                continue
+            found[key] = torch.zeros(self._num_elements, dtype=values[0][1].dtype)
+            for part, value in values:
+                found[key][part] = value
+        if found and not all(state for _, state in states):
+            found["without_state"] = torch.zeros(self._num_elements)
+            for part, state in states:
+                found["without_state"][part] = float(not state)
         return found
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
         """Takes over what `state` returned."""
-        if self._optimizer is None:
+        if self._optimizer is None or not state:
             return
+        values = dict(state)
+        without = values.pop("without_state", torch.zeros(self._num_elements))
+        numbers = {key for key, value in self._kind_of_state().items() if not torch.as_tensor(value).dim()}
+        by_element = [without, *(value for key, value in values.items() if key in numbers and value.dim())]
+        self._cut({int(end) + 1 for one in by_element for end in one.diff().nonzero()})
         for parameter, part in self._parts:
-            for key, value in state.items():
-                self._optimizer.state[parameter][key] = (value[part] if value.dim() else value).clone()
+            if not without[part.start]:
+                for key, value in values.items():
+                    own = slice(part.start, part.start + 1) if key in numbers else part
+                    one = (value[own] if value.dim() else value).clone()
+                    self._optimizer.state[parameter][key] = one.reshape(()) if key in numbers else one
+
+    def _kind_of_state(self) -> dict[str, Any]:
+        """What the optimizer keeps of a parameter: found by a step of a throw-away one."""
+        assert self._optimizer is not None
+        probe = nn.Parameter(torch.zeros(2, dtype=self._parts[0][0].dtype))
+        probe.grad = torch.zeros_like(probe)
+        one = _BY_NAME[self._name]([{**self._optimizer.param_groups[0], "params": [probe]}])
+        with torch.no_grad():
+            raw_step(one)()
+        return one.state[probe]
 
 
 def raw_step(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
@@ -171,6 +231,35 @@ def raw_step(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
     if type(optimizer).__module__.startswith("torch.optim."):
         return inspect.unwrap(wrapped).__get__(optimizer)
     return optimizer.step
+
+
+def scaled_step(step: Callable[[], Any], optimizer: torch.optim.Optimizer, scale: float) -> None:
+    """One step with every learning rate multiplied by `scale` for its duration."""
+    if scale == 1.0:
+        step()
+        return
+    rates = [group["lr"] for group in optimizer.param_groups]
+    try:
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * scale
+        step()
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
+def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step is `x -= lr * g` and nothing else."""
+    extras = ("momentum", "weight_decay", "nesterov", "maximize", "differentiable", "fused")
+    return type(optimizer) is torch.optim.SGD and not any(optimizer.defaults[extra] for extra in extras)
+
+
+def cut_state(state: dict[str, Any], elements: slice) -> dict[str, Any]:
+    """An optimizer's state of some of a vector's elements: views of what has one number for each, copies of the rest."""
+    return {
+        name: (value[elements] if value.dim() else value.clone()) if isinstance(value, torch.Tensor) else value
+        for name, value in state.items()
+    }
 
 
 def _plain(value: Any) -> Any:

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
-from paceline.flat import FlatBinding
+from paceline.flat import FlatBinding, Ranges
 from paceline.optimizers import ELEMENTWISE
 from paceline.transport.base import Collectives, Piece
 
-__all__ = ["OwnedPieces", "check_elementwise", "cut_flat_state"]
+__all__ = ["OwnedPieces", "check_elementwise", "cut_flat_state", "in_pieces"]
 
 
 def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
@@ -37,6 +37,17 @@ def cut_flat_state(state: dict[str, Any], num_elements: int, size: int, pieces: 
             state[name] = value.new_zeros(size)
             for first, length, at in pieces:
                 state[name][at : at + length] = value[first : first + length]
+
+
+def in_pieces(ranges: Ranges, pieces: Sequence[Piece]) -> dict[tuple[int, int], tuple[int, int]]:
+    """Where ranges of the flat vector (P,), of one parameter each, lie among its pieces; a parameter holds at most one."""
+    found = {}
+    for first, last in ranges:
+        for begin, length, at in pieces:
+            low, high = max(first, begin), min(last, begin + length)
+            if low < high:
+                found[first, last] = at + low - begin, at + high - begin
+    return found
 
 
 class _Span(NamedTuple):
@@ -73,14 +84,15 @@ class OwnedPieces:
         for parameter, span in zip(binding.parameters, self._spans, strict=True):
             self._cut(parameter, span)
 
-    def bind(self, x: torch.Tensor, g: torch.Tensor) -> None:
-        """Binds parameters to their elements in `x` (S,) and `g` (S,); those without any have no gradient."""
+    def bind(self, x: torch.Tensor, g: torch.Tensor, missing: Ranges = ()) -> None:
+        """Binds parameters to their elements in `x` (S,) and `g` (S,); those without any, and `missing`, have no gradient."""
         self._before = [(p.data, p.grad) for p in self._binding.parameters]
         for parameter, span in zip(self._binding.parameters, self._spans, strict=True):
             parameter.grad = None
             if span is not None:
                 parameter.data = x[span.at : span.at + span.end - span.begin]
                 parameter.grad = g[span.at : span.at + span.end - span.begin]
+        self._binding.leave_out(missing)
 
     def release(self) -> None:
         """Binds parameters and gradients to what they were before."""
@@ -90,15 +102,20 @@ class OwnedPieces:
         self._before = []
 
     def make_whole(self, collectives: Collectives) -> None:
-        """Gives the optimizer's state the parameters' shapes, with what all workers own; all call it at the same time."""
+        """Gives the optimizer's state the parameters' shapes, with what all workers own; all call it at the same time.
+
+        Parameters that no worker has any state of, as they never had a gradient, stay without.
+        """
         parameters = self._binding.parameters
-        kinds = self._state_kinds()
+        have = torch.tensor([float(bool(self._optimizer.state.get(p))) for p in parameters])
+        collectives.start_all_reduce(have).wait()
+        kinds = [kind if has else {} for kind, has in zip(self._state_kinds(), have.tolist(), strict=True)]
         names = sorted({name for kind in kinds for name in kind})
         for name in names:
             x = self._binding.zeros()
             numbers = torch.zeros(len(parameters), dtype=torch.float64)
             for index, (p, span) in enumerate(zip(parameters, self._spans, strict=True)):
-                value = self._optimizer.state[p].get(name) if span is not None else None
+                value = self._optimizer.state.get(p, {}).get(name) if span is not None else None
                 if value is None or span is None:
                     continue
                 if isinstance(value, torch.Tensor) and value.dim():

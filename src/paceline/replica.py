@@ -7,24 +7,33 @@ Two replicas share the bookkeeping. `TaskReplica` owns its loop, for `paceline t
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from paceline.accruals import ACCRUED, Accruals
+from paceline.batches import BatchSource
 from paceline.buckets import GradientBuckets
-from paceline.errors import PacelineError
-from paceline.flat import FlatBinding
-from paceline.optimizers import ELEMENTWISE, OptimizerSettings, raw_step, settings_of
-from paceline.owned_pieces import check_elementwise, cut_flat_state
+from paceline.errors import DivergedError
+from paceline.flat import FlatBinding, Ranges
+from paceline.flat_parameters import FlatParameters
+from paceline.optimizers import (
+    ELEMENTWISE,
+    OptimizerSettings,
+    is_plain_sgd,
+    raw_step,
+    scaled_step,
+    settings_of,
+)
+from paceline.owned_pieces import check_elementwise, cut_flat_state, in_pieces
 from paceline.slow_workers import Slowness
 from paceline.transport.base import Counts, Piece
 
-__all__ = ["BaseReplica", "BatchSource", "DivergedError", "RealClock", "Recorder", "TaskReplica"]
+__all__ = ["BaseReplica", "Recorder", "TaskReplica"]
 
 _UPDATE_TIME_SMOOTHING = 0.1
 _NAN = math.nan
@@ -32,42 +41,11 @@ _NO_COUNTS = (0, 0, 0, 0)
 _NO_GRADIENT = 0  # as a record's applied version
 
 
-class DivergedError(PacelineError):
-    """The loss or the parameters are no longer finite: the run ends as `diverged`."""
-
-
-class RealClock:
-    """The machine's monotonic clock, which all processes of a machine share; counts what was slept."""
-
-    def __init__(self) -> None:
-        self.waited_s = 0.0
-
-    now_s = staticmethod(time.monotonic)
-
-    def sleep_s(self, duration_s: float) -> None:
-        """Waits at least `duration_s`: yields the core for short waits, as the system's timer is good for about 60 us only."""
-        begun_s = time.monotonic()
-        end_s = begun_s + duration_s
-        if duration_s > 200e-6:
-            time.sleep(duration_s - 100e-6)
-        while (now_s := time.monotonic()) < end_s:
-            os.sched_yield()
-        self.waited_s += now_s - begun_s
-
-
 class Recorder(Protocol):
     """Where the record of a step goes (see `memory/records.py` for the fields)."""
 
     def append(self, *fields: float) -> None:
         """Writes one record."""
-        ...
-
-
-class BatchSource(Protocol):
-    """Hands a worker its batches."""
-
-    def next(self) -> Any | None:
-        """The next batch, or None at the end."""
         ...
 
 
@@ -100,6 +78,7 @@ class BaseReplica:
         slow: float = 1.0,
     ) -> None:
         self.binding = binding
+        self.ranges: Ranges = binding.ranges if binding is not None else ()
         self.now_s = self._now_s = now_s
         self.samples = 0
         self.update_time_s = 0.0
@@ -115,9 +94,24 @@ class BaseReplica:
         self._counted = (0, 0, 0, 0)
         self._private: torch.Tensor | None = None
         self._slowness = Slowness(slow, stopped) if slow > 1 else None
+        self._buckets: GradientBuckets | None = None
+        self._hands_out = False  # the present gradient, in buckets
+        self._missing: Ranges | None = None
         self._batch = -1
         self._read_version = 0
         self._started_s = self._input_s = self._gradient_started_s = self._gradient_ended_s = self._apply_s = 0.0
+
+    @property
+    def missing(self) -> Ranges:
+        """The parameters without a gradient: on this worker, until the program says what all have agreed on."""
+        if self._missing is None:
+            buckets = self._buckets if self._hands_out else None
+            self._missing = buckets.missing if buckets is not None else self.binding.missing_gradients()
+        return self._missing
+
+    @missing.setter
+    def missing(self, agreed: Ranges) -> None:
+        self._missing = agreed
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         """Copies `x` (P,) into this worker's private vector and returns that."""
@@ -222,6 +216,7 @@ class TaskReplica(BaseReplica):
         loss: maps the model's output and the targets to a scalar mean loss.
         make_optimizer: builds the optimizer for the parameters it is given.
         batches: yields `(batch_number, inputs, targets)`.
+        shares_state: whether the optimizer's state is that of all workers.
         base: as for `BaseReplica`.
     """
 
@@ -231,36 +226,43 @@ class TaskReplica(BaseReplica):
         loss: Callable[[Any, Any], torch.Tensor],
         make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
         batches: BatchSource,
+        *,
+        shares_state: bool = False,
         **base: Any,
     ) -> None:
         super().__init__(**base)
         self.model = model
         self._loss_function = loss
         self._batches = batches
-        self._g = torch.zeros(self.binding.num_elements, dtype=self.binding.dtype)
-        self.binding.bind_gradients(self._g)
-        probe = make_optimizer(self.binding.parameters)
-        self._flat: nn.Parameter | None = None
-        if type(probe) in ELEMENTWISE:
-            self._flat = nn.Parameter(torch.empty_like(self._g))
-            self._flat.grad = self._g
-            self.optimizer = make_optimizer([self._flat])
-        else:
-            self.optimizer = probe
+        self._g = self.binding.zeros()
+        # Each with a count of changes of its own, unlike other views: it says which parameters backward has added to.
+        self._gradients = [view.data for view in self.binding.views(self._g)]
+        self._bind_gradients()
+        self.optimizer = make_optimizer(self.binding.parameters)
+        self._flat: FlatParameters | None = None
+        if type(self.optimizer) in ELEMENTWISE:
+            self._flat = FlatParameters(make_optimizer, self._g, shares_state=shares_state)
+            self.optimizer = self._flat.optimizer
         self._step = raw_step(self.optimizer)
         self._is_plain_sgd = self._flat is not None and is_plain_sgd(self.optimizer)
         self._takes_own = self._is_plain_sgd  # whether the next gradient stays in the tensors that backward makes
         self._in_own = False  # whether the present one does
-        self._buckets: GradientBuckets | None = None
+        self._owned: dict[
+            tuple[int, int], tuple[int, int]
+        ] = {}  # where parameters lie among the pieces that are stepped on
 
     @property
     def g(self) -> torch.Tensor:
         """The gradient (P,); a program that asks for it once gets it without a copy from the next step on."""
         if self._in_own:
             self._takes_own = self._in_own = False
-            self.binding.gather_gradients(self._g)
-            self.binding.bind_gradients(self._g)
+            self.missing = self.binding.gather_gradients(self._g)
+            self._bind_gradients()
         return self._g
+
+    def _bind_gradients(self) -> None:
+        for parameter, gradient in zip(self.binding.parameters, self._gradients, strict=True):
+            parameter.grad = gradient
 
     def steps(self) -> Iterator[int]:
         """This worker's steps, from 1, until the source ends or the run is stopped."""
@@ -293,11 +295,13 @@ class TaskReplica(BaseReplica):
         self.binding.bind(at)
         self._gradient_started_s = self._now_s()
         self._in_own = self._takes_own and ready is None
+        self._hands_out, self._missing = ready is not None, None
         if self._in_own or ready is not None:
             for parameter in self.binding.parameters:
                 parameter.grad = None
         else:
             self._g.zero_()
+        changes = [gradient._version for gradient in self._gradients]
         if ready is not None:
             if self._buckets is None:
                 self._buckets = GradientBuckets(self.binding, self._g, self._complete)
@@ -316,7 +320,10 @@ class TaskReplica(BaseReplica):
         if ready is not None:
             assert self._buckets is not None
             self._buckets.complete_all()
-            self.binding.bind_gradients(self._g)
+            self._bind_gradients()
+        elif not self._in_own:
+            without = [a == b._version for a, b in zip(changes, self._gradients, strict=True)]
+            self._missing = tuple(compress(self.ranges, without))
         self._gradient_ended_s = self._now_s()
         if finish is not None:
             finish()
@@ -339,12 +346,17 @@ class TaskReplica(BaseReplica):
         else:
             if of is not None:
                 to.copy_(of)
-            if self._flat is not None:
-                self._flat.data = to
-            else:
-                self.binding.bind(to)
-            scaled_step(self._step, self.optimizer, scale)
+            self._step_on(to, scale)
         self._count_apply(begun_s)
+
+    def _step_on(self, to: torch.Tensor, scale: float, block: int = 0) -> None:
+        if self._flat is not None:
+            self._flat.step(to, self._g, self.ranges, self.missing, scale, block)
+            return
+        self.binding.bind(to)
+        self.binding.leave_out(self.missing)
+        scaled_step(self._step, self.optimizer, scale)
+        self._bind_gradients()
 
     def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
         """Lets the optimizer take its one step on `to` (S,), whose gradient is `g` (S,)."""
@@ -354,11 +366,10 @@ class TaskReplica(BaseReplica):
         if self._is_plain_sgd:
             torch.add(to, g, alpha=-self.optimizer.param_groups[0]["lr"], out=to)
         else:
-            cut_flat_state(self.optimizer.state[self._flat], self._g.numel(), to.numel(), pieces)
-            self._flat.grad = None
-            self._flat.data = to
-            self._flat.grad = g
-            self._step()
+            cut_flat_state(self._flat.state_of_all(), self._g.numel(), to.numel(), pieces)
+            self._owned = self._owned or in_pieces(self.ranges, pieces)
+            missing = tuple(self._owned[one] for one in self.missing if one in self._owned)
+            self._flat.step(to, g, tuple(self._owned.values()), missing)
         self._count_apply(begun_s)
 
     def _add_own(self, x: torch.Tensor, to: torch.Tensor, factor: float) -> None:
@@ -372,30 +383,15 @@ class TaskReplica(BaseReplica):
 
     def optimizer_settings(self) -> OptimizerSettings:
         """The optimizer as data."""
-        whole = (0, self.binding.num_elements) if self._flat is not None else None
-        return settings_of(self.optimizer, lambda parameter: whole)
+        first = self.optimizer.param_groups[0]["params"][0]  # of all stretches, for all of them
+        settings = settings_of(self.optimizer, lambda one: (0, self.binding.num_elements) if one is first else None)
+        return settings._replace(missing=self.missing)
+
+    def expect_state(self, num_parameters: int) -> None:
+        """The optimizer is about to load a checkpoint's state, of so many parameters."""
+        if self._flat is not None:
+            self._flat.expect(num_parameters)
 
     def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
         """`after - before` (P,), in the gradient's memory."""
         return torch.sub(after, before, out=self._g)
-
-
-def scaled_step(step: Callable[[], Any], optimizer: torch.optim.Optimizer, scale: float) -> None:
-    """One step with every learning rate multiplied by `scale` for its duration."""
-    if scale == 1.0:
-        step()
-        return
-    rates = [group["lr"] for group in optimizer.param_groups]
-    try:
-        for group in optimizer.param_groups:
-            group["lr"] = group["lr"] * scale
-        step()
-    finally:
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-
-
-def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step is `x -= lr * g` and nothing else."""
-    extras = ("momentum", "weight_decay", "nesterov", "maximize", "differentiable", "fused")
-    return type(optimizer) is torch.optim.SGD and not any(optimizer.defaults[extra] for extra in extras)

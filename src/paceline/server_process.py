@@ -23,7 +23,7 @@ from paceline.memory.segment import Segment
 from paceline.memory.served import SecondCopy
 from paceline.memory.waiting import raise_if_stopped, wait_briefly
 from paceline.peers import Peers
-from paceline.replica import RealClock
+from paceline.real_clock import RealClock
 from paceline.transport.base import Ports
 from paceline.worker_process import Ready, Welcome
 

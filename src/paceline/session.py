@@ -29,7 +29,7 @@ from paceline.memory.private import PrivateVector
 from paceline.memory.records import PackedRecords
 from paceline.memory.segment import Segment
 from paceline.peers import Peers, mailbox_part
-from paceline.replica import RealClock
+from paceline.real_clock import RealClock
 from paceline.transport.base import Message
 from paceline.transport.device import StagedMailbox, copies_for
 from paceline.transport.parameters import AVERAGE
@@ -361,8 +361,12 @@ class Session:
             buffers = {name: self.arena.extra(name).clone() for name in self._buffers}
         return checkpoint.Parameters(x, version, next_batch, buffers)
 
-    def restore(self, optimizer: torch.optim.Optimizer) -> int:
+    def restore(self, optimizer: torch.optim.Optimizer, expect: Callable[[int], None] = lambda _: None) -> int:
         """Loads this worker's optimizer state, and its own model if it has one, from the checkpoint to resume.
+
+        Args:
+            optimizer: whose state.
+            expect: called before, with how many parameters its first group had.
 
         Returns:
             the batches that it has taken so far.
@@ -373,7 +377,7 @@ class Session:
         own = checkpoint.load_model(self._resume, self.worker_id)
         if own is not None:
             self.arena.shared.restore(*own)
-        return before + checkpoint.load_worker(self._resume, self.worker_id, optimizer)
+        return before + checkpoint.load_worker(self._resume, self.worker_id, optimizer, expect)
 
     def close(self, *, failed: bool = False) -> None:
         """Leaves the others and gives the model memory of its own again; the shared memory goes when its last user does."""

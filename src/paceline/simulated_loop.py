@@ -17,14 +17,13 @@ from paceline.algorithms import Algorithm, registry
 from paceline.algorithms.lockstep import Lockstep
 from paceline.config import TrainConfig
 from paceline.environment import WorkerEnvironment, set_environment
-from paceline.errors import UsageError
+from paceline.errors import DivergedError, UsageError
 from paceline.final_mean import FinalMean, take_final_mean
 from paceline.flat import FlatBinding
 from paceline.global_randomness import GlobalRandomness, undisturbed
 from paceline.goals import Goal
 from paceline.loop_evaluation import Evaluate, loop_evaluator
 from paceline.observe.run import RunData
-from paceline.replica import DivergedError
 from paceline.simulation_record import SimulationRecord, write_simulation
 from paceline.simulator.attached import SimulatedAttachedReplica
 from paceline.simulator.cluster import Cluster

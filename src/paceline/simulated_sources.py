@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.replica import BatchSource
+from paceline.batches import BatchSource
 from paceline.simulator.replica import RandomStates
 from paceline.sources import ABSENT, END, BatchClaims
 

@@ -19,13 +19,13 @@ from paceline.algorithms import Algorithm, registry
 from paceline.algorithms.lockstep import Lockstep
 from paceline.batches import BatchPlan, Partition, Skewed, partition_registry
 from paceline.config import TrainConfig
-from paceline.errors import UsageError
+from paceline.errors import DivergedError, UsageError
 from paceline.evaluation import Evaluator, about_evaluated
 from paceline.flat import FlatBinding
 from paceline.injection import inject, injected
 from paceline.observe.run import RunData
 from paceline.placement import Bind, Interleave, placement_registry
-from paceline.replica import BaseReplica, DivergedError
+from paceline.replica import BaseReplica
 from paceline.simulated_sources import BatchSizes, DeclaredBatches, OwnRandomness
 from paceline.simulation_record import SimulationRecord, write_simulation
 from paceline.simulator.cluster import Cluster

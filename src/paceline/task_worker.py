@@ -83,9 +83,10 @@ class TaskWorker:
                 task.loss,
                 make_optimizer,
                 DatasetBatches(train_set, claims, on_epoch),
+                shares_state=shared,
                 **session.base_arguments(),
             )
-            claims.taken = session.restore(replica.optimizer)
+            claims.taken = session.restore(replica.optimizer, replica.expect_state)
             session.share_state(replica.optimizer)
             model.train()
             try:

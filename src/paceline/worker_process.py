@@ -20,11 +20,10 @@ import torch
 
 from paceline.arena import Arena, ArenaPlan
 from paceline.environment import WorkerEnvironment, set_environment
-from paceline.errors import PacelineError, UsageError, WorkerLostError
+from paceline.errors import DivergedError, PacelineError, UsageError, WorkerLostError
 from paceline.memory import failpoints, placement
 from paceline.memory.segment import Segment
 from paceline.memory.waiting import RunStopped, have_core_each, raise_if_stopped, wait_briefly
-from paceline.replica import DivergedError
 
 __all__ = ["Done", "Failure", "Hello", "Ready", "Welcome", "join_run", "run_worker"]
 

@@ -71,6 +71,7 @@ class QuadraticReplica:
     """f(x) = x^2 / 2: the gradient is x itself; the optimizer is SGD with rate ALPHA."""
 
     samples = 2
+    missing = ()
 
     def __init__(self, num_steps):
         self.num_steps, self.records, self.waiting = num_steps, [], 0

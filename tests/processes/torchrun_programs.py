@@ -260,18 +260,26 @@ def operations():
         handle.wait()
     mean, lone, none = vector(RANK), vector(RANK), vector(RANK)
     sent_before = collectives.counts.sent_bytes
-    collectives.all_reduce_mean(mean, weight=RANK + 1)
+    numbers = [collectives.all_reduce_mean(mean, weight=RANK + 1, number=RANK + 0.5)]
     sent_bytes = collectives.counts.sent_bytes - sent_before
     collectives.all_reduce_mean(lone, weight=float(RANK == 1))
-    collectives.all_reduce_mean(none, weight=0)
+    numbers.append(collectives.all_reduce_mean(none, weight=0, number=2.0))
     half = large_and_small(RANK, n)
     collectives.all_reduce_mean(half, weight=1.0)
     claim = membership.claims()
     claimed = [claim() for _ in range(10)]
     membership.close(failed=False)
-    results = {"summed": summed, "part": part, "gathered": gathered, "mean": mean, "lone": lone, "none": none, "half": half}
+    results = {
+        "summed": summed,
+        "part": part,
+        "gathered": gathered,
+        "mean": mean,
+        "lone": lone,
+        "none": none,
+        "half": half,
+    }
     lists = {name: tensor.tolist() for name, tensor in results.items()}
-    tell({"rank": RANK, "claimed": claimed, "sent_bytes": sent_bytes, **lists})
+    tell({"rank": RANK, "claimed": claimed, "sent_bytes": sent_bytes, "numbers": numbers, **lists})
 
 
 if __name__ == "__main__":

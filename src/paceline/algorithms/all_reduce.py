@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 
+from paceline.algorithms.agreed_gradient import AgreedGradient
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.strips import OwnedStrips
 from paceline.half_types import to_sum_type
@@ -26,6 +27,7 @@ class AllReduce(Algorithm):
 
     Costs per step: 2 (n - 1) / n times the parameters' size sent and received by each worker, hidden behind backward except
     for the first layers' part; gradients of half types travel as float32. Every step lasts as long as its slowest worker.
+    In a round where a worker has no batch, the mean travels once more, not hidden: it is what the others' loops made of it.
     Sharded: as many bytes, of which the parameters' half is not hidden; the optimizer's work and state are 1 / n per worker,
     with buffers of two vectors.
     Use when: workers are equally fast and links are good; it is what asynchronous methods are compared to.
@@ -74,10 +76,14 @@ def _work_alone(replica: Replica, ports: Ports) -> None:
 
 
 def _work_whole(replica: Replica, ports: Ports, collectives: Collectives) -> None:
-    shared, mean = ports.shared, _OverlappedMean(replica, collectives, ports.num_workers)
+    shared = ports.shared
+    gradient = AgreedGradient(replica, collectives)
+    mean = _OverlappedMean(replica, collectives, gradient, ports.num_workers, shared.x.numel())
     for _ in replica.steps():
         version = shared.version
         replica.gradient(at=shared.x, version=version, ready=mean.begin, finish=mean.finish)
+        if mean.num_absent:  # they must be told what the others' loops have made of the mean, such as to clip it
+            gradient.average(weight=float(replica.samples > 0))
         with shared.writing():
             replica.apply(to=shared.x)
             replica.applied(shared.advance(), gradient_version=version)
@@ -85,7 +91,8 @@ def _work_whole(replica: Replica, ports: Ports, collectives: Collectives) -> Non
 
 def _work_sharded(replica: Replica, ports: Ports, collectives: Collectives) -> None:
     shared = ports.shared
-    strips = OwnedStrips(replica, collectives, ports.worker_id, ports.num_workers, shared.x.numel())
+    gradient = AgreedGradient(replica, collectives)
+    strips = OwnedStrips(replica, collectives, gradient, ports.worker_id, ports.num_workers, shared.x.numel())
     for _ in replica.steps():
         version = shared.version
         replica.gradient(at=shared.x, version=version, ready=strips.begin, finish=strips.finish)
@@ -102,15 +109,30 @@ class _OverlappedMean:
     the usual batch sizes, and never round: whatever the unit, the result has the same bits.
 
     The weights are added up in the padding of the first bucket, which holds them exactly, up to 2^24 samples: buckets of half
-    types travel as float32.
+    types travel as float32. The padding of the last bucket adds up how many workers have other parameters with gradients than
+    before, and how many have no batch.
+
+    Attributes:
+        num_absent: workers without a batch.
     """
 
-    def __init__(self, replica: Replica, collectives: Collectives, num_workers: int) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        collectives: Collectives,
+        gradient: AgreedGradient,
+        num_workers: int,
+        num_elements: int,
+    ) -> None:
         self._replica = replica
         self._collectives = collectives
+        self._gradient = gradient
         self._num_workers = num_workers
+        self._num_elements = num_elements
+        self._num_begun = 0  # elements
         self._unit = 1.0
         self._under_way: list[tuple[torch.Tensor, torch.Tensor, Handle]] = []  # bucket, what travels, its handle
+        self.num_absent = 0
 
     def begin(self, bucket: torch.Tensor) -> None:
         """Starts averaging a bucket (n,) in place."""
@@ -118,22 +140,32 @@ class _OverlappedMean:
         vector = to_sum_type(bucket)
         if factor != 1.0:
             vector.mul_(factor)
-        if not self._under_way and vector.numel():  # without elements, nothing but time is simulated
-            vector[-1] = factor
+        if vector.numel():  # without elements, nothing but time is simulated
+            if not self._under_way:
+                vector[-1] = factor
+            self._num_begun += len(vector)
+            if self._num_begun == self._num_elements:
+                vector[0] = self._gradient.changed() + (self._num_workers + 1) * (not self._replica.samples)
         self._under_way.append((bucket, vector, self._collectives.start_all_reduce(vector)))
 
     def finish(self) -> None:
         """Waits for the buckets in their order."""
-        total = 0.0
-        for number, (bucket, vector, summed) in enumerate(self._under_way):
+        total = said = 0.0
+        for number, (bucket, vector, summed) in enumerate(self._under_way, start=1):
             summed.wait()
-            if number == 0 and vector.numel():
+            if number == 1 and vector.numel():
                 total = vector[-1].item()
                 vector[-1] = 0.0
+            if number == len(self._under_way) and vector.numel():
+                said = vector[0].item()
+                vector[0] = 0.0
             if total:
                 vector.div_(total)
             if vector is not bucket:
                 bucket.copy_(vector)
         self._under_way.clear()
+        self._num_begun = 0
         if total:
             self._unit *= 2.0 ** round(math.log2(total / self._num_workers))
+        self.num_absent, num_changed = divmod(said, 1 + self._num_workers)
+        self._gradient.settle(num_changed)

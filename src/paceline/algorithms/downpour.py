@@ -19,6 +19,7 @@ from paceline.algorithms.server.shard import Shard
 from paceline.algorithms.server.warm_start import WarmStart
 from paceline.errors import UsageError
 from paceline.field_types import check_types
+from paceline.flat import Ranges
 from paceline.half_types import sum_type
 from paceline.transport.base import Ports, Replica
 from paceline.transport.parameters import MemoryRequest
@@ -111,11 +112,12 @@ class Downpour(Algorithm):
         try:
             for step in replica.steps():
                 replica.gradient(at=client.x, version=client.version)
-                accrued.add(replica.g, replica.samples)
+                accrued.add(replica.g, replica.samples, replica.missing)
                 pushes, fetches = step % self.push == 0, step % self.fetch == 0
                 if not fetches:
                     replica.apply(to=client.x)  # the next gradient is computed where this one leads
                 if pushes:
+                    replica.missing = accrued.missing
                     client.tell(replica.optimizer_settings())
                     answer = client.push(*accrued.take(), fetch=fetches)
                     if answer.applied_version > 0:
@@ -129,6 +131,7 @@ class Downpour(Algorithm):
                         client.fetch()
                     replica.accrued()
             if accrued.samples:
+                replica.missing = accrued.missing
                 client.tell(replica.optimizer_settings())
                 replica.settled(client.push(*accrued.take()).applied_version)
         finally:
@@ -156,6 +159,9 @@ class _Accrued:
 
     Args:
         alone: each gradient is pushed by itself: no sum is kept.
+
+    Attributes:
+        missing: parameters without a gradient in any of them.
     """
 
     def __init__(self, *, alone: bool) -> None:
@@ -163,9 +169,11 @@ class _Accrued:
         self._sum: Tensor | None = None
         self._type: dtype | None = None  # of the gradients
         self.samples = 0
+        self.missing: Ranges = ()
 
-    def add(self, g: Tensor, samples: int) -> None:
+    def add(self, g: Tensor, samples: int, missing: Ranges) -> None:
         """Adds one gradient (P,)."""
+        self.missing = tuple(own for own in missing if own in self.missing) if self.samples else missing
         self.samples += samples
         self._type = g.dtype
         if self._alone or self._sum is None:

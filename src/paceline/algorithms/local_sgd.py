@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from paceline.algorithms.agreed_gradient import AgreedGradient
 from paceline.algorithms.base import Algorithm
 from paceline.errors import UsageError
 from paceline.transport.base import Ports, Replica
@@ -49,13 +50,13 @@ class LocalSGD(Algorithm):
     def work(self, replica: Replica, ports: Ports) -> None:
         """x: this worker's parameters (P,), k: steps made."""
         assert ports.collectives is not None
-        shared = ports.shared
+        shared, gradient = ports.shared, AgreedGradient(replica, ports.collectives)
         for _ in replica.steps():
             k = shared.version
             warms_up = k < self.warmup_steps
             replica.gradient(at=shared.x, version=k)
             if warms_up:
-                ports.collectives.all_reduce_mean(replica.g, weight=replica.samples)
+                gradient.average(weight=replica.samples)
             if warms_up or replica.samples:  # alone and without a batch, a worker makes no step
                 with shared.writing():
                     replica.apply(to=shared.x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from paceline.algorithms.agreed_gradient import AgreedGradient
 from paceline.algorithms.base import Algorithm
 from paceline.transport.base import Ports, Replica
 from paceline.transport.parameters import MemoryRequest
@@ -39,11 +40,11 @@ class Lockstep(Algorithm):
     def work(self, replica: Replica, ports: Ports) -> None:
         """x: this worker's parameters (P,), g: its gradient, then the average of all (P,)."""
         assert ports.collectives is not None
-        shared = ports.shared
+        shared, gradient = ports.shared, AgreedGradient(replica, ports.collectives)
         for _ in replica.steps():
             version = shared.version
             replica.gradient(at=shared.x, version=version)
-            ports.collectives.all_reduce_mean(replica.g, weight=replica.samples)
+            gradient.average(weight=replica.samples)
             with shared.writing():
                 replica.apply(to=shared.x)
                 replica.applied(shared.advance(), gradient_version=version)

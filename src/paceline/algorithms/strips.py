@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from paceline.algorithms.agreed_gradient import AgreedGradient
 from paceline.half_types import sum_type
 from paceline.transport.base import Collectives, Handle, Piece, Replica
 
@@ -40,13 +41,13 @@ class OwnedStrips:
 
     replica: Replica
     collectives: Collectives
+    gradient: AgreedGradient
     worker_id: int
     num_workers: int
     num_elements: int
     _buckets: list[_Bucket] = field(default_factory=list)
     _num_begun: int = 0
     _unit: float = 1.0
-    _weight: tuple[torch.Tensor, Handle | None] = (torch.zeros(1), None)
     _x: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     _g: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     _pieces: list[Piece] = field(default_factory=list)
@@ -54,9 +55,6 @@ class OwnedStrips:
     def begin(self, bucket: torch.Tensor) -> None:
         """Starts the part-reduce of a bucket (m,), which keeps its values."""
         factor = self.replica.samples / self._unit
-        if self._num_begun == 0:
-            weight = torch.tensor([factor], dtype=torch.float64)
-            self._weight = weight, self.collectives.start_all_reduce(weight) if bucket.numel() else None
         if self._num_begun == len(self._buckets):
             self._buckets.append(self._cut(bucket))
         own = self._buckets[self._num_begun]
@@ -66,20 +64,22 @@ class OwnedStrips:
 
     def finish(self) -> None:
         """Waits for the strips of the mean."""
-        weight, summed = self._weight
-        if summed is not None:
-            summed.wait()
+        # Which parameters have gradients is known only now, and the weight goes with that.
+        sums = torch.tensor([self.replica.samples / self._unit, self.gradient.changed()], dtype=torch.float64)
+        if self.num_elements:  # otherwise nothing but time is simulated
+            self.collectives.start_all_reduce(sums).wait()
+        total, num_changed = sums.tolist()
         for bucket in self._buckets:
             assert bucket.handle is not None
             bucket.handle.wait()
         if not self._pieces:
             self._lay_out()
         self._num_begun = 0
-        total = weight.item()
         for bucket in self._buckets:
             self._g[bucket.at : bucket.at + bucket.strip] = bucket.g.div_(total) if total else bucket.g
         if total:
             self._unit *= 2.0 ** round(math.log2(total / self.num_workers))
+        self.gradient.settle(num_changed)
 
     def update(self, x: torch.Tensor) -> None:
         """Steps on this worker's strips of `x` (P,), which is only read, and starts the part-broadcasts."""

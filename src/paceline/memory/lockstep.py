@@ -39,6 +39,7 @@ class LockstepPlan:
     gradients: tuple[int, ...]  # one vector per worker
     mean: int
     weights: int  # float64 per worker
+    numbers: int  # likewise: those that travel along
     arrivals: int  # one word per worker: how many barriers it has come to
     losses: int  # one word per worker: nonzero once it is lost
 
@@ -108,6 +109,7 @@ class SharedMemoryCollectives:
         self._gradients = [segment.tensor(offset, plan.num_parameters, plan.dtype) for offset in plan.gradients]
         self._mean = segment.tensor(plan.mean, plan.num_parameters, plan.dtype)
         self._weights = segment.array(plan.weights, plan.num_workers, np.float64)
+        self._numbers = segment.array(plan.numbers, plan.num_workers, np.float64)
         self._arrivals = segment.address + plan.arrivals
         self._losses = segment.address + plan.losses
         self._num_workers = plan.num_workers
@@ -149,28 +151,32 @@ class SharedMemoryCollectives:
             ),
             mean=layout.reserve(f"{name}.mean", size_bytes, PAGE_BYTES),
             weights=layout.reserve(f"{name}.weights", num_workers * 8),
+            numbers=layout.reserve(f"{name}.numbers", num_workers * 8),
             arrivals=layout.words(f"{name}.arrivals", num_workers),
             losses=layout.words(f"{name}.losses", num_workers),
         )
 
-    def all_reduce_mean(self, vector: torch.Tensor, weight: float) -> None:
-        """Replaces `vector` (P,) by the weighted mean over all workers.
+    def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
+        """Replaces `vector` (P,) by the weighted mean over all workers; returns the sum of their numbers.
 
         Raises:
             WorkerLostError: a worker was declared lost, or did not come within `timeout_s`.
             RunStopped: the run is being stopped, and a worker has left it.
         """
         if self._num_workers == 1:
-            return
+            return number
         self._carry_out(self._num_started)
         # What is overwritten here was read by others before the second barrier of the last call, which all have passed.
         self._weights[self._worker_id] = weight
+        self._numbers[self._worker_id] = number
         if weight:
             self._gradients[self._worker_id].copy_(vector)
         self._barrier()
         self._reduce_part()
+        total = sum(self._numbers.tolist())
         self._barrier()
         vector.copy_(self._mean)
+        return total
 
     def start_all_reduce(self, vector: torch.Tensor) -> Handle:
         """Begins replacing `vector` (n,) by the sum over all workers, in the order of their ids."""
@@ -256,7 +262,7 @@ class SharedMemoryCollectives:
 
     def _reduce_part(self) -> None:
         mean, total = self._mean_part, self._total
-        weights = [float(weight) for weight in self._weights]
+        weights = self._weights.tolist()
         weighted = [worker for worker, weight in enumerate(weights) if weight]
         if not weighted:
             mean.zero_()

@@ -51,6 +51,7 @@ class SimulatedAttachedReplica(AttachedReplica):
             ready(self.g)
         if finish is not None:
             finish()
+            self.binding.bind_gradients(self.g, self.missing)
 
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:
         """Lets the optimizer take its one step on `to` (P,), at the end of the update's time."""

@@ -45,14 +45,16 @@ class AllReduceState:
         self._num_barriers = 0  # that are behind all workers
         self._vectors: list[torch.Tensor | None] = [None] * num_workers
         self._weights = [0.0] * num_workers
+        self._numbers = [0.0] * num_workers
         self._mean: torch.Tensor | None = None
         self._operations: list[list[_Operation]] = [[] for _ in range(num_workers)]
         self._lost: dict[int, str] = {}
 
-    def bring(self, worker_id: int, vector: torch.Tensor, weight: float) -> None:
-        """Puts a worker's vector (P,) into the round."""
+    def bring(self, worker_id: int, vector: torch.Tensor, weight: float, number: float) -> None:
+        """Puts a worker's vector (P,) into the round, and a number."""
         self._vectors[worker_id] = vector
         self._weights[worker_id] = weight
+        self._numbers[worker_id] = number
 
     def barrier(self, worker_id: int, what: str) -> None:
         """Waits for all workers; the last one does not wait, the others run `wake_s` after it came, or still spin.
@@ -90,11 +92,14 @@ class AllReduceState:
         if missing:
             raise lost_in_collective(what, sorted(self._arrived), missing)
 
-    def mean(self) -> torch.Tensor:
-        """The weighted mean (P,) of the round, computed for the first who asks, as the real collectives sum it."""
+    def mean(self) -> tuple[torch.Tensor, float]:
+        """The weighted mean (P,) of the round, computed for the first who asks, as the real collectives sum it.
+
+        And the sum of the numbers.
+        """
         if self._mean is None:
             self._mean = weighted_mean(self._vectors, self._weights)
-        return self._mean
+        return self._mean, sum(self._numbers)
 
     def bring_operations(self, worker_id: int, operations: list[_Operation]) -> None:
         """Puts what a worker has started into the round."""
@@ -132,22 +137,23 @@ class SimulatedCollectives:
         self._num_started = self._num_done = 0
         self.waited_s = 0.0
 
-    def all_reduce_mean(self, vector: torch.Tensor, weight: float) -> None:
-        """Replaces `vector` (P,) by the weighted mean over all workers."""
+    def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
+        """Replaces `vector` (P,) by the weighted mean over all workers; returns the sum of their numbers."""
         state, core = self._state, self._core
         if state.num_workers == 1:
-            return
+            return number
         self._num_rounds += 1
         if weight:
             core.move(COPY_VECTORS)
-        state.bring(core.worker_id, vector, weight)
+        state.bring(core.worker_id, vector, weight, number)
         self._barrier()
-        mean = state.mean()  # before anyone's vector is written again
+        mean, total = state.mean()  # before anyone's vector is written again
         core.move(1.0 + 1.0 / state.num_workers)
         self._barrier()
         state.end_round()
         core.move(COPY_VECTORS)
         vector.copy_(mean)
+        return total
 
     def start_all_reduce(self, vector: torch.Tensor) -> MemoryHandle:
         """Begins replacing `vector` (n,) by the sum over all workers."""
@@ -242,11 +248,13 @@ def sum_into_all(vectors: list[torch.Tensor]) -> None:
         vector.copy_(total)
 
 
-def mean_into_all(given: list[tuple[torch.Tensor, float]]) -> None:
-    """Every vector (n,) becomes the weighted mean of all."""
-    mean = weighted_mean([vector for vector, _ in given], [weight for _, weight in given])
-    for vector, _ in given:
+def mean_into_all(given: list[tuple[torch.Tensor, float, torch.Tensor]]) -> None:
+    """Every vector (n,) becomes the weighted mean of all, every number (1,) the sum of all."""
+    vectors, weights, numbers = zip(*given, strict=True)
+    mean, total = weighted_mean(list(vectors), list(weights)), sum(number.item() for number in numbers)
+    for vector, _, number in given:
         vector.copy_(mean)
+        number.fill_(total)
 
 
 def sum_into_parts(given: list[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -193,11 +193,14 @@ class NetworkCollectives:
         self._number = 0
         self.waited_s = 0.0
 
-    def all_reduce_mean(self, vector: torch.Tensor, weight: float) -> None:
-        """Replaces `vector` (P,) by the weighted mean over all workers."""
-        if self._state.num_workers > 1:
-            cost = self._costs.all_reduce(self._sum_bytes(vector))
-            self._start((vector, weight), mean_into_all, cost).wait()
+    def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
+        """Replaces `vector` (P,) by the weighted mean over all workers; returns the sum of their numbers."""
+        if self._state.num_workers == 1:
+            return number
+        total = torch.tensor([number], dtype=torch.float64)
+        cost = self._costs.all_reduce(self._sum_bytes(vector))
+        self._start((vector, weight, total), mean_into_all, cost).wait()
+        return total.item()
 
     def start_all_reduce(self, vector: torch.Tensor) -> NetworkHandle:
         """Begins replacing `vector` (n,) by the sum over all workers."""

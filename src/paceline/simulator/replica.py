@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.optimizers import OptimizerSettings, SettingsGroup, raw_step
-from paceline.replica import BaseReplica, BatchSource, TaskReplica, scaled_step
+from paceline.batches import BatchSource
+from paceline.flat_parameters import FlatParameters
+from paceline.optimizers import OptimizerSettings, SettingsGroup
+from paceline.replica import BaseReplica, TaskReplica
 from paceline.simulator.core import Core
 from paceline.transport.base import Piece
 
@@ -114,18 +116,9 @@ class SimulatedReplica(_Timed, TaskReplica):
         self._core = core
         self._random_states = random_states
         self._num_blocks = num_blocks
-        self._blocks: list[tuple[slice, nn.Parameter]] = []
-        if self._flat is not None and num_blocks > 1:
-            self._cut(task[2])
-
-    def _cut(self, make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> None:
-        """One parameter per block: the optimizer, which works element by element, then steps on one block at a time."""
-        size = self.g.numel()
-        for block in range(self._num_blocks):
-            part = slice(size * block // self._num_blocks, size * (block + 1) // self._num_blocks)
-            self._blocks.append((part, nn.Parameter(torch.empty_like(self.g[part]))))
-        self.optimizer = make_optimizer([parameter for _, parameter in self._blocks])
-        self._step = raw_step(self.optimizer)
+        if self._flat is not None and num_blocks > 1:  # the optimizer then steps on one block at a time
+            self._flat = FlatParameters(task[2], self._g, num_blocks)
+            self.optimizer = self._flat.optimizer
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         """Copies `x` (P,) block by block into this worker's private vector."""
@@ -151,7 +144,7 @@ class SimulatedReplica(_Timed, TaskReplica):
         self._random_states.enter(self._core.worker_id)
         if self._buffers is not None:
             self._buffers.enter(self._core.worker_id)
-        self.binding.bind_gradients(self.g)
+        self._bind_gradients()
         super().gradient(at, version)
         if self.samples:
             self._core.compute(self.samples)
@@ -163,21 +156,13 @@ class SimulatedReplica(_Timed, TaskReplica):
         begun_s = self._now_s()
         if of is not None:
             to.copy_(of)
-        if self._blocks:
-            for part, parameter in self._blocks:
-                self._core.update(self._num_blocks)
-                parameter.data, parameter.grad = to[part], self.g[part]
-                scaled_step(self._step, self.optimizer, scale)
-                parameter.grad = None  # the optimizer leaves out what has no gradient
-        else:
-            for _ in range(self._num_blocks):
-                self._core.update(self._num_blocks)
+        for block in range(self._num_blocks):
+            self._core.update(self._num_blocks)
             if self._flat is not None:
-                self._flat.data = to
-            else:
-                self.binding.bind_gradients(self.g)
-                self.binding.bind(to)
-            scaled_step(self._step, self.optimizer, scale)
+                self._step_on(to, scale, block)
+        if self._flat is None:
+            self._bind_gradients()
+            self._step_on(to, scale)
         self._count_apply(begun_s)
 
     def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
@@ -204,6 +189,7 @@ class TimedReplica(_Timed):
         self._batches = batches
         self._num_blocks = num_blocks
         self.g = torch.empty(0)
+        self._missing = ()
 
     def steps(self) -> Iterator[int]:
         """This worker's steps, from 1, until the source ends or the run is stopped."""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from paceline.flat import Ranges
 from paceline.optimizers import OptimizerSettings
 from paceline.transport.parameters import StalenessCounts
 
@@ -55,11 +56,11 @@ class Clock(Protocol):
 class Collectives(Protocol):
     """Operations that every worker of the run joins, in the same order."""
 
-    def all_reduce_mean(self, vector: torch.Tensor, weight: float) -> None:
+    def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
         """Replaces `vector` (P,) by the mean over all workers, weighted by `weight` (0: takes part, adds nothing).
 
         Summed in the order of worker ids, so that every worker gets the same bits. A single worker with a weight keeps
-        its vector bit for bit.
+        its vector bit for bit. Returns the sum of `number` over all workers, whatever their weights.
 
         Raises:
             WorkerLostError: a worker left; the message names who arrived and who is missing.
@@ -297,6 +298,21 @@ class Replica(Protocol):
         ...
 
     @property
+    def ranges(self) -> Ranges:
+        """The elements of each parameter in the flat vector; none where only time is simulated."""
+        ...
+
+    @property
+    def missing(self) -> Ranges:
+        """The parameters that have no gradient in this step: all, where this worker has no batch."""
+        ...
+
+    @missing.setter
+    def missing(self, agreed: Ranges) -> None:
+        """What a program writes there is what `apply` leaves out."""
+        ...
+
+    @property
     def update_time_s(self) -> float:
         """A running mean of how long `apply` takes: the unit of back-off."""
         ...
@@ -328,8 +344,8 @@ class Replica(Protocol):
 
         `ready` is called during the backward pass with one bucket of `g` after the other, as soon as it is complete: views
         that cover all of `g`, the last layers' first, in the same order and sizes on every worker and at every step. It may
-        start an operation, but not wait for one. The last element of `g`, in the first bucket, is padding: zero, and free to
-        carry a number along until `finish` returns.
+        start an operation, but not wait for one. The last element of `g`, in the first bucket, is padding, and so is the first
+        element, in the last bucket, by when `missing` is known: they are zero, and may carry numbers until `finish` returns.
 
         `finish` is called after the last bucket, at the end of the backward pass. It may wait; what `g` holds when it returns
         is the gradient, which a loop may clip or inspect before it steps. Both may be called several times in one step, where

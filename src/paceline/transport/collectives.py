@@ -74,18 +74,20 @@ class DistributedCollectives:
         self._num_started = 0
         self.waited_s = 0.0
 
-    def all_reduce_mean(self, vector: torch.Tensor, weight: float) -> None:
+    def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
         """Replaces `vector` (P,) by the weighted mean over all workers: sum_k (w_k / w_f) g_k / sum_k (w_k / w_f).
 
-        f is the first worker with a weight; without any, the mean is zero.
+        f is the first worker with a weight; without any, the mean is zero. Returns the sum of the workers' numbers, which
+        travel with the weights.
 
         Raises:
             WorkerLostError: a worker left, or did not come within the deadline.
         """
-        weights = torch.zeros(self._num_workers, dtype=torch.float64)
-        weights[self._worker_id] = weight
-        self.start_all_reduce(weights).wait()
-        given = [w for w in weights.tolist() if w]
+        numbers = torch.zeros(self._num_workers + 1, dtype=torch.float64)
+        numbers[self._worker_id], numbers[-1] = weight, number
+        self.start_all_reduce(numbers).wait()
+        *weights, sum_of_numbers = numbers.tolist()
+        given = [w for w in weights if w]
         total = to_sum_type(vector)
         if weight:
             total.mul_(weight / given[0])
@@ -96,6 +98,7 @@ class DistributedCollectives:
             total.div_(sum(w / given[0] for w in given))
         if total is not vector:
             vector.copy_(total)
+        return sum_of_numbers
 
     def start_all_reduce(self, vector: torch.Tensor) -> Handle:
         """Begins replacing `vector` (n,) by the sum over all workers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -84,7 +84,12 @@ class AsyncAdagrad(ApplyRule):
 
 
 class _DualAveragingApplier(Applier):
-    """x_0 is never stored: the old step back to it is undone, and the new one made."""
+    """x_0 is never stored: the old step back to it is undone, and the new one made.
+
+    That is of all gradients, at the newest rate: so parameters without a new one move where the rate has changed.
+    """
+
+    leaves_out: ClassVar[bool] = True
 
     def __init__(self, num_elements: int, dtype: torch.dtype) -> None:
         self._z = torch.ones(num_elements, dtype=dtype)

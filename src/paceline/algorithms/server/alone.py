@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from paceline.algorithms.server.apply import Applier, ApplyRule
@@ -39,6 +41,7 @@ def work_alone(replica: Replica, ports: Ports, rule: ApplyRule, average: float |
         version = shared.version
         echo = applier.read(ports.worker_id, version)
         replica.gradient(at=shared.x, version=version)
+        g = replica.g
         update = UpdateInfo(
             worker_id=ports.worker_id,
             sequence=step,
@@ -46,10 +49,11 @@ def work_alone(replica: Replica, ports: Ports, rule: ApplyRule, average: float |
             version_read=version,
             version=version,
             num_samples=replica.samples,
+            missing=replica.missing,
         )
         rate = 0.0 if takes_own_steps else replica.optimizer_settings().learning_rate
         with shared.writing():
-            applier.apply(shared.x, replica.g, update, rate, echo)
+            applier.update(shared.x, g, update, rate, echo)
             if averages is not None:
                 averages.update()
             replica.applied(shared.advance() + applier.postponed, gradient_version=version)
@@ -80,6 +84,8 @@ def _start(rule: ApplyRule, replica: Replica, x: Tensor) -> tuple[Applier, bool]
 class _OwnStep(Applier):
     """The worker's own optimizer as a rule: it steps with whichever gradient is due."""
 
+    leaves_out: ClassVar[bool] = True
+
     def __init__(self, replica: Replica) -> None:
         super().__init__()
         self._replica = replica
@@ -89,4 +95,5 @@ class _OwnStep(Applier):
     ) -> None:
         if gradient is not self._replica.g:  # it was late
             self._replica.g.copy_(gradient)
+            self._replica.missing = info.missing
         self._replica.apply(to=x)

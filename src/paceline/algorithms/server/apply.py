@@ -42,10 +42,12 @@ class Applier:
 
     Attributes:
         keeps_reads: whether `read` leaves something here that `apply` needs; then `reads` and `load_reads` hand it over.
+        leaves_out: whether `apply` itself sees to elements without a gradient; if not, `update` puts them back as they were.
     """
 
     keeps_reads: ClassVar[bool] = False
     copies_state: ClassVar[bool] = False  # whether the tensors of `state` are nobody else's
+    leaves_out: ClassVar[bool] = False
 
     #: So many updates later than the one that it was given for will the last gradient be applied.
     postponed: int = 0
@@ -71,6 +73,17 @@ class Applier:
             echo: what `read` gave with the parameters that the gradient was computed at; only where the rule `echoes`.
         """
         raise TypeError(f"{type(self).__name__} must define apply")
+
+    def update(
+        self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
+    ) -> None:
+        """`apply`, which leaves elements without a gradient, and their state, as they are: no momentum, no decay."""
+        missing = () if self.leaves_out else info.missing
+        vectors = [x, *(one for one in self._state.values() if one.dim())] if missing else []
+        kept = [(part, part.clone()) for first, last in missing for part in (one[first:last] for one in vectors)]
+        self.apply(x, gradient, info, learning_rate, echo)
+        for part, before in kept:
+            part.copy_(before)
 
     def read(self, worker_id: int, version: int) -> Tensor | None:
         """To be called whenever the shard's vector is handed to a worker.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import pairwise
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from paceline.algorithms.server.adaptive_revision import AdaptiveRevision
 from paceline.algorithms.server.apply import SGD, Applier, ApplyRule
 from paceline.algorithms.server.delay import Delay, DelayQueue
 from paceline.algorithms.server.update import UpdateInfo
+from paceline.flat import Ranges
 
 __all__ = ["Delayed"]
 
@@ -63,6 +65,9 @@ class Delayed(ApplyRule):
         return _DelayedApplier(within, DelayQueue(self.delay), num_elements, dtype)
 
 
+_NUMBERS = [item.name for item in dataclasses.fields(UpdateInfo) if item.name != "missing"]
+
+
 class _Waiting(NamedTuple):
     gradient: Tensor
     echo: Tensor | None
@@ -70,6 +75,8 @@ class _Waiting(NamedTuple):
 
 
 class _DelayedApplier(Applier):
+    leaves_out: ClassVar[bool] = True  # of what is due
+
     def __init__(self, within: Applier, queue: DelayQueue[_Waiting], num_elements: int, dtype: torch.dtype) -> None:
         super().__init__()
         self._within, self._queue = within, queue
@@ -87,7 +94,7 @@ class _DelayedApplier(Applier):
         self.postponed = self._queue.last_wait
         for due in arrived:
             then = dataclasses.replace(due.info, version=info.version)
-            self._within.apply(x, due.gradient, then, learning_rate, due.echo)
+            self._within.update(x, due.gradient, then, learning_rate, due.echo)
 
     def read(self, worker_id: int, version: int) -> Tensor | None:
         return self._within.read(worker_id, version)
@@ -99,11 +106,13 @@ class _DelayedApplier(Applier):
         self._within.forget(worker_id)
 
     def state(self) -> dict[str, Tensor]:
-        """The rule's, and `waiting.<place>.gradient`, `.echo`, `.info` (1, 8) of every gradient on hold."""
+        """The rule's, and `waiting.<place>.gradient`, `.echo`, `.missing`, `.info` (1, 8) of every gradient on hold."""
         state = self._within.state() | {"num_put": torch.tensor(self._queue.num_put)}
         for place, (due, n, one) in enumerate(self._queue.waiting):
             state[f"waiting.{place}.gradient"] = one.gradient
-            state[f"waiting.{place}.info"] = torch.tensor([[due, n, *dataclasses.astuple(one.info)]])
+            state[f"waiting.{place}.info"] = torch.tensor([[due, n, *(getattr(one.info, name) for name in _NUMBERS)]])
+            if one.info.missing:
+                state[f"waiting.{place}.missing"] = _numbered(one.info.missing, self._num_elements)
             if one.echo is not None:
                 state[f"waiting.{place}.echo"] = one.echo
         return state
@@ -113,7 +122,6 @@ class _DelayedApplier(Applier):
         own = {name: tensor for name, tensor in state.items() if name.startswith("waiting.") or name == "num_put"}
         if "num_put" not in own:
             raise ValueError("This snapshot is of a rule without a delay.")
-        names = [item.name for item in dataclasses.fields(UpdateInfo)]
         waiting = []
         while f"waiting.{len(waiting)}.info" in own:
             place = f"waiting.{len(waiting)}"
@@ -122,10 +130,29 @@ class _DelayedApplier(Applier):
             one = _Waiting(
                 own[f"{place}.gradient"].to(self._dtype, copy=True),
                 None if echo is None else echo.to(self._dtype, copy=True),
-                UpdateInfo(**dict(zip(names, values, strict=True))),
+                UpdateInfo(
+                    **dict(zip(_NUMBERS, values, strict=True)),
+                    missing=_ranges(own.get(f"{place}.missing")),
+                ),
             )
             if one.gradient.shape != (self._num_elements,):
                 raise ValueError(f"A gradient on hold has {one.gradient.numel()} elements, not {self._num_elements}.")
             waiting.append((due, n, one))
         self._within.load({name: tensor for name, tensor in state.items() if name not in own})
         self._queue.num_put, self._queue.waiting = int(own["num_put"]), waiting
+
+
+def _numbered(missing: Ranges, num_elements: int) -> Tensor:
+    """Ranges as a number for each element (n,), from 1; 0 in none. So shards of a snapshot can be put together."""
+    numbers = torch.zeros(num_elements, dtype=torch.int32)
+    for number, (first, last) in enumerate(missing, start=1):
+        numbers[first:last] = number
+    return numbers
+
+
+def _ranges(numbers: Tensor | None) -> Ranges:
+    """What `_numbered` was given."""
+    if numbers is None:
+        return ()
+    ends = [0, *(numbers.diff().nonzero().flatten() + 1).tolist(), len(numbers)]
+    return tuple(own for own in pairwise(ends) if numbers[own[0]])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from paceline.algorithms.server.update import UpdateInfo
+from paceline.flat import Ranges
 from paceline.half_types import to_sum_type
 
-__all__ = ["DROPPED", "Held", "Known", "cloned", "weighted_mean"]
+__all__ = ["DROPPED", "Held", "Known", "as_one", "cloned", "weighted_mean", "without_gradient"]
 
 DROPPED = -1  # in place of the version that an update became
 
@@ -45,6 +47,21 @@ def weighted_mean(ones: list[Held]) -> Tensor:
         total.add_(one.gradient, alpha=1 if equal else weight)
     total.div_(len(ones) if equal else max(1, sum(weights)))
     return total if total is mean else mean.copy_(total)
+
+
+def without_gradient(missing: Ranges, shard: tuple[int, int], gradient: Tensor) -> Ranges:
+    """Where, in a shard, parameters lie that had no gradient; what a codec has made up for there is one."""
+    begin, end = shard
+    own = ((max(first, begin) - begin, min(last, end) - begin) for first, last in missing)
+    return tuple((first, last) for first, last in own if first < last and not gradient[first:last].any())
+
+
+def as_one(ones: list[Held], version: int) -> UpdateInfo:
+    """What is known of the update that these gradients make at `version`; what is missing is missing from all of them."""
+    first, *others = (one.update for one in ones)
+    missing = tuple(own for own in first.missing if all(own in other.missing for other in others))
+    num_samples = sum(one.update.num_samples for one in ones)
+    return replace(first, version=version, num_samples=num_samples, missing=missing)
 
 
 def cloned(state: Any) -> Any:

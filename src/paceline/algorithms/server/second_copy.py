@@ -78,7 +78,8 @@ class SecondCopy(Shard):
                 incarnation, sequence = x.tolist()
                 self._known[worker] = Known(incarnation, sequence, DROPPED)
             case "copy-ones" if x is not None:
-                step, version_read, num_samples, *ones = x.tolist()
+                step, version_read, num_samples, num_missing, *numbers = x.tolist()
+                missing, ones = numbers[: 2 * num_missing], numbers[2 * num_missing :]
                 workers, incarnations, sequences = ones[::3], ones[1::3], ones[2::3]
                 if self._rules.chooses and self._followers:
                     self._last_choice = Message("choice", self._shared.version, x=torch.tensor(workers))
@@ -89,6 +90,7 @@ class SecondCopy(Shard):
                     version_read=version_read,
                     version=self._shared.version,
                     num_samples=num_samples,
+                    missing=tuple(zip(missing[::2], missing[1::2], strict=True)),
                 )
                 gradient = more[-1].x
                 assert gradient is not None

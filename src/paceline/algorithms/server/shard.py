@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from paceline.algorithms.server.admission import AutoSync, Follower, Verdict
 from paceline.algorithms.server.average import SharedAverage, without_average
 from paceline.algorithms.server.codec import Encoded
 from paceline.algorithms.server.copies import CopyLink
-from paceline.algorithms.server.held import DROPPED, Held, Known, cloned, weighted_mean
+from paceline.algorithms.server.held import DROPPED, Held, Known, as_one, cloned, weighted_mean, without_gradient
 from paceline.algorithms.server.rules import ShardRules
 from paceline.algorithms.server.update import UpdateInfo
 from paceline.algorithms.server.user import UserApplier
@@ -230,18 +230,18 @@ class Shard:
             self._join(sender, message.number - 1)
         if isinstance(self._admission, AutoSync) and sender in self._given_s:
             self._admission.timed(sender, self._ports.clock.now_s() - self._given_s.pop(sender))
-        version = self._shared.version
+        gradient = message.x  # empty where only time is simulated
+        if gradient.numel():
+            gradient = self._rules.codec.decode(Encoded(gradient), len(self._x), self._x.dtype)
         update = UpdateInfo(
             worker_id=sender,
             sequence=message.number,
             step=message.version,
             version_read=message.version,
-            version=version,
+            version=self._shared.version,
             num_samples=int(message.weight),
+            missing=without_gradient(self._settings[sender].missing, self._shared.ranges[self._id], gradient),
         )
-        gradient = message.x  # empty where only time is simulated
-        if gradient.numel():
-            gradient = self._rules.codec.decode(Encoded(gradient), len(self._x), self._x.dtype)
         one = Held(update, incarnation, gradient, self._echoes.pop(sender, None))
         verdict = self._admission.admit(update) if self._applier.accepts(update) else Verdict.DROP
         match verdict:
@@ -293,13 +293,11 @@ class Shard:
 
     def _apply(self, ones: list[Held]) -> None:
         """One update from the mean of these gradients, weighted by samples."""
-        first, gradient = ones[0], weighted_mean(ones)
-        num_samples = sum(one.update.num_samples for one in ones)
-        update = replace(first.update, version=self._shared.version, num_samples=num_samples)
+        first, gradient, update = ones[0], weighted_mean(ones), as_one(ones, self._shared.version)
         if self._link is not None:  # before its own update, so that both are made at the same time
             numbers = [(one.update.worker_id, one.incarnation, one.update.sequence) for one in ones]
-            about = [update.step, update.version_read, num_samples, *(number for one in numbers for number in one)]
-            self._link.log("copy-ones", torch.tensor(about))
+            about = [update.step, update.version_read, update.num_samples, len(update.missing)]
+            self._link.log("copy-ones", torch.tensor([*about, *chain(*update.missing, *numbers)]))
             if first.echo is not None:
                 self._link.log("copy-echo", first.echo)
             self._link.log("copy-mean", gradient)
@@ -318,7 +316,7 @@ class Shard:
         if self._user is not None:
             self._user.settings, self._user.scale = settings, scale
         with self._shared.writing():
-            self._applier.apply(self._x, gradient, update, settings.learning_rate * scale, echo)
+            self._applier.update(self._x, gradient, update, settings.learning_rate * scale, echo)
             if self._average is not None:
                 self._average.update()
             version = self._shared.advance() + self._applier.postponed

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.flat import Ranges
+
 __all__ = ["UpdateInfo"]
 
 
@@ -18,6 +20,7 @@ class UpdateInfo:
         version_read: version of the parameters that it was computed at.
         version: version of the parameters now, before it is applied.
         num_samples: samples that it is the mean over.
+        missing: elements of the shard that belong to parameters without a gradient, which make no step.
     """
 
     worker_id: int
@@ -26,6 +29,7 @@ class UpdateInfo:
     version_read: int
     version: int
     num_samples: int
+    missing: Ranges = ()
 
     @property
     def staleness(self) -> int:

@@ -43,6 +43,7 @@ class UserApplier(Applier):
     """
 
     copies_state: ClassVar[bool] = True
+    leaves_out: ClassVar[bool] = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,13 +56,13 @@ class UserApplier(Applier):
     def apply(
         self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
     ) -> None:
-        """One step of the optimizer; it goes by its groups' own rates."""
+        """One step of the optimizer; it goes by its groups' own rates, and leaves out what has no gradient."""
         assert self.settings is not None
         if self._optimizer is None:
             self._optimizer = FlatOptimizer(self.settings, x, self.begin)
             self._optimizer.load(self._loaded)
             self._loaded = {}
-        self._optimizer.step(gradient, self.settings, self.scale)
+        self._optimizer.step(gradient, self.settings, self.scale, info.missing)
 
     def state(self) -> dict[str, Tensor]:
         """The optimizer's."""
