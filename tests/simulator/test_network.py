@@ -223,6 +223,19 @@ def test_an_end_is_told_after_the_last_message():
     assert said[1] == PeerLeft(0, 0, "ended")
 
 
+def test_an_end_is_told_after_the_last_message_also_to_one_that_writes_meanwhile():
+    """Its last message takes 15 s over a slow link, and what comes in vain is there after 11.4 s."""
+    said = []
+
+    def writes(ports):
+        ports.mailbox.send(0, Message("short"))
+        said.extend(ports.mailbox.receive() for _ in range(2))
+
+    play([lambda ports: ports.mailbox.send(1, MESSAGE), writes], link_factors=((0, 1, 10.0),))
+    assert said[0].message.kind == "m"
+    assert said[1] == PeerLeft(0, 0, "ended")
+
+
 def test_a_kill_is_told_after_detection_and_loses_what_has_not_left():
     got = []
 
@@ -267,6 +280,26 @@ def test_a_pause_is_a_silence_and_then_a_return():
     assert [type(event) for event, _ in said] == [PeerLeft, PeerBack]
     assert [at_s for _, at_s in said] == pytest.approx([4.0, 10.0])
     assert [at_s for at_s, *_ in got] == pytest.approx([10.0, 11.5])
+
+
+def test_a_short_pause_within_a_long_one_ends_with_that():
+    got = []
+    faults = Faults().pause(worker=0, at_s=1.0, for_s=9.0).pause(worker=0, at_s=2.0, for_s=1.0)
+    play([receives(2, got), sends(0, 0)], faults=faults, detection_s=60.0)
+    assert [at_s for at_s, *_ in got] == pytest.approx([10.0, 10.0])
+
+
+def test_a_goodbye_does_not_pass_a_cut_link():
+    """What was said before it did not either: the worker has not just ended, as far as the other can know."""
+    said = []
+
+    def leaves(ports):
+        ports.clock.sleep_s(2.0)
+        ports.mailbox.send(1, MESSAGE)
+
+    faults = Faults().drop_link(0, 1, at_s=1.0)
+    play([leaves, lambda ports: said.append(ports.mailbox.receive(sender=0))], faults=faults, detection_s=60.0)
+    assert said == [PeerLeft(0, 0, "the link was cut before it ended")]
 
 
 def test_a_cut_link_separates_two_and_nobody_else():

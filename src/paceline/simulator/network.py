@@ -122,7 +122,10 @@ class Network:
             return False
         if sender in self._gone and isinstance(item, PeerBack):
             return False  # it was paused, and has ended or died since
-        if (sender, receiver) in self._cut and isinstance(item, Received):
+        if (sender, receiver) in self._cut and (isinstance(item, Received) or item == self._left(sender, "ended")):
+            if not isinstance(item, Received):  # its goodbye is lost, too: all that can be known is that it is silent
+                left = self._left(sender, "the link was cut before it ended")
+                self._scheduler.call_at(self._scheduler.now_s, (self.boxes[receiver], left))
             return False
         if self._is_of_the_dead(sender, item):
             return False
@@ -144,8 +147,11 @@ class Network:
         return worker in self._gone
 
     def tell_gone(self, whom: int, gone: int) -> None:
-        """Tells a worker that another one is gone, as soon as it can know."""
+        """Tells a worker that another one is gone, as soon as it can know; after what one that has ended had sent to it."""
         reason, known_from_s = self._gone[gone]
+        if gone not in self._killed:
+            self.send(gone, whom, self._left(gone, reason), HEADER_BYTES)
+            return
         at_s = max(self._scheduler.now_s + self._latency_s, known_from_s)
         self._scheduler.call_at(at_s, (self.boxes[whom], self._left(gone, reason)))
 
@@ -203,7 +209,7 @@ class Network:
         """The worker receives nothing for so long; if that is longer than `detection_s`, it is taken for lost meanwhile."""
         self.is_calm = False
         now_s = self._scheduler.now_s
-        self._asleep_until_s[worker] = now_s + for_s
+        self._asleep_until_s[worker] = max(self._asleep_until_s.get(worker, 0.0), now_s + for_s)
         if for_s <= self._detection_s:
             return
         peers = sorted(self.contacts[worker])
