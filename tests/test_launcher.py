@@ -130,3 +130,21 @@ def test_more_workers_than_batches():
     run = pl.launch(Loop(2, batch_size=30), workers=5, algorithm="lockstep", backend="threads")
     assert run.result["steps"] == 2
     assert run.result["samples"] == 120
+
+
+@pytest.mark.parametrize("num_epochs", [1, 2])
+def test_unresolved_exchanges_of_all_workers_are_in_the_result(num_epochs):
+    """As many as each worker had counted by its end, the last exchange included."""
+
+    def train():
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pl.attach(model, optimizer, algorithm="ad-psgd") as worker:
+            counts = worker._session.ports.counts
+            for _ in range(num_epochs):
+                for _ in worker.batches(list(range(6))):
+                    model(torch.ones(1, 2)).sum().backward()
+                    optimizer.step()
+                counts.unresolved_exchanges += 1
+
+    assert pl.launch(train, workers=3, backend="threads").result["unresolved_exchanges"] == 3 * num_epochs

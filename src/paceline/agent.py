@@ -217,6 +217,7 @@ class Agent:
             "models_in_mean": max((one["models_in_mean"] for one in ended), default=0),
             "consensus_distance": next((one["consensus_distance"] for one in ended), None),
             "worst_worker_accuracy": None,
+            "unresolved_exchanges": sum(one["unresolved_exchanges"] for one in ended),
             "notes": notes,
             "machine": machine(),
             "versions": versions(),

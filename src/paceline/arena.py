@@ -29,7 +29,16 @@ __all__ = ["Arena", "ArenaPlan", "plan_arena"]
 # A worker at full speed on a tiny model makes about 5,000 steps a second; the supervisor empties the rings every 50 ms.
 _RING_RECORDS = 16_384
 
-_CONTROL_WORDS = ("abort", "go", "next_batch", "checkpoint_epoch", "epoch", "initial_version", "workers_done")
+_CONTROL_WORDS = (
+    "abort",
+    "go",
+    "next_batch",
+    "checkpoint_epoch",
+    "epoch",
+    "initial_version",
+    "workers_done",
+    "unresolved_exchanges",
+)
 _CONTROL_STRIDE_BYTES = 64
 
 
@@ -163,6 +172,10 @@ class Arena:
     def store(self, word: str, value: int) -> None:
         """Sets a control word."""
         atomics.store(self._addresses[word], value)
+
+    def add(self, word: str, value: int) -> None:
+        """Adds to a control word."""
+        atomics.fetch_add(self._addresses[word], value)
 
     def ring(self, worker_id: int) -> RecordRing:
         """The ring that a worker's records go through."""

@@ -273,7 +273,7 @@ class Worker:
         records = self._session.own_records()
         if records is None:
             return {}
-        figures = own_figures(records, gossip=self.algorithm.gossip)
+        figures = own_figures(records, self._session.ports.counts, gossip=self.algorithm.gossip)
         return {**figures, "consensus_distance": self._consensus_distance}
 
     # Batches

@@ -10,7 +10,7 @@ import torch
 from paceline.errors import PeerLostError
 from paceline.half_types import sum_type
 from paceline.observe.summary import summarize
-from paceline.transport.base import Mailbox, Message, Ports, Received
+from paceline.transport.base import Counts, Mailbox, Message, Ports, Received
 
 __all__ = ["FinalMean", "mean_of_all", "own_figures", "take_final_mean"]
 
@@ -23,15 +23,16 @@ class FinalMean(NamedTuple):
     num_models: int
 
 
-def own_figures(records: np.ndarray, *, gossip: bool) -> dict[str, Any]:
-    """The figures of a worker's own records, on the time of its first step, as `result.json` names them."""
+def own_figures(records: np.ndarray, counts: Counts, *, gossip: bool) -> dict[str, Any]:
+    """The figures of a worker's own records and counts, on the time of its first step, as `result.json` names them."""
     records = records.copy()
     if len(records):
         start_s = float(records["started_s"].min())
         for column in ("started_s", "gradient_started_s", "gradient_ended_s", "ended_s"):
             records[column] -= start_s
     wall_s = float(records["ended_s"].max()) if len(records) else 0.0
-    return summarize({0: records}, num_workers=1, wall_s=wall_s, gossip=gossip)
+    figures = summarize({0: records}, num_workers=1, wall_s=wall_s, gossip=gossip)
+    return {**figures, "unresolved_exchanges": counts.unresolved_exchanges}
 
 
 def take_final_mean(ports: Ports, x: torch.Tensor, deadline_s: float) -> FinalMean | None:

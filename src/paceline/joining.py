@@ -212,6 +212,7 @@ class JoinedRun:
             temporary.replace(self._out / "model.pt")
         about = {"worker": worker_id, "incarnation": self.environment.incarnation, "pid": os.getpid(), "state": state}
         about |= {"algorithm": self._spec, "notes": self.notes, **figures}
+        about["unresolved_exchanges"] = self._counts.unresolved_exchanges
         write_json(self._out / f"worker-{worker_id}-{self.environment.incarnation}.json", about)
 
     def close(self, *, failed: bool) -> None:

@@ -172,6 +172,7 @@ class Recording:
             "gossip": self.gossip,
             "consensus_distance": None,
             "worst_worker_accuracy": None,
+            "unresolved_exchanges": arena.load("unresolved_exchanges") if arena is not None else 0,
             "initial_loss": initial_loss,
             "version": arena.shared.version if arena is not None else 0,
             "target_loss": target_loss,

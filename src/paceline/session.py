@@ -381,6 +381,7 @@ class Session:
 
     def close(self, *, failed: bool = False) -> None:
         """Leaves the others and gives the model memory of its own again; the shared memory goes when its last user does."""
+        self.arena.add("unresolved_exchanges", self.ports.counts.unresolved_exchanges)
         if self.peers is not None:
             self.peers.close()
         if self.membership is not None:

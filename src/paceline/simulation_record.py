@@ -186,6 +186,7 @@ class SimulationRecord:
             **figures,
             "gossip": self._is_gossip,
             **own_models,
+            "unresolved_exchanges": self._simulated.unresolved_exchanges,
             "workers_lost": sorted(self._simulated.lost),
             "restarts": self._simulated.restarts,
             "initial_loss": self._initial_loss,

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import paceline as pl
 from paceline.simulator import Cluster, ExponentialTail, Faults, Normal
@@ -56,6 +58,62 @@ def test_ad_psgd_loses_no_update_written_meanwhile(topology, workers):
     expected = -0.125 * sum(1.0 + worker + step % 3 for worker in range(workers) for step in range(1, 61))
     assert planted == pytest.approx(torch.full((P,), expected), rel=1e-9)
     assert (ended.x.sum(0) - x0.sum(0) - planted).abs().max() < 1e-9
+
+
+def slowly(topology, cluster, *, steps, seed=1, faults=None, peers="random"):
+    """A run on a network whose answers come after their deadline, 10 s at first; (drift of the sum, counts of all workers)."""
+    x0 = torch.zeros(cluster.workers, 200, dtype=torch.float64)
+
+    def gradient(worker, step, at):
+        return torch.full((200,), 1.0 + worker, dtype=torch.float64)
+
+    ended = drive(pl.ADPSGD(topology=topology, peers=peers), cluster, num_steps=steps, x0=x0, gradient=gradient,
+                  learning_rate=1.0, seed=seed, faults=faults)  # fmt: skip
+    drift = float((ended.x.sum(0) - sum(one.updates for one in ended.replicas)).abs().max())
+    counts = [one.counts for one in ended.ports]
+    return drift, {
+        name: sum(getattr(one, name) for one in counts) for name in ("peer_failures", "unresolved_exchanges")
+    }
+
+
+VECTOR_BYTES = 200 * 8 + 64
+SLOW = {"compute_s": ExponentialTail(least_s=1.0, tail_s=4.0)}
+
+
+@pytest.mark.parametrize(
+    ("workers", "message_s", "slow_link"),
+    [(2, 15.0, ()), (3, 6.0, ()), (3, 15.0, ()), (4, 1.2, ((0, 1, 20.0),)), (5, 6.0, ()), (5, 15.0, ()), (8, 6.0, ())],
+)
+def test_the_sum_of_all_models_is_exact_where_answers_come_late(workers, message_s, slow_link):
+    rate = VECTOR_BYTES / message_s
+    cluster = Cluster(workers=workers, bandwidth_bytes_per_s=rate, link_factors=slow_link, **SLOW)
+    drift, counts = slowly(Ring(), cluster, steps=100)
+    assert counts["peer_failures"] > 5
+    assert drift < 1e-9
+    assert counts["unresolved_exchanges"] == 0
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    graph=st.sampled_from([*GRAPHS, (Exponential(), 6), (OnePeerExponential(), 8)]),
+    message_s=st.sampled_from([0.001, 1.0, 6.0, 12.0]),
+    latency_s=st.sampled_from([1e-4, 0.1, 3.0]),
+    slow=st.lists(st.tuples(st.integers(0, 1), st.sampled_from([2.0, 10.0])), max_size=2),
+    pauses=st.lists(st.tuples(st.integers(0, 8), st.floats(0.0, 40.0), st.sampled_from([0.05, 2.0, 8.0])), max_size=2),
+    seed=st.integers(0, 1000),
+)
+def test_it_is_exact_on_any_network_with_workers_that_pause(graph, message_s, latency_s, slow, pauses, seed):
+    """A worker that is silent for longer than `detection_s` is lost to the others and comes back; no message is."""
+    topology, workers = graph
+    cluster = Cluster(workers=workers, bandwidth_bytes_per_s=VECTOR_BYTES / message_s, latency_s=latency_s, **SLOW)
+    for worker, factor in slow:
+        cluster = cluster.slow_link(worker, (worker + 1) % workers, factor)
+    faults = Faults()
+    for worker, at_s, for_s in pauses:
+        faults = faults.pause(worker=worker % workers, at_s=at_s, for_s=for_s)
+    drift, counts = slowly(topology, cluster, steps=20, seed=seed, faults=faults, peers=("random", "rotate")[seed % 2])
+    assert drift < 1e-9 or (pauses and counts["unresolved_exchanges"])
+    assert pauses or counts["unresolved_exchanges"] == 0
 
 
 @pytest.mark.parametrize(("topology", "workers"), GRAPHS, ids=IDS)
@@ -202,3 +260,12 @@ def test_d_psgd_crashes_with_the_reason():
     assert run.result["outcome"] == "crashed"
     assert "worker 3 did not send its model" in run.result["outcome_reason"]
     assert run.result["workers_lost"] == [3]
+
+
+def test_an_answer_that_is_lost_with_its_link_is_counted_in_the_result():
+    """It takes 0.22 s, and the link is cut meanwhile: worker 1 cannot know whether it has been sent."""
+    cluster = Cluster(workers=2, bandwidth_bytes_per_s=1e7)  # 0.1 s a vector
+    config = pl.TrainConfig(algorithm="ad-psgd", steps=50)
+    for faults, unresolved in ((None, 0), (Faults().drop_link(0, 1, at_s=0.15), 1)):
+        run = pl.simulate_task(config, cluster=cluster, timing_only=True, num_parameters=250_000, faults=faults)
+        assert run.result["unresolved_exchanges"] == unresolved

@@ -25,7 +25,7 @@ class ADPSGD(Algorithm):
     data all f_i are equal; with a partition, see `share_of_updates` in the result.
 
     Costs per step: one request and one answer of the parameters' size, overlapped with the gradient; three private copies of
-    the parameters.
+    the parameters, and one more for each request, four at most, whose answer is late.
     Use when: workers, links or machines are unequal, shared or unreliable.
     Not: `d-psgd`, which averages with all neighbours and waits for them; `hogwild`, whose workers share one vector.
 
@@ -35,8 +35,9 @@ class ADPSGD(Algorithm):
 
     Reference: Lian et al., "Asynchronous Decentralized Parallel Stochastic Gradient Descent", ICML 2018, arXiv:1710.06952,
         Algorithm 1. The paper's passive workers never start an average; here they invite an active neighbour to, so that every
-        update comes with one pair's average, whoever makes it. The second half of an average is applied as a difference, so
-        that gradients may be applied in between. After its last gradient a worker averages once more, if a neighbour is left.
+        gradient asks for one, whoever makes it. The second half of an average is applied as a difference, so that gradients
+        may be applied in between; `exchange.py` says why the sum of all models changes by the gradients alone, however late
+        that half comes. After its last gradient a worker averages once more, if a neighbour is left.
     """
 
     topology: Topology = field(default_factory=Ring)

@@ -13,7 +13,8 @@ _WINDOW = 64
 class MeasuredDeadline:
     """median + spread * MAD of the last 64 waits, MAD being the median distance from the median.
 
-    Both are unmoved by a few outliers, such as the very waits that were given up.
+    Both are unmoved by a few outliers. Waits that were given up belong to them, too, once it is known how long they were: what
+    learns only of answers that came in time never learns that the network is slower.
 
     Args:
         spread: how many MADs above the median.

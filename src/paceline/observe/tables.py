@@ -145,6 +145,8 @@ def _lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         lines.append(("fewest updates", f"{shares[least]:.2%} of all, by worker {least}"))
     if result.get("peer_failures"):
         line("failed exchanges", figure(result, "peer_failures"))
+    if result.get("unresolved_exchanges"):
+        line("unresolved exchanges", figure(result, "unresolved_exchanges"))
     updates = result.get("updates_per_worker")
     if updates:
         shown = ", ".join(f"{count:,}" for count in updates[:16]) + (", ..." if len(updates) > 16 else "")

@@ -130,6 +130,7 @@ class SimulatedMachine:
         self._restarts_left = restarts
         self._incarnations: dict[int, int] = {}  # of workers that were replaced
         self._core_of: dict[int, Core] = {}  # where workers may be replaced
+        self._counts: list[Counts] = []  # of all incarnations
         self._plan_faults()
 
     def _shared_state(self) -> Any:
@@ -180,6 +181,7 @@ class SimulatedMachine:
         worker_id, counts = core.worker_id, Counts()
         incarnation = self._incarnations.get(worker_id, 0)
         mailbox = concurrency = None
+        self._counts.append(counts)
         if self.request.mailbox:
             mailbox = SimulatedMailbox(
                 self.scheduler,
@@ -207,6 +209,11 @@ class SimulatedMachine:
             num_servers=self._num_servers,
             copies=self.request.copies > 1,
         )
+
+    @property
+    def unresolved_exchanges(self) -> int:
+        """How many there have been, of all workers, as `Counts` says."""
+        return sum(one.unresolved_exchanges for one in self._counts)
 
     @property
     def _declared_bytes(self) -> int | None:

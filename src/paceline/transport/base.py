@@ -243,6 +243,7 @@ class Counts:
     sent_bytes: int = 0  # in them, headers included
     averages: int = 0  # of this worker's parameters with those of others
     peer_failures: int = 0  # exchanges given up because a peer had left or did not answer in time
+    unresolved_exchanges: int = 0  # of these, those of which it never became known whether the peer has averaged
 
 
 @dataclass(frozen=True)

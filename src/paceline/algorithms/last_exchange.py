@@ -1,0 +1,149 @@
+"""The end of a worker's averaging: one more exchange, then the others' last ones, and no answer is left behind.
+
+1. A worker that ends makes one more exchange, so that its own model is not left as its last gradient made it. If it only
+   answers, it invites a neighbour to request one.
+2. It tells its neighbours that it is done: it begins no more exchanges, unless it is invited to one.
+3. It answers until all its neighbours are done, for a second at most, and until it knows what became of every request that was
+   set aside: what a partner has added to its model, this worker has to take from its own.
+4. It tells the neighbours that are not done that it is gone. They ask another one at once, and know that a request which is
+   not answered by then never will be.
+
+Nobody waits in a circle here either. A last exchange is like any other, and what the third step waits for is said by programs
+that wait for nothing but the next message, also in their own third step. After an exception a worker leaves out the first
+step, and does not stay for the others' last exchanges.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum, auto
+
+from paceline.algorithms.deadline import MeasuredDeadline
+from paceline.algorithms.exchange import Exchanges
+from paceline.algorithms.partners import Partners
+from paceline.transport.base import Message, Ports
+
+__all__ = ["Ending"]
+
+_FEW = 16  # partners for whose last exchanges a worker stays
+_MANY = 256  # above, only those are told of a worker's end that have exchanged with it
+_STAY_S = 1.0
+_LEAST_RESOLVE_S = 300.0  # only a partner that hangs, and so holds the whole run up, is silent for so long
+_RESOLVE_DEADLINES = 10  # or longer, where round trips are
+_SILENT_S = 30.0  # for a partner that may have ended without this worker's knowing
+_LAST_INVITE, _DONE, _GONE = Message("invite", 1), Message("done"), Message("gone")
+
+
+class Step(Enum):
+    """How far a worker's end has come."""
+
+    LAST_EXCHANGE = auto()
+    STAYING = auto()
+    GONE = auto()
+
+
+class Ending:
+    """What a worker does at its end, beside what it always does.
+
+    Args:
+        partners: of this worker.
+        exchanges: of this worker.
+        deadline: how long to wait for a request that was invited.
+        ports: of this worker.
+        requests: whether it begins exchanges; otherwise it invites others to.
+        orderly: whether it averages once more; not after an exception.
+    """
+
+    def __init__(
+        self,
+        partners: Partners,
+        exchanges: Exchanges,
+        deadline: MeasuredDeadline,
+        ports: Ports,
+        *,
+        requests: bool,
+        orderly: bool,
+    ) -> None:
+        assert ports.mailbox is not None
+        self._partners = partners
+        self._exchanges = exchanges
+        self._deadline = deadline
+        self._mailbox = ports.mailbox
+        self._counts = ports.counts
+        self._now_s = ports.clock.now_s
+        self._stays = orderly and len(partners.ever) <= _FEW
+        self._invited: set[int] = set()  # to a last exchange: they may request it though they are done
+        self._awaited: tuple[int, float] | None = None  # whose request is to be the last exchange, and until when
+        self._stay_until_s = self._resolve_until_s = self._silent_until_s = -math.inf
+        self.step = Step.LAST_EXCHANGE
+        if orderly and not requests:
+            self._invite()
+
+    def _invite(self) -> None:
+        peer = self._partners.choose(0)
+        self._awaited = None
+        if peer is not None and self._exchanges.send(peer, _LAST_INVITE):
+            self._invited.add(peer)
+            self._awaited = peer, self._now_s() + self._deadline.value_s
+
+    def answered(self) -> None:
+        """A request was answered: that was the last exchange, whoever was invited to it."""
+        self._awaited = None
+
+    def is_gone(self, peer: int) -> None:
+        """A partner averages no more: if its request was awaited, another's is."""
+        self._invited.discard(peer)
+        if self._awaited is not None and self._awaited[0] == peer:
+            self._invite()
+
+    def go_on(self) -> float | None:
+        """Goes on where no own exchange is under way; for how many seconds to wait for what comes, or None: it is over."""
+        now_s = self._now_s()
+        if self._awaited is not None:
+            if now_s < self._awaited[1]:
+                return self._awaited[1] - now_s
+            self._counts.peer_failures += 1
+            self._awaited = None
+        if self.step is Step.LAST_EXCHANGE:
+            self._say_done(now_s)
+        wait_s = max(self._stay_s(now_s), self._resolve_s(now_s))
+        if wait_s > 0:
+            return wait_s
+        self._leave()
+        return None
+
+    def _say_done(self, now_s: float) -> None:
+        self.step = Step.STAYING
+        self._exchanges.ask_about_all()
+        self._silent_until_s = now_s + _SILENT_S
+        self._resolve_until_s = now_s + max(_LEAST_RESOLVE_S, _RESOLVE_DEADLINES * self._deadline.value_s)
+        if self._stays:
+            self._stay_until_s = now_s + _STAY_S
+            reachable = self._mailbox.peers()
+            for peer in self._partners.ever:
+                if peer in reachable:
+                    self._exchanges.send(peer, _DONE)
+
+    def _stay_s(self, now_s: float) -> float:
+        """For how long it stays for others' last exchanges."""
+        return self._stay_until_s - now_s if self._stays and self._unfinished() else 0.0
+
+    def _resolve_s(self, now_s: float) -> float:
+        """For how long it waits to know what became of its requests."""
+        expected = self._exchanges.expected()
+        if not expected:
+            return 0.0
+        silent = all(self._partners.may_be_over(peer) for peer in expected)
+        return (self._silent_until_s if silent else self._resolve_until_s) - now_s
+
+    def _unfinished(self) -> list[int]:
+        """Neighbours that may still request something."""
+        reachable, done, gone = self._mailbox.peers(), self._partners.done - self._invited, self._partners.gone
+        partners = self._partners.ever if len(self._partners.ever) <= _MANY else self._exchanges.requesters()
+        return [one for one in partners if one in reachable and one not in done and one not in gone]
+
+    def _leave(self) -> None:
+        self.step = Step.GONE
+        for peer in self._unfinished():
+            self._exchanges.send(peer, _GONE)
+        self._exchanges.give_up()

@@ -1,0 +1,109 @@
+"""With whom a worker may average now."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Set
+from typing import Literal
+
+from paceline.topology import Topology
+from paceline.transport.base import Ports
+
+__all__ = ["Partners"]
+
+_LONGEST_PAUSE_TURNS = 64
+
+
+class Partners:
+    """A worker's neighbours in the graph: who can be reached, who is left alone for a while, and who averages no more.
+
+    Args:
+        topology: who may average with whom.
+        peers: a partner is drawn at `random`, or they take turns (`rotate`).
+        ports: the worker's.
+
+    Attributes:
+        turn: number of averages that the worker has asked for: the step of a time-varying graph.
+        ever: all that may be its partners at one step or another, ascending.
+        done: those that begin no more exchanges.
+        gone: those whose averaging has ended, though they may still be reached.
+    """
+
+    def __init__(self, topology: Topology, peers: Literal["random", "rotate"], ports: Ports) -> None:
+        assert ports.mailbox is not None
+        self._topology = topology
+        self._rotates = peers == "rotate"
+        self._worker_id, self._num_workers = ports.worker_id, ports.num_workers
+        self._mailbox = ports.mailbox
+        self._random = ports.random
+        period = topology.period(ports.num_workers)
+        self._at_steps = [topology.partners(ports.worker_id, ports.num_workers, step) for step in range(period)]
+        self.ever = (
+            self._at_steps[0] if period == 1 else tuple(sorted({one for step in self._at_steps for one in step}))
+        )
+        self.turn = 0
+        self.done: set[int] = set()
+        self.gone: set[int] = set()
+        self._is_late = ports.incarnation > 0
+        self._heard: set[int] = set()  # partners that something has come from since they are there
+        self._returned: set[int] = set()  # partners that have been lost from sight
+        self._pauses: dict[
+            int, tuple[int, int]
+        ] = {}  # by partner: the turn that ends its pause, and the pause's length
+        self._reachable: Set[int] = frozenset()  # as the mailbox last said, and the partners among them
+        self._reachable_partners: list[int] = []
+
+    def now(self) -> tuple[int, ...]:
+        """The partners at this step, whether they can be reached or not."""
+        return self._at_steps[self.turn % len(self._at_steps)]
+
+    def possible(self) -> list[int]:
+        """The partners at this step that can be reached, are not gone and not paused."""
+        reachable = self._mailbox.peers()
+        if reachable is not self._reachable or len(self._at_steps) > 1:
+            self._reachable = reachable
+            self._reachable_partners = [peer for peer in self.now() if peer in reachable]
+        partners = self._reachable_partners
+        if self.gone:
+            partners = [peer for peer in partners if peer not in self.gone]
+        if self._pauses:
+            partners = [peer for peer in partners if self._pauses.get(peer, (0, 0))[0] <= self.turn]
+        return partners
+
+    def choose(self, num_requests: int) -> int | None:
+        """The next partner; None: there is none."""
+        partners = self.possible()
+        if not partners:
+            return None
+        if self._rotates:
+            return partners[(num_requests + self.turn) % len(partners)]
+        return self._random.choice(partners)
+
+    def others(self, than: Container[int]) -> list[int]:
+        """The possible partners but some."""
+        return [peer for peer in self.possible() if peer not in than]
+
+    def pause(self, peer: int) -> None:
+        """Leaves a partner alone for some turns, each time for twice as many."""
+        length = min(_LONGEST_PAUSE_TURNS, 2 * self._pauses.get(peer, (0, 1))[1])
+        self._pauses[peer] = (self.turn + length, length)
+
+    def hears(self, peer: int) -> None:
+        """Something has come from a partner."""
+        self._heard.add(peer)
+        if self._pauses:
+            self._pauses.pop(peer, None)
+
+    def may_be_over(self, peer: int) -> bool:
+        """Whether a partner's averaging may have ended before it met this worker, which then was not told."""
+        return peer not in self._heard and (self._is_late or peer in self._returned)
+
+    def leaves(self, peer: int) -> None:
+        """A partner has left, or cannot be reached."""
+        self._heard.discard(peer)
+        self._returned.add(peer)
+
+    def is_back(self, peer: int) -> None:
+        """Begins anew with a partner that had left."""
+        self._pauses.pop(peer, None)
+        self.done.discard(peer)
+        self.gone.discard(peer)
