@@ -56,4 +56,4 @@ if __name__ == "__main__":
         print(f"{run.result['wall_s']:.2f} s of virtual time; share of updates {run.result['share_of_updates'][0]:.2%}")
     else:
         result = pl.launch(train, workers=2).result
-        print(f"{result['steps']} gradients, {result['averages_per_step']:.2f} averages each")
+        print(f"{result['steps']} gradients, {result['averages_per_step'] / 2:.2f} averages of a pair for each")

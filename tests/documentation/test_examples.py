@@ -12,7 +12,7 @@ SAYS = {
     "sequential": [ACCURACY, "equal bit for bit"],
     "lockstep": [ACCURACY, r"staleness: 0\.0", r"share of the time spent waiting, workers 0, 1, 2: \d+%, \d+%, \d+%"],
     "all_reduce": [ACCURACY, "with 2 workers", "180 updates of 5748 samples, staleness 0"],
-    "ad_psgd": [ACCURACY, r"1440 gradients, [01]\.\d+ averages each"],
+    "ad_psgd": [ACCURACY, r"1440 gradients, [01]\.\d+ averages of a pair for each"],
     "parameter_server": [
         ACCURACY,
         r"parameter-server: 180 updates in [\d.]+ s of virtual time, 0 gradients dropped, mean staleness 0\.00",

@@ -205,6 +205,19 @@ def test_slow_worker_law(factor):
     assert rounds_s[1] / rounds_s[0] == pytest.approx(factor, rel=0.12)
 
 
+@pytest.mark.parametrize("workers", [2, 4, 16])
+@pytest.mark.parametrize(("gradients_per_exchange", "averages"), [(0.1, 2.0), (1, 1.0), (2, 0.5), (4, 0.25)])
+def test_averages_of_pairs_are_counted_at_both_workers_and_are_fewer_on_a_slow_network(
+    workers, gradients_per_exchange, averages
+):
+    """What the docstring says. An exchange is a request and an answer of a million bytes."""
+    rate = 2 * 1_000_064 / (0.01 * gradients_per_exchange)
+    cluster = Cluster(workers=workers, compute_s=Normal(), bandwidth_bytes_per_s=rate, latency_s=1e-6)
+    config = pl.TrainConfig(algorithm="ad-psgd", steps=200)
+    result = pl.simulate_task(config, cluster=cluster, timing_only=True, num_parameters=250_000).result
+    assert result["averages_per_step"] == pytest.approx(averages, rel=0.06)
+
+
 def test_ad_psgd_gradient_is_of_the_copy():
     """What it is computed at is the model as copied, though averages move the model meanwhile."""
     x0, seen = random_vectors(4), []

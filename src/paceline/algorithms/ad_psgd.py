@@ -19,7 +19,12 @@ class ADPSGD(Algorithm):
     """Asynchronous decentralized parallel SGD: average with one neighbour, then apply the (by then stale) gradient.
 
     Every worker has a model of its own and two programs: one computes gradients, one averages with a neighbour in the
-    meantime, once for every gradient. Nobody waits for a slow worker. What is evaluated is the mean of all models.
+    meantime. Nobody waits for a slow worker. What is evaluated is the mean of all models.
+
+    Every gradient asks for one average of a pair. `averages_per_step` in the result counts it at both workers, as the turn of
+    one and of the other: it is 2 where exchanges are faster than gradients. A worker begins one average at a time, and what is
+    asked for meanwhile is not added up. So it is 1 where an exchange takes as long as a gradient, and 0.5 where it takes
+    twice as long.
 
     Fast workers make more of the updates: with workers i at rates p_i the loss that is minimised is sum_i p_i f_i. With shared
     data all f_i are equal; with a partition, see `share_of_updates` in the result.

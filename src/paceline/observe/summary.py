@@ -135,7 +135,7 @@ def summarize(
         them together), `updates_per_worker`, `waiting_share`, `waiting_share_per_worker`, `compute_share`,
         `input_share`, `apply_share`, `failed_publishes`, `dropped_updates`, `computed_gradients`, `share_of_updates`,
         `averages_per_step`, `messages_per_step`, `bytes_per_step`, `peer_failures` and `wall_s`. "Per step" is per computed
-        gradient of one worker.
+        gradient of one worker; an average counts at every worker that takes part in it, so that a pair's counts twice.
     """
     rows = _concatenate(records)
     applied = rows[rows["applied_version"] >= 1]

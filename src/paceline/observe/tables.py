@@ -135,7 +135,7 @@ def _lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         lines.append(("worst worker's own", f"{percent_text(worst)} test accuracy"))
     averages = figure(result, "averages_per_step")
     if averages:
-        lines.append(("averages", f"{averages:.2f} per gradient"))
+        lines.append(("averages", f"{averages:.2f} per gradient, counted at every worker that takes part"))
     messages, sent_bytes = figure(result, "messages_per_step"), figure(result, "bytes_per_step")
     if messages and sent_bytes is not None:
         lines.append(("sent per gradient", f"{messages:.2f} messages, {number_text(sent_bytes)} bytes"))

@@ -241,7 +241,7 @@ class Counts:
 
     messages: int = 0  # sent to other workers
     sent_bytes: int = 0  # in them, headers included
-    averages: int = 0  # of this worker's parameters with those of others
+    averages: int = 0  # of this worker's parameters with those of others, in its own turns and in theirs
     peer_failures: int = 0  # exchanges given up because a peer had left or did not answer in time
     unresolved_exchanges: int = 0  # of these, those of which it never became known whether the peer has averaged
 
