@@ -10,7 +10,7 @@ import torch
 from paceline.errors import PeerLostError
 from paceline.half_types import sum_type
 from paceline.observe.summary import summarize
-from paceline.transport.base import Counts, Mailbox, Message, Ports, Received
+from paceline.transport.base import Counts, Mailbox, Message, PeerBack, Ports, Received
 
 __all__ = ["FinalMean", "mean_of_all", "own_figures", "take_final_mean"]
 
@@ -69,19 +69,27 @@ def mean_of_all(mailbox: Mailbox, worker_id: int, num_workers: int, x: torch.Ten
             mailbox.send(collector, Message("final", collector, x=x))
         except PeerLostError:
             continue
-        answer = mailbox.receive(deadline_s, kind="mean", sender=collector)
-        if isinstance(answer, Received) and answer.message.x is not None:
-            return FinalMean(answer.message.x, answer.message.weight, answer.message.number)
+        answer = _receive(mailbox, deadline_s, "mean", collector)
+        if answer is not None and answer.x is not None:
+            return FinalMean(answer.x, answer.weight, answer.number)
     return _collect(mailbox, worker_id, num_workers, x, deadline_s)
+
+
+def _receive(mailbox: Mailbox, deadline_s: float, kind: str, sender: int, number: int | None = None) -> Message | None:
+    """What comes from a worker, which may have come late or been away; None: it has left, or nothing has come in time."""
+    answer = mailbox.receive(deadline_s, kind=kind, sender=sender, number=number)
+    while isinstance(answer, PeerBack):
+        answer = mailbox.receive(deadline_s, kind=kind, sender=sender, number=number)
+    return answer.message if isinstance(answer, Received) else None
 
 
 def _collect(mailbox: Mailbox, worker_id: int, num_workers: int, x: torch.Tensor, deadline_s: float) -> FinalMean:
     models = {worker_id: x}
     for other in range(worker_id + 1, num_workers):
         if other in mailbox.peers():
-            answer = mailbox.receive(deadline_s, kind="final", sender=other, number=worker_id)
-            if isinstance(answer, Received) and answer.message.x is not None:
-                models[other] = answer.message.x
+            answer = _receive(mailbox, deadline_s, "final", other, number=worker_id)
+            if answer is not None and answer.x is not None:
+                models[other] = answer.x
     mean = torch.stack(list(models.values())).mean(dim=0, dtype=sum_type(x.dtype)).to(x.dtype)
     distances = [float((one.double() - mean).square().sum()) for one in models.values()]
     consensus_distance = sum(distances) / len(distances)
