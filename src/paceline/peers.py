@@ -21,6 +21,7 @@ _dist: Any = dist  # its type stubs do not name the stores
 __all__ = ["Peers", "ServerMailbox", "mailbox_part"]
 
 _STORE_DEADLINE_S = 60.0
+_LATE_CONNECT_S = 3.0
 _SWITCH_INTERVAL_S = 100e-6
 _LOOK_EVERY_S = 0.1  # at whether the run is being stopped
 _LOOK_ROUND_S = 0.2  # in which a server dials all workers that are there
@@ -74,9 +75,11 @@ class Peers:
         )
         self.connect = self._zmq.connect
         if worker_id >= num_workers:
-            self.connect(_LOOK_ROUND_S, at_least=0)  # a successor must be the one who dials
+            self.connect(_LOOK_ROUND_S, needs_all=False)  # a successor must be the one who dials
         elif num_servers:
-            self.connect(0.0, at_least=0)
+            self.connect(0.0, needs_all=False)
+        elif connect and incarnation:
+            self._connect_late()
         elif connect:
             self.connect(_STORE_DEADLINE_S)
         # The program that averages needs the interpreter for microseconds at a time. By default it would get it from the one
@@ -88,6 +91,13 @@ class Peers:
         else:
             self.mailbox = RunMailbox(self._zmq, stopped, grace_s=_GRACE_S if num_servers else 0.0)
         self.concurrency = ThreadConcurrency()
+
+    def _connect_late(self) -> None:
+        """Meets those that are there, as one that takes a dead worker's place: another may have died or hang by now."""
+        until_s = time.monotonic() + _STORE_DEADLINE_S
+        self.connect(_LATE_CONNECT_S, needs_all=False)
+        while not self._zmq.peers() and self._zmq.awaited() and time.monotonic() < until_s:
+            self.connect(_LATE_CONNECT_S, needs_all=False)
 
     def close(self, *, wait: bool = True) -> None:
         """Says goodbye and frees the sockets; a thread does so where nobody can `wait` for messages to one who may be dead."""

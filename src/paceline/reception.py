@@ -11,6 +11,7 @@ from paceline.errors import UsageError
 from paceline.memory.segment import Segment
 from paceline.placement import placement_registry
 from paceline.supervised import WorkerState
+from paceline.transport.peers import mark_ended
 from paceline.worker_process import Hello, Welcome
 
 __all__ = ["Reception"]
@@ -88,6 +89,11 @@ class Reception:
             for other in self._waiting:
                 self._send_plan(other, initialise=False)
             self._waiting = []
+
+    def lose(self, worker: WorkerState) -> None:
+        """Lets workers that are just meeting the others know that they need not wait for a dead one."""
+        if self.arena is not None and self.arena.plan.store is not None:
+            mark_ended(self.arena.shared_store(), worker.worker_id, worker.incarnation)
 
     def refuse(self, worker: WorkerState, why: str) -> None:
         """Sends a worker away with a sentence that it raises."""

@@ -21,8 +21,8 @@ class SharedStore:
     Not a TCPStore, which asks a name server for the name of every address that connects, at both ends and one after the other:
     where none answers that takes 5 to 10 s each. And nobody holds it who could die.
 
-    Each key is one member's, and its next incarnation's, to set. A value that somebody was killed while writing, or is writing
-    now, fails its checksum and is not there.
+    Each key is one member's to set, and its next incarnation's, or the supervisor's once the member has died. A value that
+    somebody was killed while writing, or is writing now, fails its checksum and is not there.
 
     Args:
         segment: the run's memory, all zero where this lies.

@@ -351,6 +351,7 @@ class Supervisor:
             )
             self._fail(who, Failure("error", f"{how} before training began{hint}"))
             return
+        self._reception.lose(worker)
         if self.arena.shared.recover(worker.worker_id, worker.incarnation):
             self.outcome.torn_updates += 1
         assert self.algorithm is not None

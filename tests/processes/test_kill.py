@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import signal
 import time
 from pathlib import Path
 
@@ -128,6 +129,39 @@ def test_a_dead_worker_is_replaced(method):
     drill = Drill(method, kill={1: 60}, restarts=1)
     drill.until = lambda progress: drill.is_back(1) and progress.version > 1000
     check_replaced(drill.run())
+
+
+class Another(Drill):
+    """Kills a second worker as soon as the first one's successor is there, before that has been told where the others are."""
+
+    def __init__(self, second, **options):
+        super().__init__("ad-psgd", restarts=1, **options)
+        self.second = second
+        self.said_dead = set()  # whom those who have yet to meet the others need not wait for
+
+    def _look(self, progress):
+        successor = next((one for one in self.supervisor.workers if one.incarnation), None)
+        if successor is not None and self.second not in self.killed_at:
+            assert not successor.ready  # it is this look's thread that will welcome it
+            self.killed_at[self.second] = progress.version
+            os.kill(self.supervisor.workers[self.second].handle.pid, signal.SIGKILL)
+        store = self.supervisor.arena.shared_store()
+        ended = {one: f"ended/{one}" for one in range(len(self.supervisor.workers))}
+        self.said_dead |= {one for one, key in ended.items() if store.check([key]) and store.get(key) == b"0"}
+        super()._look(progress)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_a_second_death_while_a_successor_starts(workers):
+    """It needs one of the others, or none: its place has the dead one's model."""
+    drill = Another(0, kill={1: 60}, workers=workers)
+    drill.until = lambda progress: drill.is_back(1) and progress.version > 1000
+    run = drill.run()
+    assert run.result["outcome"] == "stopped", run.result["outcome_reason"]
+    assert (run.result["workers_lost"], run.result["restarts"]) == ([1, 0], 1)
+    assert drill.said_dead >= {0, 1}
+    assert len(run.records[1][run.records[1]["incarnation"] == 1]) > 0
+    assert run.result["test_accuracy"] > 0.7
 
 
 @pytest.mark.parametrize("method", ["locked", "leashed"])

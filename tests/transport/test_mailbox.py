@@ -190,7 +190,7 @@ def test_the_end_of_one_incarnation_is_not_that_of_the_next(store):
 
 def test_a_late_comer_is_told_of_and_reached_lazily(mailboxes, store):
     with ZmqMailbox(store, 0, 2) as a:
-        a.connect(0.01, at_least=0)
+        a.connect(0.01, needs_all=False)
         with ZmqMailbox(store, 1, 2) as b:
             b.send(0, Message("x"))
             assert a.receive(DEADLINE_S) == PeerBack(1, 0)

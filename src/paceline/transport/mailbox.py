@@ -17,7 +17,7 @@ from paceline.transport.base import Counts, Message, PeerBack, PeerLeft, Receive
 from paceline.transport.inbox import Frames, Inbox, Lost, end_context
 from paceline.transport.keys import load_keys
 from paceline.transport.matching import Arrivals
-from paceline.transport.peers import Dialler, Peer, introduction, read_introduction
+from paceline.transport.peers import Dialler, Peer, introduction, mark_ended, read_introduction
 from paceline.transport.wire import MalformedFrameError, Parcel, Sort, pack, unpack
 
 __all__ = ["ZmqMailbox"]
@@ -106,19 +106,19 @@ class ZmqMailbox:
         """Connections that were turned away: another protocol, or another key."""
         return self._inbox.refused
 
-    def connect(self, timeout_s: float, at_least: int | None = None) -> None:
-        """Waits until all peers can be reached; those that come later are told of by `PeerBack`.
+    def connect(self, timeout_s: float, *, needs_all: bool = True) -> None:
+        """Waits until all peers can be reached that have not ended; those that come later are told of by `PeerBack`.
 
         Args:
             timeout_s: how long at most.
-            at_least: how many peers there must be after `timeout_s`; None: all.
+            needs_all: whether it is an error if some cannot be reached by then.
 
         Raises:
-            WorkerLostError: there are fewer; the message names them.
+            WorkerLostError: the message names them.
         """
         until_s = time.monotonic() + timeout_s
         look_up_s = 0.0
-        while (missing := self._awaited()) and time.monotonic() < until_s:
+        while (missing := self.awaited()) and time.monotonic() < until_s:
             if time.monotonic() >= look_up_s:
                 for worker_id in missing:
                     self._look_up(worker_id)
@@ -128,7 +128,7 @@ class ZmqMailbox:
                 self._read_or_wait(min(_LOOK_UP_S, max(0.0, until_s - time.monotonic())))
         with self._changed:
             self._started = True
-        if missing and len(self._peers) - len(missing) < (len(self._peers) if at_least is None else at_least):
+        if missing and needs_all:
             raise WorkerLostError(self._why_missing(missing, timeout_s))
 
     def send(self, to: int, message: Message) -> None:
@@ -200,7 +200,7 @@ class ZmqMailbox:
                 return
             self._closed.set()
             with contextlib.suppress(RuntimeError):  # the store is gone: who has not met this worker by now never will
-                self._store.set(f"ended/{self._worker_id}", str(self._incarnation))
+                mark_ended(self._store, self._worker_id, self._incarnation)
             self._inbox.wake()
             self._changed.notify_all()
             while self._reading:
@@ -328,7 +328,7 @@ class ZmqMailbox:
                 else:
                     peer.forget_incoming()
 
-    def _awaited(self) -> set[int]:
+    def awaited(self) -> set[int]:
         """Peers that are not here and may yet come: some run so short that they end before others have met them."""
         with self._changed:
             return {peer.worker_id for peer in self._peers.values() if not peer.here and not peer.ended}

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import zmq
@@ -21,7 +22,7 @@ from paceline.transport.inbox import limit
 from paceline.transport.keys import Keys
 from paceline.transport.wire import Sort, pack
 
-__all__ = ["Dialler", "Peer", "introduction", "read_introduction"]
+__all__ = ["Dialler", "Peer", "introduction", "mark_ended", "read_introduction"]
 
 _HANDSHAKE_S = 1.0  # what a connection that comes about at all needs at most, nearly always
 
@@ -79,6 +80,11 @@ def read_introduction(x: torch.Tensor | None) -> tuple[str, str] | None:
     if len(words) != 2 or not all(word.isascii() for word in words) or not words[1].startswith(b"tcp://"):
         return None
     return words[0].decode("ascii"), words[1].decode("ascii")
+
+
+def mark_ended(store: Any, worker_id: int, incarnation: int) -> None:
+    """Lets those that have not met this incarnation know from the store that it will never answer: it has ended, or died."""
+    store.set(f"ended/{worker_id}", str(incarnation))
 
 
 class Dialler:
