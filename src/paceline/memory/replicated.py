@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 
 from paceline.half_types import to_sum_type
 from paceline.memory.atomics import fetch_add, load, store
-from paceline.memory.failpoints import fail_point
 from paceline.memory.segment import LINE_BYTES, Layout, Segment
+from paceline.memory.sequence import SequenceLock
 
 __all__ = ["ReplicatedVector"]
-
-_SNAPSHOT_DEADLINE_S = 60.0
-_BETWEEN_TRIES_S = 50e-6
 
 
 @dataclass(frozen=True)
@@ -25,15 +20,13 @@ class ReplicatedPlan:
     """Where the vectors and their words lie; the same in every process."""
 
     vectors: tuple[int, ...]  # offset of each worker's vector
-    words: int  # offset of the workers' words: (version, writing, absent) each on a line of its own
+    words: int  # offset of the workers' words: (version, sequence, absent) each on a line of its own
     num_parameters: int
     dtype: torch.dtype
 
 
 class ReplicatedVector:
-    """A worker's own vector `x` (P,), with a version and a mark while it is being written.
-
-    The pair of words is a sequence lock: whoever copies a vector tries again if it was written meanwhile.
+    """A worker's own vector `x` (P,), with a version, under a sequence lock: who copies it tries again if it was written.
 
     Args:
         segment: shared memory made from the layout of `plan`.
@@ -64,7 +57,8 @@ class ReplicatedVector:
         self._owner = participant_id if participant_id < len(plan.vectors) else 0
         self.x = segment.tensor(plan.vectors[self._owner], (plan.num_parameters,), plan.dtype)
         self._version = self._word(self._owner)
-        self._writing = self._version + 8
+        self._absent = self._version + 16
+        self._own_lock = self._lock(self._owner)
         self.waited_s = 0.0
 
     @staticmethod
@@ -98,20 +92,17 @@ class ReplicatedVector:
             self._segment.tensor(offset, (self._plan.num_parameters,), self._plan.dtype).copy_(x)
             store(self._word(worker), version)
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
+    def _lock(self, worker_id: int) -> SequenceLock:
+        return SequenceLock(self._word(worker_id) + 8, "replicated.mid_write")
+
+    def writing(self) -> AbstractContextManager[None]:
         """Marks the vector as being written."""
-        store(self._writing, 1)
-        try:
-            fail_point("replicated.mid_write")
-            yield
-        finally:
-            store(self._writing, 0)
+        return self._own_lock.writing()
 
     def advance(self) -> int:
         """Counts one update."""
-        if load(self._version + 16):
-            store(self._version + 16, 0)
+        if load(self._absent):
+            store(self._absent, 0)
         return fetch_add(self._version, 1) + 1
 
     def snapshot(self, out: torch.Tensor) -> int:
@@ -148,20 +139,13 @@ class ReplicatedVector:
     def model(self, worker: int, out: torch.Tensor) -> int:
         """Copies a worker's model into `out` (P,), as nobody was writing it; returns its version."""
         x = self._segment.tensor(self._plan.vectors[worker], (self._plan.num_parameters,), self._plan.dtype)
-        version = self._word(worker)
-        until_s = time.monotonic() + _SNAPSHOT_DEADLINE_S
-        while True:
-            before = load(version)
-            if load(version + 8) == 0:
-                out.copy_(x)
-                if load(version + 8) == 0 and load(version) == before:
-                    return before
-            if time.monotonic() > until_s:
-                raise RuntimeError(
-                    f"worker {worker} was writing its vector at every look for {_SNAPSHOT_DEADLINE_S:.0f} s"
-                )
-            # Its owner may have lost its core (or, with threads, the interpreter) in the middle of a write.
-            time.sleep(_BETWEEN_TRIES_S)
+
+        def copy() -> int:
+            version = load(self._word(worker))
+            out.copy_(x)
+            return version
+
+        return self._lock(worker).copied(copy, f"worker {worker}")
 
     def own(self) -> tuple[int, torch.Tensor]:
         """(version, copy (P,)) of this worker's vector, which another of its programs may be writing."""
@@ -170,13 +154,11 @@ class ReplicatedVector:
 
     def restore(self, version: int, x: torch.Tensor) -> None:
         """Gives this worker's vector the values of `x` (P,), and its version."""
-        self.x.copy_(x)
-        store(self._version, version)
+        with self.writing():
+            self.x.copy_(x)
+            store(self._version, version)
 
     def recover(self, participant_id: int, incarnation: int) -> bool:
         """Ends the mark of a dead worker, which is not there any more; returns whether it died while writing."""
-        address = self._word(participant_id) + 8
-        torn = load(address) != 0
-        store(address, 0)
-        store(address + 8, 1)
-        return torn
+        store(self._word(participant_id) + 16, 1)
+        return self._lock(participant_id).recover()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -13,13 +12,12 @@ from paceline.half_types import sum_type
 from paceline.memory.atomics import fetch_add, load, store
 from paceline.memory.failpoints import fail_point
 from paceline.memory.segment import LINE_BYTES, Layout, Segment
+from paceline.memory.sequence import SequenceLock
 from paceline.transport.parameters import shard_ranges
 
 __all__ = ["COUNTED", "SecondCopy", "ServedVector"]
 
 COUNTED = ("dropped", "duplicate", "incomplete", "backups")
-_SNAPSHOT_DEADLINE_S = 60.0
-_BETWEEN_TRIES_S = 50e-6
 _COPY = 16 + 8 * len(COUNTED)
 
 
@@ -28,7 +26,7 @@ class ServedPlan:
     """Where the vector and its words lie; the same in every process."""
 
     vector: int
-    words: int  # of each shard, on a line of its own: version, writing, one for each of COUNTED, the copy's incarnation + 1
+    words: int  # of each shard, on a line of its own: version, sequence, one for each of COUNTED, the copy's incarnation + 1
     num_parameters: int
     num_workers: int
     num_servers: int
@@ -41,8 +39,8 @@ class ServedVector:
     """The run's vector, as a server, a worker or an onlooker sees it; implements `ServedParameters`.
 
     A server's `x` (n,) is its shard. A worker's `x` (P,) is a copy in its own memory, which servers' messages fill. Without
-    servers, a lone worker's `x` is the vector itself. The words of a shard are a sequence lock: whoever copies it tries
-    again if it was written meanwhile. They outlive the server, so that its successor counts on.
+    servers, a lone worker's `x` is the vector itself. A shard has a sequence lock: whoever copies it tries again if it was
+    written meanwhile. Its words outlive the server, so that its successor counts on.
 
     Args:
         segment: shared memory made from the layout of `plan`.
@@ -80,6 +78,7 @@ class ServedVector:
             if plan.num_workers <= participant_id < self._num_members:
                 self.average = self._average[slice(*self.ranges[self._shard])]
         self._version = self._word(self._shard)
+        self._own_lock = self._lock(self._shard)
         self.is_elsewhere = False
         self.waited_s = 0.0
 
@@ -123,15 +122,12 @@ class ServedVector:
         for shard in range(len(self.ranges)):
             store(self._word(shard), version)
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
+    def _lock(self, shard: int) -> SequenceLock:
+        return SequenceLock(self._word(shard) + 8, "served.mid_write")
+
+    def writing(self) -> AbstractContextManager[None]:
         """Marks the shard as being written."""
-        store(self._version + 8, 1)
-        try:
-            fail_point("served.mid_write")
-            yield
-        finally:
-            store(self._version + 8, 0)
+        return self._own_lock.writing()
 
     def advance(self) -> int:
         """Counts one update."""
@@ -139,11 +135,10 @@ class ServedVector:
 
     def restore(self, x: torch.Tensor, version: int | None = None) -> None:
         """Gives this server's shard the values of `x` (n,), however it was left, and this version; None: it goes on."""
-        store(self._version + 8, 1)
-        if version is not None:
-            store(self._version, version)
-        self.x.copy_(x)
-        store(self._version + 8, 0)
+        with self.writing():
+            if version is not None:
+                store(self._version, version)
+            self.x.copy_(x)
 
     def name_copy(self, incarnation: int | None, shard: int | None = None) -> None:
         """Notes which process of the shard's second copy has all that was ever answered; None: there is none."""
@@ -185,18 +180,14 @@ class ServedVector:
         return versions[0]
 
     def _copy(self, shard: int, vector: torch.Tensor, out: torch.Tensor) -> int:
-        word, part = self._word(shard), slice(*self.ranges[shard])
-        until_s = time.monotonic() + _SNAPSHOT_DEADLINE_S
-        while True:
-            before = load(word)
-            if load(word + 8) == 0:
-                out[part].copy_(vector[part])
-                if load(word + 8) == 0 and load(word) == before:
-                    return before
-            if time.monotonic() > until_s:
-                raise RuntimeError(f"server {shard} was writing at every look for {_SNAPSHOT_DEADLINE_S:.0f} s")
-            # It may have lost its core (or, with threads, the interpreter) in the middle of a write.
-            time.sleep(_BETWEEN_TRIES_S)
+        part = slice(*self.ranges[shard])
+
+        def copy() -> int:
+            version = load(self._word(shard))
+            out[part].copy_(vector[part])
+            return version
+
+        return self._lock(shard).copied(copy, f"server {shard}")
 
     def recover(self, participant_id: int, incarnation: int) -> bool:
         """Nothing that a worker holds is anybody else's: no update is torn by its death."""
