@@ -118,21 +118,29 @@ def hybrid_bytes(layer: Layer, groups: int, nodes: int, batch: float, overlap: f
     return activations + weights
 
 
-def min_points_per_node(layers: Sequence[Layer], operations_per_byte: float, overlap: float = 1.0) -> int:
+def min_points_per_node(
+    layers: Sequence[Layer], operations_per_byte: float, overlap: float = 1.0, element_bytes: int = 4
+) -> int:
     """Least points per node at which all layers' computation takes as long as sending their weights.
 
     Args:
         layers: of the network.
         operations_per_byte: of a node: operations per second over bytes per second.
         overlap: share of sending gradients and receiving weights that happens at once.
+        element_bytes: of a weight.
     """
     operations = sum(layer.operations(1) for layer in layers)
-    sent = sum(layer.weight_bytes(overlap) for layer in layers)
+    sent = sum(layer.weight_bytes(overlap, element_bytes) for layer in layers)
     return max(1, math.ceil(operations_per_byte / (operations / sent) - 1e-9))
 
 
 def exposed_s(
-    layers: Sequence[Layer], points: float, operations_per_s: float, bytes_per_s: float, overlap: float = 1.0
+    layers: Sequence[Layer],
+    points: float,
+    operations_per_s: float,
+    bytes_per_s: float,
+    overlap: float = 1.0,
+    element_bytes: int = 4,
 ) -> list[float]:
     """Seconds of each layer's sending that stay visible with data parallelism, layers in order of the forward pass.
 
@@ -141,7 +149,7 @@ def exposed_s(
     """
     exposed, before = [], 0.0
     for layer in layers:
-        exposed.append(max(0.0, layer.weight_bytes(overlap) / bytes_per_s - before / operations_per_s))
+        exposed.append(max(0.0, layer.weight_bytes(overlap, element_bytes) / bytes_per_s - before / operations_per_s))
         before += layer.operations(points)
     return exposed
 
@@ -185,7 +193,7 @@ def balance(
     if not 0 <= overlap <= 1:
         raise UsageError(f"The overlap is a share from 0 to 1, not {overlap}.")
     machine = operations_per_s / bytes_per_s
-    exposed = exposed_s(layers, batch / nodes, operations_per_s, bytes_per_s, overlap)
+    exposed = exposed_s(layers, batch / nodes, operations_per_s, bytes_per_s, overlap, element_bytes)
     divisors = [groups for groups in range(1, nodes + 1) if nodes % groups == 0]
     splits = []
     for layer, visible_s in zip(layers, exposed, strict=True):
@@ -205,7 +213,7 @@ def balance(
         )
     operations = sum(layer.operations(batch / nodes) for layer in layers)
     sent_by_data = sum(layer.weight_bytes(overlap, element_bytes) for layer in layers)
-    points = min_points_per_node(layers, machine * element_bytes / 4, overlap)
+    points = min_points_per_node(layers, machine, overlap, element_bytes)
     return Balance(
         splits=tuple(splits),
         operations_per_byte=operations / sent_by_data if nodes > 1 else math.inf,
