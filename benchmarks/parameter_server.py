@@ -92,7 +92,7 @@ class Push:
 
 def ours(size: int, steps: int, shards: int, durability: Literal["snapshot", "replica"] = "snapshot") -> float:
     """Updates per second of all workers together."""
-    algorithm = pl.ParameterServer(mode="async", shards=shards, durability=durability)
+    algorithm = pl.ParameterServer(mode=pl.Async(), shards=shards, durability=durability)
     result = pl.launch(Push(size, steps), workers=WORKERS, algorithm=algorithm).result
     assert result["outcome"] == "stopped"
     return result["steps"] / result["wall_s"]
@@ -101,7 +101,7 @@ def ours(size: int, steps: int, shards: int, durability: Literal["snapshot", "re
 def peak_bytes(size: int, optimizer: str) -> list[int]:
     """Peak resident bytes of the server, and of its second copy where it has one, as the kernel counts them."""
     durability, _, name = optimizer.rpartition(" ")
-    algorithm = pl.ParameterServer(mode="async", durability="replica" if durability else "snapshot")
+    algorithm = pl.ParameterServer(mode=pl.Async(), durability="replica" if durability else "snapshot")
     peaks: dict[int, int] = {}
 
     class Watched(Supervisor):

@@ -19,9 +19,9 @@ import paceline as pl
 from digits import accuracy, make_loader, make_model
 
 EPOCHS = int(sys.argv[1]) if sys.argv[1:] else 20
-BACKUP = pl.ParameterServer(backups=1)
-ASYNC = pl.ParameterServer(mode="async", shards=2)
-BOUNDED = pl.ParameterServer(mode="bounded", clock_bound=4)
+BACKUP = pl.ParameterServer(mode=pl.Sync(backups=1))
+ASYNC = pl.ParameterServer(mode=pl.Async(), shards=2)
+BOUNDED = pl.ParameterServer(mode=pl.Bounded(clock_bound=4))
 
 
 def train() -> None:

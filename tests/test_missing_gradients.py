@@ -139,7 +139,7 @@ def test_a_lone_worker_is_plain_pytorch_bit_for_bit(algorithm, optimizer, backen
 
 ASYNCHRONOUS = [
     "hogwild", "hogwild(reads=copy)", "locked", "leashed", "ad-psgd", "parameter-server(mode=async, shards=2)",
-    "parameter-server(mode=bounded, clock_bound=1, shards=2)", "parameter-server(apply=momentum(beta=0.9))",
+    "parameter-server(mode=bounded(clock_bound=1), shards=2)", "parameter-server(apply=momentum(beta=0.9))",
     "parameter-server(mode=async, apply=adam)", "parameter-server(mode=async, apply=rmsprop(momentum=0.5), shards=2)",
     "parameter-server(mode=async, apply=delayed(delay=constant(updates_late=2), rule=user), shards=2)",
     "parameter-server(mode=async, codec=top-k(fraction=0.2))", "downpour", "downpour(fetch=2, push=3, apply=user, shards=2)",

@@ -43,7 +43,7 @@ METHODS = {
     ),
     "ad-psgd": Method(program=OURS, spec="ad-psgd", mean=True, system="Paceline", colour=2),
     "parameter-server, one backup": Method(
-        program=OURS, spec="parameter-server(backups=1)", mean=False, system="Paceline", colour=3
+        program=OURS, spec="parameter-server(mode=sync(backups=1))", mean=False, system="Paceline", colour=3
     ),
     "parameter-server, asynchronous": Method(
         program=OURS,

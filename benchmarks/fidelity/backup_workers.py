@@ -63,7 +63,7 @@ def choices_online(runs: int) -> list[int]:
 
 def sync(backups: int) -> str:
     """Chen et al.'s method and rule: the learning rate is that of one gradient times their number."""
-    return f"parameter-server(backups={backups}, rate=linear, average=0.95)"
+    return f"parameter-server(mode=sync(backups={backups}, rate=linear), average=0.95)"
 
 
 def trained(spec: str, learning_rate: float, seed: int = 0) -> tuple[str, list[float], float]:

@@ -153,7 +153,7 @@ def slow_worker() -> list[str]:
         "parameter-server(mode=async)",
         "downpour(fetch=4, push=4)",
         "parameter-server",
-        "parameter-server(backups=1)",
+        "parameter-server(mode=sync(backups=1))",
     ]
     rows, base = [], {}
     for factor in FACTORS:

@@ -17,6 +17,7 @@ import torch
 from paceline.algorithms.parameter_server import ParameterServer
 from paceline.algorithms.server.adagrad import Adagrad
 from paceline.algorithms.server.delay import ConstantDelay
+from paceline.algorithms.server.modes import Async
 from paceline.algorithms.server.update import UpdateInfo
 from paceline.flat import FlatBinding
 from paceline.tasks import load_task
@@ -39,7 +40,7 @@ def errors_by_epoch(staleness: int, ramp_epochs: float, seed: int) -> list[float
     flat.bind(x)
     steps = len(inputs) // BATCH_SIZE
     delay = ConstantDelay(updates_late=staleness, ramp_updates=round(ramp_epochs * steps))
-    injected = ParameterServer(mode="async", apply=RULE).delayed(delay)  # what --inject-staleness makes of it
+    injected = ParameterServer(mode=Async(), apply=RULE).delayed(delay)  # what --inject-staleness makes of it
     applier = injected.apply.start(flat.num_elements, x.dtype)
     errors, step = [], 0
     for epoch in range(EPOCHS):

@@ -275,7 +275,7 @@ class _Simulation:
             is_gossip=algorithm.gossip,
             together=algorithm.together,
             timing_only=False,
-            about={"notes": [left_out]} if (left_out := algorithm.left_out(self.cluster.workers)) else {},
+            about={"notes": [note]} if (note := algorithm.note(self.cluster.workers)) else {},
         )
         record.evaluate_every(self.goal.evaluate_every(0))
         return record

@@ -193,8 +193,8 @@ class _Simulation:
 
     @property
     def _notes(self) -> dict[str, list[str]]:
-        left_out = self.algorithm.left_out(self.config.workers)
-        return {"notes": [left_out]} if left_out else {}
+        note = self.algorithm.note(self.config.workers)
+        return {"notes": [note]} if note else {}
 
     @property
     def _batch_size(self) -> int:

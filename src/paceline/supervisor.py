@@ -284,8 +284,8 @@ class Supervisor:
         if self.arena is not known:
             assert self.arena is not None
             self.spool.open(self.arena)
-            left_out = self.algorithm.left_out(len(self.workers)) if self.algorithm is not None else ""
-            self.outcome.notes += [note for note in (self._reception.note, left_out) if note]
+            own = self.algorithm.note(len(self.workers)) if self.algorithm is not None else ""
+            self.outcome.notes += [note for note in (self._reception.note, own) if note]
             self.servers.begin(self.algorithm, self.arena, self._folder, own_processes=self._backend == "processes")
 
     def _count_ready(self, worker: WorkerState) -> None:

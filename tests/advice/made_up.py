@@ -7,7 +7,7 @@ from paceline.planner.estimate import Estimate
 
 SPECS = (
     "leashed", "hogwild", "locked(kind=rwlock)", "lockstep", "all-reduce", "local-sgd(period=8)",
-    "parameter-server(backups=1, mode=async)",
+    "parameter-server(mode=sync(backups=1))",
 )  # fmt: skip
 INTERVALS = (0.8, 1.25)
 

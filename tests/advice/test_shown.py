@@ -61,7 +61,7 @@ def test_the_ranking_is_shown_with_its_reasons_and_the_command(engine):
         assert sentence in said
     assert "Not tried: d-psgd: it needs 3 workers" in said
     assert "* leashed, hogwild and 5 more with 4 workers: more workers than the 2 that were measured." in said
-    assert "parameter-server(backups=1, mode=async) with 4 workers: diverged in 2 of 2 simulations." in said
+    assert "parameter-server(mode=sync(backups=1)) with 4 workers: diverged in 2 of 2 simulations." in said
     assert (
         "leashed: the error rate by a factor of 1.12 with 1 worker, 1.05 with 2 workers; a step's time by 8.0 % at most"
         in said

@@ -12,10 +12,26 @@ from paceline.observe.report import _table
 from paceline.observe.tables import comparison_table, result_table
 
 WRONG = [
-    (pl.ParameterServer, {"backups": "Auto"}, "backups .* a whole number or 'auto', not 'Auto'. Did you mean 'auto'?"),
-    (pl.ParameterServer, {"backups": 1.5}, "backups of ParameterServer must be a whole number"),
-    (pl.ParameterServer, {"backups": True}, "backups of ParameterServer must be a whole number"),
-    (pl.ParameterServer, {"mode": "asynch"}, "mode .* not 'asynch'. Did you mean 'async'?"),
+    (pl.Sync, {"backups": "Auto"}, "backups .* a whole number or 'auto', not 'Auto'. Did you mean 'auto'?"),
+    (pl.Sync, {"backups": 1.5}, "backups of Sync must be a whole number"),
+    (pl.Sync, {"backups": True}, "backups of Sync must be a whole number"),
+    (pl.Bounded, {"clock_bound": None}, "clock_bound of Bounded must be a whole number, not None"),
+    (
+        pl.ParameterServer,
+        {"mode": "async"},
+        r"an object, such as Async\(\) .* not 'async'; .* parse\('parameter-server\(mode=async",
+    ),
+    (pl.ParameterServer, {"mode": 1}, "mode .* of the kind Mode, not 1"),
+    (
+        pl.ParameterServer,
+        {"backups": 1, "rate": "linear"},
+        r"^backups and rate are part of the mode now: ParameterServer\(mode=Sync\(backups=1, rate='linear'\)\)\.$",
+    ),
+    (
+        pl.ParameterServer,
+        {"mode": "bounded", "clock_bound": 4},
+        r"^clock_bound is part of the mode now: ParameterServer\(mode=Bounded\(clock_bound=4\)\)\.$",
+    ),
     (pl.ParameterServer, {"apply": "adagrad"}, "apply .* of the kind ApplyRule, not 'adagrad'"),
     (pl.ParameterServer, {"average": "0.9"}, "average .* a number or None"),
     (pl.ParameterServer, {"shards": None}, "shards"),
@@ -31,9 +47,8 @@ def test_a_value_of_the_wrong_type_is_one_sentence(method, arguments, says):
 
 
 def test_numbers_of_numpy_are_numbers():
-    assert pl.ParameterServer(backups=np.int64(1), average=np.float64(0.5)) == pl.ParameterServer(
-        backups=1, average=0.5
-    )
+    assert pl.Sync(backups=np.int64(1)) == pl.Sync(backups=1)
+    assert pl.ParameterServer(average=np.float64(0.5)) == pl.ParameterServer(average=0.5)
 
 
 @pytest.mark.parametrize("faults", [{}, {"kill": 1}, []])
@@ -50,13 +65,14 @@ def test_faults_are_a_script(faults):
         ("parameter-server(shards=2, durability=replica)", "shards, durability play no part."),
         ("downpour(push=3)", "push plays no part."),
         ("adaptive-revision(shards=2)", "shards plays no part."),
-        ("parameter-server(mode=async, average=0.9)", ""),
+        ("parameter-server(mode=async, average=0.9)", "mode plays no part."),
+        ("parameter-server(average=0.9)", ""),
         ("hogwild", ""),
     ],
 )
 def test_a_lone_worker_has_options_that_play_no_part(spec, left_out):
-    assert pl.parse(spec).left_out(1).partition(": ")[2] == left_out
-    assert pl.parse(spec).left_out(2) == ""
+    assert pl.parse(spec).note(1).partition(": ")[2] == left_out
+    assert pl.parse(spec).note(2) == ""
 
 
 def test_its_result_says_so():

@@ -46,7 +46,7 @@ def test_every_model_of_a_cluster_file_is_planned_from(here, compute_s):
     assert [row["backups"] for row in found["rows"]] == [0, 1, 2]
     assert found["best"] == plan.best.backups
     assert found["best"] >= 1  # one is always slow
-    assert found["algorithm"] == f"parameter-server(backups={found['best']})"
+    assert found["algorithm"] == f"parameter-server(mode=sync(backups={found['best']}))"
     assert (found["best_in_subsets_share"] is None) == (not isinstance(LAWS[compute_s], SampledLaw))
 
 
@@ -55,7 +55,7 @@ def test_the_table_names_the_best_the_rule_and_how_to_use_it(here):
     assert code == 0, error
     assert "best 1" in out
     assert "Steps to the target go as 1 + 411 / k (as published for Inception" in out
-    assert 'Best: --algorithm "parameter-server(backups=1)" --workers 4.' in out
+    assert 'Best: --algorithm "parameter-server(mode=sync(backups=1))" --workers 4.' in out
     code, out, _ = backups("--cluster", here(str(TRACE)), "--noise-scale", "500", "--batch-size", "32")
     assert max(map(len, out.split("Last three")[0].splitlines()[1:])) <= 80
     assert "go as 1 + 15.62 / k (from the noise scale)" in out

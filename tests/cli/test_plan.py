@@ -36,7 +36,11 @@ def folders(tmp_path_factory):
     made = {}
     trace = tuple(published_times(150, seed=1).flatten().tolist())
     cluster = Cluster(workers=WORKERS, compute_s=Recorded(times_s=trace))
-    for name, spec in (("all", "parameter-server"), ("four", "parameter-server(backups=4)"), ("async", "locked")):
+    for name, spec in (
+        ("all", "parameter-server"),
+        ("four", "parameter-server(mode=sync(backups=4))"),
+        ("async", "locked"),
+    ):
         config = pl.TrainConfig(algorithm=spec, steps=70)
         run = pl.simulate_task(config, cluster=cluster, timing_only=True, num_parameters=100)
         made[name] = run.save(tmp_path_factory.mktemp(name))
@@ -68,7 +72,7 @@ def test_a_run_with_so_many_backups_has_the_steps_that_were_planned(measured_wit
     cluster = Cluster(workers=20, compute_s=ExponentialTail(least_s=1.0, tail_s=0.1))
     runs = {}
     for b in (0, 4):
-        config = pl.TrainConfig(algorithm=f"parameter-server(backups={b})", steps=100)
+        config = pl.TrainConfig(algorithm=f"parameter-server(mode=sync(backups={b}))", steps=100)
         runs[b] = pl.simulate_task(config, cluster=cluster, timing_only=True, num_parameters=100)
     found = json.loads(plan(runs[measured_with].save(tmp_path / "run"), "--json")[1])
     for b, run in runs.items():
@@ -82,7 +86,7 @@ def test_the_table_names_the_best_and_how_to_use_it(folders):
     code, out, _ = plan(folders["all"], "--max-backups", "9")
     assert code == 0
     assert "(best)" in out
-    assert '--algorithm "parameter-server(backups=' in out
+    assert '--algorithm "parameter-server(mode=sync(backups=' in out
     assert "Within 2 % of it: b = 3 to 9." in out
     steps_fall_for_ever = json.loads(plan(folders["all"], "--json", "--half-efficient", "inf")[1])
     assert (

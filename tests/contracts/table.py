@@ -91,14 +91,17 @@ ROWS = [
     Row(pl.ADPSGD()),
     Row(pl.ADPSGD(topology=Complete(), peers="rotate")),
     Row(pl.ParameterServer()),
-    Row(pl.ParameterServer(backups=1, shards=2), drops_updates="gradients that come after the first N are dropped"),
     Row(
-        pl.ParameterServer(backups="auto", shards=2),
+        pl.ParameterServer(mode=pl.Sync(backups=1), shards=2),
+        drops_updates="gradients that come after the first N are dropped",
+    ),
+    Row(
+        pl.ParameterServer(mode=pl.Sync(backups="auto"), shards=2),
         drops_updates="where backups pay, gradients that come after the first N are dropped",
     ),
-    Row(pl.ParameterServer(mode="async")),
-    Row(pl.ParameterServer(mode="async", durability="replica")),
-    Row(pl.ParameterServer(mode="bounded", clock_bound=2, shards=2)),
+    Row(pl.ParameterServer(mode=pl.Async())),
+    Row(pl.ParameterServer(mode=pl.Async(), durability="replica")),
+    Row(pl.ParameterServer(mode=pl.Bounded(clock_bound=2), shards=2)),
     Row(pl.Downpour(), own_rule=_SERVERS_RULE),
     Row(
         pl.Downpour(fetch=2, push=3, apply=UserOptimizer(), warm_start_steps=20, shards=2),

@@ -68,7 +68,7 @@ def final(model, x):
 @pytest.mark.parametrize(
     ("optimizer", "arguments"), [("sgd", {}), ("sgd(weight_decay=0.001)", {"momentum": 0.9}), ("adamw", {})]
 )
-@pytest.mark.parametrize("algorithm", [pl.Sequential(), pl.ParameterServer(mode="async")])
+@pytest.mark.parametrize("algorithm", [pl.Sequential(), pl.ParameterServer(mode=pl.Async())])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_constant_delay_is_the_hand_written_loop_bit_for_bit(algorithm, optimizer, arguments, dtype, tmp_path):
     name = "digits-mlp"
@@ -142,7 +142,7 @@ def test_servers_add_it_to_what_workers_have_by_themselves(mode, shards, backend
 
 
 @pytest.mark.parametrize(
-    "algorithm", [pl.Sequential(), pl.ParameterServer(mode="async"), pl.ParameterServer(apply=Adagrad())]
+    "algorithm", [pl.Sequential(), pl.ParameterServer(mode=pl.Async()), pl.ParameterServer(apply=Adagrad())]
 )
 def test_a_resumed_run_goes_on_with_what_waited(algorithm, tmp_path):
     row, settings = Row(algorithm), {"optimizer": "adamw", "learning_rate": 0.002, "inject_staleness": 9}

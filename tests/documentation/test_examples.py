@@ -16,9 +16,9 @@ SAYS = {
     "parameter_server": [
         ACCURACY,
         r"parameter-server: 180 updates in [\d.]+ s of virtual time, 0 gradients dropped, mean staleness 0\.00",
-        r"parameter-server\(backups=1\): \d+ updates in .*, [1-9]\d* gradients dropped",
+        r"parameter-server\(mode=sync\(backups=1\)\): \d+ updates in .*, [1-9]\d* gradients dropped",
         r"mode=async, shards=2\): 720 updates in .* 0 gradients dropped, mean staleness [1-4]\.",
-        r"mode=bounded, clock_bound=4\): 720 updates in .* 0 gradients dropped, mean staleness [1-4]\.",
+        r"mode=bounded\(clock_bound=4\)\): 720 updates in .* 0 gradients dropped, mean staleness [1-4]\.",
     ],
     "downpour": [
         ACCURACY,

@@ -144,7 +144,7 @@ def test_the_simulator_s_steps_take_as_long(b):
     """Timing only, hardly any network. With backups a late worker begins its next step late, which costs a little more."""
     n, steps = 10, 200
     cluster = Cluster(workers=n, compute_s=ExponentialTail(least_s=1.0, tail_s=0.1), latency_s=0.0, wake_s=0.0)
-    config = pl.TrainConfig(algorithm=f"parameter-server(backups={b})", steps=steps, seed=5)
+    config = pl.TrainConfig(algorithm=f"parameter-server(mode=sync(backups={b}))", steps=steps, seed=5)
     run = pl.simulate_task(config, cluster=cluster, timing_only=True, num_parameters=100)
     rows = np.concatenate(list(run.records.values()))
     seen = np.diff([rows["ended_s"][rows["applied_version"] == version].min() for version in range(1, steps - 20)])

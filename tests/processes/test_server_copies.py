@@ -27,12 +27,12 @@ from processes.shards import (
     version_of,
 )
 
-REPLICA = pl.ParameterServer(mode="async", durability="replica")
+REPLICA = pl.ParameterServer(mode=pl.Async(), durability="replica")
 SERVER, COPY = 0, 1
 SOAK_RESULT = Path(os.environ.get("PACELINE_SOAK_SHARDS_RESULT", "benchmarks/results/soak_shards.json"))
 SOAK = {
-    "snapshot": pl.ParameterServer(mode="async", snapshot_s=0.05),
-    "snapshot, one at every update": pl.ParameterServer(mode="async", snapshot_s=0.0),
+    "snapshot": pl.ParameterServer(mode=pl.Async(), snapshot_s=0.05),
+    "snapshot, one at every update": pl.ParameterServer(mode=pl.Async(), snapshot_s=0.0),
     "replica": REPLICA,
     "replica, the copy too": REPLICA,
 }
@@ -115,7 +115,7 @@ def test_both_are_killed_at_once_and_the_run_says_so():
 
 def test_shards_that_choose_together_stay_together():
     """Two of three gradients make a step, in both shards the same two, whichever shard dies; what is dropped is in neither."""
-    algorithm = pl.ParameterServer(backups=1, shards=2, durability="replica")
+    algorithm = pl.ParameterServer(mode=pl.Sync(backups=1), shards=2, durability="replica")
     run, parameters = run_and_kill_shards(algorithm, kill_at=[(1, 100), (0, 200), (1, 300), (0, 400)])
     result = run.result
     assert (result["outcome"], result["server_restarts"]) == ("stopped", 4), result["outcome_reason"]
@@ -129,7 +129,7 @@ def test_shards_that_choose_together_stay_together():
 
 
 def test_bounded_clocks_go_on():
-    algorithm = pl.ParameterServer(mode="bounded", clock_bound=1, durability="replica")
+    algorithm = pl.ParameterServer(mode=pl.Bounded(clock_bound=1), durability="replica")
     run, parameters = run_and_kill_shards(algorithm, kill_at=[(SERVER, 150), (SERVER, 400)])
     check_every_update_once(run, parameters, restarts=2)
 

@@ -23,7 +23,7 @@ def test_a_shard_is_killed_and_every_update_is_accounted_for(snapshot_s):
     `make soak` does so 20 times each.
     """
     at = random.Random(f"0 {snapshot_s}").randrange(20, 300)
-    algorithm = pl.ParameterServer(mode="async", snapshot_s=snapshot_s)
+    algorithm = pl.ParameterServer(mode=pl.Async(), snapshot_s=snapshot_s)
     run, parameters = run_and_kill_shards(algorithm, kill_at=[(0, at), (0, at + 300)])
     check_reported_losses(run, parameters, restarts=2)
 
@@ -52,7 +52,7 @@ def test_a_stopped_straggler_is_dropped_and_goes_on():
         elif "woken" in stopped and progress.workers[2].steps > seen["steps"] + 10:
             training.supervisor.stop()
 
-    config = pl.TrainConfig(algorithm="parameter-server(backups=1)", workers=3, epochs=10_000)
+    config = pl.TrainConfig(algorithm="parameter-server(mode=sync(backups=1))", workers=3, epochs=10_000)
     training = _Training(config, None, None, "", look)
     with mock.patch("paceline.training._PROGRESS_EVERY_S", 0.0):
         result = training.run().result
@@ -109,7 +109,7 @@ def test_a_step_waits_for_a_dead_workers_successor_where_that_is_wished():
 
 def test_backups_die_at_full_quorum_and_beyond_that_the_quorum_shrinks():
     """Four workers, of which two make a step: two deaths change nothing; after the third, one goes on alone."""
-    drill = Drill("parameter-server(backups=2)", workers=4, kill={1: 40, 3: 80, 2: 300})
+    drill = Drill("parameter-server(mode=sync(backups=2))", workers=4, kill={1: 40, 3: 80, 2: 300})
     run = drill.run()
     assert (run.result["outcome"], sorted(run.result["workers_lost"])) == ("stopped", [1, 2, 3])
     made_of = gradients_by_version(run)
@@ -124,7 +124,7 @@ def test_backups_die_at_full_quorum_and_beyond_that_the_quorum_shrinks():
 
 
 def test_death_ends_the_run_where_that_is_wished():
-    result = Drill("parameter-server(backups=1, on_death=fail)", kill={1: 40}).run().result
+    result = Drill("parameter-server(mode=sync(backups=1), on_death=fail)", kill={1: 40}).run().result
     assert result["outcome"] == "crashed"
     assert "worker 1 has left" in result["outcome_reason"]
 

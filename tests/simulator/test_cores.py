@@ -16,7 +16,7 @@ from paceline.simulator.scheduler import Scheduler
 FREE = {"core_bytes_per_s": 1e15, "bus_bytes_per_s": 1e15, "atomic_s": 1e-12, "wake_s": 0, "latency_s": 0}
 FREE |= {"bandwidth_bytes_per_s": 1e15}
 METHODS = ["hogwild", "leashed", "locked", "lockstep", "all-reduce", "local-sgd", "d-psgd", "ad-psgd"]
-SERVERS = ["parameter-server(mode=async)", "parameter-server(backups=1)"]
+SERVERS = ["parameter-server(mode=async)", "parameter-server(mode=sync(backups=1))"]
 
 
 def timed(algorithm, cluster, steps=24):

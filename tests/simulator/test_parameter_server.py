@@ -1,5 +1,7 @@
 """A parameter server on simulated machines: what it equals, what it bounds, and what its network costs."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -45,7 +47,7 @@ def test_sync_equals_all_reduce_to_round_off(shards, optimizer):
     torch.testing.assert_close(x, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["async", "bounded, clock_bound=2", "sync, backups=2"])
+@pytest.mark.parametrize("mode", ["async", "bounded(clock_bound=2)", "sync(backups=2)"])
 def test_shards_make_no_difference_to_an_elementwise_rule(mode):
     """Messages of a third of the size take less time, so times differ; with equal workers their order does not."""
     runs = [final(f"parameter-server(mode={mode}, shards={shards})", 4, optimizer="adam") for shards in (1, 3)]
@@ -55,7 +57,7 @@ def test_shards_make_no_difference_to_an_elementwise_rule(mode):
     torch.testing.assert_close(runs[0][1], runs[1][1], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["sync, shards=2", "async", "sync, backups=1, apply=adaptive-revision"])
+@pytest.mark.parametrize("mode", ["sync, shards=2", "async", "sync(backups=1), apply=adaptive-revision"])
 def test_second_copies_make_no_difference_to_the_model_and_cost_messages(mode):
     """Equal workers: the same updates in the same order, each a little later."""
     alone, x = final(f"parameter-server(mode={mode})", 3, optimizer="adam", learning_rate=0.01)
@@ -66,13 +68,13 @@ def test_second_copies_make_no_difference_to_the_model_and_cost_messages(mode):
 
 
 def test_a_worker_dies_and_the_copies_do_not_mind():
-    algorithm = "parameter-server(mode=bounded, clock_bound=1, shards=2, durability=replica)"
+    algorithm = "parameter-server(mode=bounded(clock_bound=1), shards=2, durability=replica)"
     run = timed(algorithm, 4, faults=Faults().kill(worker=1, at_s=0.01), detection_s=0.05)
     assert [len(rows) for worker, rows in run.records.items() if worker != 1] == [100] * 3
 
 
 def test_linear_rate_is_the_rate_times_the_gradients_of_an_update():
-    _, x = final("parameter-server(rate=linear)", 3, learning_rate=0.01)
+    _, x = final("parameter-server(mode=sync(rate=linear))", 3, learning_rate=0.01)
     _, expected = final("parameter-server", 3, learning_rate=0.03)
     torch.testing.assert_close(x, expected, rtol=1e-5, atol=1e-6)
 
@@ -90,7 +92,7 @@ def test_async_makes_every_version_once_and_in_order(workers):
 def test_bounded_staleness_in_versions_is_reported(bound):
     """One worker ten times as slow: asynchronously the others would leave it far behind."""
     workers, cluster = 5, {"slowness": ((4, 10.0),)}
-    run = timed(f"parameter-server(mode=bounded, clock_bound={bound})", workers, **cluster)
+    run = timed(f"parameter-server(mode=bounded(clock_bound={bound}))", workers, **cluster)
     stalest = run.result["staleness"]["max"]
     assert 0 < stalest <= (2 * bound + 1) * (workers - 1)
     ends = np.sort(np.stack([rows["ended_s"] for rows in run.records.values()]), axis=0)
@@ -104,7 +106,7 @@ def test_bounded_staleness_in_versions_is_reported(bound):
 @pytest.mark.parametrize("shards", [1, 3])
 def test_backups_are_not_waited_for_and_their_gradients_are_counted_as_dropped(shards):
     """With a straggler, a step of N of N + 1 lasts as long as a fast worker's gradient."""
-    spec = "parameter-server(backups={}, shards={})"
+    spec = "parameter-server(mode=sync(backups={}), shards={})"
     slow = {"slowness": ((2, 8.0),), "compute_s": 0.001, "steps": 64}
     all_of_them = timed(spec.format(0, shards), 4, **slow)
     first_ones = timed(spec.format(1, shards), 4, **slow)
@@ -120,7 +122,7 @@ def test_backups_are_not_waited_for_and_their_gradients_are_counted_as_dropped(s
 @pytest.mark.parametrize("shards", [1, 3])
 def test_automatic_backups_drop_a_straggler_as_soon_as_it_has_shown_itself(shards):
     slow = {"slowness": ((2, 8.0),), "compute_s": 0.001, "steps": 200}
-    runs = {b: timed(f"parameter-server(backups={b}, shards={shards})", 5, **slow) for b in ("auto", 0)}
+    runs = {b: timed(f"parameter-server(mode=sync(backups={b}), shards={shards})", 5, **slow) for b in ("auto", 0)}
     found = runs["auto"].result
     assert found["dropped_updates"] > 10
     assert found["gradients_per_update"]["5"] == 20, "the first choice is made after 20 steps"
@@ -131,15 +133,22 @@ def test_automatic_backups_drop_a_straggler_as_soon_as_it_has_shown_itself(shard
 
 
 def test_automatic_backups_stay_off_among_equals():
-    run = timed("parameter-server(backups=auto)", 5, compute_s=0.001)
+    run = timed("parameter-server(mode=sync(backups=auto))", 5, compute_s=0.001)
     assert (run.result["shards"][0]["backups"], run.result["dropped_updates"]) == (0, 0)
     assert run.result["gradients_per_update"] == {"5": 100}
+
+
+def test_automatic_backups_say_by_which_measure_they_are_chosen():
+    (said,) = timed("parameter-server(mode=sync(backups=auto))", 3, steps=3).result["notes"]
+    assert re.search(r"1 \+ 411 / N .* published for Inception, .* --half-efficient", said)
+    for spec in ("parameter-server(mode=sync(backups=1))", "parameter-server"):
+        assert not timed(spec, 3, steps=3).result.get("notes")
 
 
 @pytest.mark.parametrize("quorum", ["global", "per-shard"])
 def test_shards_choose_together_or_each_for_itself(quorum):
     run = timed(
-        f"parameter-server(backups=1, shards=2, quorum={quorum})",
+        f"parameter-server(mode=sync(backups=1, quorum={quorum}), shards=2)",
         5,
         compute_s=ExponentialTail(least_s=1e-3, tail_s=1e-3),
     )
@@ -150,7 +159,7 @@ def test_shards_choose_together_or_each_for_itself(quorum):
         assert shards[0]["dropped"] == shards[1]["dropped"]
 
 
-@pytest.mark.parametrize("mode", ["sync", "sync, backups=1, shards=2", "async", "bounded, clock_bound=1"])
+@pytest.mark.parametrize("mode", ["sync", "sync(backups=1), shards=2", "async", "bounded(clock_bound=1)"])
 def test_a_dead_worker_is_not_waited_for(mode):
     for at_s in (0.0, 0.01, 0.0123):
         run = timed(f"parameter-server(mode={mode})", 4, faults=Faults().kill(worker=1, at_s=at_s), detection_s=0.05)
@@ -176,7 +185,7 @@ def test_death_ends_the_run_where_that_is_wished_though_the_others_end_before_th
     assert [len(run.records[worker]) for worker in range(3)] == [20, 19, 20]
 
 
-@pytest.mark.parametrize("mode", ["sync", "sync, backups=2", "async", "bounded, clock_bound=0"])
+@pytest.mark.parametrize("mode", ["sync", "sync(backups=2)", "async", "bounded(clock_bound=0)"])
 def test_workers_with_unequal_data_do_not_hang(mode):
     """MXNet waits for all workers at every update, and so hangs where one has a batch less."""
     run, _ = final(f"parameter-server(mode={mode})", 7, epochs=1, partition="fixed", batch_size=205)

@@ -19,7 +19,7 @@ DEFAULT = (
     "hogwild",
     "leashed",
     "parameter-server(mode=async)",
-    "parameter-server(backups=1)",
+    "parameter-server(mode=sync(backups=1))",
     "d-psgd",
     "ad-psgd",
 )

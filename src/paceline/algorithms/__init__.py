@@ -17,6 +17,7 @@ from paceline.algorithms.lockstep import Lockstep
 from paceline.algorithms.parameter_server import ParameterServer
 from paceline.algorithms.sequential import Sequential
 from paceline.algorithms.server import registries
+from paceline.algorithms.server.modes import Async, Bounded, Mode, Sync
 from paceline.algorithms.step_size import ExponentialStep, FullStep, InverseStep, StepSize, TailStep
 from paceline.specs import Registry
 from paceline.topology import Topology, topology_registry
@@ -27,7 +28,9 @@ __all__ = [
     "AdaptiveRevision",
     "Algorithm",
     "AllReduce",
+    "Async",
     "Backoff",
+    "Bounded",
     "Constant",
     "Downpour",
     "Exponential",
@@ -40,10 +43,12 @@ __all__ = [
     "LocalSGD",
     "Locked",
     "Lockstep",
+    "Mode",
     "NoBackoff",
     "ParameterServer",
     "Sequential",
     "StepSize",
+    "Sync",
     "TailStep",
     "backoff_registry",
     "parse",

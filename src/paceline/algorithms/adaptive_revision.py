@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.parameter_server import ParameterServer
 from paceline.algorithms.server import adaptive_revision as rule
+from paceline.algorithms.server.modes import Async
 from paceline.errors import UsageError
 from paceline.field_types import check_types
 from paceline.transport.base import Ports, Replica
@@ -77,4 +78,4 @@ class AdaptiveRevision(Algorithm):
         return rule.AdaptiveRevision(alpha=self.alpha, revision_state=self.revision_state)
 
     def _server(self) -> ParameterServer:
-        return ParameterServer(mode="async", shards=self.shards, apply=self.server_rule, snapshot_s=self.snapshot_s)
+        return ParameterServer(mode=Async(), shards=self.shards, apply=self.server_rule, snapshot_s=self.snapshot_s)

@@ -53,8 +53,8 @@ class Algorithm:
         if self.overrides:
             warnings.warn(self.overrides, OverrideWarning, stacklevel=stacklevel)
 
-    def left_out(self, num_workers: int) -> str:
-        """A sentence where so many workers leave options without effect that somebody has chosen; or empty."""
+    def note(self, num_workers: int) -> str:
+        """A sentence for the run's result, as where so many workers leave chosen options without effect; or empty."""
         chosen = [name for name in self.of_servers if getattr(self, name) != getattr(type(self)(), name)]
         if num_workers > 1 or not chosen:
             return ""

@@ -14,6 +14,7 @@ from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.client import Client
 from paceline.algorithms.server.codec import Codec, NoCodec
 from paceline.algorithms.server.delayed import Delayed
+from paceline.algorithms.server.modes import Async
 from paceline.algorithms.server.rules import OnDeath, ShardRules
 from paceline.algorithms.server.shard import Shard
 from paceline.algorithms.server.warm_start import WarmStart
@@ -150,7 +151,7 @@ class Downpour(Algorithm):
 
     def _plain_server(self) -> ParameterServer:
         return ParameterServer(
-            mode="async", shards=self.shards, apply=self.apply, codec=self.codec, snapshot_s=self.snapshot_s
+            mode=Async(), shards=self.shards, apply=self.apply, codec=self.codec, snapshot_s=self.snapshot_s
         )
 
 

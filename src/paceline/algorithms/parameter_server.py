@@ -6,25 +6,27 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from paceline.algorithms.base import Algorithm
-from paceline.algorithms.server.admission import Admission, Async, AutoSync, Bounded, Follower, Sync
 from paceline.algorithms.server.alone import work_alone
 from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.client import Client
 from paceline.algorithms.server.codec import Codec, NoCodec
 from paceline.algorithms.server.delay import Delay
 from paceline.algorithms.server.delayed import Delayed
+from paceline.algorithms.server.modes import Bounded, Mode, Sync
 from paceline.algorithms.server.registries import apply_registry
 from paceline.algorithms.server.rules import OnDeath, ShardRules
 from paceline.algorithms.server.second_copy import serve_shard
 from paceline.algorithms.server.user import UserOptimizer
 from paceline.errors import UsageError
 from paceline.field_types import check_types
+from paceline.specs import moved_into
 from paceline.transport.base import Ports, Replica
 from paceline.transport.parameters import MemoryRequest
 
 __all__ = ["ParameterServer"]
 
 
+@moved_into(backups=("mode", Sync), quorum=("mode", Sync), rate=("mode", Sync), clock_bound=("mode", Bounded))
 @dataclass(frozen=True, kw_only=True)
 class ParameterServer(Algorithm):
     """A parameter server, synchronous with backup workers, asynchronous, or with bounded clocks.
@@ -44,23 +46,15 @@ class ParameterServer(Algorithm):
     does, and keeps parameters and state a second time.
     Use when: workers come and go, or are unequally fast: `sync` with backups where results must be those of large batches,
     `async` and `bounded` where every gradient should count.
-    When N doubles: `sync` makes half as many updates of twice the batch: see `rate`; `async` doubles the staleness: lower the
-    learning rate.
+    When N doubles: `sync` makes half as many updates of twice the batch: see its `rate`; `async` doubles the staleness: lower
+    the learning rate.
     Not: `all-reduce`, which needs no server, and every worker; `locked`, whose workers share the memory of one machine.
 
     Args:
-        mode: `sync`, `async` or `bounded`.
-        backups: b, for `sync`: workers whose gradients a step can do without. `auto` begins with 0 and chooses again every 20
-            steps, up to a quarter of the workers (or 1), what takes the least time to converge by the round trips that the
-            first shard has seen; a worker that stops is waited for until a b above 0 is chosen.
-        clock_bound: s, for `bounded`. Clocks are what it bounds: with n workers a gradient may be (2 s + 1) (n - 1) versions
-            stale.
+        mode: `sync(backups=1)`, `async` or `bounded(clock_bound=4)`; each has its own options.
         shards: servers, each with a contiguous part of the vector.
         apply: what applies gradients: the user's own optimizer, or a rule of the server's, which overrides it.
         codec: what gradients look like on their way.
-        quorum: whose gradients make a step of `sync` is chosen once for all shards, or by each shard for itself, as in the
-            paper; then an update may be of different gradients in different shards.
-        rate: `linear` multiplies the learning rate by the number of gradients in an update.
         on_death: a dead worker is not waited for (`shrink`), waited for until it has been replaced (`wait`), or ends the run
             (`fail`).
         durability: what outlives a server that dies: its last `snapshot`, or a `replica`, a second copy of its shard in
@@ -71,36 +65,31 @@ class ParameterServer(Algorithm):
             `durability=replica`.
 
     Reference: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981, Algorithms 1 to 4; for `bounded`
-        Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013. There, every
-        shard chooses for itself, and means are unweighted; here they are weighted by samples.
+        Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013.
     """
 
-    mode: Literal["sync", "async", "bounded"] = "sync"
-    backups: int | Literal["auto"] = 0
-    clock_bound: int | None = None
+    mode: Mode = field(default_factory=Sync)
     shards: int = 1
     apply: ApplyRule = field(default_factory=UserOptimizer)
     codec: Codec = field(default_factory=NoCodec)
-    quorum: Literal["global", "per-shard"] = "global"
-    rate: Literal["none", "linear"] = "none"
     on_death: OnDeath = "shrink"
     durability: Literal["snapshot", "replica"] = "snapshot"
     snapshot_s: float = 5.0
     average: float | None = None
 
     tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
-    of_servers: ClassVar[tuple[str, ...]] = (
-        "backups", "shards", "codec", "quorum", "rate", "on_death", "durability", "snapshot_s",
-    )  # fmt: skip
+    of_servers: ClassVar[tuple[str, ...]] = ("mode", "shards", "codec", "on_death", "durability", "snapshot_s")
 
     def __post_init__(self) -> None:
+        if isinstance(self.mode, str):
+            raise UsageError(
+                f"mode is an object, such as Async() or Sync(backups=1), not {self.mode!r}; a spec takes names, as in"
+                " parse('parameter-server(mode=async)')."
+            )
         check_types(self)
-        if self.backups != "auto" and self.backups < 0:
-            raise UsageError(f"backups must be 0 or more, or auto, not {self.backups}.")
-        if self.backups == "auto" and self.quorum == "per-shard" and self.shards > 1:
-            raise UsageError("backups=auto is chosen once for all shards: leave out quorum=per-shard.")
         if self.shards < 1:
             raise UsageError(f"A parameter server has 1 shard or more, not {self.shards}.")
+        self.mode.check_shards(self.shards)
         if not self.snapshot_s >= 0:
             raise UsageError(f"snapshot_s must be 0 (at every update) or more seconds, not {self.snapshot_s}.")
         if self.durability == "replica" and self.snapshot_s != 5.0:
@@ -109,18 +98,6 @@ class ParameterServer(Algorithm):
             raise UsageError(f"average must be above 0 and below 1, as 0.999, not {self.average}; or leave it out.")
         if self.average is not None and self.durability == "replica":
             raise UsageError("The second copy of a shard has no average: leave out average or durability=replica.")
-        if self.clock_bound is not None and self.clock_bound < 0:
-            raise UsageError(f"clock_bound must be 0 or more, not {self.clock_bound}.")
-        if self.mode == "bounded" and self.clock_bound is None:
-            raise UsageError(
-                "mode=bounded needs a clock_bound, such as 4: parameter-server(mode=bounded, clock_bound=4)."
-            )
-        if self.mode != "bounded" and self.clock_bound is not None:
-            raise UsageError(f"clock_bound is for mode=bounded, not for mode={self.mode}: leave it out.")
-        if self.mode != "sync":
-            for name, default in (("backups", 0), ("quorum", "global"), ("rate", "none")):
-                if getattr(self, name) != default:
-                    raise UsageError(f"{name} is for mode=sync, not for mode={self.mode}: leave it out.")
 
     @property
     def memory(self) -> MemoryRequest:
@@ -151,8 +128,8 @@ class ParameterServer(Algorithm):
 
     @property
     def together(self) -> bool:
-        """In `sync`, the gradients of a step make one update."""
-        return self.mode == "sync"
+        """As the mode has it: in `sync`, the gradients of a step make one update."""
+        return self.mode.together
 
     @property
     def lets_gradients_wait(self) -> bool:
@@ -160,12 +137,14 @@ class ParameterServer(Algorithm):
         return isinstance(self.apply, Delayed)
 
     def check(self, num_workers: int) -> None:
-        """Refuses as many backups as there are workers."""
+        """Refuses what the mode cannot run with."""
         super().check(num_workers)
-        if self.backups != "auto" and num_workers > 1 and self.backups >= num_workers:
-            raise UsageError(
-                f"Of {num_workers} workers at most {num_workers - 1} can be backups, not {self.backups}: start more workers."
-            )
+        if num_workers > 1:
+            self.mode.check_workers(num_workers)
+
+    def note(self, num_workers: int) -> str:
+        """What the mode has taken for granted, where there are servers."""
+        return super().note(num_workers) or (self.mode.note if num_workers > 1 else "")
 
     def delayed(self, delay: Delay) -> ParameterServer:
         """The servers let every gradient wait."""
@@ -181,7 +160,7 @@ class ParameterServer(Algorithm):
         if not ports.num_servers:
             work_alone(replica, ports, self.apply, self.average)
             return
-        client = Client(ports, self.codec, aligned=self.mode == "sync" and self.quorum == "global")
+        client = Client(ports, self.codec, aligned=self.mode.chosen_once)
         client.join()
         try:
             for _ in replica.steps():
@@ -202,29 +181,12 @@ class ParameterServer(Algorithm):
     def serve(self, shard_id: int, ports: Ports) -> None:
         """x: the shard (P_s,), updated as `mode` admits gradients and `apply` applies them."""
         rules = ShardRules(
-            admission=lambda shard: self._admission(shard, ports.num_workers),
+            admission=lambda shard: self.mode.admission(shard, ports.num_workers),
             apply=self.apply,
             codec=self.codec,
             on_death=self.on_death,
-            scales_rate=self.rate == "linear",
+            scales_rate=self.mode.scales_rate,
             average=self.average,
-            chooses=self.mode == "sync" and self.quorum == "global",
+            chooses=self.mode.chosen_once,
         )
         serve_shard(shard_id, rules, ports)
-
-    def _admission(self, shard_id: int, num_workers: int) -> Admission:
-        workers = range(num_workers)
-        match self.mode:
-            case "async":
-                return Async()
-            case "bounded":
-                assert self.clock_bound is not None
-                if shard_id:  # one keeps the clocks: with several, two workers could wait for each other at two shards
-                    return Async()
-                return Bounded(self.clock_bound, workers)
-            case "sync":
-                if shard_id and self.quorum == "global":
-                    return Follower(num_workers, workers)
-                if self.backups == "auto":
-                    return AutoSync(workers)
-                return Sync(num_workers - self.backups, workers)

@@ -168,7 +168,7 @@ def _as_json(plan: BackupPlan) -> dict[str, Any]:
 
 
 def _spec(row: BackupRow) -> str:
-    return f"parameter-server(backups={row.backups})" if row.backups else "parameter-server"
+    return f"parameter-server(mode=sync(backups={row.backups}))" if row.backups else "parameter-server"
 
 
 def _show(plan: BackupPlan, about: dict[str, Any], *, published: bool) -> None:

@@ -55,5 +55,9 @@ def _table(rows: list[dict[str, Any]]) -> Any:
 
     table = Table("Spec, with every default", "What it does", "Tolerates", box=box.SIMPLE_HEAD, show_lines=False)
     for row in rows:
-        table.add_row(Text(row["spec"], "bold"), Text(row["summary"]), Text(", ".join(row["tolerates"]) or "nothing"))
+        table.add_row(
+            Text(row["spec"], "bold", overflow="fold"),
+            Text(row["summary"]),
+            Text(", ".join(row["tolerates"]) or "nothing"),
+        )
     return table

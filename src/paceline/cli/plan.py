@@ -41,8 +41,8 @@ def backups(
     half_efficient: Annotated[
         float,
         typer.Option(
-            help="N at which a gradient is worth half of one alone: steps to converge go as 1 + this / N. Small models on"
-            " small data: tens; inf: steps fall as 1 / N for ever.",
+            help="N at which a gradient is worth half of one alone: steps to converge go as 1 + this / N. 411 is"
+            " published for Inception; small models on small data: tens; inf: steps fall as 1 / N for ever.",
         ),
     ] = 411.0,
     max_backups: Annotated[int | None, typer.Option(help="Most to consider; default: a quarter of the workers")] = None,
@@ -139,7 +139,7 @@ def _show(seen: Arrivals, choice: BackupChoice, steps: dict[int, float]) -> None
     console.print(table)
     near = choice.within(_NEAR)
     span = f"{near[0]} to {near[-1]}" if len(near) > 1 else f"{near[0]} alone"
-    spec = f"parameter-server(backups={choice.best.backups})" if choice.best.backups else "parameter-server"
+    spec = f"parameter-server(mode=sync(backups={choice.best.backups}))" if choice.best.backups else "parameter-server"
     console.print(f'Best: --algorithm "{spec}". Within 2 % of it: b = {span}.', markup=False, soft_wrap=True)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import paceline as pl
-from paceline.algorithms.server.admission import Async, Sync
+from paceline.algorithms.server.admission import Admission, Clocks, Follower, Quorum
 from paceline.algorithms.server.apply import SGD
 from paceline.algorithms.server.codec import NoCodec
 from paceline.algorithms.server.rules import ShardRules
@@ -60,12 +60,14 @@ def serve(
         if look is not None:
             look()
 
-    mailbox = SimpleNamespace(receive=lambda timeout_s=None, **_: next(queue), send=send)
+    mailbox = SimpleNamespace(
+        receive=lambda timeout_s=None, **_: next(queue), send=send, peers=lambda: set(range(workers))
+    )
     ports = SimpleNamespace(
         mailbox=mailbox, shared=shared, num_workers=workers, num_servers=1, storage=storage, copies=False
     )
     rules = ShardRules(
-        admission=lambda _: admission or Async(), apply=rule or SGD(), codec=NoCodec(), on_death=on_death
+        admission=lambda _: admission or Admission(), apply=rule or SGD(), codec=NoCodec(), on_death=on_death
     )
     Shard(0, rules, ports).run()
     return shared, sent
@@ -154,14 +156,54 @@ def test_a_new_process_counts_from_1_again_and_its_predecessor_is_refused():
 
 def test_a_gradient_that_waits_for_others_is_not_counted_twice():
     arrivals = [settings(0), settings(1), push(0, 1, 2), push(0, 1, 2), push(1, 1, 4)]
-    shared, sent = serve(arrivals, admission=Sync(2, range(2)))
+    shared, sent = serve(arrivals, admission=Quorum(2, range(2)))
     assert shared.x.tolist() == [-3.0] * 3
     assert [to for to, _ in sent] == [0, 1]
 
 
+def choice(step, *workers):
+    return Received(2, 0, Message("choice", step, x=torch.tensor(workers, dtype=torch.int64)))
+
+
+def test_a_step_ends_without_what_died_with_a_worker():
+    """This server came when worker 0 had died already; its next process was told the next step by another shard."""
+    arrivals = [settings(1), push(1, 1, 2), choice(0, 0, 1), Received(0, 1, Message("join"))]
+    follower = Follower(2, range(2))
+    shared, sent = serve([*arrivals, Received(0, 1, Message("fetch", -2, version=1))], admission=follower)
+    assert shared.x.tolist() == [-2.0] * 3
+    assert [(to, m.number, m.version) for to, m in sent] == [(0, 0, 0), (1, 1, 1), (0, -2, 1)]
+    assert shared.counts["incomplete"] == 1
+
+
+def test_a_step_whose_gradients_are_all_lost_ends_without_an_update():
+    arrivals = [settings(0), choice(0, 1), PeerLeft(1, 0, "killed"), push(0, 1, 5, 1)]
+    shared, _ = serve(arrivals, admission=Follower(2, range(2)), on_death="shrink")
+    assert (shared.version, shared.x.tolist()) == (1, [0.0] * 3)
+
+
+def test_a_worker_that_was_taken_for_dead_and_sends_again_takes_part_again():
+    admission = Clocks(0, range(2))
+    arrivals = [settings(0), settings(1), push(0, 1, 1), PeerLeft(0, 0, "broke"), push(0, 1, 1), push(1, 1, 1)]
+
+    def look():
+        seen.append(dict(admission.clocks))
+
+    seen = []
+    serve(arrivals, admission=admission, look=look)
+    assert {0: 1, 1: 1} in seen
+
+
+def test_a_worker_says_where_it_is_to_a_server_that_cannot_know():
+    """Its update 3 died with this server's predecessor, which had answered it."""
+    admission = Clocks(0, range(2))
+    said = Received(0, 0, Message("clock", 3))
+    _, sent = serve([settings(1), push(1, 3, 1), said], admission=admission)
+    assert [(to, m.number) for to, m in sent] == [(1, 3)], "worker 1 need not wait for worker 0"
+
+
 def test_means_are_weighted_by_samples():
     arrivals = [settings(0), settings(1), push(0, 1, 2, samples=1), push(1, 1, 10, samples=3)]
-    shared, _ = serve(arrivals, admission=Sync(2, range(2)))
+    shared, _ = serve(arrivals, admission=Quorum(2, range(2)))
     assert shared.x.tolist() == [-8.0] * 3
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum
-from typing import Protocol
+from typing import Any, ClassVar
 
 from paceline.algorithms.server.backups import BackupController
 from paceline.algorithms.server.update import UpdateInfo
 
-__all__ = ["Admission", "Async", "AutoSync", "Bounded", "Follower", "Sync", "Verdict"]
+__all__ = ["Admission", "AutoQuorum", "Clocks", "Follower", "Quorum", "Verdict"]
 
 
 class Verdict(Enum):
@@ -24,65 +24,90 @@ class Verdict(Enum):
     DROP = "drop"
 
 
-class Admission(Protocol):
-    """Decides for one shard."""
+class Admission:
+    """Decides for one shard. As it is here, every gradient is applied as it arrives, and nobody waits.
+
+    Attributes:
+        backups: workers whose gradients this step can do without.
+        incomplete: updates that were made of other gradients than shard 0's.
+    """
+
+    times_workers: ClassVar[bool] = False  # whether `timed` is to be called
+
+    backups = 0
+    incomplete = 0
 
     def join(self, worker_id: int, sequence: int = 0) -> None:
         """A worker takes part from now on, with its update after `sequence`; what it brought before is forgotten."""
-        ...
 
     def leave(self, worker_id: int) -> None:
         """A worker takes part no more: it has no more data, or it is dead. What it brought still counts."""
-        ...
 
     def admit(self, update: UpdateInfo) -> Verdict:
         """What becomes of an update."""
-        ...
+        return Verdict.APPLY
 
-    def complete(self) -> tuple[int, ...]:
-        """The workers whose held gradients make one update now, in the order of their ids; () as long as none is due."""
-        ...
+    def complete(self) -> tuple[int, ...] | None:
+        """The workers whose held gradients make one update now, in the order of their ids; None as long as none is due.
+
+        () ends a step whose gradients are lost with their workers.
+        """
+        return None
 
     def applied(self, update: UpdateInfo) -> None:
         """An update was applied; `update.worker_id` is the lowest of those that made it."""
-        ...
+
+    def over(self, version: int) -> None:
+        """The step that led to `version` is over; one that a successor begins with as well."""
 
     def may_read(self, worker_id: int) -> bool:
         """Whether a worker may have parameters for its next gradient."""
-        ...
-
-
-class Async:
-    """Every gradient is applied as it arrives, and nobody waits."""
-
-    def join(self, worker_id: int, sequence: int = 0) -> None:
-        """Anyone may, at any time."""
-
-    def leave(self, worker_id: int) -> None:
-        """Nobody is waited for."""
-
-    def admit(self, update: UpdateInfo) -> Verdict:
-        """Always."""
-        return Verdict.APPLY
-
-    def complete(self) -> tuple[int, ...]:
-        """Nothing is held."""
-        return ()
-
-    def applied(self, update: UpdateInfo) -> None:
-        """Nothing follows."""
-
-    def may_read(self, worker_id: int) -> bool:
-        """Always."""
         return True
 
+    def clock(self, worker_id: int) -> int:
+        """The number after which a worker's updates are to be counted here, where it is above that of its last one."""
+        return 0
 
-class Bounded:
+    def told(self, worker_id: int, sequence: int) -> None:
+        """A worker has sent so many updates, though some are not here: a dead server had answered them."""
+
+    def timed(self, worker_id: int, round_trip_s: float) -> None:
+        """A worker's gradient came so long after it had been given the parameters, in time or too late."""
+
+    def past(self, worker_id: int) -> None:
+        """A worker waits for the next step, and so brings nothing for this one."""
+
+    def choose(self, step: int, workers: tuple[int, ...]) -> None:
+        """Shard 0 has decided whose gradients make a step; (): it has died since, and nobody knows."""
+
+    def state(self) -> dict[str, Any]:
+        """What a successor needs."""
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes over what `state` gave."""
+
+
+class Clocks(Admission):
     """Stale synchronous parallel: no worker begins a step while it is more than `clock_bound` steps ahead of the slowest.
 
-    A worker's clock is the number of its updates. It bounds clocks, not versions: between two updates of the slowest worker
-    each of the n - 1 others may apply up to 2 s + 1, so the staleness in versions is larger, up to (2 s + 1)(n - 1).
-    A worker that joins late begins at the slowest clock; one that leaves is not waited for.
+    A worker's clock is the number of its last update. The bound's promise: what a worker reads at clock c has all updates of
+    all workers up to number c - s. With several shards each keeps clocks, so that the promise holds for what each sends, and
+    no message is sent for it. Clocks are bounded, not versions: between two updates of the slowest worker each of the n - 1
+    others may apply up to 2 s + 1, so the staleness in versions is larger, up to (2 s + 1)(n - 1).
+
+    Workers cannot wait for each other in a circle, one here and one at another shard. A worker sends its update to all shards
+    before it waits at any, and an update counts as it comes, whoever waits. So once what is under way has come, clocks are the
+    same at all shards, and the slowest worker may read at each of them. Three things could set shards apart, and do not:
+
+    - A worker that joins late begins at the slowest clock of the others. That differs from shard to shard, by what is under
+      way: each tells its own, and the worker counts on from the greatest, and asks the others again with that. Until its first
+      update it is the slowest everywhere. One that was taken for dead, and is not, is told likewise.
+    - A server's successor knows the clocks of its snapshot. Workers whose updates wait for an answer send them again; others
+      tell it the number of their last as they hear of it, at whichever shard they wait.
+    - A worker that has left is waited for nowhere, once all shards have heard of it.
+
+    A worker that joins at a successor which has not heard of the others yet begins at the snapshot's clocks; they wait for it.
 
     Args:
         clock_bound: s, from 0, which is as good as a barrier.
@@ -94,30 +119,26 @@ class Bounded:
     def __init__(self, clock_bound: int, workers: Iterable[int]) -> None:
         self._bound = clock_bound
         self.clocks = dict.fromkeys(workers, 0)
-        self.bases = dict(self.clocks)  # where each worker's clock stood before its first update
+        self._slowest = 0  # clock before the last one left: where somebody would join whom nobody waits for
 
     def join(self, worker_id: int, sequence: int = 0) -> None:
-        """A worker joins at the slowest clock of the others."""
-        others = [clock for worker, clock in self.clocks.items() if worker != worker_id]
-        self.clocks[worker_id] = min(others, default=0)
-        self.bases[worker_id] = self.clocks[worker_id] - sequence
+        """A worker joins at the slowest clock of the others, if it is not ahead of that already."""
+        self.leave(worker_id)
+        self.clocks[worker_id] = max(sequence, min(self.clocks.values(), default=self._slowest))
 
     def leave(self, worker_id: int) -> None:
         """The others no longer wait for it."""
+        self._slowest = min(self.clocks.values(), default=self._slowest)
         self.clocks.pop(worker_id, None)
-
-    def admit(self, update: UpdateInfo) -> Verdict:
-        """Always: what is bounded is who may read."""
-        return Verdict.APPLY
-
-    def complete(self) -> tuple[int, ...]:
-        """Nothing is held."""
-        return ()
 
     def applied(self, update: UpdateInfo) -> None:
         """The worker's clock ticks."""
-        if update.worker_id in self.clocks:
-            self.clocks[update.worker_id] = self.bases[update.worker_id] + update.sequence
+        self.told(update.worker_id, update.sequence)
+
+    def told(self, worker_id: int, sequence: int) -> None:
+        """The worker's clock is this, if it takes part; a clock never goes back."""
+        if worker_id in self.clocks:
+            self.clocks[worker_id] = max(self.clocks[worker_id], sequence)
 
     def may_read(self, worker_id: int) -> bool:
         """Whether the worker is at most `clock_bound` ahead of the slowest."""
@@ -125,8 +146,20 @@ class Bounded:
             return True
         return self.clocks[worker_id] - min(self.clocks.values()) <= self._bound
 
+    def clock(self, worker_id: int) -> int:
+        """Its clock."""
+        return self.clocks.get(worker_id, 0)
 
-class Sync:
+    def state(self) -> dict[str, Any]:
+        """The clocks of those that take part."""
+        return {"clocks": dict(self.clocks), "slowest": self._slowest}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes them over."""
+        self.clocks, self._slowest = dict(state["clocks"]), state["slowest"]
+
+
+class Quorum(Admission):
     """One update from the first gradients of each step; those of another step are dropped.
 
     What decides is equality of the step's number: no token is handed out that could run out, and a worker that was late once
@@ -146,7 +179,7 @@ class Sync:
         self._arrived: list[int] = []  # workers whose gradients of this step are here, in the order of their arrival
 
     @property
-    def quorum(self) -> int:
+    def size(self) -> int:
         """How many gradients make the next update."""
         return min(self._target, len(self._members.union(self._arrived)))
 
@@ -172,22 +205,18 @@ class Sync:
         self._arrived.append(update.worker_id)
         return Verdict.HOLD
 
-    def complete(self) -> tuple[int, ...]:
+    def complete(self) -> tuple[int, ...] | None:
         """The first workers of this step, once they are enough."""
-        quorum = self.quorum
-        return tuple(sorted(self._arrived[:quorum])) if 0 < quorum <= len(self._arrived) else ()
+        size = self.size
+        return tuple(sorted(self._arrived[:size])) if 0 < size <= len(self._arrived) else None
 
-    def applied(self, update: UpdateInfo) -> None:
+    def over(self, version: int) -> None:
         """The next step begins."""
         self._arrived.clear()
 
-    def may_read(self, worker_id: int) -> bool:
-        """Always: the answer to a gradient comes with the decision on it."""
-        return True
 
-
-class AutoSync(Sync):
-    """`Sync` that chooses the number of backup workers again and again, from the times of the gradients that have come.
+class AutoQuorum(Quorum):
+    """`Quorum` that chooses the number of backup workers again and again, from the times of the gradients that have come.
 
     Begins without backups, and chooses for the first time after `every_steps` steps.
 
@@ -200,16 +229,17 @@ class AutoSync(Sync):
         steps_with: how many steps have been made with each b.
     """
 
+    times_workers: ClassVar[bool] = True
+
     def __init__(self, workers: Iterable[int], *, every_steps: int = 20) -> None:
         super().__init__(0, workers)
-        self.backups = 0
         self.steps_with: dict[int, int] = {}
         self._steps = 0
         self._controller = BackupController(max(1, len(self._members)), every_steps=every_steps)
         self._aim()
 
     def timed(self, worker_id: int, round_trip_s: float) -> None:
-        """A worker's gradient came so long after it had been given the parameters, in time or too late."""
+        """One more round trip to choose from."""
         if worker_id in self._members:
             self._controller.arrived(worker_id, round_trip_s)
 
@@ -228,8 +258,7 @@ class AutoSync(Sync):
         self._aim()
 
     def applied(self, update: UpdateInfo) -> None:
-        """The next step begins, perhaps with another number of backups."""
-        super().applied(update)
+        """Counts the step; the next one has perhaps another number of backups."""
         self.steps_with[self.backups] = self.steps_with.get(self.backups, 0) + 1
         self._controller.step_done(self._steps)
         self._steps += 1
@@ -240,40 +269,44 @@ class AutoSync(Sync):
         self._target = max(1, len(self._members) - self.backups)
 
 
-class Follower(Sync):
+class Follower(Quorum):
     """A shard that takes the workers whom shard 0 chose, so that all shards apply the same gradients in a step.
 
-    Where a chosen worker died between its messages to two shards, this shard's update is made without it.
+    Where a chosen worker died between its messages to two shards, this shard's update is made without it. Where all of them
+    did, or where shard 0 died and nobody knows whom it had chosen, it is made by those that are here; if there are none, the
+    step ends without an update.
     """
 
     def __init__(self, target: int, workers: Iterable[int]) -> None:
         super().__init__(target, workers)
         self._chosen: dict[int, tuple[int, ...]] = {}  # by step
+        self._past: set[int] = set()  # workers that wait for the next step
         self.step = 0
-        self.num_incomplete = 0
+
+    def past(self, worker_id: int) -> None:
+        """A gradient of this step that is not here has died with the process that the worker had."""
+        self._past.add(worker_id)
 
     def choose(self, step: int, workers: tuple[int, ...]) -> None:
         """What shard 0 has decided; of steps that are over, nothing is kept."""
         if step >= self.step:
-            self._chosen[step] = workers
+            self._chosen[step] = workers or self._chosen.get(step, ())
 
-    def complete(self) -> tuple[int, ...]:
+    def complete(self) -> tuple[int, ...] | None:
         """The chosen workers, once the gradients of all who are still there have come."""
-        chosen = self._chosen.get(self.step, ())
-        if not chosen:
-            return ()
+        if self.step not in self._chosen:
+            return None
+        chosen = self._chosen[self.step]
         here = [worker for worker in chosen if worker in self._arrived]
-        if any(worker in self._members for worker in chosen if worker not in here):
-            return ()
-        here = here or self._arrived[:1]  # all chosen ones are dead: the step must end all the same
-        if not here:
-            return ()
-        if set(here) != set(chosen):
-            self.num_incomplete += 1
-        return tuple(here)
+        if any(worker in self._members - self._past for worker in chosen if worker not in here):
+            return None
+        here = here or self._arrived
+        self.incomplete += set(here) != set(chosen)
+        return tuple(sorted(here))
 
-    def applied(self, update: UpdateInfo) -> None:
+    def over(self, version: int) -> None:
         """The next step begins."""
-        super().applied(update)
-        self._chosen.pop(self.step, None)
-        self.step = update.version + 1
+        super().over(version)
+        self.step = version
+        self._past.clear()
+        self._chosen = {step: workers for step, workers in self._chosen.items() if step >= version}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import NamedTuple
 
 import torch
@@ -29,7 +30,8 @@ class Client:
     """Sends updates to all shards and waits for their answers.
 
     A server that dies is waited for: once another takes its place, it is sent again what was not answered. It knows by the
-    sequence number whether it has applied that already.
+    sequence number whether it has applied that already. Where its predecessor had answered, it is told the number of this
+    worker's last update, while this worker waits for the others.
 
     Args:
         ports: the worker's; `ports.shared.x` (P,) becomes what the servers send.
@@ -39,7 +41,7 @@ class Client:
     Attributes:
         x: the parameters (P,).
         version: theirs, as the first shard counts.
-        sequence: number of the last update, from 1.
+        sequence: number of the last update; they count from 1, or on from what the servers tell a worker that comes late.
     """
 
     def __init__(self, ports: Ports, codec: Codec | None = None, *, aligned: bool = False) -> None:
@@ -48,29 +50,33 @@ class Client:
         self.version = 0
         self.sequence = 0
         self._mailbox = ports.mailbox
-        self._servers = range(ports.num_workers, ports.num_workers + ports.num_servers)
+        self._now_s = ports.clock.now_s
+        self._first_server = ports.num_workers
         self._ranges = ports.shared.ranges
-        self._versions = [0] * len(self._servers)
+        self._shards = range(ports.num_servers)
+        self._versions = [0] * len(self._shards)
         self._codec = codec if codec is not None else NoCodec()
         self._memories = [self._codec.start(end - begin, self.x.dtype) for begin, end in self._ranges]
-        self._echoes: list[torch.Tensor | None] = [None] * len(self._servers)
+        self._echoes: list[torch.Tensor | None] = [None] * len(self._shards)
         self._settings: OptimizerSettings | None = None
         self._told: Message | None = None
         self._aligned = aligned
         self._num_fetches = 0
+        self._clocks: dict[int, int] = {}  # shard -> clock of what it sent, where told in the last exchange
+        self._clock_of_next: dict[int, int] = {}  # shard -> clock of the parameters that it sends next
+        self._left: dict[int, tuple[str, float]] = {}  # shard -> why its server has left, and when this was heard
 
     def join(self) -> None:
         """Takes part from now on; waits for the parameters."""
-        self._exchange([Message("join") for _ in self._servers])
+        self._exchange([Message("join") for _ in self._shards])
 
     def tell(self, settings: OptimizerSettings) -> None:
         """Tells the servers which optimizer applies this worker's gradients, where that has changed."""
         if settings != self._settings:
             self._settings = settings
             self._told = Message("settings", x=settings.to_tensor())
-            for server in self._servers:
-                with contextlib.suppress(PeerLostError):  # it is told again when it is back
-                    self._mailbox.send(server, self._told)
+            for shard in self._shards:
+                self._send(shard, self._told)
 
     def push(self, gradient: torch.Tensor, num_samples: int, *, fetch: bool = True) -> Answer:
         """Sends a gradient (P,), the mean over so many samples, and waits for the parameters for the next one.
@@ -89,7 +95,7 @@ class Client:
     def fetch(self) -> None:
         """Waits for the newest parameters."""
         self._num_fetches += 1
-        self._exchange([Message("fetch", _FINAL - self._num_fetches) for _ in self._servers])
+        self._exchange([Message("fetch", _FINAL - self._num_fetches) for _ in self._shards])
 
     def _coded(self, shard: int, gradient: torch.Tensor) -> torch.Tensor:
         part = gradient[slice(*self._ranges[shard])]
@@ -97,72 +103,93 @@ class Client:
 
     def leave(self) -> None:
         """Says goodbye: no server waits for this worker from now on."""
-        for server in self._servers:
-            with contextlib.suppress(PeerLostError):
-                self._mailbox.send(server, Message("bye", self.sequence))
+        for shard in self._shards:
+            self._send(shard, Message("bye", self.sequence))
 
     def final(self) -> None:
         """Waits for the parameters as they are once all workers have said goodbye."""
-        self._exchange([Message("final", _FINAL) for _ in self._servers])
+        self._exchange([Message("final", _FINAL) for _ in self._shards])
 
     def _exchange(self, messages: list[Message]) -> Answer:
-        # The first shard last: where it chooses whose gradients count, the others have this one already.
-        for shard in reversed(range(len(self._servers))):
-            with contextlib.suppress(PeerLostError):  # sent again when it is back
-                self._send(shard, messages[shard])
-        answers = [self._answer(shard, server, messages[shard]) for shard, server in enumerate(self._servers)]
-        if self._aligned:
-            self._align()
+        self._clocks.clear()
+        answers = self._request(dict(enumerate(messages)))
+        while self._clocks and (behind := [one for one in self._shards if self._clocks.get(one, 0) < self.sequence]):
+            # A shard counts this worker further on: what the others have sent lacks updates that are promised from there on.
+            self._request(dict.fromkeys(behind, Message("join", self.sequence)))
+        while self._aligned and (newest := max(self._versions)) != min(self._versions):
+            # Some shards were a step behind another: they had refused this worker's gradient before that.
+            self._num_fetches += 1
+            fetch = Message("fetch", _FINAL - self._num_fetches, version=newest)
+            self._request({shard: fetch for shard, version in enumerate(self._versions) if version < newest})
         self.version = self._versions[0]
         return answers[0]
 
-    def _align(self) -> None:
-        """Fetches again from shards that were a step behind another: they had refused this worker's gradient before that."""
-        while (newest := max(self._versions)) != min(self._versions):
-            self._num_fetches += 1
-            fetch = Message("fetch", _FINAL - self._num_fetches, version=newest)
-            behind = [shard for shard, version in enumerate(self._versions) if version < newest]
-            for shard in behind:
-                with contextlib.suppress(PeerLostError):
-                    self._mailbox.send(self._servers[shard], fetch)
-            for shard in behind:
-                self._answer(shard, self._servers[shard], fetch)
+    def _request(self, requests: dict[int, Message]) -> dict[int, Answer]:
+        """Sends each shard its request, all before waiting for any; returns the answers."""
+        # The first shard last: where it chooses whose gradients count, the others have this one already.
+        for shard in sorted(requests, reverse=True):
+            self._send(shard, requests[shard])
+        answers: dict[int, Answer] = {}
+        begun_s = self._now_s()
+        while missing := requests.keys() - answers.keys():
+            match self._mailbox.receive(self._patience_s(missing, begun_s)):
+                case Received(sender=sender, message=message) if (shard := sender - self._first_server) in self._shards:
+                    answer = self._hear(shard, message, requests.get(shard))
+                    if answer is not None:
+                        answers.setdefault(shard, answer)
+                case PeerLeft(peer=peer, reason=reason) if (shard := peer - self._first_server) in self._shards:
+                    self._left[shard] = (reason, self._now_s())
+                    self._clock_of_next.pop(shard, None)  # a successor counts from what it knows
+                case PeerBack(peer=peer) if (shard := peer - self._first_server) in self._shards:
+                    self._left.pop(shard, None)
+                    if self._told is not None:
+                        self._send(shard, self._told)
+                    self._send(shard, requests[shard] if shard in missing else Message("clock", self.sequence))
+                case None:
+                    pass
+        return answers
+
+    def _patience_s(self, missing: set[int], begun_s: float) -> float | None:
+        """How long to wait for anything to come, where servers have left whose answers are missing.
+
+        Raises:
+            WorkerLostError: nobody takes the place of one of them.
+        """
+        patience_s = math.inf
+        for shard in missing & self._left.keys():
+            reason, since_s = self._left[shard]
+            left_s = max(since_s, begun_s) + _RETURN_DEADLINE_S - self._now_s()
+            if reason == "ended" or left_s <= 0:
+                why = reason if reason != "ended" else "its program has ended"
+                raise WorkerLostError(
+                    f"Shard {shard} of the parameter server has left ({why}) and nobody took its place."
+                )
+            patience_s = min(patience_s, left_s)
+        return patience_s if patience_s < math.inf else None
 
     def _send(self, shard: int, message: Message) -> None:
-        echo = self._echoes[shard]
-        if echo is not None and message.kind in ("push", "push-only"):
-            self._mailbox.send(self._servers[shard], Message("echo", message.number, x=echo))
-        self._mailbox.send(self._servers[shard], message)
+        echo, server = self._echoes[shard], self._first_server + shard
+        with contextlib.suppress(PeerLostError):  # what wants an answer is sent again when the server is back
+            if echo is not None and message.kind in ("push", "push-only"):
+                self._mailbox.send(server, Message("echo", message.number, x=echo))
+            self._mailbox.send(server, message)
 
-    def _answer(self, shard: int, server: int, message: Message) -> Answer:
-        left: PeerLeft | None = None
-        while True:
-            match self._mailbox.receive(_RETURN_DEADLINE_S if left is not None else None, sender=server):
-                case Received(message=Message(kind="echo", x=echo)):
-                    self._echoes[shard] = echo
-                case Received(message=Message(kind="x", number=number, weight=applied, x=x, version=version)):
-                    left = None
-                    if number != message.number or x is None:  # an answer given twice
-                        continue
-                    self.x[slice(*self._ranges[shard])] = x
-                    self._versions[shard] = version
-                    return Answer(int(applied), version)
-                case Received(message=Message(kind="ack", number=number, weight=applied, version=version)):
-                    left = None
-                    if number == message.number:
-                        return Answer(int(applied), version)
-                case PeerBack():
-                    left = None
-                    with contextlib.suppress(PeerLostError):
-                        if self._told is not None:
-                            self._mailbox.send(server, self._told)
-                        self._send(shard, message)
-                case PeerLeft(reason=reason) as event if left is None and reason != "ended":
-                    left = event
-                case None | PeerLeft():
-                    why = left.reason if left is not None else "its program has ended"
-                    raise WorkerLostError(
-                        f"Shard {shard} of the parameter server has left ({why}) and nobody took its place."
-                    )
-                case _:
-                    pass
+    def _hear(self, shard: int, message: Message, request: Message | None) -> Answer | None:
+        """Takes what a shard sends; returns its answer to the request, if it is that."""
+        kind, number, applied, x, version = message
+        if kind == "echo":
+            self._echoes[shard] = x
+        elif kind == "clock":
+            self._clock_of_next[shard] = number
+        elif request is not None and number == request.number:  # else an answer given twice
+            clock = self._clock_of_next.pop(shard, 0)
+            if kind == "x" and x is not None:
+                self.x[slice(*self._ranges[shard])] = x
+                self._versions[shard] = version
+                if clock or request.kind == "join":
+                    self._clocks[shard] = max(clock, number)
+                    self.sequence = max(self.sequence, clock)
+                return Answer(int(applied), version)
+            if kind == "ack":
+                return Answer(int(applied), version)
+        return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
@@ -11,7 +11,11 @@ from paceline.algorithms.server.update import UpdateInfo
 from paceline.flat import Ranges
 from paceline.half_types import to_sum_type
 
-__all__ = ["DROPPED", "Held", "Known", "as_one", "cloned", "weighted_mean", "without_gradient"]
+if TYPE_CHECKING:
+    from paceline.transport.base import Message
+    from paceline.transport.parameters import ServedParameters
+
+__all__ = ["DROPPED", "Held", "Known", "as_one", "cloned", "info_of", "weighted_mean"]
 
 DROPPED = -1  # in place of the version that an update became
 
@@ -33,6 +37,21 @@ class Known(NamedTuple):
     applied_version: int
 
 
+def info_of(
+    message: Message, worker_id: int, shared: ServedParameters, shard_id: int, gradient: Tensor, missing: Ranges
+) -> UpdateInfo:
+    """What is known of a gradient (n,) as it comes to a shard; `missing`: ranges of the vector that had none."""
+    return UpdateInfo(
+        worker_id=worker_id,
+        sequence=message.number,
+        step=message.version,
+        version_read=message.version,
+        version=shared.version,
+        num_samples=int(message.weight),
+        missing=_without_gradient(missing, shared.ranges[shard_id], gradient),
+    )
+
+
 def weighted_mean(ones: list[Held]) -> Tensor:
     """sum_i n_i g_i / sum_i n_i (P_s,), n_i: samples, in the first gradient's memory; of one, its own bits."""
     weights = [one.update.num_samples for one in ones]
@@ -49,7 +68,7 @@ def weighted_mean(ones: list[Held]) -> Tensor:
     return total if total is mean else mean.copy_(total)
 
 
-def without_gradient(missing: Ranges, shard: tuple[int, int], gradient: Tensor) -> Ranges:
+def _without_gradient(missing: Ranges, shard: tuple[int, int], gradient: Tensor) -> Ranges:
     """Where, in a shard, parameters lie that had no gradient; what a codec has made up for there is one."""
     begin, end = shard
     own = ((max(first, begin) - begin, min(last, end) - begin) for first, last in missing)

@@ -1,4 +1,4 @@
-"""The names of the server's rules in specs: `apply=momentum(beta=0.9)`, `codec=top-k(fraction=0.01)`."""
+"""The names of a server's parts in specs: `mode=sync(backups=1)`, `apply=momentum(beta=0.9)`, `codec=top-k(fraction=0.01)`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from paceline.algorithms.server.apply import SGD, ApplyRule, Momentum, Staleness
 from paceline.algorithms.server.codec import BFloat16, Codec, NoCodec, TopK
 from paceline.algorithms.server.delay import ConstantDelay, Delay, RandomDelay, RecordedDelay
 from paceline.algorithms.server.delayed import Delayed
+from paceline.algorithms.server.modes import Async, Bounded, Mode, Sync
 from paceline.algorithms.server.user import UserOptimizer
 from paceline.specs import Registry
 
-__all__ = ["apply_registry", "codec_registry", "delay_registry", "nested"]
+__all__ = ["apply_registry", "codec_registry", "delay_registry", "mode_registry", "nested"]
 
 delay_registry = Registry("delay")
 delay_registry.register("constant", ConstantDelay)
@@ -40,5 +41,15 @@ codec_registry.register("none", NoCodec)
 codec_registry.register("bf16", BFloat16)
 codec_registry.register("top-k", TopK)
 
+mode_registry = Registry("mode")
+mode_registry.register("sync", Sync)
+mode_registry.register("async", Async)
+mode_registry.register("bounded", Bounded)
+
 #: For the registry of algorithms.
-nested: dict[type, Registry] = {ApplyRule: apply_registry, Codec: codec_registry, Delay: delay_registry}
+nested: dict[type, Registry] = {
+    ApplyRule: apply_registry,
+    Codec: codec_registry,
+    Delay: delay_registry,
+    Mode: mode_registry,
+}

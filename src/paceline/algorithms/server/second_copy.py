@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from paceline.algorithms.server.copies import CopyLink, Log, state_from
 from paceline.algorithms.server.held import DROPPED, Known
 from paceline.algorithms.server.rules import ShardRules
@@ -48,8 +46,7 @@ class SecondCopy(Shard):
         self._not_back, self._patience_s = set(self._present), RETURN_DEADLINE_S
         self._link = CopyLink(self._ports, self._id, self._state_and_reads)
         self._link.begin(0.0)
-        for follower in self._mailbox.peers() & set(self._followers):  # the others are told as they come back
-            self._back(follower)
+        self._choices.take_over(self._shared.version, self._mailbox)
 
     def _replay(self, first: Message, more: list[Message]) -> None:
         """Takes one entry of the server's log, `first.version` being about a worker."""
@@ -61,7 +58,7 @@ class SecondCopy(Shard):
                 self._load(state)
                 self._applier.load_reads(state["reads"])
                 self._shared.restore(state["x"], state["version"])
-                self._begin_step()
+                self._admission.over(self._shared.version)
             case "copy-settings" if x is not None:
                 self._settings[worker] = OptimizerSettings.from_tensor(x)
             case "copy-join":
@@ -71,7 +68,9 @@ class SecondCopy(Shard):
             case "copy-bye":
                 self._said_goodbye.add(worker)
             case "copy-backups":
-                self._backups = worker
+                self._counted["backups"] = worker
+            case "copy-skip":
+                self._skip()
             case "copy-read":
                 self._applier.read(worker, self._shared.version)
             case "copy-drop" if x is not None:
@@ -81,8 +80,7 @@ class SecondCopy(Shard):
                 step, version_read, num_samples, num_missing, *numbers = x.tolist()
                 missing, ones = numbers[: 2 * num_missing], numbers[2 * num_missing :]
                 workers, incarnations, sequences = ones[::3], ones[1::3], ones[2::3]
-                if self._rules.chooses and self._followers:
-                    self._last_choice = Message("choice", self._shared.version, x=torch.tensor(workers))
+                self._choices.make(self._shared.version, workers)
                 update = UpdateInfo(
                     worker_id=workers[0],
                     sequence=sequences[0],

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.algorithms.server.admission import AutoSync, Follower, Verdict
+from paceline.algorithms.server.admission import Verdict
 from paceline.algorithms.server.average import SharedAverage, without_average
+from paceline.algorithms.server.choices import Choices
 from paceline.algorithms.server.codec import Encoded
 from paceline.algorithms.server.copies import CopyLink
-from paceline.algorithms.server.held import DROPPED, Held, Known, as_one, cloned, weighted_mean, without_gradient
+from paceline.algorithms.server.held import DROPPED, Held, Known, as_one, cloned, info_of, weighted_mean
 from paceline.algorithms.server.rules import ShardRules
 from paceline.algorithms.server.update import UpdateInfo
 from paceline.algorithms.server.user import UserApplier
@@ -60,7 +60,7 @@ class Shard:
         self._user = innermost if isinstance(innermost, UserApplier) else None
         if self._user is not None:
             self._user.begin = ports.shared.ranges[shard_id][0]
-        self._followers = [ports.num_workers + shard for shard in range(1, ports.num_servers)] if not shard_id else []
+        self._choices = Choices(ports, are_made=rules.chooses and not shard_id)
         self._settings: dict[int, OptimizerSettings] = {}
         self._known: dict[int, Known] = {}
         self._held: dict[int, Held] = {}
@@ -74,8 +74,7 @@ class Shard:
         self._gone: set[int] = set()
         self._not_back = set(self._present)  # workers who have not been heard of
         self._patience_s = _FIRST_DEADLINE_S
-        self._last_choice: Message | None = None
-        self._backups = 0  # as counted for the run's result
+        self._counted = {"backups": 0, "incomplete": 0}  # the admission's, as counted for the run's result
         self._given_s: dict[int, float] = {}  # worker -> when it was given the parameters for its next gradient
 
     def run(self) -> None:
@@ -89,7 +88,8 @@ class Shard:
 
     def _serve(self) -> None:
         while len(self._said_goodbye & self._gone) < self._ports.num_workers:
-            self._keep()
+            if self._ports.storage is not None:
+                self._ports.storage.keep(self.state, self._shared.version)
             self._take_next()
             self._settle()
 
@@ -122,7 +122,6 @@ class Shard:
 
     def _state(self) -> dict[str, Any]:
         """The same, with the live tensors."""
-        choice = self._last_choice
         return {
             "range": self._shared.ranges[self._id],
             "x": self._x,
@@ -130,11 +129,10 @@ class Shard:
             "known": {worker: tuple(one) for worker, one in self._known.items()},
             "present": sorted(self._present),
             "goodbye": sorted(self._said_goodbye),
-            "backups": self._backups,
-            "clocks": dict(getattr(self._admission, "clocks", {})),
-            "bases": dict(getattr(self._admission, "bases", {})),
+            "backups": self._counted["backups"],
+            "admission": self._admission.state(),
             "settings": {worker: settings.to_tensor() for worker, settings in self._settings.items()},
-            "choice": [choice.number, choice.x] if choice is not None else [],
+            "choice": self._choices.state(),
             "rule": self._applier.state() | (self._average.state() if self._average is not None else {}),
         }
 
@@ -143,9 +141,10 @@ class Shard:
         if kept is not None and "known" in kept:
             self._load(kept)
             self._not_back, self._patience_s = set(self._present), RETURN_DEADLINE_S
+            self._choices.take_over(self._shared.version, self._mailbox)
         elif kept is not None:
             self._load_rule(kept["rule"])
-        self._begin_step()
+        self._admission.over(self._shared.version)
         if self._ports.copies:
             self._link = CopyLink(self._ports, self._id, self._state_and_reads)
             self._link.begin(_FIRST_DEADLINE_S)
@@ -153,32 +152,22 @@ class Shard:
     def _load(self, kept: dict[str, Any]) -> None:
         """Takes over a state, all but the parameters."""
         self._load_rule(kept["rule"])
-        self._backups = kept["backups"]
+        self._counted["backups"] = kept["backups"]
         self._known = {worker: Known(*one) for worker, one in kept["known"].items()}
         self._said_goodbye, self._present = set(kept["goodbye"]), set(kept["present"])
         for worker in set(range(self._ports.num_workers)) - self._present:
             self._admission.leave(worker)
-        for name in ("clocks", "bases"):
-            getattr(self._admission, name, {}).update(kept[name])
+        self._admission.load(kept["admission"])
         self._settings = {worker: OptimizerSettings.from_tensor(one) for worker, one in kept["settings"].items()}
-        if kept["choice"]:
-            self._last_choice = Message("choice", kept["choice"][0], x=kept["choice"][1])
+        self._choices.load(kept["choice"])
 
     def _load_rule(self, state: dict[str, Tensor]) -> None:
         self._applier.load(without_average(state))
         if self._average is not None:
             self._average.load(state)
 
-    def _begin_step(self) -> None:
-        if isinstance(self._admission, Follower):
-            self._admission.step = self._shared.version
-
     def _state_and_reads(self) -> dict[str, Any]:
         return {**self._state(), "reads": self._applier.reads()}
-
-    def _keep(self) -> None:
-        if self._ports.storage is not None:
-            self._ports.storage.keep(self.state, self._shared.version)
 
     # Messages
 
@@ -197,7 +186,10 @@ class Shard:
             case "echo" if message.x is not None:
                 self._echoes[sender] = message.x
             case "join":
-                self._join(sender, 0)
+                if message.number:  # it takes part, and counts on from where another shard has told it
+                    self._hear_clock(sender, message.number)
+                else:
+                    self._join(sender, 0)
                 self._unanswered[sender] = (message.number, 0)
             case "bye":
                 self._said_goodbye.add(sender)
@@ -205,9 +197,13 @@ class Shard:
                 self._leave(sender)
             case "fetch":
                 self._fetches[sender] = (message.number, message.version)
+                if message.version > self._shared.version:
+                    self._admission.past(sender)
             case "final":
                 self._awaiting_end.add(sender)
-            case "choice" if isinstance(self._admission, Follower) and message.x is not None:
+            case "clock":
+                self._hear_clock(sender, message.number)
+            case "choice" if message.x is not None:
                 self._admission.choose(message.number, tuple(message.x.tolist()))
             case "save" if self._ports.storage is not None:
                 self._ports.storage.checkpoint(self.state, message.number)
@@ -218,6 +214,8 @@ class Shard:
         assert message.x is not None
         if sender not in self._settings:
             return  # it told this server's predecessor: as it learns of the change, it sends both again
+        if sender not in self._present:  # it was taken for dead, and is not
+            self._join(sender, message.number)
         known, held = self._known.get(sender), self._held.get(sender)
         if held is not None and (held.incarnation, held.update.sequence) == (incarnation, message.number):
             self._shared.count("duplicate")  # its answer comes when the step is complete
@@ -226,22 +224,12 @@ class Shard:
             self._shared.count("duplicate")
             self._unanswered[sender] = (message.number, known.applied_version)
             return
-        if sender not in self._present:  # it was taken for dead
-            self._join(sender, message.number - 1)
-        if isinstance(self._admission, AutoSync) and sender in self._given_s:
+        if sender in self._given_s:
             self._admission.timed(sender, self._ports.clock.now_s() - self._given_s.pop(sender))
         gradient = message.x  # empty where only time is simulated
         if gradient.numel():
             gradient = self._rules.codec.decode(Encoded(gradient), len(self._x), self._x.dtype)
-        update = UpdateInfo(
-            worker_id=sender,
-            sequence=message.number,
-            step=message.version,
-            version_read=message.version,
-            version=self._shared.version,
-            num_samples=int(message.weight),
-            missing=without_gradient(self._settings[sender].missing, self._shared.ranges[self._id], gradient),
-        )
+        update = info_of(message, sender, self._shared, self._id, gradient, self._settings[sender].missing)
         one = Held(update, incarnation, gradient, self._echoes.pop(sender, None))
         verdict = self._admission.admit(update) if self._applier.accepts(update) else Verdict.DROP
         match verdict:
@@ -256,15 +244,18 @@ class Shard:
 
     def _settle(self) -> None:
         """Makes the updates that are due, and answers whoever may read."""
-        while workers := self._admission.complete():
-            choice = Message("choice", self._shared.version, x=torch.tensor(workers)) if self._rules.chooses else None
-            if self._link is None:  # before its own update, so that none is ever behind by two
-                self._choose(choice)
-            self._apply([self._held.pop(worker) for worker in workers])
+        while (workers := self._admission.complete()) is not None:
+            self._choices.make(self._shared.version, workers)
+            if self._link is None:  # before its own update, which the others make at the same time
+                self._choices.tell(self._mailbox)
+            if workers:
+                self._apply([self._held.pop(worker) for worker in workers])
+            else:
+                self._skip()
+            self._count()
             if self._link is not None:
-                self._last_choice = choice
                 self._link.commit()
-                self._choose(choice)
+                self._choices.tell(self._mailbox)
             for worker in sorted(self._held):
                 self._drop(self._held.pop(worker))
         answers: list[tuple[int, int, int]] = []
@@ -283,14 +274,6 @@ class Shard:
         for answer in answers:
             self._answer(*answer)
 
-    def _choose(self, choice: Message | None) -> None:
-        """Tells the other shards whose gradients make this step."""
-        self._last_choice = choice
-        if choice is not None:
-            for follower in self._followers:
-                with contextlib.suppress(PeerLostError):  # told again when it is back
-                    self._mailbox.send(follower, choice)
-
     def _apply(self, ones: list[Held]) -> None:
         """One update from the mean of these gradients, weighted by samples."""
         first, gradient, update = ones[0], weighted_mean(ones), as_one(ones, self._shared.version)
@@ -302,10 +285,6 @@ class Shard:
                 self._link.log("copy-echo", first.echo)
             self._link.log("copy-mean", gradient)
         version = self._make(update, gradient, len(ones), first.echo)
-        if isinstance(self._admission, AutoSync) and self._admission.backups != self._backups:
-            self._shared.count("backups", self._admission.backups - self._backups)
-            self._backups = self._admission.backups
-            self._log("copy-backups", about=self._backups)
         for one in ones:
             self._decide(one, version)
 
@@ -321,7 +300,22 @@ class Shard:
                 self._average.update()
             version = self._shared.advance() + self._applier.postponed
         self._admission.applied(update)
+        self._admission.over(self._shared.version)
         return version
+
+    def _skip(self) -> None:
+        """Ends a step whose gradients are lost with their workers."""
+        self._log("copy-skip", about=self._id)
+        self._admission.over(self._shared.advance())
+
+    def _count(self) -> None:
+        """Counts for the run's result what the admission has changed."""
+        for name, before in self._counted.items():
+            now = getattr(self._admission, name)
+            if now != before:
+                self._shared.count(name, now - before)
+                self._counted[name] = now
+                self._log(f"copy-{name}", about=now)
 
     def _drop(self, one: Held) -> None:
         self._shared.count("dropped")
@@ -341,11 +335,13 @@ class Shard:
             if worker in self._without_x:
                 self._mailbox.send(worker, Message("ack", number, applied_version, version=version))
                 return
+            if (clock := self._admission.clock(worker)) > number >= 0:
+                self._mailbox.send(worker, Message("clock", clock))
             echo = self._applier.read(worker, version)
             if echo is not None:
                 self._mailbox.send(worker, Message("echo", number, x=echo))
             self._mailbox.send(worker, Message("x", number, applied_version, self._x, version))
-            if isinstance(self._admission, AutoSync):
+            if self._admission.times_workers:
                 self._given_s[worker] = self._ports.clock.now_s()
         except PeerLostError as error:
             self._left(worker, str(error))
@@ -365,6 +361,11 @@ class Shard:
         self._present.add(worker)
         self._said_goodbye.discard(worker)
         self._gone.discard(worker)
+
+    def _hear_clock(self, worker: int, sequence: int) -> None:
+        if worker not in self._present:
+            self._join(worker, sequence)
+        self._admission.told(worker, sequence)
 
     def _leave(self, worker: int) -> None:
         self._unanswered.pop(worker, None)
@@ -390,9 +391,7 @@ class Shard:
 
     def _back(self, peer: int) -> None:
         if peer >= self._ports.num_workers:
-            if self._last_choice is not None and peer in self._followers:
-                with contextlib.suppress(PeerLostError):
-                    self._mailbox.send(peer, self._last_choice)
+            self._choices.tell(self._mailbox, (peer,))
             return
         self._gone.discard(peer)
         self._not_back.discard(peer)

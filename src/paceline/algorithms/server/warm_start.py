@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from paceline.algorithms.server.admission import Async
+from paceline.algorithms.server.admission import Admission
 
 __all__ = ["WarmStart"]
 
 
-class WarmStart(Async):
+class WarmStart(Admission):
     """Every gradient is applied as it arrives; but until so many updates are made, one worker only may read.
 
     It is the one with the lowest id of those that take part, so where it dies or has no more data, the next one goes on.

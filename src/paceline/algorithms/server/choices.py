@@ -1,0 +1,59 @@
+"""Shard 0's word to the other shards whose gradients make a step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from paceline.errors import PeerLostError
+from paceline.transport.base import Mailbox, Message, Ports
+
+__all__ = ["Choices"]
+
+
+class Choices:
+    """Tells the followers each choice, and the last one again to those that come back. Costs a message per step and follower.
+
+    A follower is never behind by two steps, as its workers wait for all shards: so the last choice is all that it can need.
+
+    Args:
+        ports: shard 0's.
+        are_made: whether the shards choose together; else nothing is told.
+    """
+
+    def __init__(self, ports: Ports, *, are_made: bool) -> None:
+        self._followers = (
+            set(range(ports.num_workers + 1, ports.num_workers + ports.num_servers)) if are_made else set()
+        )
+        self._last: Message | None = None
+
+    def make(self, step: int, workers: Iterable[int]) -> None:
+        """These workers' gradients make a step; `tell` follows."""
+        if self._followers:
+            self._last = Message("choice", step, x=torch.tensor([*workers], dtype=torch.int64))
+
+    def tell(self, mailbox: Mailbox, followers: Iterable[int] | None = None) -> None:
+        """Tells these followers, or all, of the last choice; those that have left are told when they are back."""
+        if self._last is not None:
+            for follower in self._followers if followers is None else self._followers.intersection(followers):
+                with contextlib.suppress(PeerLostError):
+                    mailbox.send(follower, self._last)
+
+    def take_over(self, version: int, mailbox: Mailbox) -> None:
+        """A successor, at this version, tells the last choice; where that died with its predecessor, that nobody knows it."""
+        step = version - 1
+        if step >= 0 and (self._last is None or self._last.number != step):
+            self.make(step, ())
+        self.tell(mailbox, mailbox.peers())
+
+    def state(self) -> list[Any]:
+        """What a successor needs."""
+        return [self._last.number, self._last.x] if self._last is not None else []
+
+    def load(self, state: list[Any]) -> None:
+        """Takes over what `state` gave."""
+        if state:
+            self.make(state[0], state[1].tolist())

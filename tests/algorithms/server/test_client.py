@@ -1,0 +1,122 @@
+"""A worker's side with a scripted mailbox: what it sends again, what it tells a successor, and from where it counts on."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from paceline.algorithms.server.client import Client
+from paceline.errors import WorkerLostError
+from paceline.transport.base import Message, PeerBack, PeerLeft, Received
+
+WORKERS, SIZE = 2, 4
+FIRST, SECOND = WORKERS, WORKERS + 1  # the servers
+
+
+class Box:
+    """Gives what the script says, in its order; None: that the time is up."""
+
+    def __init__(self, script):
+        self.script, self.sent, self.timeouts_s = list(script), [], []
+        self.now_s = 0.0
+
+    def send(self, to, message):
+        self.sent.append((to, message.kind, message.number))
+
+    def receive(self, timeout_s=None):
+        self.timeouts_s.append(timeout_s)
+        event = self.script.pop(0)
+        if event is None:
+            self.now_s += timeout_s
+        return event
+
+
+def client_of(*script):
+    box = Box(script)
+    shared = SimpleNamespace(x=torch.zeros(2 * SIZE), ranges=((0, SIZE), (SIZE, 2 * SIZE)))
+    ports = SimpleNamespace(
+        mailbox=box, shared=shared, num_workers=WORKERS, num_servers=2, clock=SimpleNamespace(now_s=lambda: box.now_s)
+    )
+    return Client(ports), box
+
+
+def x(server, number, value=0.0, version=1):
+    return Received(server, 0, Message("x", number, version, torch.full((SIZE,), value), version))
+
+
+def clock(server, number):
+    return Received(server, 0, Message("clock", number))
+
+
+G = torch.ones(2 * SIZE)
+
+
+def test_answers_count_in_whatever_order_they_come():
+    client, box = client_of(x(SECOND, 1, 2.0), x(FIRST, 1, 1.0, version=7), x(FIRST, 2, 3.0), x(SECOND, 2, 4.0))
+    assert client.push(G, 1) == (7, 7)
+    assert client.x.tolist() == [1.0] * SIZE + [2.0] * SIZE
+    client.push(G, 1)
+    assert client.x.tolist() == [3.0] * SIZE + [4.0] * SIZE
+    assert box.sent == [(server, "push", n) for n in (1, 2) for server in (SECOND, FIRST)]
+
+
+def test_a_successor_is_told_what_its_predecessor_had_answered():
+    """This worker waits at the first shard for another, which may wait at the second for this one to have come so far."""
+    client, box = client_of(
+        x(SECOND, 1), PeerLeft(SECOND, 0, "killed"), PeerBack(SECOND, 1), x(FIRST, 1), x(SECOND, 2), x(FIRST, 2)
+    )
+    client.push(G, 1)
+    assert box.sent[2:] == [(SECOND, "clock", 1)]
+    client.push(G, 1)
+
+
+def test_a_successor_is_sent_again_what_was_not_answered():
+    client, box = client_of(x(FIRST, 1), PeerLeft(SECOND, 0, "killed"), PeerBack(SECOND, 1), x(SECOND, 1))
+    client.push(G, 1)
+    assert box.sent[2:] == [(SECOND, "push", 1)]
+
+
+def test_who_comes_late_counts_on_from_the_furthest_shard_and_asks_the_others_again():
+    client, box = client_of(
+        clock(SECOND, 4), x(SECOND, 0), clock(FIRST, 5), x(FIRST, 0), x(SECOND, 5, 9.0), x(FIRST, 6), x(SECOND, 6)
+    )
+    client.join()
+    assert box.sent == [(SECOND, "join", 0), (FIRST, "join", 0), (SECOND, "join", 5)]
+    assert client.x[SIZE:].tolist() == [9.0] * SIZE
+    client.push(G, 1)
+    assert box.sent[3:] == [(SECOND, "push", 6), (FIRST, "push", 6)]
+
+
+def test_a_clock_counts_with_the_parameters_that_follow_it():
+    """Those were lost with the server; its successor is not that far, and says nothing."""
+    client, box = client_of(
+        x(FIRST, 0), clock(SECOND, 3), PeerLeft(SECOND, 0, "killed"), PeerBack(SECOND, 1), x(SECOND, 0)
+    )
+    client.join()
+    assert client.sequence == 0
+    assert box.sent[2:] == [(SECOND, "join", 0)]
+
+
+@pytest.mark.parametrize("left_at_s", [0.0, 30.0])
+def test_a_server_whose_place_nobody_takes_is_waited_for_a_minute(left_at_s):
+    client, box = client_of(PeerLeft(SECOND, 0, "killed"), x(FIRST, 1), None)
+    box.now_s = left_at_s
+    with pytest.raises(WorkerLostError, match=r"Shard 1 .* has left \(killed\) and nobody took its place"):
+        client.push(G, 1)
+    assert box.timeouts_s == [None, 60.0, 60.0]
+
+
+def test_a_server_that_has_ended_is_not_waited_for():
+    client, _ = client_of(x(FIRST, 1), PeerLeft(SECOND, 0, "ended"))
+    with pytest.raises(WorkerLostError, match="its program has ended"):
+        client.push(G, 1)
+
+
+def test_a_server_that_left_when_it_was_not_waited_for_is_asked_once_it_is_back():
+    client, box = client_of(
+        x(SECOND, 1), PeerLeft(SECOND, 0, "killed"), x(FIRST, 1), x(FIRST, 2), PeerBack(SECOND, 1), x(SECOND, 2)
+    )
+    client.push(G, 1)
+    client.push(G, 1)
+    assert box.sent[-1] == (SECOND, "push", 2)
+    assert box.timeouts_s[4:] == [60.0, None]
