@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.simulator import Faults
+from paceline.simulator import Cluster, Faults
 
 WORKERS = 3
 STEP_S = 0.01  # the default cluster's
@@ -128,3 +128,28 @@ def test_a_program_that_is_cut_off_leaves_torch_as_it_was():
     with pytest.raises(pl.PacelineError, match=r"Deadlock .* shard 0 of the server waits for a message"):
         simulated("downpour(warm_start_steps=20, on_death=wait)", Faults().kill(worker=0, step=5))
     assert torch.is_grad_enabled()
+
+
+SERVED = ["adaptive-revision", "downpour(push=1)", "parameter-server(mode=async, shards=2)", "parameter-server"]
+
+
+@pytest.mark.parametrize("algorithm", [*SERVED, "leashed", "hogwild", "locked"])
+def test_every_version_is_counted_whenever_a_worker_is_killed(algorithm):
+    """Also one that its worker did not live to hear of."""
+    cluster = Cluster(workers=3, compute_s=0.001)
+    lost = set()
+    for number in range(10):
+        faults = Faults().kill(worker=1, at_s=0.0101 + 0.00037 * number)
+        run = pl.simulate_task(
+            pl.TrainConfig(algorithm=algorithm, workers=3, steps=20),
+            cluster=cluster,
+            faults=faults,
+            timing_only=True,
+            num_parameters=1000,
+        )
+        named = {int(version) for rows in run.records.values() for version in rows["applied_version"] if version > 0}
+        assert run.result["workers_lost"] == [1]
+        assert run.result["steps"] == run.result["version"]
+        assert run.result["records_lost"] == run.result["version"] - len(named)
+        lost.add(run.result["records_lost"])
+    assert max(lost) > 0 or algorithm != "adaptive-revision", "one dies while its answer is under way"

@@ -73,6 +73,21 @@ def test_taken_batches_are_not_taken_again(counter, lockstep):
     assert rest == whole[4:]
 
 
+def test_what_a_resumed_run_begins_with_is_not_handed_out_again(counter):
+    """Batches 1, 4 and 5 had made updates of the checkpoint before their turn in this part of the run."""
+    one, other = (claims(counter, worker, max_epochs=2, done={1, 4, 5}) for worker in range(2))
+    assert [one.next(end=4) for _ in range(4)] == [0, 2, 3, END]
+    assert [other.next(), one.next(end=8), other.next()] == [7, 6, END]
+    assert (one.taken, other.taken) == (4, 1)
+
+
+def test_own_parts_go_on_behind_what_a_resumed_run_begins_with(counter):
+    plan = BatchPlan(num_samples=10, batch_size=2, partition=Fixed(), num_workers=2)
+    source = claims(counter, plan=plan, max_epochs=2, taken=1, done={1, 2})
+    assert drain(source) == [6, 7, 8]
+    assert source.taken == 6
+
+
 class Squares(Dataset):
     def __len__(self):
         return 10

@@ -337,8 +337,8 @@ class Worker:
                 worker_id=self.worker_id,
                 num_workers=self.num_workers,
                 lockstep=self.algorithm.lockstep,
-                counter=self._session.batch_claims(),
                 taken=self._taken,
+                **self._session.batch_claims(),
             )
         return self._claims[key]
 

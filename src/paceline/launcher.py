@@ -20,7 +20,7 @@ from paceline.observe.report import write_report
 from paceline.observe.run import RunData, write_json
 from paceline.observe.trace import write_trace
 from paceline.placement import placement_registry
-from paceline.recording import Recording, earlier_part, keep_earlier_part
+from paceline.recording import Recording, batches_done, earlier_part, keep_earlier_part
 from paceline.slow_workers import checked_factors
 from paceline.supervised import check_launch
 from paceline.supervisor import Supervisor
@@ -112,6 +112,7 @@ def launch(
             "elapsed_s": recording.elapsed_s(supervisor),
             "started_s": (supervisor.started_s or 0.0) - recording.elapsed_before_s,
             "initial_loss": None,
+            "batches_missed": recording.batches_missed,
         }
 
     if resume is None and folder is not None and folder.is_dir() and any(folder.iterdir()):
@@ -157,6 +158,7 @@ def launch(
                 "pin": placement_registry.build(placement).pin,
                 "goal": goal if goal.any or folder is not None else None,
                 "slow": factors,
+                "batches_done": batches_done(previous, saved.next_batch) if saved is not None else (),
             },
         ),
         backend=backend,
@@ -191,7 +193,7 @@ def launch(
         "command": " ".join(sys.argv),
     }
     result = recording.result(
-        supervisor, records, about=about, target_loss=goal.target_loss, target_accuracy=goal.target_accuracy
+        supervisor, records, recorded, about=about, target_loss=goal.target_loss, target_accuracy=goal.target_accuracy
     )
     if supervisor.algorithm is not None and supervisor.algorithm.gossip and supervisor.arena is not None:
         result["consensus_distance"] = supervisor.consensus_distance()

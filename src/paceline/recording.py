@@ -15,12 +15,12 @@ from paceline.injection import was_injected
 from paceline.memory.records import RECORD_DTYPE, without_waiting
 from paceline.observe.progress import Progress, WorkerProgress
 from paceline.observe.run import RunData, save_events
-from paceline.observe.summary import WINDOW, summarize
+from paceline.observe.summary import WINDOW, repeated_batches, summarize, unrecorded
 from paceline.spool import read_spool
 from paceline.supervisor import Supervisor
 from paceline.system import machine, versions
 
-__all__ = ["Recording", "earlier_part", "keep_earlier_part", "last_s"]
+__all__ = ["Recording", "batches_done", "earlier_part", "keep_earlier_part", "last_s"]
 
 _TIMES = ("started_s", "gradient_started_s", "gradient_ended_s", "ended_s")
 
@@ -33,12 +33,16 @@ class Recording:
         num_workers: workers of the run.
         lockstep: all workers make one update together.
         gossip: every worker has a model, and so versions, of its own.
+
+    Attributes:
+        batches_missed: that resuming has left out: their updates came after the checkpoint, and the batches before it.
     """
 
     def __init__(self, previous: RunData, num_workers: int, *, lockstep: bool, gossip: bool = False) -> None:
         self.previous = previous
         self.evaluations: list[dict[str, Any]] = list(previous.evaluations)
         self.samples: int = previous.result.get("samples", 0)
+        self.batches_missed: int = previous.result.get("batches_missed", 0)
         self.elapsed_before_s: float = previous.result.get("wall_s", 0.0)
         self.loss: float | None = None  # mean of the last WINDOW losses, in the order of their updates
         self.window_full = False
@@ -132,6 +136,7 @@ class Recording:
         self,
         supervisor: Supervisor,
         records: Mapping[int, np.ndarray],
+        recorded: Mapping[int, np.ndarray],
         *,
         about: Mapping[str, Any],
         initial_loss: float | None = None,
@@ -143,6 +148,7 @@ class Recording:
         Args:
             supervisor: after its run.
             records: from `decided`.
+            recorded: from `records`.
             about: what identifies the run: task, algorithm, workers, ...
             initial_loss: loss before the first update.
             target_loss: the run's target, if it had one.
@@ -162,6 +168,8 @@ class Recording:
         outcome, arena = supervisor.outcome, supervisor.arena
         if outcome.name == "stopped" and figures["time_to_target_s"] is not None:
             outcome.name = "converged"
+        records_lost = self._records_lost(supervisor, recorded)
+        figures["steps"] += records_lost
         touched = getattr(arena.shared, "touched_slots", None) if arena is not None else None
         return {
             **about,
@@ -182,12 +190,27 @@ class Recording:
             "restarts": outcome.restarts,
             **served(supervisor),
             "events_lost": supervisor.spool.lost,
+            "records_lost": records_lost,
+            "batches_repeated": repeated_batches(records),
+            "batches_missed": self.batches_missed,
             "vectors_touched": touched() if touched is not None else None,
             "ready_after_s": supervisor.ready_after_s,
             "notes": outcome.notes,
             "machine": machine(),
             "versions": versions(),
         }
+
+    def _records_lost(self, supervisor: Supervisor, recorded: Mapping[int, np.ndarray]) -> int:
+        """Updates without a record; where every worker has a model of its own, since the run was resumed."""
+        arena, algorithm = supervisor.arena, supervisor.algorithm
+        if arena is None or algorithm is None:
+            return 0
+        if self.gossip:
+            own = [recorded[worker][len(self.previous.records.get(worker, ())) :] for worker in sorted(recorded)]
+            written = [np.count_nonzero(rows["applied_version"] >= 1) for rows in own]
+            return sum(max(0, made - int(n)) for made, n in zip(arena.shared.updates(), written, strict=False))
+        undone = [(first, last) for shard, first, last in supervisor.servers.lost if shard == 0]
+        return unrecorded(recorded, arena.shared.version, waits=algorithm.lets_gradients_wait, undone=undone)
 
 
 def last_s(records: Mapping[int, np.ndarray]) -> float:
@@ -206,8 +229,8 @@ def earlier_part(folder: Path) -> tuple[RunData, Path]:
     run = RunData.load(folder, decided=False)
     newest = checkpoint.newest(folder / "checkpoint")
     about = checkpoint.describe(newest)
-    version, injected = checkpoint.load_parameters(newest).version, was_injected(run.config)
-    records = {}
+    saved, injected = checkpoint.load_parameters(newest), was_injected(run.config)
+    records, later = {}, {}
     for worker in sorted({*run.records, *(int(path.stem.partition("-")[2]) for path in folder.glob("events-*.bin"))}):
         parts: Sequence[np.ndarray] = [run.records[worker]] if worker in run.records else []
         spool = folder / f"events-{worker}.bin"
@@ -221,10 +244,22 @@ def earlier_part(folder: Path) -> tuple[RunData, Path]:
             if injected:  # what waits is in the checkpoint: it counts from when it came
                 made = np.minimum(made, rows["gradient_version"] + 1)
             own = checkpoint.load_model(newest, worker)
-            records[worker] = rows[made <= (own[0] if own is not None else version)]
+            is_in = made <= (own[0] if own is not None else saved.version)
+            records[worker], later[worker] = rows[is_in], rows[~is_in]
     result = {"samples": about["samples"], "wall_s": about["elapsed_s"], "initial_loss": about["initial_loss"]}
+    missed = {batch for batch in _batches(later) if 0 <= batch < saved.next_batch} - _batches(records)
+    result["batches_missed"] = about.get("batches_missed", 0) + len(missed)
     evaluations = [one for one in run.evaluations if one["elapsed_s"] <= about["elapsed_s"]]
     return RunData(run.config, result, records, evaluations), newest
+
+
+def batches_done(previous: RunData, next_batch: int) -> frozenset[int]:
+    """Batches from `next_batch` on that have made updates of the checkpoint: they were under way as it was taken."""
+    return frozenset(batch for batch in _batches(previous.records) if batch >= next_batch)
+
+
+def _batches(records: Mapping[int, np.ndarray]) -> set[int]:
+    return {batch for rows in records.values() for batch in rows["batch"].tolist()}
 
 
 def served(supervisor: Supervisor) -> dict[str, Any]:

@@ -306,14 +306,14 @@ class Session:
         out.copy_(host)
         return mean
 
-    def batch_claims(self) -> int | Callable[[], int]:
-        """Where batches are claimed: an address in shared memory, or a function of workers that share none."""
+    def batch_claims(self) -> dict[str, Any]:
+        """For `BatchClaims`: the counter, in shared memory or as a function, and which batches were done before."""
         if self.membership is None:
-            return self.arena.address("next_batch")
+            return {"counter": self.arena.address("next_batch"), "done": self._options.get("batches_done", ())}
         if isinstance(self.membership, JoinedRun):
             assert self.peers is not None
-            return self.membership.claims(self.peers)
-        return self.membership.claims()
+            return {"counter": self.membership.claims(self.peers)}
+        return {"counter": self.membership.claims()}
 
     def own_records(self) -> np.ndarray | None:
         """This worker's records, where no supervisor has them."""

@@ -274,6 +274,7 @@ class _Simulation:
             limit_samples=self.goal.limit_samples,
             is_gossip=algorithm.gossip,
             together=algorithm.together,
+            waits=algorithm.lets_gradients_wait,
             timing_only=False,
             about={"notes": [note]} if (note := algorithm.note(self.cluster.workers)) else {},
         )
@@ -353,9 +354,9 @@ class _SimulatedSession:
         out.copy_(self.ports.shared.x)
         return take_final_mean(self.ports, out, _DEADLINE_S)
 
-    def batch_claims(self) -> Any:
+    def batch_claims(self) -> dict[str, Any]:
         """Where batches are claimed."""
-        return self.arena.address("next_batch")
+        return {"counter": self.arena.address("next_batch")}
 
     def own_records(self) -> np.ndarray:
         """This worker's records."""

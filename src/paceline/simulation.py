@@ -170,6 +170,7 @@ class _Simulation:
             self._num_samples,
             is_gossip=self.algorithm.gossip,
             together=self.algorithm.together,
+            waits=self.algorithm.lets_gradients_wait,
             about=injected(self.config, self.algorithm) | about_evaluated(self.algorithm) | self._notes,
         )
         self._claim_batch = itertools.count().__next__  # of all workers

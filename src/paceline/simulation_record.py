@@ -17,7 +17,7 @@ from paceline.evaluation import ModelEvaluator
 from paceline.memory.records import RECORD_DTYPE, RECORD_STRUCT, without_waiting
 from paceline.observe.report import write_report
 from paceline.observe.run import RunData, write_json
-from paceline.observe.summary import WINDOW, summarize
+from paceline.observe.summary import WINDOW, summarize, unrecorded
 from paceline.observe.trace import write_trace
 from paceline.simulator.machine import SimulatedMachine
 from paceline.system import machine, versions
@@ -47,6 +47,7 @@ class SimulationRecord:
         limit_samples: stop after so many samples of applied gradients; None: no limit.
         is_gossip: whether every worker has a model of its own.
         together: whether several workers' gradients make one update.
+        waits: whether gradients may be applied later than they come.
         timing_only: whether no gradients are computed; None: if nothing is evaluated.
         about: more for the result.
 
@@ -66,6 +67,7 @@ class SimulationRecord:
         limit_samples: int | None = None,
         is_gossip: bool = False,
         together: bool = False,
+        waits: bool = False,
         timing_only: bool | None = None,
         about: Mapping[str, Any] | None = None,
     ) -> None:
@@ -73,6 +75,7 @@ class SimulationRecord:
         self._about = dict(about or {})
         self._is_gossip = is_gossip
         self._together = together
+        self._waits = waits
         self._config = config
         self._simulated = simulated
         self._evaluator = evaluator
@@ -143,6 +146,7 @@ class SimulationRecord:
     def finish(self, config: dict[str, Any], *, num_parameters: int) -> RunData:
         """The run as data."""
         records = self._recorded.by_worker()
+        records_lost = self._records_lost(records)
         if not self._is_gossip:
             records = without_waiting(records, self._simulated.shared.version)
         wall_s = max((float(rows["ended_s"][-1]) for rows in records.values() if len(rows)), default=0.0)
@@ -172,6 +176,7 @@ class SimulationRecord:
             lockstep=self._together,
             gossip=self._is_gossip,
         )
+        figures["steps"] += records_lost
         if self._outcome == "stopped" and figures["time_to_target_s"] is not None:
             self._outcome = "converged"
         touched = getattr(self._simulated.shared, "touched_slots", None)
@@ -189,6 +194,7 @@ class SimulationRecord:
             "unresolved_exchanges": self._simulated.unresolved_exchanges,
             "workers_lost": sorted(self._simulated.lost),
             "restarts": self._simulated.restarts,
+            "records_lost": records_lost,
             "initial_loss": self._initial_loss,
             "version": self._simulated.shared.version,
             "target_loss": own.target_loss,
@@ -197,6 +203,14 @@ class SimulationRecord:
             **({"shards": counts()} if (counts := getattr(self._simulated.shared, "counts", None)) is not None else {}),
         }
         return RunData(config, result, records, self._evaluations)
+
+    def _records_lost(self, records: dict[int, np.ndarray]) -> int:
+        """Updates without a record: their workers were killed, or the run was stopped, before they had heard of them."""
+        shared = self._simulated.shared
+        if self._is_gossip:
+            written = (np.count_nonzero(rows["applied_version"] >= 1) for _, rows in sorted(records.items()))
+            return sum(made - int(n) for made, n in zip(shared.updates(), written, strict=False))
+        return unrecorded(records, shared.version, waits=self._waits)
 
     def _worst_worker_accuracy(self) -> float | None:
         """The lowest test accuracy of any worker's own model, of at most 16 workers, evenly spaced among those not lost."""

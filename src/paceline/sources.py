@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -46,6 +46,7 @@ class BatchClaims:
         max_epochs: epochs to hand out; None: no end.
         max_steps: batches for this worker; None: no limit.
         taken: batches that this worker took before (a resumed run, or an earlier incarnation).
+        done: batches that are left out: a resumed run begins with their updates.
     """
 
     def __init__(
@@ -59,9 +60,11 @@ class BatchClaims:
         max_epochs: float | None = None,
         max_steps: int | None = None,
         taken: int = 0,
+        done: Container[int] = (),
     ) -> None:
         self.plan = plan
         self.taken = taken
+        self._done = done
         self._worker_id = worker_id
         self._num_workers = num_workers
         self._lockstep = lockstep
@@ -88,10 +91,12 @@ class BatchClaims:
         if self._max_steps is not None and self.taken >= self._max_steps:
             return END
         if self._lockstep or self._own_parts:
-            number = self._next_in_order()
+            while (number := self._next_in_order()) in self._done:
+                self.taken += 1
         else:
-            number = self._pending if self._pending is not None else self._claim()
-            self._pending = None
+            number, self._pending = self._pending, None
+            while number is None or number in self._done:
+                number = self._claim()
             if end is not None and number >= end:
                 self._pending = number
                 return END

@@ -70,6 +70,7 @@ class TaskWorker:
                 counter=session.arena.address("next_batch"),
                 max_epochs=config.epochs,
                 max_steps=config.steps,
+                done=environment.options.get("batches_done", ()),
             )
 
             def on_epoch(epoch: int, first: bool) -> None:

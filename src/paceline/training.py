@@ -28,7 +28,7 @@ from paceline.observe.report import write_report
 from paceline.observe.run import RunData, write_json
 from paceline.observe.trace import write_trace
 from paceline.placement import placement_registry
-from paceline.recording import Recording, earlier_part, keep_earlier_part, last_s
+from paceline.recording import Recording, batches_done, earlier_part, keep_earlier_part, last_s
 from paceline.shared_dataset import share_dataset
 from paceline.specs import check_optimizer
 from paceline.supervised import check_launch
@@ -194,6 +194,9 @@ class _Training:
                 options={
                     "intra_op_threads": self.config.intra_op_threads,
                     "slow": self.config.slow or {},
+                    "batches_done": batches_done(self.recording.previous, saved.next_batch)
+                    if saved is not None
+                    else (),
                     "pin": placement_registry.build(self.config.placement).pin,
                 },
             ),
@@ -254,6 +257,7 @@ class _Training:
             "elapsed_s": recording.elapsed_s(supervisor),
             "started_s": (supervisor.started_s or 0.0) - recording.elapsed_before_s,
             "initial_loss": self.initial_loss,
+            "batches_missed": recording.batches_missed,
         }
 
     @property
@@ -293,6 +297,7 @@ class _Training:
         result = recording.result(
             supervisor,
             records,
+            recorded,
             about=about,
             initial_loss=self.initial_loss,
             target_loss=self.target_loss,

@@ -1,5 +1,7 @@
 """A run that is resumed goes on where its checkpoint was."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 import paceline as pl
 from contracts.runs import plain_run, run_task
 from contracts.table import ROWS, Row, rows
+from paceline import checkpoint
 
 EXACT = {"sgd(weight_decay=0.001)": {"momentum": 0.9, "learning_rate": 0.05}, "adamw": {"learning_rate": 0.002}}
 UNEVEN, BATCHES = {"batch_size": 7}, 206  # in an epoch: three workers divide neither these nor the run's
@@ -49,6 +52,7 @@ def test_counts_go_on(row, tmp_path):
     batches = records["batch"][records["samples"] > 0]
     assert sorted(batches) == list(range(4 * BATCHES))
     assert run.result["computed_gradients"] == len(batches)
+    assert run.result["records_lost"] == run.result["batches_repeated"] == run.result["batches_missed"] == 0
     if row.algorithm.lockstep:
         assert [len(own) for own in run.records.values()] == [4 * 69] * 3  # rounds without a batch counted in
     # The loss goes on from where it was: a start from new parameters would show as about 2.3.
@@ -94,3 +98,20 @@ def test_another_rule_of_the_servers_cannot_go_on(tmp_path):
     with pytest.raises(pl.UsageError, match=r"by adaptive-revision, whose state .* cannot be resumed with adagrad"):
         pl.train(pl.TrainConfig(algorithm="downpour", workers=2, steps=40, backend="threads"), resume=tmp_path)
     assert (tmp_path / "result.json").read_text() == before
+
+
+@pytest.mark.parametrize("row", [Row(pl.Hogwild()), Row(pl.Leashed())], ids=["hogwild", "leashed"])
+@pytest.mark.parametrize("ahead", [2, -2])
+def test_a_checkpoint_taken_while_others_are_ahead_or_behind(row, ahead, tmp_path):
+    """Ahead: two batches after its next one have made updates of it already. Behind: two before that made theirs after it."""
+    run_task(row, out=tmp_path, epochs=2)
+    newest = checkpoint.newest(tmp_path / "checkpoint")
+    saved = checkpoint.load_parameters(newest)
+    changed = {"next_batch": saved.next_batch - ahead} if ahead > 0 else {"version": saved.version + ahead}
+    checkpoint.save_parameters(newest.parent, int(newest.name), replace(saved, **changed))
+    run, _ = run_task(row, resume=tmp_path, out=tmp_path, epochs=3)
+    batches = np.concatenate([rows["batch"] for rows in run.records.values()])
+    missed = {358, 359} if ahead < 0 else set()
+    assert sorted(batches) == sorted({*range(3 * 180)} - missed)
+    assert (run.result["batches_repeated"], run.result["batches_missed"]) == (0, len(missed))
+    assert (run.result["records_lost"], run.result["steps"]) == (0, len(batches))

@@ -6,7 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.memory.records import RECORD_DTYPE
-from paceline.observe.summary import FRACTIONS, applied_in_order, loss_curve, running_average, summarize
+from paceline.observe.summary import (
+    FRACTIONS,
+    applied_in_order,
+    loss_curve,
+    repeated_batches,
+    running_average,
+    summarize,
+    unrecorded,
+)
 
 from .synthetic import METHODS, empty, make_run
 
@@ -202,3 +210,43 @@ def test_the_curve_ends_at_the_totals(method):
     assert (np.diff(curve.time_s) >= 0).all()
     assert (np.diff(applied_in_order(run.records)["applied_version"]) >= 0).all()
     assert figures["dropped_updates"] + len(curve.steps) == figures["computed_gradients"]
+
+
+def rows_of(*columns, names=("applied_version", "gradient_version")):
+    rows = np.zeros(len(columns), RECORD_DTYPE)
+    for row, values in zip(rows, columns, strict=True):
+        for name, value in zip(names, values, strict=True):
+            row[name] = value
+    return rows
+
+
+@given(records_of_a_run(), st.integers(0, 70))
+def test_updates_without_a_record_are_the_versions_that_no_record_names(run, version):
+    _, records = run
+    named = {int(row["applied_version"]) for rows in records.values() for row in rows}
+    assert unrecorded(records, version) == sum(one not in named for one in range(1, version + 1))
+
+
+def test_an_update_that_several_workers_made_has_a_record_where_one_of_them_has():
+    records = {0: rows_of((1, 0), (2, 1)), 1: rows_of((1, 0))}
+    assert [unrecorded(records, version) for version in (2, 3)] == [0, 1]
+
+
+def test_what_a_dead_server_took_along_is_not_missing():
+    """Versions 3 and 4 were undone: workers have sent the gradients again, and their records name what those became."""
+    records = {0: rows_of((1, 0), (2, 1), (5, 2), (7, 6))}
+    assert unrecorded(records, 7, undone=[(3, 4)]) == 1
+
+
+def test_a_gradient_that_waits_counts_as_it_comes():
+    """Two late: the update that the third one came with is the first one's, and the last two wait at the end."""
+    late = rows_of((3, 0), (4, 1), (5, 2), (6, 3))
+    assert unrecorded({0: late}, 4, waits=True) == 0
+    assert unrecorded({0: late[:2], 1: late[3:]}, 4, waits=True) == 1
+
+
+def test_batches_that_were_trained_on_twice():
+    names = ("applied_version", "batch")
+    records = {0: rows_of((1, 0), (2, 7), (-1, 8), names=names), 1: rows_of((3, 8), (4, 7), (5, 7), names=names)}
+    assert repeated_batches(records) == 2, "a gradient that was dropped trained nothing"
+    assert repeated_batches({0: rows_of((1, -1), (2, -1), names=names)}) == 0, "a loop that does not number them"

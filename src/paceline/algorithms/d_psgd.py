@@ -74,7 +74,7 @@ class DPSGD(Algorithm):
                     replica.apply(to=x)
                     replica.applied(shared.advance(), gradient_version=k)
                 else:  # the round has no batch for this worker, which only averages
-                    replica.absent(shared.advance())
+                    replica.absent(shared.advance(updates=0))
 
     def _model_of(self, j: int, k: int, mailbox: Mailbox) -> torch.Tensor:
         """The model (P,) that neighbour `j` had at the beginning of round `k`."""

@@ -69,4 +69,4 @@ class LocalSGD(Algorithm):
             if replica.samples:
                 replica.applied(shared.advance(), gradient_version=k)
             else:
-                replica.absent(shared.advance())
+                replica.absent(shared.advance(updates=0))

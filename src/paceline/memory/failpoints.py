@@ -24,6 +24,7 @@ FAIL_POINTS = (
     "replicated.mid_write",  # this worker is marked as writing its own replica
     "served.mid_write",  # this server is marked as writing its shard
     "racing.mid_write",  # this worker is marked as writing the racing vector
+    "ring.unwritten",  # this worker is about to write a record; its update, if there was one, is a version by now
     "slots.claimed",  # a slot belongs to this worker and holds nothing yet
     "slots.hazard_set",  # this worker protects the newest version from reuse and has not used it yet
     "slots.published",  # the new version is visible; its slot still carries this worker's claim

@@ -29,8 +29,8 @@ class PrivateVector:
         """Marks nothing: nobody looks on."""
         return nullcontext()
 
-    def advance(self) -> int:
-        """Counts one update; returns the version that it made."""
+    def advance(self, updates: int = 1) -> int:
+        """Counts one update, or with 0 a change that is none; returns the version that it made."""
         self.version += 1
         return self.version
 

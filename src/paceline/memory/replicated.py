@@ -8,11 +8,17 @@ from dataclasses import dataclass
 import torch
 
 from paceline.half_types import to_sum_type
-from paceline.memory.atomics import fetch_add, load, store
+from paceline.memory.atomics import fetch_add, kernel, load, store
 from paceline.memory.segment import LINE_BYTES, Layout, Segment
 from paceline.memory.sequence import SequenceLock
 
 __all__ = ["ReplicatedVector"]
+
+
+@kernel("int64(int64, int64)")
+def _advance(version: int, updates: int) -> int:
+    fetch_add(version + 24, updates)
+    return fetch_add(version, 1) + 1
 
 
 @dataclass(frozen=True)
@@ -20,7 +26,7 @@ class ReplicatedPlan:
     """Where the vectors and their words lie; the same in every process."""
 
     vectors: tuple[int, ...]  # offset of each worker's vector
-    words: int  # offset of the workers' words: (version, sequence, absent) each on a line of its own
+    words: int  # offset of the workers' words: (version, sequence, absent, updates) each on a line of its own
     num_parameters: int
     dtype: torch.dtype
 
@@ -99,11 +105,15 @@ class ReplicatedVector:
         """Marks the vector as being written."""
         return self._own_lock.writing()
 
-    def advance(self) -> int:
-        """Counts one update."""
+    def advance(self, updates: int = 1) -> int:
+        """Counts one update, or with 0 a change that is none; returns the version that it made."""
         if load(self._absent):
             store(self._absent, 0)
-        return fetch_add(self._version, 1) + 1
+        return _advance(self._version, updates)
+
+    def updates(self) -> list[int]:
+        """How many updates each worker's vector has had in this memory."""
+        return [load(self._word(worker) + 24) for worker in range(len(self._plan.vectors))]
 
     def snapshot(self, out: torch.Tensor) -> int:
         """Copies the run's model into `out` (P,); returns its version, the most of any worker where each has its own.

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.memory.atomics import fence, kernel, load, store
+from paceline.memory.failpoints import fail_point
 from paceline.memory.records import RECORD_DTYPE, RECORD_STRUCT
 from paceline.memory.segment import Layout, Segment
 
@@ -88,6 +89,7 @@ class RecordRing:
         Raises:
             struct.error: the number or a type of the fields is wrong; nothing is announced.
         """
+        fail_point("ring.unwritten")
         number = self._num_appended
         _pack_into(self._buffer, number % self._capacity * _RECORD_BYTES, *fields)
         self._num_appended = number + 1

@@ -16,7 +16,17 @@ import numpy as np
 
 from paceline.memory.records import RECORD_DTYPE
 
-__all__ = ["FRACTIONS", "WINDOW", "LossCurve", "applied_in_order", "loss_curve", "running_average", "summarize"]
+__all__ = [
+    "FRACTIONS",
+    "WINDOW",
+    "LossCurve",
+    "applied_in_order",
+    "loss_curve",
+    "repeated_batches",
+    "running_average",
+    "summarize",
+    "unrecorded",
+]
 
 FRACTIONS = ("0.75", "0.5", "0.25", "0.1", "0.05", "0.025")
 WINDOW = 100
@@ -173,6 +183,37 @@ def summarize(
         "bytes_per_step": _per_step(rows, "sent_bytes"),
         "peer_failures": int(rows["peer_failures"].sum()),
     }
+
+
+def unrecorded(
+    records: Mapping[int, np.ndarray], version: int, *, waits: bool = False, undone: Sequence[tuple[int, int]] = ()
+) -> int:
+    """How many updates there are no records of: a worker that dies between the two takes its record along.
+
+    Args:
+        records: worker_id -> all records of the run, of one vector that all workers share; gradients that still wait have the
+            versions that they would make.
+        version: that the run has come to.
+        waits: gradients may be applied later than they come; every one that comes counts as a version.
+        undone: first and last versions of updates that a server's death undid, whose workers sent them again.
+    """
+    rows = _concatenate(records)
+    rows = rows[rows["applied_version"] >= 1]
+    if waits:
+        come = np.unique(rows[["applied_version", "gradient_version"]])
+        return max(0, version - len(come) - sum(last - first + 1 for first, last in undone))
+    known = np.zeros(version + 1, bool)
+    known[rows["applied_version"][rows["applied_version"] <= version]] = True
+    for first, last in undone:
+        known[first : last + 1] = True
+    return int(version - np.count_nonzero(known[1:]))
+
+
+def repeated_batches(records: Mapping[int, np.ndarray]) -> int:
+    """How often a batch was trained on that had been before."""
+    rows = _concatenate(records)
+    batches = rows["batch"][(rows["applied_version"] >= 1) & (rows["batch"] >= 0)]
+    return len(batches) - len(np.unique(batches))
 
 
 def _concatenate(records: Mapping[int, np.ndarray]) -> np.ndarray:

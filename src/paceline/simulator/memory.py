@@ -220,19 +220,20 @@ class NoVector(torch.Tensor):
 class SimulatedReplicated:
     """A worker's own vector; implements `ReplicatedParameters`. Nobody else touches it, so nothing is charged."""
 
-    __slots__ = ("version", "x")
+    __slots__ = ("updates", "version", "x")
 
     def __init__(self, x: torch.Tensor) -> None:
         self.x = x
-        self.version = 0
+        self.version = self.updates = 0
 
     def writing(self) -> AbstractContextManager[None]:
         """Excludes nobody."""
         return _EXCLUDES_NOBODY
 
-    def advance(self) -> int:
-        """Counts one update."""
+    def advance(self, updates: int = 1) -> int:
+        """Counts one update, or with 0 a change that is none."""
         self.version += 1
+        self.updates += updates
         return self.version
 
     def snapshot(self, out: torch.Tensor) -> int:
@@ -273,6 +274,10 @@ class ReplicatedState:
     def version(self) -> int:
         """Worker 0's number of updates; where each has a model of its own, that of all together, averages included."""
         return sum(one.version for one in self.workers) if self._is_mean else self.workers[0].version
+
+    def updates(self) -> list[int]:
+        """How many updates each worker's vector has had."""
+        return [one.updates for one in self.workers]
 
     def snapshot(self, out: torch.Tensor) -> int:
         """Copies the mean (P,), or worker 0's vector; returns the version."""

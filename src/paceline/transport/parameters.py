@@ -112,8 +112,8 @@ class ReplicatedParameters(SharedParameters, Protocol):
         """Marks this worker's vector as being written, so that an onlooker's copy is not torn."""
         ...
 
-    def advance(self) -> int:
-        """Counts one update of this worker's vector; returns the version that it made."""
+    def advance(self, updates: int = 1) -> int:
+        """Counts one update of this worker's vector, or with 0 a change that is none; returns the version that it made."""
         ...
 
 
