@@ -60,6 +60,17 @@ def test_the_run_and_its_folder(tmp_path):
     assert checkpoint.load_parameters(newest).version == 30
 
 
+@pytest.mark.parametrize(
+    ("train", "goal", "says"),
+    [(Loop(1), {"target_accuracy": 0.5}, "can be evaluated"), (bool, {}, "bool never called paceline.attach")],
+)
+def test_a_run_that_never_began_leaves_its_folder_as_it_was(train, goal, says, tmp_path):
+    for folder in (tmp_path / "new", tmp_path):
+        with pytest.raises(pl.UsageError, match=says):
+            pl.launch(train, workers=2, algorithm="hogwild", backend="threads", out=folder, **goal)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("algorithm", ["lockstep", "locked", "leashed", "hogwild"])
 def test_one_worker_resumes_bit_for_bit_under_a_schedule(algorithm, tmp_path):
     settings = {"workers": 1, "algorithm": algorithm, "backend": "threads"}

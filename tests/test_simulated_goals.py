@@ -171,9 +171,9 @@ def test_what_cannot_be_judged(evaluate, says):
     ("goal", "says"),
     [
         ({"target_loss": 1, "target_accuracy": 0.5}, "not both"),
-        ({"target_accuracy": 96}, "fraction above 0 and up to 1"),
+        ({"target_accuracy": 96}, "target_accuracy must be at most 1, not 96: it is a fraction"),
         ({"target_loss": float("nan")}, "must be a number"),
-        ({"limit_s": 0}, "more than 0 seconds"),
+        ({"limit_s": 0}, "limit_s must be a number above 0"),
         ({"limit_samples": 0}, "limit_samples must be 1 or more"),
         ({"evaluate_every_samples": 0}, "evaluate_every_samples must be 1 or more"),
     ],

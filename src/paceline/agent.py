@@ -27,6 +27,7 @@ from paceline.observe.report import write_report
 from paceline.observe.run import RunData, read_events
 from paceline.observe.summary import summarize
 from paceline.observe.trace import write_trace
+from paceline.paths import make_folder
 from paceline.system import machine, versions
 
 __all__ = ["Agent", "free_address", "name_of"]
@@ -109,7 +110,7 @@ class Agent:
             where = "Holding" if meeting.holds else "Joining at"
             into = f", into {self.folder}" if self.trains else ""
             if self.trains:
-                self.folder.mkdir(parents=True, exist_ok=True)
+                make_folder(self.folder)
             self.say(f"{where} {self.address}: {self.workers} of {of} workers start here{into}")
             for _ in range(self.workers):
                 self._start(of)

@@ -193,6 +193,7 @@ class Arena:
 
     def ports(self, clock: RealClock, seed: int) -> Ports:
         """What this worker's program is given."""
+        clock.stopped = lambda: bool(self.load("abort"))
         return Ports(
             worker_id=self.participant_id,
             num_workers=self.plan.num_workers,

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.bounds import ABOVE_0
 from paceline.errors import UsageError
+from paceline.field_types import check_fields
 from paceline.specs import Registry
 
 __all__ = [
@@ -32,6 +34,9 @@ __all__ = [
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Partition:
     """Base of the three ways to share the samples among workers."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,11 +58,7 @@ class Skewed(Partition):
             0.1 gives nearly one label per worker, 100 nearly equal mixes.
     """
 
-    alpha: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not (self.alpha > 0 and math.isfinite(self.alpha)):
-            raise UsageError(f"'skewed' needs alpha > 0, not {self.alpha}; 0.5 is a strong skew, 100 nearly none.")
+    alpha: Annotated[float, ABOVE_0] = 0.5
 
 
 partition_registry = Registry("partition")

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from paceline.algorithms import ADPSGD, Algorithm, AllReduce, Hogwild, registry
 from paceline.environment import WorkerEnvironment, named_algorithm
-from paceline.errors import UsageError
+from paceline.errors import UsageError, shown
 
-__all__ = ["chosen_algorithm"]
+__all__ = ["chosen_algorithm", "given_algorithm"]
+
+
+def given_algorithm(algorithm: Algorithm | str | None) -> Algorithm | None:
+    """An algorithm as a caller gives it: an instance, a spec, or None.
+
+    Raises:
+        UsageError: it is something else, or the spec is wrong.
+    """
+    if isinstance(algorithm, str):
+        return registry.build(algorithm)
+    if algorithm is not None and not isinstance(algorithm, Algorithm):
+        raise UsageError(f"algorithm must be a spec, such as 'hogwild', or pl.Hogwild(), not {shown(algorithm)}.")
+    return algorithm
 
 
 def chosen_algorithm(algorithm: Algorithm | str | None, environment: WorkerEnvironment | None) -> Algorithm:
@@ -15,7 +28,7 @@ def chosen_algorithm(algorithm: Algorithm | str | None, environment: WorkerEnvir
     Raises:
         UsageError: the launcher and the loop name different ones, or it is none for a loop of one's own.
     """
-    named = registry.build(algorithm) if isinstance(algorithm, str) else algorithm
+    named = given_algorithm(algorithm)
     launched = environment.algorithm if environment is not None else None
     given = registry.build(launched) if launched else None
     if given is None and (variable := named_algorithm()) is not None:

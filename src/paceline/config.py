@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.algorithms import registry
 from paceline.batches import partition_registry
+from paceline.bounds import check_run
 from paceline.errors import UsageError
+from paceline.field_types import check_fields
 from paceline.injection import delay_spec
 from paceline.placement import placement_registry
 from paceline.slow_workers import checked_factors
@@ -79,42 +80,24 @@ class TrainConfig:
     checkpoint_every_s: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise UsageError(f"A run needs at least 1 worker, not {self.workers}.")
+        if isinstance(self.data, str):
+            object.__setattr__(self, "data", Path(self.data))
+        check_fields(self)
+        check_run({one.name: getattr(self, one.name) for one in dataclasses.fields(self)})
         if self.epochs is not None and self.steps is not None:
             raise UsageError("Give either epochs or steps, not both.")
-        if self.epochs is not None and not 0 < self.epochs < math.inf:
-            raise UsageError(f"epochs must be more than 0, not {self.epochs}.")
-        if self.steps is not None and self.steps < 1:
-            raise UsageError(f"steps must be at least 1, not {self.steps}.")
-        if self.batch_size is not None and self.batch_size < 1:
-            raise UsageError(f"batch_size must be at least 1, not {self.batch_size}.")
-        if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
-            raise UsageError(f"The learning rate must be more than 0, not {self.learning_rate}.")
         if self.target_loss is not None and self.target_accuracy is not None:
             raise UsageError("Give either a target loss or a target accuracy, not both.")
-        if self.target_fraction is not None:
-            if self.target_loss is not None or self.target_accuracy is not None:
-                raise UsageError("Give either a target fraction or another target, not both.")
-            if not 0 < self.target_fraction < 1:
-                raise UsageError(f"The target fraction must be between 0 and 1, not {self.target_fraction}.")
-        if self.limit_s is not None and not 0 < self.limit_s < math.inf:
-            raise UsageError(f"The limit must be more than 0 seconds, not {self.limit_s}.")
+        if self.target_fraction is not None and (self.target_loss is not None or self.target_accuracy is not None):
+            raise UsageError("Give either a target fraction or another target, not both.")
         if self.optimizer_state not in ("per-worker", "shared"):
             raise UsageError(f"Unknown optimizer_state {self.optimizer_state!r}: choose per-worker or shared.")
-        if self.restarts < 0:
-            raise UsageError(f"restarts must be 0 or more, not {self.restarts}.")
         if self.slow is not None:  # a file's keys are text
             object.__setattr__(self, "slow", checked_factors(self.slow, self.workers) or None)
-        if self.seed < 0:
-            raise UsageError(f"seed must be 0 or more, not {self.seed}.")
         if self.inject_staleness is not None:
             delay_spec(self.inject_staleness)
-        if self.staleness_ramp_epochs is not None:
-            if self.inject_staleness is None:
-                raise UsageError("A staleness ramp needs staleness to inject: add --inject-staleness 20.")
-            if not 0 < self.staleness_ramp_epochs < math.inf:
-                raise UsageError(f"The staleness ramp must be more than 0 epochs, not {self.staleness_ramp_epochs}.")
+        if self.staleness_ramp_epochs is not None and self.inject_staleness is None:
+            raise UsageError("A staleness ramp needs staleness to inject: add --inject-staleness 20.")
 
     def loss_to_reach(self, initial_loss: float | None) -> float | None:
         """The target loss in absolute terms, None where there is none."""

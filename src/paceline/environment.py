@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline import checkpoint
-from paceline.errors import UsageError
+from paceline.bounds import COUNT, COUNT_FROM_0, DEADLINE_S, Bound
+from paceline.errors import UsageError, shown
 
 __all__ = ["Invitation", "WorkerEnvironment", "current_environment", "named_algorithm", "set_environment"]
 
@@ -106,9 +107,7 @@ def _invited() -> WorkerEnvironment | None:
     if not address:
         return None
     key, out = os.environ.get("PACELINE_KEY"), os.environ.get("PACELINE_OUT")
-    of = _number("PACELINE_OF") if os.environ.get("PACELINE_OF") else None
-    if of is not None and of < 1:
-        raise UsageError(f"PACELINE_OF must be 1 or more, not {of}.")
+    of = _number("PACELINE_OF", COUNT) if os.environ.get("PACELINE_OF") else None
     return WorkerEnvironment(
         worker_id=0,
         num_workers=of or 1,
@@ -117,7 +116,7 @@ def _invited() -> WorkerEnvironment | None:
         seed=0,
         connection=None,
         invitation=Invitation(address, Path(key) if key else None, of, Path(out) if out else None),
-        deadline_s=_number("PACELINE_DEADLINE_S", "600"),
+        deadline_s=_number("PACELINE_DEADLINE_S", DEADLINE_S, "600"),
     )
 
 
@@ -141,19 +140,21 @@ def _of_another_launcher() -> WorkerEnvironment | None:
                 algorithm=None,
                 seed=0,
                 connection=None,
-                deadline_s=_number("PACELINE_DEADLINE_S", "600"),
+                deadline_s=_number("PACELINE_DEADLINE_S", DEADLINE_S, "600"),
                 checkpoint=folder,
                 resume=checkpoint.newest_or_none(folder) if folder is not None else None,
             )
     return None
 
 
-def _number(variable: str, default: str = "") -> int:
+def _number(variable: str, bound: Bound = COUNT_FROM_0, default: str = "") -> int:
     text = os.environ.get(variable, default)
     try:
-        return int(text)
+        number = int(text)
     except ValueError:
-        raise UsageError(f"{variable} must be a whole number, not {text!r}.") from None
+        raise UsageError(f"{variable} must be a whole number, not {shown(text)}.") from None
+    bound.check(variable, number)
+    return number
 
 
 def set_environment(environment: WorkerEnvironment | None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Real
+
 __all__ = [
     "DivergedError",
     "OverrideWarning",
@@ -12,7 +14,11 @@ __all__ = [
     "WorkerLostError",
     "first_line",
     "name_workers",
+    "printable",
+    "shown",
 ]
+
+_SHOWN_CHARACTERS = 80
 
 
 class PacelineError(Exception):
@@ -69,3 +75,32 @@ def first_line(error: BaseException) -> str:
     ('There is no file x.py', 'UsageError')
     """
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    r"""A text of somebody else's for a terminal: what would control it is written as Python writes it in a string.
+
+    Also what would not be shown, or shown elsewhere (U+202E), and what no encoding has: a file name's odd bytes.
+
+    >>> print(printable("red: \x1b[31m, two\nlines", keep="\n"))
+    red: \x1b[31m, two
+    lines
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in keep else repr(one)[1:-1] for one in text)
+
+
+def shown(value: object) -> str:
+    """A user's value in a sentence: on one line, printable, and not longer than that.
+
+    >>> shown(-1), shown("a" * 100)[-8:], shown(10**5000)
+    ('-1', 'aaaa ...', 'a number of thousands of digits')
+    """
+    try:
+        text = printable(str(value) if isinstance(value, Real) else repr(value))  # NumPy's are as Python's
+    except ValueError:  # Python writes no longer ones
+        return "a number of thousands of digits"
+    except RecursionError:
+        return "what is nested too deeply"
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]} ..."

@@ -67,6 +67,7 @@ class ModelEvaluator:
         self._binding = FlatBinding(model.parameters())
         self.num_parameters = self._binding.num_parameters
         self._x = torch.empty(self._binding.num_elements, dtype=self._binding.dtype)
+        self.vector_bytes = self._x.nbytes
 
     def now(self, arena: Evaluated, about: dict[str, Any]) -> dict[str, Any]:
         """Evaluates here and now."""

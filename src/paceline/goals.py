@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.bounds import check_run
 from paceline.errors import UsageError
 
 __all__ = ["EVALUATE_EVERY_SAMPLES", "Goal"]
@@ -34,19 +34,9 @@ class Goal:
     evaluate_every_samples: int | None = None
 
     def __post_init__(self) -> None:
-        loss, accuracy = self.target_loss, self.target_accuracy
-        if loss is not None and accuracy is not None:
+        check_run(dataclasses.asdict(self))
+        if self.target_loss is not None and self.target_accuracy is not None:
             raise UsageError("Give either a target loss or a target accuracy, not both.")
-        if loss is not None and not math.isfinite(loss):
-            raise UsageError(f"The target loss must be a number, not {loss}.")
-        if accuracy is not None and not 0 < accuracy <= 1:
-            raise UsageError(f"The target accuracy is a fraction above 0 and up to 1, not {accuracy}; 0.95 is 95 %.")
-        if self.limit_s is not None and not 0 < self.limit_s < math.inf:
-            raise UsageError(f"The limit must be more than 0 seconds, not {self.limit_s}.")
-        for name in ("limit_samples", "evaluate_every_samples"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name} must be 1 or more, not {value}.")
 
     @property
     def any(self) -> bool:

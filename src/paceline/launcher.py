@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping
@@ -10,7 +11,9 @@ from typing import Any
 
 from paceline import checkpoint
 from paceline.algorithms import Algorithm, registry
+from paceline.bounds import check_run
 from paceline.checkpointing import Checkpointer
+from paceline.chosen_algorithm import given_algorithm
 from paceline.environment import WorkerEnvironment
 from paceline.errors import PacelineError, UsageError, WorkerLostError
 from paceline.goals import Goal
@@ -19,6 +22,7 @@ from paceline.observe.progress import Progress
 from paceline.observe.report import write_report
 from paceline.observe.run import RunData, write_json
 from paceline.observe.trace import write_trace
+from paceline.paths import make_folder
 from paceline.placement import placement_registry
 from paceline.recording import Recording, batches_done, earlier_part, keep_earlier_part
 from paceline.slow_workers import checked_factors
@@ -89,9 +93,18 @@ def launch(
         WorkerLostError: a worker died that the algorithm cannot go on without.
         PacelineError: a worker's function raised an exception; its traceback is in the message.
     """
-    check_launch(num_workers=workers, backend=backend, placement=placement)
+    named = given_algorithm(algorithm)
+    servers = named.memory.server_programs if named is not None else 0
+    check_launch(num_workers=workers, backend=backend, placement=placement, num_servers=servers)
+    check_run(
+        {
+            "seed": seed,
+            "restarts": restarts,
+            "intra_op_threads": intra_op_threads,
+            "checkpoint_every_s": checkpoint_every_s,
+        }
+    )
     factors = checked_factors(slow, workers)
-    named = registry.build(algorithm) if isinstance(algorithm, str) else algorithm
     goal = Goal(
         target_loss=target_loss,
         target_accuracy=target_accuracy,
@@ -117,8 +130,9 @@ def launch(
 
     if resume is None and folder is not None and folder.is_dir() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty: choose another `out`, or go on with that run by `resume`.")
+    is_new = folder is not None and not folder.exists()
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         keep_earlier_part(folder, previous)
         checkpointer = Checkpointer(folder / "checkpoint", checkpoint_every_s, newest)
 
@@ -177,7 +191,13 @@ def launch(
         supervisor.run()
     finally:
         judge.close()
-    if supervisor.arena is None and supervisor.all_returned:
+    unattached = supervisor.arena is None and supervisor.all_returned
+    refused = supervisor.started_s is None and supervisor.outcome.kind == "usage"
+    if folder is not None and resume is None and (unattached or refused):
+        _take_back(folder, supervisor, is_new=is_new)
+    if refused:
+        raise_failure(supervisor)
+    if unattached:
         raise UsageError(
             f"{getattr(train, '__name__', 'train')} never called paceline.attach, so its workers shared nothing."
         )
@@ -212,6 +232,15 @@ def launch(
         supervisor.spool.remove()
     raise_failure(supervisor)
     return run
+
+
+def _take_back(folder: Path, supervisor: Supervisor, *, is_new: bool) -> None:
+    """Removes what was written for a run that never began: the same folder can be named again."""
+    supervisor.spool.remove()
+    (folder / "config.json").unlink()
+    if is_new:
+        with contextlib.suppress(OSError):  # the user's function has written into it
+            folder.rmdir()
 
 
 def _learn_algorithm(recording: Recording, supervisor: Supervisor) -> None:

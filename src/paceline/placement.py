@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from paceline.bounds import COUNT_FROM_0
 from paceline.errors import UsageError
+from paceline.field_types import check_fields
 from paceline.memory import placement as numa
 from paceline.memory.segment import Segment
 from paceline.specs import Registry
@@ -21,6 +24,9 @@ class Placement:
     """
 
     pin: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def check(self) -> None:
         """Refuses what this machine does not have, with a `UsageError`; nothing by default."""
@@ -52,7 +58,7 @@ class Bind(Placement):
         node: its number.
     """
 
-    node: int = 0
+    node: Annotated[int, COUNT_FROM_0] = 0
 
     def check(self) -> None:
         """Refuses a node that this machine does not have."""

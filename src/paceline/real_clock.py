@@ -4,24 +4,45 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+
+from paceline.errors import RunStopped
 
 __all__ = ["RealClock"]
 
+_SLICE_S = 0.05  # slept at a stretch: so late a worker learns that the run is being stopped
+
 
 class RealClock:
-    """The machine's monotonic clock, which all processes of a machine share; counts what was slept."""
+    """The machine's monotonic clock, which all processes of a machine share; counts what was slept.
+
+    Attributes:
+        waited_s: slept in all.
+        stopped: whether the run is being stopped, which nobody sleeps through.
+    """
 
     def __init__(self) -> None:
         self.waited_s = 0.0
+        self.stopped: Callable[[], bool] = lambda: False
 
     now_s = staticmethod(time.monotonic)
 
     def sleep_s(self, duration_s: float) -> None:
-        """Waits at least `duration_s`: yields the core for short waits, as the system's timer is good for about 60 us only."""
-        begun_s = time.monotonic()
+        """Waits at least `duration_s`: yields the core for short waits, as the system's timer is good for about 60 us only.
+
+        Raises:
+            RunStopped: the run was stopped meanwhile.
+        """
+        now_s = begun_s = time.monotonic()
         end_s = begun_s + duration_s
-        if duration_s > 200e-6:
-            time.sleep(duration_s - 100e-6)
-        while (now_s := time.monotonic()) < end_s:
-            os.sched_yield()
-        self.waited_s += now_s - begun_s
+        try:
+            while end_s - now_s > 200e-6:
+                if self.stopped():
+                    raise RunStopped("the run was stopped while this worker slept")
+                time.sleep(min(_SLICE_S, end_s - now_s - 100e-6))
+                now_s = time.monotonic()
+            while now_s < end_s:
+                os.sched_yield()
+                now_s = time.monotonic()
+        finally:
+            self.waited_s += now_s - begun_s

@@ -7,6 +7,7 @@ from multiprocessing import reduction
 
 from paceline.algorithms import Algorithm, registry
 from paceline.arena import Arena, plan_arena
+from paceline.bounds import check_vectors, check_workers
 from paceline.errors import UsageError
 from paceline.memory.segment import Segment
 from paceline.placement import placement_registry
@@ -50,6 +51,7 @@ class Reception:
         self._num_workers = num_workers
         self._placement = placement
         self._own_processes = own_processes
+        self._backend = "processes" if own_processes else "threads"
         self._first_batch = first_batch
         self._first_version = first_version
         self._hello: Hello | None = None
@@ -115,8 +117,12 @@ class Reception:
                 " one place only."
             )
         self.algorithm = algorithm
+        servers = algorithm.memory.server_programs if self._num_workers > 1 else 0
         try:
             algorithm.check(self._num_workers)
+            check_workers(self._num_workers, backend=self._backend, num_servers=servers)
+            vector_bytes = hello.num_elements * hello.dtype.itemsize
+            check_vectors(algorithm.memory.num_vectors(self._num_workers), hello.num_parameters, vector_bytes)
         except UsageError as error:
             return str(error)
         plan = plan_arena(

@@ -15,6 +15,8 @@ from torch import nn
 
 from paceline.algorithms import Algorithm, registry
 from paceline.algorithms.lockstep import Lockstep
+from paceline.bounds import check_run, check_simulation
+from paceline.chosen_algorithm import given_algorithm
 from paceline.config import TrainConfig
 from paceline.environment import WorkerEnvironment, set_environment
 from paceline.errors import DivergedError, UsageError
@@ -24,6 +26,7 @@ from paceline.global_randomness import GlobalRandomness, undisturbed
 from paceline.goals import Goal
 from paceline.loop_evaluation import Evaluate, loop_evaluator
 from paceline.observe.run import RunData
+from paceline.paths import check_new_folder
 from paceline.simulation_record import SimulationRecord, write_simulation
 from paceline.simulator.attached import SimulatedAttachedReplica
 from paceline.simulator.cluster import Cluster
@@ -31,7 +34,7 @@ from paceline.simulator.cluster_file import as_table
 from paceline.simulator.faults import Faults
 from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.scheduler import Program, ProgramError, Scheduler
-from paceline.supervised import check_launch
+from paceline.supervised import refuse_inside_worker
 
 __all__ = ["simulate"]
 
@@ -95,9 +98,13 @@ def simulate(
         cluster = Cluster(workers=workers if workers is not None else 2)
     elif workers is not None and workers != cluster.workers:
         raise UsageError(f"The cluster has {cluster.workers} workers, not {workers}: leave out workers.")
-    check_launch(num_workers=cluster.workers, backend="processes", placement="first-touch")
-    named = registry.build(algorithm) if isinstance(algorithm, str) else algorithm
+    refuse_inside_worker()
+    check_run({"seed": seed})
+    check_simulation(cluster.workers)
+    named = given_algorithm(algorithm)
     folder = Path(out) if out is not None else None
+    if folder is not None:
+        check_new_folder(folder, str(folder))
     if folder is not None and folder.is_dir() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty: choose another `out`.")
     faults = Faults.given(faults)

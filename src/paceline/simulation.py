@@ -18,12 +18,14 @@ from torch import nn
 from paceline.algorithms import Algorithm, registry
 from paceline.algorithms.lockstep import Lockstep
 from paceline.batches import BatchPlan, Partition, Skewed, partition_registry
+from paceline.bounds import PARAMETERS
 from paceline.config import TrainConfig
 from paceline.errors import DivergedError, UsageError
 from paceline.evaluation import Evaluator, about_evaluated
 from paceline.flat import FlatBinding
 from paceline.injection import inject, injected
 from paceline.observe.run import RunData
+from paceline.paths import check_new_folder
 from paceline.placement import Bind, Interleave, placement_registry
 from paceline.replica import BaseReplica
 from paceline.simulated_sources import BatchSizes, DeclaredBatches, OwnRandomness
@@ -83,6 +85,8 @@ def simulate_task(
     Raises:
         UsageError: the configuration cannot be run; nothing was written.
     """
+    if out is not None:
+        check_new_folder(out, str(out))
     # Timing only makes no cycles, and a collection that walks through thousands of programs finds nothing.
     with uncollected() if timing_only else nullcontext():
         simulation = _Simulation(
@@ -185,8 +189,8 @@ class _Simulation:
             raise UsageError("Simulated workers are as slow as their cluster says: use Cluster.slow, or --slow.")
         if num_parameters is not None and not self.timing_only:
             raise UsageError("A number of parameters can be declared for timing only; add timing_only (--timing-only).")
-        if num_parameters is not None and num_parameters < 1:
-            raise UsageError(f"The number of parameters must be 1 or more, not {num_parameters}.")
+        if num_parameters is not None:
+            PARAMETERS.check("The number of parameters", num_parameters)
         check_optimizer(config.optimizer, config.learning_rate, config.momentum)
         targets = (config.target_loss, config.target_accuracy, config.target_fraction)
         if self.timing_only and any(target is not None for target in targets):

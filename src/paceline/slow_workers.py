@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 
-from paceline.errors import UsageError
+from paceline.bounds import FACTOR_FROM_1
+from paceline.errors import UsageError, shown
 
 __all__ = ["Slowness", "checked_factors", "slow_factors"]
 
@@ -45,12 +45,18 @@ def checked_factors(slow: Mapping[int, float] | None, num_workers: int) -> dict[
     Raises:
         UsageError: no such worker, or a factor below 1.
     """
-    factors = {int(worker): float(factor) for worker, factor in (slow or {}).items()}
+    if slow is not None and not isinstance(slow, Mapping):
+        raise UsageError(f"slow maps workers to factors, as {{0: 10}}, which {shown(slow)} does not.")
+    factors = {}
+    for worker, factor in (slow or {}).items():
+        try:
+            factors[int(worker)] = float(factor)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise UsageError(f"slow maps workers to factors, not {shown(worker)} to {shown(factor)}.") from error
     for worker, factor in factors.items():
         if not 0 <= worker < num_workers:
-            raise UsageError(f"slow names worker {worker}, but there are {num_workers} workers, from 0.")
-        if not 1 <= factor < math.inf:
-            raise UsageError(f"Worker {worker} cannot be slowed by a factor of {factor:g}: take 1 or more, as 10.")
+            raise UsageError(f"slow names worker {shown(worker)}, but there are {num_workers} workers, from 0.")
+        FACTOR_FROM_1.check(f"What worker {worker} is slowed by", factor)
     return factors
 
 

@@ -25,6 +25,7 @@ _INT = re.compile(r"[+-]?[0-9]+")
 _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?inf")
 _CONSTANTS: dict[str, bool | None] = {"true": True, "false": False, "none": None}
 _MAX_DEPTH = 16
+_MOST_DIGITS = 1000
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,8 @@ class _Parser:
                 raise _syntax_error(self.text, start, f"'{token}' is not a name")
             return Spec(token, self.arguments(depth + 1))
         if _INT.fullmatch(token):
+            if len(token) > _MOST_DIGITS:
+                raise _syntax_error(self.text, start, f"a whole number has at most {_MOST_DIGITS} digits")
             return int(token)
         if _FLOAT.fullmatch(token):
             return float(token)

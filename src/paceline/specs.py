@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from paceline.bounds import as_float
 from paceline.errors import UsageError
 from paceline.spec_text import NAME, Spec, Value, closest, parse_spec, split_specs, value_text
 
@@ -362,7 +363,8 @@ def _convert_plain(member: Any, value: Value) -> tuple[bool, Any]:
     if member is int:
         return isinstance(value, int) and not is_bool, value
     if member is float:
-        return isinstance(value, int | float) and not is_bool, float(value) if isinstance(value, int | float) else None
+        is_number = isinstance(value, int | float) and not is_bool
+        return is_number, as_float(value) if is_number else None
     if member is str:
         return not isinstance(value, Spec), _word(value)
     return False, None

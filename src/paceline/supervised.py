@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import reduction
 from typing import Any
 
+from paceline.bounds import check_run, check_workers
 from paceline.environment import WorkerEnvironment, current_environment
-from paceline.errors import UsageError
+from paceline.errors import UsageError, shown
 from paceline.placement import placement_registry
 from paceline.worker_process import Failure, process_main, run_worker
 
-__all__ = ["Outcome", "WorkerState", "check_launch", "pickled", "start_process", "start_thread"]
+__all__ = ["Outcome", "WorkerState", "check_launch", "pickled", "refuse_inside_worker", "start_process", "start_thread"]
 
 
 @dataclass
@@ -53,17 +54,26 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
 
 
-def check_launch(*, num_workers: int, backend: str, placement: str) -> None:
+def check_launch(*, num_workers: int, backend: str, placement: str, num_servers: int = 0) -> None:
     """Refuses what cannot be launched; call it before anything is written.
 
     Raises:
-        UsageError: no workers, an unknown backend or memory node, or a call inside a worker.
+        UsageError: fewer workers than one or more than fit, an unknown backend or memory node, or a call inside a worker.
     """
-    if num_workers < 1:
-        raise UsageError(f"A run needs at least 1 worker, not {num_workers}.")
+    check_run({"workers": num_workers})
     if backend not in ("processes", "threads"):
-        raise UsageError(f"Unknown backend {backend!r}: choose processes or threads.")
+        raise UsageError(f"Unknown backend {shown(backend)}: choose processes or threads.")
+    check_workers(num_workers, backend=backend, num_servers=num_servers if num_workers > 1 else 0)
     placement_registry.build(placement).check()
+    refuse_inside_worker()
+
+
+def refuse_inside_worker() -> None:
+    """Refuses to launch or simulate where a worker is being run already.
+
+    Raises:
+        UsageError: this is a worker.
+    """
     if current_environment() is not None or getattr(multiprocessing.current_process(), "_inheriting", False):
         raise UsageError(
             "launch was called inside a worker, most likely while it imported your script: put the call under"

@@ -17,6 +17,7 @@ from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.registries import apply_registry
 from paceline.batches import BatchPlan, Partition, Skewed, partition_registry
+from paceline.bounds import check_vectors
 from paceline.checkpointing import Checkpointer
 from paceline.config import TrainConfig
 from paceline.environment import WorkerEnvironment
@@ -27,6 +28,7 @@ from paceline.observe.progress import Progress
 from paceline.observe.report import write_report
 from paceline.observe.run import RunData, write_json
 from paceline.observe.trace import write_trace
+from paceline.paths import make_folder
 from paceline.placement import placement_registry
 from paceline.recording import Recording, batches_done, earlier_part, keep_earlier_part, last_s
 from paceline.shared_dataset import share_dataset
@@ -88,7 +90,12 @@ class _Training:
         self.out = out
         self.command = command
         self.on_progress = on_progress
-        check_launch(num_workers=config.workers, backend=config.backend, placement=config.placement)
+        check_launch(
+            num_workers=config.workers,
+            backend=config.backend,
+            placement=config.placement,
+            num_servers=self.algorithm.memory.server_programs,
+        )
         self.algorithm.check(config.workers)
         served = self.algorithm.memory.kind == "served"
         if (self.algorithm.lockstep or self.algorithm.gossip or served) and self.config.optimizer_state == "shared":
@@ -98,6 +105,8 @@ class _Training:
         self.plan = self._plan(train_set)
         self.algorithm = inject(self.algorithm, self.config, self.plan)
         self.evaluator = Evaluator(self.task, self.test_set, self.config.seed)
+        num_vectors = self.algorithm.memory.num_vectors(config.workers)
+        check_vectors(num_vectors, self.evaluator.num_parameters, self.evaluator.vector_bytes)
         check_optimizer(self.config.optimizer, self._rate, config.momentum)
         self.train_set, self.dataset_segment = share_dataset(train_set)
         previous, self.checkpoint = earlier_part(resume) if resume is not None else (RunData(), None)
@@ -172,7 +181,7 @@ class _Training:
 
     def run(self) -> RunData:
         if self.out is not None:
-            self.out.mkdir(parents=True, exist_ok=True)
+            make_folder(self.out)
             write_json(self.out / "config.json", self._config_record())
             keep_earlier_part(self.out, self.recording.previous)
         saved = checkpoint.load_parameters(self.checkpoint) if self.checkpoint is not None else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -11,9 +12,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, first_line
 
 __all__ = ["load_function", "run_user_code"]
+
+_OURS = Path(__file__).parent
 
 
 def load_function(path: Path, name: str, *, what: str, written: str) -> Callable[..., Any]:
@@ -39,12 +42,15 @@ def load_function(path: Path, name: str, *, what: str, written: str) -> Callable
 
 def _import_file(path: Path, what: str, written: str) -> ModuleType:
     try:
-        source = path.read_bytes()
-    except OSError as error:
-        why = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        is_odd = path.exists() and not path.is_file()  # a pipe, say, which may never end
+        source = b"" if is_odd else path.read_bytes()
+    except (OSError, ValueError) as error:
+        why = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({first_line(error)})"
         raise UsageError(f"{what} {path} {why}; check the path in {written}.") from error
+    if is_odd:
+        raise UsageError(f"{what} {path} is no file; check the path in {written}.")
     # The name changes with the content: an edited file is run again, an unchanged one keeps its classes, for pickle.
-    digest = hashlib.sha256(str(path.resolve()).encode() + b"\0" + source).hexdigest()[:16]
+    digest = hashlib.sha256(os.fsencode(path.resolve()) + b"\0" + source).hexdigest()[:16]
     name = f"paceline_user_{digest}"
     if name in sys.modules:
         return sys.modules[name]
@@ -64,16 +70,26 @@ def _import_file(path: Path, what: str, written: str) -> ModuleType:
     return module
 
 
-def run_user_code(path: Path, what: str, function: Callable[[], Any]) -> Any:
-    """Calls a user's code; what it raises becomes one sentence with the exception's last line and the user's line number."""
+def run_user_code(path: Path | None, what: str, function: Callable[[], Any]) -> Any:
+    """Calls a user's code; what it raises becomes one sentence with the exception's last line and the user's line number.
+
+    Args:
+        path: of the user's file; None: it is not known which.
+        what: what is done, as the beginning of a sentence.
+        function: to call.
+    """
     try:
         return function()
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
         last_line = traceback.format_exception_only(error)[-1].strip()
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
-        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-        at = f" at line {line}" if line else ""
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(Path(frame.filename), path)]
+        line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
+        where = f" of {frames[-1].filename}" if path is None and frames else ""
+        at = f" at line {line}{where}" if line else ""
         raise UsageError(f"{what} failed{at}: {last_line}") from error
+
+
+def _is_users(file: Path, path: Path | None) -> bool:
+    return _OURS not in file.parents if path is None else file.resolve() == path.resolve()

@@ -185,7 +185,7 @@ TARGET = "--target-accuracy 0.96"
             "Worker 2 cannot be slow: 2 workers count from 0 to 1.",
         ),
         (f"train.py:train {TARGET} --slow 2", "Write WORKER:FACTOR, as 0:100."),
-        (f"train.py:train {TARGET} --cluster missing.toml", "cannot be read"),
+        (f"train.py:train {TARGET} --cluster missing.toml", "missing.toml does not exist"),
         (f"train.py:train {TARGET} --algorithm hogwildd", "Did you mean 'hogwild'?"),
         (f"train.py:train {TARGET} --seed -1", "--seed must be 0 or more"),
         (f"train.py:train {TARGET} --data missing", "--data missing is not a folder"),

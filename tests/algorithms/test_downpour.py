@@ -264,13 +264,13 @@ def test_with_one_worker_adaptive_revision_is_adagrad_in_float64(algorithm):
 @pytest.mark.parametrize(
     ("spec", "why"),
     [
-        ("downpour(push=0)", "push is a number of steps"),
-        ("downpour(fetch=0)", "fetch is a number of steps"),
+        ("downpour(push=0)", "push of Downpour must be 1 or more"),
+        ("downpour(fetch=0)", "fetch of Downpour must be 1 or more"),
         ("downpour(warm_start_steps=-1)", "0 or more"),
-        ("downpour(shards=0)", "1 shard or more"),
-        ("adaptive-revision(alpha=0)", "more than 0"),
-        ("adaptive-revision(shards=0)", "1 shard or more"),
-        ("parameter-server(apply=adaptive-revision(alpha=-1))", "more than 0"),
+        ("downpour(shards=0)", "must be 1 or more"),
+        ("adaptive-revision(alpha=0)", "above 0"),
+        ("adaptive-revision(shards=0)", "must be 1 or more"),
+        ("parameter-server(apply=adaptive-revision(alpha=-1))", "above 0"),
     ],
 )
 def test_refuses_in_a_sentence(spec, why):

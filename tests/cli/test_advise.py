@@ -41,10 +41,10 @@ def test_the_table_and_a_cluster_whose_step_says_how_fast_a_worker_is(tmp_path):
     ("options", "says"),
     [
         ("--workers 0", "--workers must be 1 or more, not 0"),
-        ("--flops-per-s 0", "--flops-per-s must be above 0"),
-        ("--overlap 2", "share from 0 to 1, not 2.0"),
+        ("--flops-per-s 0", "--flops-per-s must be 1 or more"),
+        ("--overlap 2", "--overlap must be from 0 to 1, not 2.0"),
         ("--task digits", "Did you mean 'digits-mlp'?"),
-        ("--cluster missing.toml", "cannot be read"),
+        ("--cluster missing.toml", "missing.toml does not exist"),
     ],
 )
 def test_refused(options, says):

@@ -85,10 +85,10 @@ def test_measured_here(here, monkeypatch):
     [
         ("", "either --cluster FILE, or --task TASK"),
         ("--cluster here.toml --task digits-mlp", "either --cluster FILE, or --task TASK"),
-        ("--cluster missing.toml", "cannot be read"),
+        ("--cluster missing.toml", "missing.toml does not exist"),
         ("--cluster here.toml --workers 1", "Backups are among several workers"),
         ("--cluster here.toml --workers 0", "--workers must be 1 or more"),
-        ("--cluster here.toml --rest-s=-1", "--rest-s must be 0 seconds or more"),
+        ("--cluster here.toml --rest-s=-1", "--rest-s must be 0 or more"),
         ("--cluster here.toml --max-backups=-1", "--max-backups must be 0 or more"),
         ("--cluster here.toml --noise-scale 100", "say with --batch-size how many"),
         ("--cluster here.toml --noise-scale=-1 --batch-size 8", "--noise-scale must be 0 samples or more"),

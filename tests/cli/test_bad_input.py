@@ -29,7 +29,7 @@ BAD = [
     ("--optimizer adamm", "Did you mean 'adam'?"),
     ("--optimizer adam --momentum 0.9", "no momentum"),
     ("--partition dynamite", "Did you mean 'dynamic'?"),
-    ("--partition skewed(alpha=0)", "alpha > 0"),
+    ("--partition skewed(alpha=0)", "alpha of Skewed must be a number above 0"),
     ("--placement second-touch", "Did you mean 'first-touch'?"),
 ]
 

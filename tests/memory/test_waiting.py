@@ -6,6 +6,7 @@ from memory import programs
 from paceline.memory import waiting
 from paceline.memory.atomics import load, store
 from paceline.memory.segment import Segment
+from paceline.real_clock import RealClock
 
 
 @pytest.mark.parametrize("has_futex", [True, False])
@@ -41,3 +42,16 @@ def test_a_precise_sleep_is_never_too_short(duration_s):
     began_s = time.perf_counter()
     waiting.sleep_precisely(duration_s)
     assert time.perf_counter() - began_s >= duration_s
+
+
+@pytest.mark.timeout(60)
+def test_nobody_sleeps_through_the_end_of_a_run():
+    segment = Segment.create(64)
+    store(segment.address, 1)
+    with pytest.raises(waiting.RunStopped):
+        waiting.sleep_precisely(1e6, segment.address)
+    clock = RealClock()
+    clock.stopped = lambda: load(segment.address) == 1
+    with pytest.raises(waiting.RunStopped):
+        clock.sleep_s(1e6)
+    assert clock.waited_s < 1e6

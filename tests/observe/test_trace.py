@@ -108,3 +108,19 @@ def test_overlapping_or_impossible_records_still_give_lanes_without_overlap():
     lane = segments(rows)
     assert (lane.end_s > lane.start_s).all()
     assert (lane.end_s[:-1] <= lane.start_s[1:]).all()
+
+
+def test_virtual_times_may_be_longer_than_64_bits_of_nanoseconds(tmp_path):
+    run = make_run("hogwild", workers=1, steps=2)
+    rows = run.records[0]
+    for name in ("started_s", "gradient_started_s", "gradient_ended_s", "ended_s"):
+        rows[name] += np.array([0.0, 1e11])
+    (lane,) = slices_per_lane(trace_of(run, tmp_path)).values()
+    assert lane[-1]["ts"] + lane[-1]["dur"] == pytest.approx(1e17)
+
+
+def test_a_name_that_is_no_utf8_is_written_as_it_would_be_in_a_string(tmp_path):
+    run = RunData(config={"out": "\udcff"})
+    trace_of(run, tmp_path)
+    run.save(tmp_path / "run")
+    assert RunData.load(tmp_path / "run").config["out"] == "\udcff"

@@ -45,7 +45,8 @@ def test_others_wait_for_a_slow_worker(algorithm, kind):
 
 
 @pytest.mark.parametrize(
-    ("slow", "says"), [({2: 10}, "slow names worker 2, but there are 2 workers"), ({0: 0.5}, "take 1 or more")]
+    ("slow", "says"),
+    [({2: 10}, "slow names worker 2, but there are 2 workers"), ({0: 0.5}, "slowed by must be 1 or more")],
 )
 def test_factors_that_cannot_be(slow, says):
     with pytest.raises(pl.UsageError, match=says):

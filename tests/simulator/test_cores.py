@@ -165,16 +165,16 @@ def test_files(tmp_path, suffix):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("cores = 0", "cores must be a whole number from 1, not 0"),
-        ("cores = 1.5", "cores must be a whole number from 1, not 1.5"),
+        ("cores = 0", "cores of Cluster must be 1 or more, not 0"),
+        ("cores = 1.5", "cores of Cluster must be a whole number or None, not 1.5"),
         ("crowdings = 2", "Did you mean 'crowding'?"),
         ("cores = 2\n[sockets]\ncores = 2", "has cores, which its workers share, or sockets"),
-        ("slice_s = 0", "slice_s must be a number above 0"),
-        ("crowding = 0.5", "crowding must be a number from 1, not 0.5"),
-        ("cold_factor = 0.5", "cold_factor must be a number from 1, not 0.5"),
-        ("idle_s = -1", "idle_s must be a number above 0"),
+        ("slice_s = 0", "slice_s of Cluster must be a number above 0"),
+        ("crowding = 0.5", "crowding of Cluster must be 1 or more, not 0.5"),
+        ("cold_factor = 0.5", "cold_factor of Cluster must be 1 or more, not 0.5"),
+        ("idle_s = -1", "idle_s of Cluster must be 0 or more, not -1"),
         ("workers = 2\n[idle]\n2 = 1.0", "Worker 2 cannot be idle: 2 workers count from 0 to 1"),
-        ("workers = 2\n[idle]\n0 = 'x'", "The idle time of worker 0 must be a number above 0, not 'x'"),
+        ("workers = 2\n[idle]\n0 = 'x'", "The idle time of worker 0 must be a number, not 'x'"),
         ("[idle]\nfirst = 1.0", "'idle' maps workers to seconds"),
     ],
 )

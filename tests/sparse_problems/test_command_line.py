@@ -8,8 +8,8 @@ from scipy import sparse
 from sklearn.datasets import dump_svmlight_file
 from typer.testing import CliRunner
 
+from paceline import bounds
 from paceline.cli.app import app
-from paceline.sparse import files
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ BAD = {
 
 @pytest.mark.parametrize("text", BAD)
 def test_bad_files_are_refused_in_a_sentence(run, tmp_path, text, monkeypatch):
-    monkeypatch.setattr(files, "_available_bytes", lambda: 2**30)
+    monkeypatch.setattr(bounds, "available_bytes", lambda **which: 2**30)
     (tmp_path / "bad.svm").write_text(text)
     result = run("fit", tmp_path / "bad.svm")
     assert result.exit_code == 2
@@ -119,8 +119,8 @@ def test_bad_files_are_refused_in_a_sentence(run, tmp_path, text, monkeypatch):
         ("--alpha -1", "alpha must be"),
         ("--penalty l3", "penalty must be one of"),
         ("--learning-rate fast", "learning_rate must be one of"),
-        ("--passes 0", "max_iter must be"),
-        ("--model nowhere/m.npz", "its folder does not exist"),
+        ("--passes 0", "--passes must be 1 or more"),
+        ("--model nowhere/m.npz", "there is no folder nowhere; make it first"),
         ("--seed -1", "--seed must be 0 or more"),
         ("--discipline polite", "discipline must be one of copies, shared"),
         ("--rank 3", "--rank is for ratings"),
@@ -171,7 +171,7 @@ def test_other_bad_files(run, tmp_path, monkeypatch):
     (tmp_path / "bad.csv").write_text("1,2,3\n1,3\n")
     assert "line 2: '1,3' is not user,item,rating" in run("fit", tmp_path / "bad.csv").stderr
     (tmp_path / "bad.npz").write_text("text")
-    assert "is not an NPZ file" in run("fit", tmp_path / "bad.npz").stderr
+    assert "is not a readable NPZ file" in run("fit", tmp_path / "bad.npz").stderr
     np.savez(tmp_path / "bad.npz", X=np.eye(2), y=[1, 2, 3])
     assert "y in" in run("fit", tmp_path / "bad.npz").stderr
     np.savez(tmp_path / "bad.npz", data=[1.0], indices=[5], indptr=[0, 1], shape=(1, 2), y=[1])
@@ -191,17 +191,17 @@ def test_other_bad_files(run, tmp_path, monkeypatch):
     np.savez(tmp_path / "part.npz", coef=np.ones((1, 2)))
     assert "is not a model" in run("predict", tmp_path / "part.npz", tmp_path / "bad.npz").stderr
     (tmp_path / "large.svm").write_text("1 1:1\n")
-    monkeypatch.setattr(files, "_available_bytes", lambda: 5)
-    assert "GiB of memory" in run("fit", tmp_path / "large.svm").stderr
+    monkeypatch.setattr(bounds, "available_bytes", lambda **which: 5)
+    assert "of memory are needed" in run("fit", tmp_path / "large.svm").stderr
 
 
 def test_files_larger_than_memory_are_refused_with_what_they_need(run, tmp_path, monkeypatch):
     np.savez_compressed(tmp_path / "large.npz", X=np.zeros((2000, 2000)), y=np.zeros(2000))  # small on disk
     (tmp_path / "large.svm").write_text("1 1:1 2:1\n-1 1:1\n" * 500_000)
     (tmp_path / "large.csv").write_text("1,2,3\n" * 500_000)
-    monkeypatch.setattr(files, "_available_bytes", lambda: 2**24)
+    monkeypatch.setattr(bounds, "available_bytes", lambda **which: 2**24)
     for name in ("large.npz", "large.svm", "large.csv"):
         result = run("fit", tmp_path / name)
         assert result.exit_code == 2
-        assert "GiB of memory, and 0.0 GiB are available" in result.stderr
+        assert "of memory are needed, and 16.0 MiB are available" in result.stderr
         assert len(result.stderr.strip().splitlines()) == 1

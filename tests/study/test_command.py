@@ -97,7 +97,7 @@ def test_a_dry_run_writes_nothing(command, tmp_path):
         (["--factor", "algorithm.persistence"], "write NAME=LEVEL,LEVEL"),
         (["--factor", "colour=red"], "unknown name 'colour'"),
         (["--targets", "150"], "between 0 and 100"),
-        (["--seeds", "0"], "seeds must be how many"),
+        (["--seeds", "0"], "The number of seeds must be 1 or more"),
         (["--backend", "moon"], "Unknown backend 'moon'"),
         (["--timing-only"], 'add backend = "simulator"'),
         (["--epochs", "1", "--steps", "2"], "either epochs or steps"),

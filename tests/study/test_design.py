@@ -104,7 +104,7 @@ def test_a_method_for_fewer_workers_runs_with_what_it_can(timed):
         ),
         ({"workers": (0,)}, "workers = 0 is not possible"),
         ({"workers": (1.5,)}, "whole number"),
-        ({"learning_rate": ("fast",)}, "number from 0"),
+        ({"learning_rate": ("fast",)}, "learning_rate of TrainConfig must be a number"),
         ({"optimizer": ("adamm",)}, "Unknown optimizer"),
         ({"placement": ("bnid",)}, "Unknown placement"),
         ({"cluster.bus": (1,)}, "unknown name 'bus'. Did you mean 'bus_bytes_per_s'"),

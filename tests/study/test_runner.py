@@ -72,6 +72,11 @@ def test_a_changed_study_runs_what_is_new_and_leaves_out_what_it_has_no_more(tim
     assert len(ran) == 12
 
 
+def test_levels_of_more_than_64_bits_are_numbers_of_the_table(timed, tmp_path):
+    run_study(timed(factors={"learning_rate": (10**20, 10**21)}), tmp_path)
+    assert list(load_table(tmp_path)["factor.learning_rate"].unique()) == [1e20, 1e21]
+
+
 @pytest.fixture(scope="module")
 def trained_table(trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")

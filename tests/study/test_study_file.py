@@ -110,8 +110,8 @@ WRONG = {
     "[factors]\nworkers = [1]\n[settings]\nworkers = 2": "both in",
     "[factors]\nbackoff = ['none']\n'algorithm.backoff' = ['linear']": "'algorithm.backoff' is there twice",
     "data = 3": "data must be a folder's path",
-    "repetitions = 0": "seeds must be how many",
-    "seeds = [[0]]": "seeds must be whole numbers",
+    "repetitions = 0": "The number of seeds must be 1 or more",
+    "seeds = [[0]]": "Each of the seeds must be a whole number",
     "seeds = [1, 1]": "different whole numbers",
     "targets = [200]": "between 0 and 100",
     "target = 3": "none of the targets",
@@ -125,7 +125,7 @@ WRONG = {
     "backend = 'simulator'\ntiming_only = true\nparameters = 0": "parameters must be 1 or more",
     "[baseline]\nworkers = 1": "'workers' is no factor",
     "name = ": "no valid TOML",
-    "backend = 'simulator'\ncluster = 'nowhere.toml'": "cannot be read",
+    "backend = 'simulator'\ncluster = 'nowhere.toml'": "does not exist",
 }
 
 

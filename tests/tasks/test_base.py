@@ -4,7 +4,7 @@ from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from paceline.errors import UsageError
-from paceline.tasks import evaluate, fetch, targets_of
+from paceline.tasks import Task, evaluate, fetch, targets_of
 
 INPUTS, TARGETS = torch.arange(14.0).reshape(7, 2), torch.tensor([0, 1, 0, 1, 0, 1, 1])
 
@@ -68,3 +68,22 @@ def test_a_task_without_accuracy():
 def test_nothing_to_evaluate():
     with pytest.raises(UsageError, match="empty"):
         evaluate(nn.Linear(2, 2), TensorDataset(INPUTS[:0], TARGETS[:0]))
+
+
+def _fails(data):
+    raise OSError("the disk is gone")
+
+
+@pytest.mark.parametrize(
+    ("datasets", "says"),
+    [
+        (lambda data: (Squares(), TensorDataset(INPUTS[:0], TARGETS[:0])), "its test set is empty; give it"),
+        (lambda data: (TensorDataset(INPUTS[:0], TARGETS[:0]), Squares()), "its training set is empty; give it"),
+        (lambda data: (iter([1]), Squares()), "its training set has no length"),
+        (lambda data: Squares(), "must return the training and the test set, not <"),
+        (_fails, r"loading its data failed at line \d+ of .*test_base.py: OSError: the disk is gone"),
+    ],
+)
+def test_data_that_nobody_can_train_on(datasets, says):
+    with pytest.raises(UsageError, match=f"^Task 'squares': .*{says}"):
+        Task(name="squares", model=lambda: nn.Linear(2, 2), datasets=datasets).load()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.parameter_server import ParameterServer
 from paceline.algorithms.server import adaptive_revision as rule
 from paceline.algorithms.server.modes import Async
-from paceline.errors import UsageError
-from paceline.field_types import check_types
+from paceline.bounds import ABOVE_0, SECONDS, SERVERS
 from paceline.transport.base import Ports, Replica
 from paceline.transport.parameters import MemoryRequest
 
@@ -45,18 +44,16 @@ class AdaptiveRevision(Algorithm):
         Differs: snapshots are held per worker, so that a worker that died holds none for ever.
     """
 
-    alpha: float | None = None
-    shards: int = 1
+    alpha: Annotated[float, ABOVE_0] | None = None
+    shards: Annotated[int, SERVERS] = 1
     revision_state: Literal["echo", "snapshot"] = "echo"
-    snapshot_s: float = 5.0
+    snapshot_s: Annotated[float, SECONDS] = 5.0
 
     tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
     of_servers: ClassVar[tuple[str, ...]] = ("shards", "snapshot_s")
 
     def __post_init__(self) -> None:
-        check_types(self)
-        if self.alpha is not None and not 0 < self.alpha < float("inf"):
-            raise UsageError(f"adaptive-revision's alpha must be more than 0, not {self.alpha}.")
+        super().__post_init__()
         self._server()  # checks the rest
 
     @property

@@ -6,9 +6,12 @@ update (the thesis's T_u), so that a setting means the same on a small and on a 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from random import Random
+from typing import Annotated
+
+from paceline.bounds import SHARE, UPDATE_TIMES
+from paceline.field_types import check_fields
 
 __all__ = ["Backoff", "Constant", "Exponential", "Linear", "NoBackoff"]
 
@@ -16,6 +19,9 @@ __all__ = ["Backoff", "Constant", "Exponential", "Linear", "NoBackoff"]
 @dataclass(frozen=True, kw_only=True)
 class Backoff:
     """Waiting time as a function of the number of failed attempts."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def units(self, attempt: int, random: Random) -> float:
         """Time to wait after the `attempt`-th failure (from 1), in update times."""
@@ -40,11 +46,8 @@ class Constant(Backoff):
         jitter: share of it that is drawn uniformly at random (0: exactly `base`, 1: between 0 and `base`).
     """
 
-    base: float = 1.0
-    jitter: float = 0.5
-
-    def __post_init__(self) -> None:
-        _check(self)
+    base: Annotated[float, UPDATE_TIMES] = 1.0
+    jitter: Annotated[float, SHARE] = 0.5
 
     def units(self, attempt: int, random: Random) -> float:
         """`base`, with jitter."""
@@ -55,12 +58,9 @@ class Constant(Backoff):
 class Linear(Backoff):
     """A time that grows with every failure: base, 2 base, 3 base, ... up to cap (all in update times)."""
 
-    base: float = 1.0
-    cap: float = 64.0
-    jitter: float = 0.5
-
-    def __post_init__(self) -> None:
-        _check(self)
+    base: Annotated[float, UPDATE_TIMES] = 1.0
+    cap: Annotated[float, UPDATE_TIMES] = 64.0
+    jitter: Annotated[float, SHARE] = 0.5
 
     def units(self, attempt: int, random: Random) -> float:
         """min(base * attempt, cap), with jitter."""
@@ -71,26 +71,14 @@ class Linear(Backoff):
 class Exponential(Backoff):
     """A time that doubles with every failure: base, 2 base, 4 base, ... up to cap (all in update times)."""
 
-    base: float = 1.0
-    cap: float = 64.0
-    jitter: float = 0.5
-
-    def __post_init__(self) -> None:
-        _check(self)
+    base: Annotated[float, UPDATE_TIMES] = 1.0
+    cap: Annotated[float, UPDATE_TIMES] = 64.0
+    jitter: Annotated[float, SHARE] = 0.5
 
     def units(self, attempt: int, random: Random) -> float:
         """min(base * 2^(attempt - 1), cap), with jitter."""
         exponent = min(attempt - 1, 63)  # 2^63 update times is beyond every cap; larger exponents only overflow
         return _jittered(min(self.base * 2.0**exponent, self.cap), self.jitter, random)
-
-
-def _check(backoff: Constant | Linear | Exponential) -> None:
-    for name in ("base", "cap"):
-        value = getattr(backoff, name, 0.0)
-        if not (value >= 0 and math.isfinite(value)):
-            raise ValueError(f"{name} must be a number of update times, 0 or more, not {value}")
-    if not 0 <= backoff.jitter <= 1:
-        raise ValueError(f"jitter is a share from 0 to 1, not {backoff.jitter}")
 
 
 def _jittered(units: float, jitter: float, random: Random) -> float:

@@ -9,6 +9,7 @@ from typing import ClassVar
 from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.delay import Delay
 from paceline.errors import OverrideWarning, UsageError
+from paceline.field_types import check_fields
 from paceline.transport.base import Ports, Replica
 from paceline.transport.parameters import MemoryRequest
 
@@ -27,6 +28,9 @@ class Algorithm:
     of_servers: ClassVar[tuple[str, ...]] = ()
     #: The most workers it can use; None: any number.
     max_workers: ClassVar[int | None] = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @property
     def memory(self) -> MemoryRequest:

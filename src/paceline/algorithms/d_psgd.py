@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
 from paceline.algorithms.base import Algorithm
+from paceline.bounds import SECONDS_ABOVE_0
 from paceline.errors import PeerLostError, WorkerLostError
 from paceline.half_types import to_sum_type
 from paceline.topology import Ring, Topology, metropolis_weights
@@ -37,7 +38,7 @@ class DPSGD(Algorithm):
     """
 
     topology: Topology = field(default_factory=Ring)
-    deadline_s: float = 60.0
+    deadline_s: Annotated[float, SECONDS_ABOVE_0] = 60.0
 
     lockstep: ClassVar[bool] = True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor, dtype
 
@@ -18,8 +18,7 @@ from paceline.algorithms.server.modes import Async
 from paceline.algorithms.server.rules import OnDeath, ShardRules
 from paceline.algorithms.server.shard import Shard
 from paceline.algorithms.server.warm_start import WarmStart
-from paceline.errors import UsageError
-from paceline.field_types import check_types
+from paceline.bounds import COUNT, COUNT_FROM_0, SECONDS, SERVERS
 from paceline.flat import Ranges
 from paceline.half_types import sum_type
 from paceline.transport.base import Ports, Replica
@@ -65,14 +64,14 @@ class Downpour(Algorithm):
         that is, or what the others do meanwhile.
     """
 
-    fetch: int = 1
-    push: int = 1
+    fetch: Annotated[int, COUNT] = 1
+    push: Annotated[int, COUNT] = 1
     apply: ApplyRule = field(default_factory=Adagrad)
-    warm_start_steps: int = 0
-    shards: int = 1
+    warm_start_steps: Annotated[int, COUNT_FROM_0] = 0
+    shards: Annotated[int, SERVERS] = 1
     codec: Codec = field(default_factory=NoCodec)
     on_death: OnDeath = "shrink"
-    snapshot_s: float = 5.0
+    snapshot_s: Annotated[float, SECONDS] = 5.0
 
     tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
     of_servers: ClassVar[tuple[str, ...]] = (
@@ -80,12 +79,7 @@ class Downpour(Algorithm):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        check_types(self)
-        for name in ("fetch", "push"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"downpour's {name} is a number of steps, from 1 on, not {getattr(self, name)}.")
-        if self.warm_start_steps < 0:
-            raise UsageError(f"downpour's warm_start_steps must be 0 or more, not {self.warm_start_steps}.")
+        super().__post_init__()
         self._plain_server()  # checks what both have
 
     @property

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
 from paceline.algorithms.backoff import Backoff, NoBackoff
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.step_size import FullStep, StepSize
+from paceline.bounds import COUNT_FROM_0
 from paceline.transport.base import Ports, Replica
 from paceline.transport.parameters import MemoryRequest, SlotParameters
 
@@ -42,15 +43,11 @@ class Leashed(Algorithm):
         Fast and Stable Convergence", IPDPS 2021, arXiv:2102.09032, Algorithm 3.
     """
 
-    persistence: int | None = None
+    persistence: Annotated[int, COUNT_FROM_0] | None = None
     backoff: Backoff = field(default_factory=NoBackoff)
     step_size: StepSize = field(default_factory=FullStep)
 
     tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
-
-    def __post_init__(self) -> None:
-        if self.persistence is not None and self.persistence < 0:
-            raise ValueError(f"persistence must be none or at least 0, not {self.persistence}")
 
     @property
     def memory(self) -> MemoryRequest:

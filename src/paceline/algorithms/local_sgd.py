@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from paceline.algorithms.agreed_gradient import AgreedGradient
 from paceline.algorithms.base import Algorithm
-from paceline.errors import UsageError
+from paceline.bounds import COUNT, COUNT_FROM_0
 from paceline.transport.base import Ports, Replica
 from paceline.transport.parameters import MemoryRequest
 
@@ -31,16 +31,10 @@ class LocalSGD(Algorithm):
         PyTorch's `PostLocalSGDState`. Optimizer state stays each worker's own.
     """
 
-    period: int = 8
-    warmup_steps: int = 0
+    period: Annotated[int, COUNT] = 8
+    warmup_steps: Annotated[int, COUNT_FROM_0] = 0
 
     lockstep: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.period < 1:
-            raise UsageError(f"local-sgd averages every period steps, from 1 on, not every {self.period}.")
-        if self.warmup_steps < 0:
-            raise UsageError(f"local-sgd's warmup_steps must be 0 or more, not {self.warmup_steps}.")
 
     @property
     def memory(self) -> MemoryRequest:

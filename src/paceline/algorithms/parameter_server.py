@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.server.alone import work_alone
@@ -17,8 +17,8 @@ from paceline.algorithms.server.registries import apply_registry
 from paceline.algorithms.server.rules import OnDeath, ShardRules
 from paceline.algorithms.server.second_copy import serve_shard
 from paceline.algorithms.server.user import UserOptimizer
+from paceline.bounds import BETWEEN_0_AND_1, SECONDS, SERVERS
 from paceline.errors import UsageError
-from paceline.field_types import check_types
 from paceline.specs import moved_into
 from paceline.transport.base import Ports, Replica
 from paceline.transport.parameters import MemoryRequest
@@ -69,13 +69,13 @@ class ParameterServer(Algorithm):
     """
 
     mode: Mode = field(default_factory=Sync)
-    shards: int = 1
+    shards: Annotated[int, SERVERS] = 1
     apply: ApplyRule = field(default_factory=UserOptimizer)
     codec: Codec = field(default_factory=NoCodec)
     on_death: OnDeath = "shrink"
     durability: Literal["snapshot", "replica"] = "snapshot"
-    snapshot_s: float = 5.0
-    average: float | None = None
+    snapshot_s: Annotated[float, SECONDS] = 5.0
+    average: Annotated[float, BETWEEN_0_AND_1] | None = None
 
     tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
     of_servers: ClassVar[tuple[str, ...]] = ("mode", "shards", "codec", "on_death", "durability", "snapshot_s")
@@ -86,16 +86,10 @@ class ParameterServer(Algorithm):
                 f"mode is an object, such as Async() or Sync(backups=1), not {self.mode!r}; a spec takes names, as in"
                 " parse('parameter-server(mode=async)')."
             )
-        check_types(self)
-        if self.shards < 1:
-            raise UsageError(f"A parameter server has 1 shard or more, not {self.shards}.")
+        super().__post_init__()
         self.mode.check_shards(self.shards)
-        if not self.snapshot_s >= 0:
-            raise UsageError(f"snapshot_s must be 0 (at every update) or more seconds, not {self.snapshot_s}.")
         if self.durability == "replica" and self.snapshot_s != 5.0:
             raise UsageError("snapshot_s is for durability=snapshot, not for durability=replica: leave it out.")
-        if self.average is not None and not 0 < self.average < 1:
-            raise UsageError(f"average must be above 0 and below 1, as 0.999, not {self.average}; or leave it out.")
         if self.average is not None and self.durability == "replica":
             raise UsageError("The second copy of a shard has no average: leave out average or durability=replica.")
 

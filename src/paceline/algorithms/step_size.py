@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from paceline.bounds import COUNT, SHARE
+from paceline.field_types import check_fields
 from paceline.transport.base import Ports
 
 __all__ = ["ExponentialStep", "FullStep", "InverseStep", "StepSize", "TailStep"]
@@ -20,6 +22,9 @@ class StepSize:
 
     #: Whether `scale` asks `ports.staleness`, which is then kept up to date at every update.
     needs_counts: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def scale(self, staleness: int, ports: Ports) -> float:
         """The factor for an update of this staleness."""
@@ -59,7 +64,7 @@ class ExponentialStep(StepSize):
         Prediction", Middleware 2020.
     """
 
-    threshold: int | None = None
+    threshold: Annotated[int, COUNT] | None = None
 
     def scale(self, staleness: int, ports: Ports) -> float:
         """exp(-beta staleness)."""
@@ -83,7 +88,7 @@ class TailStep(StepSize):
         ICML 2022.
     """
 
-    amplitude: float = 1.0
+    amplitude: Annotated[float, SHARE] = 1.0
 
     needs_counts: ClassVar[bool] = True
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.bounds import BACKUPS, PLANNED_WORKERS, SECONDS
 from paceline.cli import options
 from paceline.cli.console import out
 from paceline.cli.simulate import described
@@ -66,20 +67,24 @@ def backups(
 
     Example: paceline advise backups --cluster here.toml --workers 32
     """
-    options.check_numbers({"workers": workers, "batch_size": batch_size, "data": data})
+    options.check_numbers({"batch_size": batch_size, "data": data})
+    SECONDS.check("--rest-s", rest_s)
+    if max_backups is not None:
+        BACKUPS.check("--max-backups", max_backups)
+    if workers is not None:
+        PLANNED_WORKERS.check("--workers", workers)
     if (cluster is None) == (task is None):
         raise UsageError(
             "Say whose times: either --cluster FILE, or --task TASK to measure here; of a recorded run: paceline plan backups."
         )
-    if not 0 <= rest_s < math.inf:
-        raise UsageError(f"--rest-s must be 0 seconds or more, not {rest_s:g}.")
-    if max_backups is not None and max_backups < 0:
-        raise UsageError(f"--max-backups must be 0 or more, not {max_backups}.")
     if noise_scale is not None and not noise_scale >= 0:
         raise UsageError(f"--noise-scale must be 0 samples or more, not {noise_scale:g}.")
     machines = described(cluster, workers if cluster is not None else workers or 16, slow or [], [])
+    PLANNED_WORKERS.check("The number of workers", machines.workers)
     if machines.workers < 2 and not spare:
         raise UsageError("Backups are among several workers: give --workers 2 or more.")
+    if max_backups is None:
+        max_backups = min(max(1, machines.workers // 4), int(BACKUPS.most))
     if noise_scale is not None and batch_size is None and task is None:
         raise UsageError("--noise-scale counts samples: say with --batch-size how many a gradient is of.")
 
@@ -214,7 +219,7 @@ def _show(plan: BackupPlan, about: dict[str, Any], *, published: bool) -> None:
     console.print(Text("\n".join(notes), style="dim"), soft_wrap=True)
     best = plan.best
     more = f" with {best.machines} workers" if spare else f" --workers {best.machines}"
-    console.print(f'Best: --algorithm "{_spec(best)}"{more}.{end}', markup=False, soft_wrap=True)
+    console.print(f'Best: --algorithm "{_spec(best)}"{more}.{end}', soft_wrap=True)
 
 
 def _span(low_s: float, high_s: float, size_s: float) -> str:

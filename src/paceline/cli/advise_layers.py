@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.bounds import FLOPS_PER_S, PLANNED_WORKERS, SHARE
 from paceline.cli import options
 from paceline.cli.console import out
-from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from paceline.planner.balance import Balance
@@ -39,9 +39,12 @@ def layers(
 
     Example: paceline advise layers --task cifar10-cnn --workers 16
     """
-    options.check_numbers({"workers": workers, "batch_size": batch_size, "data": data})
-    if flops_per_s is not None and not flops_per_s > 0:
-        raise UsageError(f"--flops-per-s must be above 0, not {flops_per_s}.")
+    options.check_numbers({"batch_size": batch_size, "data": data})
+    if workers is not None:
+        PLANNED_WORKERS.check("--workers", workers)
+    if flops_per_s is not None:
+        FLOPS_PER_S.check("--flops-per-s", flops_per_s)
+    SHARE.check("--overlap", overlap)
 
     import torch
 
@@ -65,6 +68,7 @@ def layers(
     else:
         flops_per_s, source = operations / _step_s(loaded, train_set, points), "measured here, on one core"
     nodes = workers or described.workers
+    PLANNED_WORKERS.check("The number of workers", nodes)
     link = described.bandwidth_bytes_per_s
     result = balance(
         found, nodes=nodes, batch=nodes * points, operations_per_s=flops_per_s, bytes_per_s=link, overlap=overlap

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
+from paceline.bounds import PLANNED_WORKERS, SEED, check_workers
 from paceline.cli import options
 from paceline.cli.console import complain, err, out, say
 from paceline.cli.durations import per_second, seconds
 from paceline.cli.simulate import described
 from paceline.errors import UsageError
+from paceline.paths import make_folder
 
 if TYPE_CHECKING:
     from paceline.advice.answer import Advice, Circumstances, Target
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["training"]
 
 _TARGET, _WHAT, _HAPPENS, _RUN = "What to reach", "What to choose from", "What will happen", "The advice"
+_MOST_SEEDS = 10**7  # runs and simulations count on from the first
 _KINDS = ("layers", "backups")
 
 
@@ -82,11 +85,14 @@ def training(
     deadline_s = None if deadline is None else seconds(deadline, "--deadline")
     budget_s = seconds(budget, "--budget")
     kills_per_s = 0.0 if kill_rate is None else per_second(kill_rate, "--kill-rate")
-    if max_workers is not None and max_workers < 1:
-        raise UsageError(f"--max-workers must be 1 or more, not {max_workers}.")
+    if max_workers is not None:
+        PLANNED_WORKERS.check("--max-workers", max_workers)
+    SEED.check("The last run's seed", seed + _MOST_SEEDS)
     if folder is not None:
         options.check_out(folder)
     machines = None if cluster is None else described(cluster, None, [], [])
+    if machines is None and max_workers is not None:
+        check_workers(max_workers, backend="processes")
     most = max_workers or (max(2, _cores()) if machines is None else machines.workers)
     factors = dict(described(None, most, slow, []).slowness) if slow else {}
     specs = _specs(algorithm)
@@ -174,7 +180,7 @@ class _Live(AbstractContextManager["_Live"]):
                 BarColumn(),
                 TextColumn("{task.percentage:.0f} %"),
                 TimeElapsedColumn(),
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
             )
             self._bar = Progress(*columns, console=self._console, transient=True)
             self._task = self._bar.add_task("", total=1.0)
@@ -190,9 +196,7 @@ class _Live(AbstractContextManager["_Live"]):
     def update(self, what: str, share: float) -> None:
         """What is being done, and the share of all that is done, from 0 to 1."""
         if self._bar is not None:
-            from rich.markup import escape
-
-            self._bar.update(self._task, completed=share, description=escape(what))
+            self._bar.update(self._task, completed=share, description=what)
         elif what != self._last:
             say(f"{100 * share:3.0f} %  {what}")
         self._last = what
@@ -204,7 +208,7 @@ def _write(advice: Advice, folder: Path) -> Path:
     from paceline.advice.report import write_report
     from paceline.observe.run import write_json
 
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_json(folder / "advice.json", as_json(advice))
     return write_report(advice, folder / "advice.html", command=options.write_command(sys.argv[1:]))
 
@@ -234,7 +238,7 @@ def _show(advice: Advice, page: Path, *, as_json: bool) -> None:
     console.print(Text(f"\nIt took {seconds_text(advice.took_s)}."))
     if advice.command:
         console.print(Text("Start it: ").append(advice.command, style="bold"), soft_wrap=True)
-    console.print(f"Report:   {page}", markup=False, soft_wrap=True)
+    console.print(f"Report:   {page}", soft_wrap=True)
     if as_json:
         from paceline.advice.plain import as_json as plain
 

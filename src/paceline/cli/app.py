@@ -5,7 +5,9 @@ Importing this module must stay fast: nothing here imports torch, and the verbs 
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
 import sys
 from typing import Annotated, Any
 
@@ -26,13 +28,21 @@ from paceline.cli.simulate import simulate
 from paceline.cli.sparse import sparse
 from paceline.cli.study import study_app
 from paceline.cli.train import train
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import PacelineError, UsageError, printable
 
 __all__ = ["app", "main"]
 
 
 # Typer 0.16 and later carry a Click of their own, earlier ones use the package; this is the base of its errors in both.
 _WrongWords: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+_NO_SUCH_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)  # which no file can have
+
+
+def _sentence(text: str) -> str:
+    """One line with an end, whatever lines a user's value has and whatever somebody else's error ends with."""
+    text = printable(text.rstrip())
+    return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
 class _Verbs(typer.core.TyperGroup):
@@ -41,9 +51,16 @@ class _Verbs(typer.core.TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except UsageError as error:
+            complain(_sentence(str(error)))
+            raise typer.Exit(2) from error
         except PacelineError as error:
             complain(str(error))
-            raise typer.Exit(2 if isinstance(error, UsageError) else 1) from error
+            raise typer.Exit(1) from error
+        except OSError as error:
+            about = "" if error.filename is None else f"{error.filename}: "
+            complain(_sentence(f"{about}{error.strerror or error}; choose another place."))
+            raise typer.Exit(2 if error.errno in _NO_SUCH_NAMES else 1) from error
         except KeyboardInterrupt as error:
             complain("Stopped.")
             raise typer.Exit(130) from error
@@ -90,13 +107,18 @@ def _about(
 def main() -> None:
     """What the installed command runs: wrong options, too, are one sentence and exit code 2."""
     try:
+        os.getcwd()  # noqa: PTH109
+    except OSError as error:
+        complain(f"The folder that this runs in cannot be found ({error.strerror}): cd into one that is there.")
+        sys.exit(2)
+    try:
         code = app(standalone_mode=False)
     except _WrongWords as error:
         command = getattr(getattr(error, "ctx", None), "command_path", "paceline")
         if message := error.format_message().rstrip(
             "."
         ):  # empty where a group of verbs was called without one: it is help
-            complain(f"{message}. See {command} --help.")
+            complain(_sentence(f"{message}. See {command} --help."))
         code = error.exit_code
     except typer.Abort:
         complain("Stopped.")

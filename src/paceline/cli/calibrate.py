@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 from paceline.cli import options
 from paceline.cli.console import err, out, say
 from paceline.errors import UsageError
 from paceline.fork_server import fork_server_context
+from paceline.paths import check_new_file
 
 if TYPE_CHECKING:
     from paceline.measured_cluster import MeasuredCluster
@@ -105,7 +106,7 @@ class _Found:
             measured = calibration.measure(self.task or "digits-mlp", **measure, on_progress=progress)
         cluster = calibration.as_cluster(measured, workers)
         calibration.write(measured, cluster, self.file)
-        lines = [f"{name}: [bold]{describe(spread)}[/]" for name, spread in measured.spreads().items()]
+        lines = [Text.assemble(f"{name}: ", (describe(spread), "bold")) for name, spread in measured.spreads().items()]
         self._say(lines, measured.task, measured.batch_size)
         if self.as_json:
             print(json.dumps(calibration.as_json(measured, cluster, self.file)), flush=True)
@@ -116,17 +117,17 @@ class _Found:
 
         cluster = measured.as_cluster()
         calibration.write_file(cluster, measured.comments(cluster, hosts=hosts), self.file)
-        self._say([escape(line) for line in measured.summary(cluster)], measured.task, measured.batch_size)
+        self._say([Text(line) for line in measured.summary(cluster)], measured.task, measured.batch_size)
         if self.as_json:
             print(json.dumps(measured.as_json(cluster, self.file, hosts=hosts)), flush=True)
 
-    def _say(self, lines: list[str], task: str, batch_size: int) -> None:
+    def _say(self, lines: list[Text], task: str, batch_size: int) -> None:
         console = err() if self.as_json else out()
         for line in lines:
             console.print(line, soft_wrap=True)
-        console.print(f"Written: {self.file}", markup=False, soft_wrap=True)
+        console.print(f"Written: {self.file}", soft_wrap=True)
         how = f"--task {task if self.task is None else self.task} --batch-size {batch_size}"
-        console.print(f"Use it:  paceline simulate --cluster {self.file} {how}", markup=False, soft_wrap=True)
+        console.print(f"Use it:  paceline simulate --cluster {self.file} {how}", soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -154,9 +155,6 @@ def _check_file(file: Path, *, replace: bool) -> None:
     """Refuses a file that cannot be written, or that would replace another one, before anything is measured."""
     if file.suffix not in (".toml", ".json"):
         raise UsageError(f"--out {file}: a cluster file is .toml or .json.")
-    if not file.parent.is_dir():
-        raise UsageError(f"--out {file}: there is no folder {file.parent}; make it first.")
-    if file.is_dir():
-        raise UsageError(f"--out {file} is a folder; name a file.")
+    check_new_file(file, f"--out {file}")
     if file.exists() and not replace:
         raise UsageError(f"--out {file} exists; add --force to replace it, or name another file.")

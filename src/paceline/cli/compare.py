@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.bounds import RUNS, SEED
 from paceline.cli import options
 from paceline.cli.console import err, out, say
 from paceline.cli.train import execute, outcome_line, read_result, settings
 from paceline.errors import PacelineError, UsageError
 from paceline.fork_server import fork_server_context
+from paceline.paths import make_folder
 
 if TYPE_CHECKING:
     from paceline.config import TrainConfig
@@ -59,8 +61,9 @@ def compare(
     options.check_numbers(given)
     for count in counts:
         options.check_numbers({"workers": count})
-    if repeats < 1:
-        raise UsageError(f"--repeats must be 1 or more, not {repeats}.")
+    RUNS.check("--repeats", repeats)
+    RUNS.check("The number of runs", len(specs) * len(counts) * repeats)
+    SEED.check("The last run's seed", given.get("seed", 0) + repeats - 1)
     if out is not None:
         options.check_out(out)
 
@@ -68,6 +71,7 @@ def compare(
     configs = _configurations(given, specs, counts, repeats)
     options.tell_what_is_overridden(configs)
     folder = out or options.default_out(options.task_word(configs[0].task), "compare")
+    make_folder(folder)
     runs = {name: _one(config, folder / name) for name, config in _named(configs)}
     _show(runs, folder, as_json=as_json)
     if any(run.result["outcome"] == "crashed" for run in runs.values()):
@@ -98,7 +102,7 @@ def _configurations(given: dict[str, Any], specs: list[str], counts: list[int], 
                 seed = given.get("seed", 0) + repeat
                 config = TrainConfig(**{**given, "algorithm": registry.spec(algorithm), "workers": used, "seed": seed})
                 configs[config.algorithm, used, seed] = config
-    for config in configs.values():
+    for config in {(one.algorithm, one.workers): one for one in configs.values()}.values():
         options.check_specs(config)
     return list(configs.values())
 
@@ -129,13 +133,12 @@ def _show(runs: dict[str, RunData], folder: Path, *, as_json: bool) -> None:
     from paceline.observe.report import write_report
     from paceline.observe.tables import comparison_table
 
-    folder.mkdir(parents=True, exist_ok=True)
     report = folder / "report.html"
     listed = list(runs.values())
     title = f"{listed[0].config['task']}: {len(listed)} runs compared"
     write_report(listed, report, title=title, command=options.write_command(sys.argv[1:]))
     console = err() if as_json else out()
     console.print(comparison_table([run.result for run in listed]))
-    console.print(f"Report: {report}", markup=False, soft_wrap=True)
+    console.print(f"Report: {report}", soft_wrap=True)
     if as_json:
         print(json.dumps([read_result(run, folder / name) for name, run in runs.items()]), flush=True)

@@ -39,7 +39,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="A list of JSON 
 
     Exits with 1 if something that Paceline needs does not work. Example: paceline doctor
     """
-    from rich.markup import escape
+    from rich.text import Text
 
     checks = examine()
     if as_json:
@@ -47,9 +47,9 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="A list of JSON 
     else:
         console = out()
         for check in checks:
-            mark = "[green]works[/]" if check.works else "[bold red]fails[/]"
-            remedy = f" {escape(check.remedy)}" if check.remedy else ""
-            console.print(f"{mark}  [bold]{check.name}[/]: {escape(check.finding)}{remedy}", soft_wrap=True)
+            mark = ("works", "green") if check.works else ("fails", "bold red")
+            remedy = f" {check.remedy}" if check.remedy else ""
+            console.print(Text.assemble(mark, "  ", (check.name, "bold"), f": {check.finding}{remedy}"), soft_wrap=True)
     if not all(check.works for check in checks):
         raise typer.Exit(1)
 

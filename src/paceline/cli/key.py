@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.console import say
+from paceline.paths import check_new_file
 
 __all__ = ["key"]
 
@@ -19,6 +20,7 @@ def key(file: Annotated[Path, typer.Argument(help="File to make; only its owner 
     """
     from paceline.transport.keys import create_keys
 
+    check_new_file(file, f"The key file {file}")
     create_keys(file)
     say(
         f"Wrote {file}. Copy it to every machine of the run (scp keeps it private), and give --key {file} or PACELINE_KEY."

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from paceline.bounds import COUNT, DEADLINE_S, SECONDS_ABOVE_0, check_workers
 from paceline.cli import options
 from paceline.cli.console import err, say
 from paceline.errors import PacelineError, UsageError
@@ -113,10 +114,11 @@ def launch(
     _refuse(
         given, _FUNCTION_ONLY, "is for a function, as in `paceline launch FILE.py:FUNCTION`: leave it out for a script."
     )
-    if of is not None and of < 1:
-        raise UsageError(f"--of must be 1 or more, not {of}.")
-    if deadline is not None and deadline < 1:
-        raise UsageError(f"--deadline must be 1 second or more, not {deadline}.")
+    check_workers(workers, backend="programs")
+    if of is not None:
+        COUNT.check("--of", of)
+    if deadline is not None:
+        DEADLINE_S.check("--deadline", deadline)
     if command[0] != "-m" and not Path(command[0]).is_file():
         raise UsageError(
             f"There is no script {command[0]}: write `paceline launch --workers 4 -- SCRIPT.py ARGUMENTS`, or"
@@ -164,8 +166,8 @@ def _launch_function(reference: str, given: dict[str, Any]) -> None:
     """A supervised run of a function of a file, with live figures on stderr."""
     workers, algorithm, out = given["workers"], given.get("algorithm"), given.get("out")
     limit_s = given.get("limit")
-    if limit_s is not None and not limit_s > 0:
-        raise UsageError(f"--limit must be more than 0 seconds, not {limit_s:g}.")
+    if limit_s is not None:
+        SECONDS_ABOVE_0.check("--limit", limit_s)
     slow = checked_factors(slow_factors(given.get("slow", [])), workers)
     if out is not None:
         options.check_out(out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 import warnings
@@ -13,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.bounds import check_run
 from paceline.cli.console import say
 from paceline.errors import OverrideWarning, UsageError
+from paceline.paths import check_new_folder
 
 if TYPE_CHECKING:
     from paceline.config import TrainConfig
@@ -84,23 +85,7 @@ def check_numbers(given: Mapping[str, Any]) -> None:
     Raises:
         UsageError: names the option.
     """
-    for name in ("workers", "steps", "batch_size"):
-        if given.get(name) is not None and given[name] < 1:
-            raise UsageError(f"{_option(name)} must be 1 or more, not {given[name]}.")
-    for name in ("epochs", "learning_rate", "staleness_ramp_epochs"):
-        value = given.get(name)
-        if value is not None and not (value > 0 and math.isfinite(value)):
-            raise UsageError(f"{_option(name)} must be a number above 0, not {value}.")
-    for name in ("restarts", "seed"):
-        if given.get(name) is not None and given[name] < 0:
-            raise UsageError(f"{_option(name)} must be 0 or more, not {given[name]}.")
-    momentum, accuracy, loss = (given.get(name) for name in ("momentum", "target_accuracy", "target_loss"))
-    if momentum is not None and not 0 <= momentum < 1:
-        raise UsageError(f"--momentum must be from 0 to below 1, not {momentum}.")
-    if accuracy is not None and not 0 < accuracy <= 1:
-        raise UsageError(f"--target-accuracy is a fraction above 0 and up to 1, not {accuracy}; write 0.95 for 95 %.")
-    if loss is not None and not math.isfinite(loss):
-        raise UsageError(f"--target-loss must be a number, not {loss}.")
+    check_run(given, name_of=_option)
     for one, other in (("epochs", "steps"), ("target_loss", "target_accuracy")):
         if given.get(one) is not None and given.get(other) is not None:
             raise UsageError(f"{_option(one)} and {_option(other)} exclude each other; leave one out.")
@@ -139,9 +124,8 @@ def tell_what_is_overridden(configs: Iterable[TrainConfig]) -> None:
 
 
 def check_out(out: Path) -> None:
-    """Refuse to write into a folder that holds something."""
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"--out {out} is a file; name a folder.")
+    """Refuse a folder that cannot be made or written into, or that holds something."""
+    check_new_folder(out, f"--out {out}")
     if out.is_dir() and any(out.iterdir()):
         go_on = f", or go on with that run: --resume {out}" if (out / "config.json").is_file() else ""
         raise UsageError(f"--out {out} is not empty; choose another folder{go_on}.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.bounds import BACKUPS
 from paceline.cli.console import out
 from paceline.errors import UsageError
 
@@ -58,8 +59,8 @@ def backups(
     """
     if not half_efficient >= 0:
         raise UsageError(f"--half-efficient must be 0 or more, not {half_efficient}.")
-    if max_backups is not None and max_backups < 0:
-        raise UsageError(f"--max-backups must be 0 or more, not {max_backups}.")
+    if max_backups is not None:
+        BACKUPS.check("--max-backups", max_backups)
 
     from paceline.algorithms.server.backups import StepsModel, choose_backups
     from paceline.observe.arrivals import arrivals
@@ -140,7 +141,7 @@ def _show(seen: Arrivals, choice: BackupChoice, steps: dict[int, float]) -> None
     near = choice.within(_NEAR)
     span = f"{near[0]} to {near[-1]}" if len(near) > 1 else f"{near[0]} alone"
     spec = f"parameter-server(mode=sync(backups={choice.best.backups}))" if choice.best.backups else "parameter-server"
-    console.print(f'Best: --algorithm "{spec}". Within 2 % of it: b = {span}.', markup=False, soft_wrap=True)
+    console.print(f'Best: --algorithm "{spec}". Within 2 % of it: b = {span}.', soft_wrap=True)
 
 
 def _unit(column_s: list[float]) -> str:

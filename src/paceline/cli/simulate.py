@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.bounds import PARAMETERS
 from paceline.cli import options
 from paceline.cli.console import say
 from paceline.cli.train import settings, show
@@ -72,8 +73,8 @@ def simulate(
     """
     given = settings(locals())  # before anything else becomes a local name
     options.check_numbers(given)
-    if parameters is not None and parameters < 1:
-        raise UsageError(f"--parameters must be 1 or more, not {parameters}.")
+    if parameters is not None:
+        PARAMETERS.check("--parameters", parameters)
     if out is not None:
         options.check_out(out)
 
@@ -116,9 +117,11 @@ def _faults(kills: list[str]) -> Faults:
     faults = Faults()
     for text in kills:
         worker, _, step = text.partition(":")
-        if not (worker.isdecimal() and step.isdecimal()):
-            raise UsageError(f"--kill {text} says nothing about a worker. Write WORKER:STEP, as 2:40.")
-        faults = faults.kill(worker=int(worker), step=int(step))
+        try:
+            faults = faults.kill(worker=int(worker), step=int(step))
+        except ValueError as error:
+            why = f" {error}" if isinstance(error, UsageError) else " Write WORKER:STEP, as 2:40."
+            raise UsageError(f"--kill {text} says nothing about a worker.{why}") from error
     return faults
 
 

@@ -8,8 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.bounds import PASSES, PROCESSORS, SPARSE_SEED
 from paceline.cli.console import out, say
-from paceline.errors import UsageError
+from paceline.errors import UsageError, printable
+from paceline.paths import check_new_file
 
 __all__ = ["fit", "predict", "sparse"]
 
@@ -64,9 +66,11 @@ def fit(
     if model is not None and model.suffix != ".npz":
         raise UsageError(f"--model {model} must end with .npz.")
     if model is not None:
-        jobs.check_writable("--model", model)
-    if seed < 0:
-        raise UsageError(f"--seed must be 0 or more, not {seed}.")
+        check_new_file(model, f"--model {model}")
+    SPARSE_SEED.check("--seed", seed)
+    PASSES.check("--passes", passes)
+    if n_jobs > 0:
+        PROCESSORS.check("--n-jobs", n_jobs)
     given = {name for name in context.params if _typed(context, name)}
     if strange := sorted(given & (_LINEAR if data.suffix == ".csv" else _RATINGS)):
         kind, other = ("linear models", "ratings") if data.suffix == ".csv" else ("ratings", "linear models")
@@ -115,11 +119,11 @@ def predict(
     from paceline.sparse import jobs
 
     if write is not None:
-        jobs.check_writable("--out", write)
+        check_new_file(write, f"--out {write}")
     lines, measures = jobs.predict(model, data, probabilities=probabilities)
     if write is None:
         if not as_json:
-            print("\n".join(lines))
+            print("\n".join(printable(line) for line in lines))
     else:
         write.write_text("\n".join(lines) + "\n")
     if as_json:

@@ -121,7 +121,7 @@ def table(
         console.print(medians_table(frame, target=study.smallest_target, title=study.name))
     else:
         console.print("No trial has been run yet.")
-    console.print(f"Table: {folder / 'table.parquet'} and {folder / 'table.csv'}", markup=False, soft_wrap=True)
+    console.print(f"Table: {folder / 'table.parquet'} and {folder / 'table.csv'}", soft_wrap=True)
     if as_json:
         print(frame.to_json(orient="records", double_precision=15), flush=True)
 
@@ -241,9 +241,9 @@ def _show_plan(study: Study, folder: Path, *, as_json: bool) -> None:
         say(note)
     for number, trial in enumerate(found.trials[:_SHOWN_TRIALS], start=1):
         done = "  (has been run)" if trial.hash in found.done else ""
-        console.print(f"{number:>4}  {trial.hash}  {_levels_text(trial)}{done}", markup=False, soft_wrap=True)
+        console.print(f"{number:>4}  {trial.hash}  {_levels_text(trial)}{done}", soft_wrap=True)
     if len(found.trials) > _SHOWN_TRIALS:
-        console.print(f"      and {len(found.trials) - _SHOWN_TRIALS:,} more", markup=False)
+        console.print(f"      and {len(found.trials) - _SHOWN_TRIALS:,} more")
     waiting = found.total - len(found.done)
     console.print(
         f"{found.total:,} trials, {len(found.done):,} of them run before; {waiting:,} to run: about"
@@ -271,8 +271,8 @@ def _show_end(end: StudyEnd, page: Path, *, as_json: bool) -> None:
     total = end.ran + end.found
     outcomes = ", ".join(f"{number:,} {name}" for name, number in sorted(end.outcomes.items()))
     console.print(f"{total:,} trials, {end.ran:,} of them run now: {outcomes}.", soft_wrap=True)
-    console.print(f"Table:  {end.folder / 'table.parquet'} and table.csv", markup=False, soft_wrap=True)
-    console.print(f"Report: {page}", markup=False, soft_wrap=True)
+    console.print(f"Table:  {end.folder / 'table.parquet'} and table.csv", soft_wrap=True)
+    console.print(f"Report: {page}", soft_wrap=True)
     if as_json:
         about = {"out": str(end.folder), "trials": total, "ran": end.ran, "found": end.found, "left_out": end.left_out}
         print(json.dumps({**about, "outcomes": dict(end.outcomes), "report": str(page)}), flush=True)

@@ -32,7 +32,7 @@ def report(folder: _Folder, baseline: _Baseline = None) -> None:
     """
     from paceline.study.report import write_report
 
-    out().print(f"Report: {write_report(folder, baseline=baseline)}", markup=False, soft_wrap=True)
+    out().print(f"Report: {write_report(folder, baseline=baseline)}", soft_wrap=True)
 
 
 def compare(
@@ -67,7 +67,7 @@ def compare(
         return
     for one in found:
         mark = "*" if one.found else " "
-        out().print(f"{mark} {one.sentence if one.ratio.pairs else _unpaired(one)}", markup=False, soft_wrap=True)
+        out().print(f"{mark} {one.sentence if one.ratio.pairs else _unpaired(one)}", soft_wrap=True)
     note = "* a finding: the interval excludes 1, also among all that are compared here."
     out().print(
         note

@@ -17,6 +17,8 @@ from paceline.fork_server import fork_server_context
 from paceline.slow_workers import slow_factors
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from paceline.config import TrainConfig
     from paceline.observe.run import RunData
 
@@ -114,21 +116,21 @@ def show(run: RunData, folder: Path, *, as_json: bool) -> None:
     console.print(result_table(run.result))
     if run.result["outcome"] in ("diverged", "crashed"):
         console.print(outcome_line(run.result), soft_wrap=True)
-    console.print(f"Report: {folder / 'report.html'}", markup=False, soft_wrap=True)
-    console.print(f"Trace:  {folder / 'trace.json'} (open it at ui.perfetto.dev)", markup=False, soft_wrap=True)
+    console.print(f"Report: {folder / 'report.html'}", soft_wrap=True)
+    console.print(f"Trace:  {folder / 'trace.json'} (open it at ui.perfetto.dev)", soft_wrap=True)
     if as_json:
         print(json.dumps(read_result(run, folder)), flush=True)
 
 
-def outcome_line(result: dict[str, Any]) -> str:
-    """The outcome in Rich markup; a divergence or crash stands out and says at which step."""
-    from rich.markup import escape
+def outcome_line(result: dict[str, Any]) -> Text:
+    """The outcome; a divergence or crash stands out and says at which step."""
+    from rich.text import Text
 
     outcome = result["outcome"]
     style = {"converged": "bold green", "stopped": "bold", "diverged": "bold yellow", "crashed": "bold red"}[outcome]
     at = f" after {result['steps']:,} updates" if result.get("steps") is not None else ""
     reason = str(result.get("outcome_reason") or "").strip()
-    return f"[{style}]{outcome.capitalize()}[/]{at}{escape(f': {reason}' if reason else '.')}"
+    return Text.assemble((outcome.capitalize(), style), at, f": {reason}" if reason else ".")
 
 
 def read_result(run: RunData, folder: Path) -> dict[str, Any]:

@@ -168,7 +168,7 @@ class LockedVector:
                 return
             attempt = 0
             while True:
-                sleep_precisely(self.backoff(attempt))
+                sleep_precisely(self.backoff(attempt), self._abort)
                 if try_acquire():
                     return
                 raise_if_stopped(self._abort)

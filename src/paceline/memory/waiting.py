@@ -129,14 +129,15 @@ def raise_if_stopped(abort_address: int) -> None:
         raise RunStopped("the run was stopped while this worker waited for another one")
 
 
-def sleep_precisely(duration_s: float) -> None:
-    """Sleeps to within a few microseconds; other processes get the core meanwhile.
+def sleep_precisely(duration_s: float, abort_address: int = 0) -> None:
+    """Sleeps to within a few microseconds, or until the run is stopped; other processes get the core meanwhile.
 
     The kernel wakes a sleeper some 60 us late (timer slack 50 us), more than a whole update of a small model takes; so
     the last part is passed by yielding.
     """
     until_s = time.perf_counter() + duration_s
-    if duration_s > 0.0001:
-        time.sleep(duration_s - 0.0001)
+    while (left_s := until_s - time.perf_counter()) > 0.0001:
+        raise_if_stopped(abort_address)
+        time.sleep(min(SLICE_S, left_s - 0.0001))
     while time.perf_counter() < until_s:
         os.sched_yield()

@@ -302,7 +302,7 @@ def _write_atomically(path: Path, chunks: Iterable[str]) -> None:
     try:
         with temporary.open("wb") as file:
             for text in iter(lambda: "".join(islice(rest, _LINES_PER_CHUNK)), ""):
-                file.write(text.encode())
+                file.write(text.encode(errors="backslashreplace"))  # names of files may be no UTF-8
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

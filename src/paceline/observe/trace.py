@@ -95,7 +95,10 @@ def _metadata(name: str, thread_id: int, value: str | int) -> str:
 
 def _us(seconds: np.ndarray) -> list[str]:
     """Microseconds with three decimals, from whole nanoseconds: an end and the next beginning stay equal."""
-    return [f"{ns // 1000}.{ns % 1000:03d}" for ns in np.rint(seconds * 1e9).astype(np.int64).tolist()]
+    nanoseconds = np.rint(seconds * 1e9)
+    fit = np.abs(nanoseconds).max(initial=0.0) < 2**63  # virtual times may be longer than 300 years
+    whole = nanoseconds.astype(np.int64).tolist() if fit else map(int, nanoseconds.tolist())
+    return [f"{ns // 1000}.{ns % 1000:03d}" for ns in whole]
 
 
 def _slices(worker_id: int, records: np.ndarray) -> Iterator[str]:

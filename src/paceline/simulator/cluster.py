@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from paceline.errors import UsageError
+from paceline.bounds import (
+    BLOCKS,
+    BYTES_PER_S,
+    FACTOR,
+    FACTOR_FROM_1,
+    PROCESSORS,
+    SECONDS,
+    SECONDS_ABOVE_0,
+    SIMULATED_WORKERS,
+    UPDATE_VECTORS,
+)  # fmt: skip
+from paceline.errors import UsageError, shown
+from paceline.field_types import check_fields
 from paceline.simulator.compute import ComputeTime, Constant
 from paceline.simulator.sockets import Sockets
 
@@ -69,69 +80,39 @@ class Cluster:
         sockets: of the one machine whose memory the workers share; None: one memory, and a core for each worker.
     """
 
-    workers: int = 2
-    compute_s: float | ComputeTime = 0.01
-    core_bytes_per_s: float = 10e9
-    bus_bytes_per_s: float = 100e9
-    update_vectors: float = 3.0
-    atomic_s: float = 100e-9
-    wake_s: float = 5e-6
-    racing_blocks: int = 4
-    latency_s: float = 50e-6
-    bandwidth_bytes_per_s: float = 1.25e9
-    switch_bytes_per_s: float | None = None
+    workers: Annotated[int, SIMULATED_WORKERS] = 2
+    compute_s: Annotated[float, SECONDS_ABOVE_0] | ComputeTime = 0.01
+    core_bytes_per_s: Annotated[float, BYTES_PER_S] = 10e9
+    bus_bytes_per_s: Annotated[float, BYTES_PER_S] = 100e9
+    update_vectors: Annotated[float, UPDATE_VECTORS] = 3.0
+    atomic_s: Annotated[float, SECONDS_ABOVE_0] = 100e-9
+    wake_s: Annotated[float, SECONDS] = 5e-6
+    racing_blocks: Annotated[int, BLOCKS] = 4
+    latency_s: Annotated[float, SECONDS] = 50e-6
+    bandwidth_bytes_per_s: Annotated[float, BYTES_PER_S] = 1.25e9
+    switch_bytes_per_s: Annotated[float, BYTES_PER_S] | None = None
     collective: Literal["memory", "ring", "tree"] | None = None
-    detection_s: float = 1.0
-    restart_s: float = 5.0
+    detection_s: Annotated[float, SECONDS] = 1.0
+    restart_s: Annotated[float, SECONDS] = 5.0
     slowness: tuple[tuple[int, float], ...] = ()
-    cores: int | None = None
-    slice_s: float = 0.003
-    crowding: float = 1.0
-    spin_s: float = 0.0
-    cold_s: float = 0.0
-    cold_factor: float = 2.0
-    cooling_s: float = 0.003
-    idle_s: float = 0.0
+    cores: Annotated[int, PROCESSORS] | None = None
+    slice_s: Annotated[float, SECONDS_ABOVE_0] = 0.003
+    crowding: Annotated[float, FACTOR_FROM_1] = 1.0
+    spin_s: Annotated[float, SECONDS] = 0.0
+    cold_s: Annotated[float, SECONDS] = 0.0
+    cold_factor: Annotated[float, FACTOR_FROM_1] = 2.0
+    cooling_s: Annotated[float, SECONDS_ABOVE_0] = 0.003
+    idle_s: Annotated[float, SECONDS] = 0.0
     idleness: tuple[tuple[int, float], ...] = ()
     link_factors: tuple[tuple[int, int, float], ...] = ()
     sockets: Sockets | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.workers, bool) or not isinstance(self.workers, int) or self.workers < 1:
-            raise UsageError(f"A cluster needs at least 1 worker, not {self.workers!r}: write a whole number from 1.")
-        if self.cores is not None and (
-            isinstance(self.cores, bool) or not isinstance(self.cores, int) or self.cores < 1
-        ):
-            raise UsageError(f"cores must be a whole number from 1, not {self.cores!r}; or leave it out.")
+        check_fields(self)
         if self.cores is not None and self.sockets is not None:
             raise UsageError(
                 "A cluster has cores, which its workers share, or sockets, which have their own: give one of them."
             )
-        if isinstance(self.racing_blocks, bool) or not isinstance(self.racing_blocks, int) or self.racing_blocks < 1:
-            raise UsageError(f"racing_blocks must be a whole number from 1, not {self.racing_blocks}.")
-        if not isinstance(self.compute_s, ComputeTime):
-            _check("compute_s", self.compute_s)
-        for name in (
-            "core_bytes_per_s",
-            "bus_bytes_per_s",
-            "update_vectors",
-            "atomic_s",
-            "bandwidth_bytes_per_s",
-            "slice_s",
-            "cooling_s",
-        ):
-            _check(name, getattr(self, name))
-        for name in ("crowding", "cold_factor"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not 1 <= value < math.inf:
-                raise UsageError(f"{name} must be a number from 1, not {value!r}.")
-        for name in ("wake_s", "latency_s", "detection_s", "restart_s", "idle_s", "spin_s", "cold_s"):
-            if getattr(self, name) != 0:
-                _check(name, getattr(self, name))
-        if self.switch_bytes_per_s is not None:
-            _check("switch_bytes_per_s", self.switch_bytes_per_s)
-        if self.collective not in (None, "memory", "ring", "tree"):
-            raise UsageError(f"collective must be memory, ring or tree, not {self.collective!r}.")
         if self.sockets is not None and self.sockets.gradient_bytes > 1.000001 * (
             room := self.compute.mean_s * self.core_bytes_per_s
         ):
@@ -139,20 +120,19 @@ class Cluster:
                 f"sockets.gradient_bytes is {self.sockets.gradient_bytes:g}, but in compute_s one core moves {room:g} bytes."
             )
         for worker, factor in self.slowness:
-            _check(f"The slowness of worker {worker}", factor)
+            FACTOR.check(f"The slowness of worker {shown(worker)}", factor)
             if not 0 <= worker < self.workers:
                 raise UsageError(
                     f"Worker {worker} cannot be slow: {self.workers} workers count from 0 to {self.workers - 1}."
                 )
         for worker, idle_s in self.idleness:
-            if idle_s != 0:
-                _check(f"The idle time of worker {worker}", idle_s)
+            SECONDS.check(f"The idle time of worker {shown(worker)}", idle_s)
             if not 0 <= worker < self.workers:
                 raise UsageError(
                     f"Worker {worker} cannot be idle: {self.workers} workers count from 0 to {self.workers - 1}."
                 )
         for a, b, factor in self.link_factors:
-            _check(f"The slowness of link {a}-{b}", factor)
+            FACTOR.check(f"The slowness of link {shown(a)}-{shown(b)}", factor)
             if a == b or not (0 <= a < self.workers and 0 <= b < self.workers):
                 raise UsageError(
                     f"Link {a}-{b} cannot be slow: a link joins two of the workers from 0 to {self.workers - 1}."
@@ -204,9 +184,3 @@ class Cluster:
         from paceline.simulator.cluster_file import write
 
         return write(self, Path(path))
-
-
-def _check(name: str, value: object) -> None:
-    sound = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
-    if not sound:
-        raise UsageError(f"{name} must be a number above 0, not {value!r}.")

@@ -13,11 +13,13 @@ import dataclasses
 import difflib
 import json
 import re
-import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.bounds import SIMULATED_WORKERS
 from paceline.errors import UsageError
+from paceline.plain_files import read_table
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.compute import ComputeTime, Recorded, compute_registry
 from paceline.simulator.sockets import Sockets
@@ -41,6 +43,7 @@ _LEFT_OUT = (
     "cooling_s",
     "idle_s",
 )  # where they are the default: they say nothing, and older files lack them
+_WORKER = "[0-9]{1,12}"
 _KEYS = (*_FIELDS, *_TABLES)
 _SOCKETS = tuple(field.name for field in dataclasses.fields(Sockets))
 
@@ -49,14 +52,7 @@ def read(path: Path) -> dict[str, Any]:
     """`Cluster`'s arguments from a file."""
     if path.suffix not in (".toml", ".json"):
         raise UsageError(f"A cluster file is .toml or .json, not {path.name}.")
-    try:
-        text = path.read_text(encoding="utf-8")
-        table = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except OSError as error:
-        raise UsageError(f"The cluster file {path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:  # both decoders' errors, and bytes that are no UTF-8
-        raise UsageError(f"The cluster file {path} is no valid {path.suffix[1:].upper()}: {error}.") from error
-    return from_table(table, f"The cluster file {path}")
+    return from_table(read_table(path, "The cluster file"), f"The cluster file {path}")
 
 
 def from_table(table: Any, where: str) -> dict[str, Any]:
@@ -65,11 +61,7 @@ def from_table(table: Any, where: str) -> dict[str, Any]:
     Raises:
         UsageError: it names something unknown, or has a value that no cluster can have.
     """
-    if not isinstance(table, dict):
-        raise UsageError(f"{where} must hold names and values, as workers = 16.")
-    for key in table:
-        if key not in _KEYS:
-            raise UsageError(f"{where} has an unknown name '{key}'.{_closest(key)}")
+    check_names(table, where)
     arguments = {key: value for key, value in table.items() if key not in _TABLES}
     if "slow" in table:
         arguments["slowness"] = _by_worker(
@@ -90,6 +82,21 @@ def from_table(table: Any, where: str) -> dict[str, Any]:
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
     return arguments
+
+
+def check_names(table: Any, where: str) -> None:
+    """Refuses unknown names in a file's content, and a number of workers that no cluster has.
+
+    Raises:
+        UsageError: as `from_table`, which sees to the rest.
+    """
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{where} must hold names and values, as workers = 16.")
+    for key in table:
+        if key not in _KEYS:
+            raise UsageError(f"{where} has an unknown name '{key}'.{_closest(key)}")
+    if "workers" in table:
+        SIMULATED_WORKERS.check(f"{where}: workers", table["workers"])
 
 
 def write(cluster: Cluster, path: Path) -> Path:
@@ -137,7 +144,7 @@ def _compute_time(value: Any) -> Any:
 
 
 def _sockets(table: Any) -> Sockets:
-    if not isinstance(table, dict):
+    if not isinstance(table, Mapping):
         raise UsageError("'sockets' is a table, as count = 2 under [sockets].")
     for key in table:
         if key not in _SOCKETS:
@@ -146,13 +153,13 @@ def _sockets(table: Any) -> Sockets:
 
 
 def _by_worker(where: str, table: Any, remedy: str) -> tuple[tuple[int, float], ...]:
-    if not isinstance(table, dict) or not all(worker.isdecimal() for worker in table):
+    if not isinstance(table, Mapping) or not all(re.fullmatch(_WORKER, str(worker)) for worker in table):
         raise UsageError(f"{where}: {remedy}.")
     return tuple(sorted((int(worker), factor) for worker, factor in table.items()))
 
 
 def _link_factors(where: str, table: Any) -> tuple[tuple[int, int, float], ...]:
-    if not isinstance(table, dict) or not all(re.fullmatch(r"\d+-\d+", link) for link in table):
+    if not isinstance(table, Mapping) or not all(re.fullmatch(f"{_WORKER}-{_WORKER}", str(link)) for link in table):
         raise UsageError(f"{where}: 'slow_link' maps links to factors, as \"0-1\" = 10 under [slow_link].")
     pairs = ((sorted(map(int, link.split("-"))), factor) for link, factor in table.items())
     return tuple(sorted((a, b, factor) for (a, b), factor in pairs))

@@ -7,9 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, cycle, repeat
 from random import Random
+from typing import Annotated
 
+from paceline.bounds import SECONDS_ABOVE_0, Bound
 from paceline.errors import UsageError
+from paceline.field_types import check_fields
 from paceline.specs import Registry
+
+SHAPE = Bound(least=1, above=True)  # of a Pareto distribution with a mean
 
 __all__ = ["ComputeTime", "Constant", "ExponentialTail", "Normal", "Pareto", "Recorded", "compute_registry"]
 
@@ -17,6 +22,9 @@ __all__ = ["ComputeTime", "Constant", "ExponentialTail", "Normal", "Pareto", "Re
 @dataclass(frozen=True, kw_only=True)
 class ComputeTime:
     """A distribution of the seconds that one full batch takes."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @property
     def mean_s(self) -> float:
@@ -32,10 +40,7 @@ class ComputeTime:
 class Constant(ComputeTime):
     """Every step takes the same time."""
 
-    time_s: float = 0.01
-
-    def __post_init__(self) -> None:
-        _positive(self, "time_s")
+    time_s: Annotated[float, SECONDS_ABOVE_0] = 0.01
 
     @property
     def mean_s(self) -> float:
@@ -51,11 +56,8 @@ class Constant(ComputeTime):
 class Normal(ComputeTime):
     """A normal distribution, drawn again where it is not above zero: small, symmetric disturbances."""
 
-    average_s: float = 0.01
-    deviation_s: float = 0.001
-
-    def __post_init__(self) -> None:
-        _positive(self, "average_s", "deviation_s")
+    average_s: Annotated[float, SECONDS_ABOVE_0] = 0.01
+    deviation_s: Annotated[float, SECONDS_ABOVE_0] = 0.001
 
     @property
     def mean_s(self) -> float:
@@ -74,11 +76,8 @@ class Normal(ComputeTime):
 class ExponentialTail(ComputeTime):
     """At least `least_s`, and an exponentially distributed time more: occasional, independent disturbances."""
 
-    least_s: float = 0.009
-    tail_s: float = 0.001
-
-    def __post_init__(self) -> None:
-        _positive(self, "least_s", "tail_s")
+    least_s: Annotated[float, SECONDS_ABOVE_0] = 0.009
+    tail_s: Annotated[float, SECONDS_ABOVE_0] = 0.001
 
     @property
     def mean_s(self) -> float:
@@ -100,13 +99,8 @@ class Pareto(ComputeTime):
         shape: above 1; the smaller, the heavier the tail (below 2 the variance is infinite).
     """
 
-    least_s: float = 0.006
-    shape: float = 2.5
-
-    def __post_init__(self) -> None:
-        _positive(self, "least_s")
-        if not (self.shape > 1 and math.isfinite(self.shape)):
-            raise UsageError(f"'pareto' needs shape above 1, or its mean is infinite; it is {self.shape}.")
+    least_s: Annotated[float, SECONDS_ABOVE_0] = 0.006
+    shape: Annotated[float, SHAPE] = 2.5
 
     @property
     def mean_s(self) -> float:
@@ -126,8 +120,11 @@ class Recorded(ComputeTime):
     times_s: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if not self.times_s or not all(_is_positive(time_s) for time_s in self.times_s):
-            raise UsageError("A recorded trace of compute times needs at least one number, all above 0 seconds.")
+        super().__post_init__()
+        if not self.times_s:
+            raise UsageError("A recorded trace of compute times needs at least one number.")
+        for time_s in self.times_s:
+            SECONDS_ABOVE_0.check("Each time of a recorded trace", time_s)
 
     @property
     def mean_s(self) -> float:
@@ -145,13 +142,3 @@ compute_registry.register("constant", Constant)
 compute_registry.register("normal", Normal)
 compute_registry.register("exponential-tail", ExponentialTail)
 compute_registry.register("pareto", Pareto)
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
-
-
-def _positive(model: ComputeTime, *names: str) -> None:
-    for name in names:
-        if not _is_positive(getattr(model, name)):
-            raise UsageError(f"'{type(model).__name__}' needs {name} above 0 seconds, not {getattr(model, name)}.")

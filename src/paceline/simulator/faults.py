@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.bounds import COUNT, COUNT_FROM_0, FACTOR, SECONDS, SECONDS_ABOVE_0
 from paceline.errors import UsageError
 
 __all__ = ["Disturbances", "DropLink", "Faults", "Kill", "Pause", "Slow"]
@@ -72,7 +72,7 @@ class Faults:
     def slow(self, *, worker: int, factor: float, step: int | None = None, at_s: float | None = None) -> Faults:
         """A worker computes `factor` times as long, from a step or a time on."""
         _check_when("slow", step, at_s)
-        _check_above_0("slow's factor", factor)
+        FACTOR.check("The factor of slow", factor)
         return self._with(Slow(worker=worker, factor=factor, step=step, at_s=at_s))
 
     def drop_link(self, a: int, b: int, *, at_s: float) -> Faults:
@@ -85,7 +85,7 @@ class Faults:
     def pause(self, *, worker: int, at_s: float, for_s: float) -> Faults:
         """A worker stands still for `for_s`."""
         _check_when("pause", None, at_s)
-        _check_above_0("pause's for_s", for_s)
+        SECONDS_ABOVE_0.check("for_s of pause", for_s)
         return self._with(Pause(worker=worker, at_s=at_s, for_s=for_s))
 
     @classmethod
@@ -116,6 +116,7 @@ class Faults:
             UsageError: names the worker.
         """
         for worker in self.workers:
+            COUNT_FROM_0.check("A fault's worker", worker)
             if not 0 <= worker < num_workers:
                 raise UsageError(
                     f"A fault names worker {worker}: {num_workers} workers count from 0 to {num_workers - 1}."
@@ -166,12 +167,7 @@ class Disturbances:
 def _check_when(what: str, step: int | None, at_s: float | None) -> None:
     if (step is None) == (at_s is None):
         raise UsageError(f"{what} happens at a step or at a time: give one of step and at_s.")
-    if step is not None and step < 1:
-        raise UsageError(f"{what}: steps count from 1, not {step}.")
-    if at_s is not None and not 0 <= at_s < math.inf:
-        raise UsageError(f"{what}: at_s must be 0 or more, not {at_s}.")
-
-
-def _check_above_0(what: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise UsageError(f"{what} must be a number above 0, not {value}.")
+    if step is not None:
+        COUNT.check(f"The step of {what}", step)
+    if at_s is not None:
+        SECONDS.check(f"at_s of {what}", at_s)

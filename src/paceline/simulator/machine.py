@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from paceline.bounds import check_simulation
 from paceline.errors import UsageError
 from paceline.half_types import sum_type
 from paceline.simulator.bus import MemoryBus
@@ -83,6 +84,8 @@ class SimulatedMachine:
         placing: Placing | None = None,
         restarts: int = 0,
     ) -> None:
+        programs = cluster.workers + (request.server_programs if cluster.workers > 1 else 0)
+        check_simulation(programs, request.num_vectors(cluster.workers) * vector_bytes if x.numel() else 0)
         self.cluster = cluster
         self.request = request
         self.scheduler = scheduler or Scheduler(runs_torch=x.numel() > 0)

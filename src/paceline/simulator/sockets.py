@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from paceline.bounds import BYTES, FACTOR_FROM_1, PROCESSORS, SECONDS
 from paceline.errors import UsageError
+from paceline.field_types import check_fields
 
 __all__ = ["Place", "Placing", "Sockets"]
 
@@ -51,26 +52,20 @@ class Sockets:
             activations); at most `compute_s * core_bytes_per_s`. One reading of the parameters is added.
     """
 
-    count: int = 2
-    used: int | None = None
-    cores: int = 18
-    threads_per_core: int = 2
-    threads_gain: float = 1.2
-    remote_factor: float = 1.6
-    far_atomic_s: float = 250e-9
-    gradient_bytes: float = 0.0
+    count: Annotated[int, PROCESSORS] = 2
+    used: Annotated[int, PROCESSORS] | None = None
+    cores: Annotated[int, PROCESSORS] = 18
+    threads_per_core: Annotated[int, PROCESSORS] = 2
+    threads_gain: Annotated[float, FACTOR_FROM_1] = 1.2
+    remote_factor: Annotated[float, FACTOR_FROM_1] = 1.6
+    far_atomic_s: Annotated[float, SECONDS] = 250e-9
+    gradient_bytes: Annotated[float, BYTES] = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("count", "cores", "threads_per_core"):
-            _check_count(f"sockets.{name}", getattr(self, name))
-        if self.used is not None:
-            _check_count("sockets.used", self.used)
-            if self.used > self.count:
-                raise UsageError(f"sockets.used is {self.used}, but there are {self.count} sockets.")
-        _check_number("sockets.threads_gain", self.threads_gain, 1.0)
-        _check_number("sockets.remote_factor", self.remote_factor, 1.0)
-        _check_number("sockets.far_atomic_s", self.far_atomic_s, 0.0)
-        _check_number("sockets.gradient_bytes", self.gradient_bytes, 0.0)
+        check_fields(self)
+        if self.used is not None and self.used > self.count:
+            raise UsageError(f"sockets.used is {self.used}, but there are {self.count} sockets.")
+        PROCESSORS.check("The number of threads of all sockets", self.count * self.cores * self.threads_per_core)
 
     @property
     def num_used(self) -> int:
@@ -142,14 +137,3 @@ def _share(processors: list[Place], worker: int, num_workers: int) -> list[Place
     if len(processors) < num_workers:
         return [processors[worker % len(processors)]]
     return processors[len(processors) * worker // num_workers : len(processors) * (worker + 1) // num_workers]
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{name} must be a whole number from 1, not {value!r}.")
-
-
-def _check_number(name: str, value: object, least: float) -> None:
-    sound = isinstance(value, int | float) and not isinstance(value, bool) and least <= value < math.inf
-    if not sound:
-        raise UsageError(f"{name} must be a number from {least:g}, not {value!r}.")

@@ -6,19 +6,21 @@ import bz2
 import csv
 import gzip
 import math
-import os
-import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import sparse
 
-from paceline.errors import UsageError
+from paceline.bounds import available_bytes, check_memory
+from paceline.errors import UsageError, first_line
+from paceline.plain_files import read_npz
 
 __all__ = ["Ratings", "read_labelled", "read_ratings"]
 
 _LABELS = ("y", "labels", "targets")
+_UNPACK: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open}
 _NUMBERS_PER_FEATURE = 6
 """A model on two threads: its weights, a copy and a base for each thread, and how frequent features are."""
 
@@ -47,12 +49,11 @@ def read_labelled(path: Path, *, features: int | None = None, labels: bool = Tru
     if path.stat().st_size == 0:
         raise UsageError(f"{path} is empty.")
     matrix, targets = _read_npz(path, labels) if path.suffix == ".npz" else _read_svmlight(path, features)
-    needed, available = _NUMBERS_PER_FEATURE * 8 * matrix.shape[1], _available_bytes()
-    if needed > available:
-        raise UsageError(
-            f"{path} has features up to number {matrix.shape[1]}, whose model needs about {needed / 2**30:.1f} GiB of memory, "
-            f"and {available / 2**30:.1f} GiB are available; number the features without gaps, or hash them."
-        )
+    check_memory(
+        _NUMBERS_PER_FEATURE * 8 * matrix.shape[1],
+        f"a model of features up to number {matrix.shape[1]}, as {path} has them",
+        "number the features without gaps, or hash them",
+    )
     return matrix, targets
 
 
@@ -60,7 +61,7 @@ def _read_svmlight(path: Path, features: int | None) -> tuple[Any, np.ndarray]:
     from sklearn.datasets import load_svmlight_file
 
     # An entry as short as " 9:1" becomes 12 bytes; arrays grow by doubling while they are read.
-    refuse_if_too_large(path, 4 * path.stat().st_size)
+    _check_size(path, 4 * _text_bytes(path, available_bytes() // 4))
     try:
         loaded: Any = load_svmlight_file(str(path), zero_based="auto")
         matrix, labels = loaded[0], loaded[1]
@@ -78,9 +79,22 @@ def _read_svmlight(path: Path, features: int | None) -> tuple[Any, np.ndarray]:
     return matrix, labels
 
 
+def _text_bytes(path: Path, enough: int) -> int:
+    """Length of the text, unpacked if it is packed; no more than somewhat above `enough` of it is looked at."""
+    if path.suffix not in _UNPACK:
+        return path.stat().st_size
+    length = 0
+    try:
+        with _UNPACK[path.suffix](path) as text:
+            while length <= enough and (part := text.read(2**20)):
+                length += len(part)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UsageError(f"{path} is damaged or cut short ({first_line(error)}); get it again.") from error
+    return length
+
+
 def _first_bad_line(path: Path) -> tuple[int, str]:
-    opened: Any = {".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix, open)
-    with opened(path, "rt", errors="replace") as lines:
+    with _UNPACK.get(path.suffix, open)(path, "rt", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
             words = line.partition("#")[0].split()
             last = -1
@@ -112,13 +126,7 @@ def _is_number(word: str) -> bool:
 
 
 def _read_npz(path: Path, labels: bool) -> tuple[Any, np.ndarray]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            refuse_if_too_large(path, sum(entry.file_size for entry in archive.infolist()))
-        with np.load(path, allow_pickle=False) as arrays:
-            held = {name: arrays[name] for name in arrays.files}
-    except (zipfile.BadZipFile, ValueError, OSError) as error:
-        raise UsageError(f"{path} is not an NPZ file of plain arrays: {error}.") from error
+    held = read_npz(path, "write it again, as numpy.savez does")
     names = ", ".join(sorted(held)) or "nothing"
     matrix: Any
     for name in ("X", "data"):
@@ -168,7 +176,7 @@ def read_ratings(path: Path) -> Ratings:
     """
     if not path.is_file():
         raise UsageError(f"{path} is not a file; check the path.")
-    refuse_if_too_large(path, 12 * path.stat().st_size)
+    _check_size(path, 12 * path.stat().st_size)
     users: dict[str, int] = {}
     items: dict[str, int] = {}
     rows, columns, values = [], [], []
@@ -202,22 +210,9 @@ def read_ratings(path: Path) -> Ratings:
     return Ratings(matrix, np.array(list(users)), np.array(list(items)))
 
 
-def refuse_if_too_large(path: Path, needed_bytes: int) -> None:
+def _check_size(path: Path, needed_bytes: int) -> None:
     """Refuse what will not fit into memory, before reading it."""
-    available = _available_bytes()
-    if needed_bytes > available:
-        raise UsageError(
-            f"{path} needs about {needed_bytes / 2**30:.1f} GiB of memory, and {available / 2**30:.1f} GiB are available; "
-            "split it and use partial_fit of paceline.sklearn.HogwildClassifier."
-        )
-
-
-def _available_bytes() -> int:
-    info = Path("/proc/meminfo")
-    for line in info.read_text().splitlines() if info.is_file() else ():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    check_memory(needed_bytes, str(path), "split it and use partial_fit of paceline.sklearn.HogwildClassifier")
 
 
 def _refuse_bad_numbers(path: Path, values: np.ndarray, labels: np.ndarray) -> None:

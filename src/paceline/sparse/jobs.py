@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import csv
+import io
 import warnings
-import zipfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from paceline.errors import UsageError
+from paceline.bounds import PARAMETERS, check_memory
+from paceline.errors import UsageError, shown
 from paceline.integrations.factorization import HogwildMatrixFactorization
 from paceline.integrations.sklearn import HogwildClassifier, HogwildRegressor
+from paceline.plain_files import read_npz
 from paceline.sparse.completion import Completion
 from paceline.sparse.files import read_labelled, read_ratings
 from paceline.sparse.linear import DivergedError, LinearModel, Pass
@@ -25,7 +27,7 @@ from paceline.sparse.options import plan_for
 from paceline.sparse.sparsity import measure_speed_up, sparsity_of, sparsity_of_ratings, verdict
 from paceline.sparse.team import Team, count_threads
 
-__all__ = ["check_writable", "fit_linear", "fit_ratings", "predict", "write_model"]
+__all__ = ["fit_linear", "fit_ratings", "predict", "write_model"]
 
 Progress = Callable[[int, Pass], None]
 Arrays = dict[str, np.ndarray]
@@ -34,6 +36,7 @@ _MODELS = (
     {"coef", "intercept", "loss"},
     {"mean", "users", "items", "user_factors", "item_factors", "user_biases", "item_biases"},
 )
+_FACTOR_BYTES = 3 * 8  # while they are learned, in the model, and to predict with
 _DETERMINISTIC = "Deterministic: updates are made one after the other, and threads do not pay."
 
 
@@ -141,6 +144,13 @@ def fit_ratings(data: Path, test: Path | None, progress: Progress, **options: An
     """Fit factors of a file of ratings."""
     ratings = read_ratings(data)
     held = ratings if test is None else read_ratings(test)
+    rank = options["n_components"]
+    PARAMETERS.check("--rank", rank)
+    check_memory(
+        _FACTOR_BYTES * rank * (len(ratings.users) + len(ratings.items)),
+        f"factors of rank {rank:,}",
+        "lower --rank, which is 10 by default",
+    )
     estimator = HogwildMatrixFactorization(**options)
     estimator._on_pass = progress
     estimator.fit(ratings.matrix)
@@ -195,20 +205,6 @@ def _rate(arrays: Arrays, ratings: Any) -> tuple[np.ndarray, np.ndarray]:
     return np.where((users < 0) | (items < 0), np.nan, found), entries.data
 
 
-def check_writable(option: str, path: Path) -> None:
-    """Refuse a place for a result before the work is done.
-
-    Raises:
-        UsageError: it cannot be written.
-    """
-    if path.is_dir():
-        raise UsageError(f"{option} {path} is a folder; name a file in it.")
-    if not path.parent.is_dir():
-        raise UsageError(f"{option} {path}: its folder does not exist.")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UsageError(f"{option} {path} cannot be written; choose another place.")
-
-
 def write_model(path: Path, arrays: Arrays) -> None:
     """One NPZ file of plain arrays."""
     np.savez(path, **arrays)  # type: ignore[arg-type]
@@ -217,14 +213,61 @@ def write_model(path: Path, arrays: Arrays) -> None:
 def _read_model(path: Path) -> Arrays:
     if not path.is_file():
         raise UsageError(f"{path} is not a file; name what `paceline sparse fit --model` wrote.")
-    try:
-        with np.load(path, allow_pickle=False) as held:
-            arrays = {name: held[name] for name in held.files}
-    except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
-        raise UsageError(f"{path} is not a model: {error}.") from error
+    arrays = read_npz(path, "name what `paceline sparse fit --model` wrote")
     if not any(names <= arrays.keys() for names in _MODELS):
         raise UsageError(f"{path} is not a model; name what `paceline sparse fit --model` wrote.")
+    wrong = _wrong_ratings(arrays) if "user_factors" in arrays else _wrong_linear(arrays)
+    if wrong:
+        raise UsageError(f"{path} is not a model: {wrong}; fit it again.")
     return arrays
+
+
+def _wrong_linear(arrays: Arrays) -> str:
+    """What does not fit together in a linear model; empty: nothing."""
+    coef, loss, classes = arrays["coef"], arrays["loss"], arrays.get("classes")
+    if coef.ndim != 2 or not coef.size or not _are_finite(coef):
+        return "its coef are not numbers in rows and columns"
+    if arrays["intercept"].shape != (len(coef),) or not _are_finite(arrays["intercept"]):
+        return f"its intercept is not {len(coef)} numbers, one for each row of coef"
+    if loss.ndim or str(loss) not in CODES:
+        return f"its loss {shown(loss.tolist())} is unknown"
+    if str(loss) in REGRESSION:
+        return "it is a regression, which has one output and no classes" if classes is not None or len(coef) > 1 else ""
+    if classes is None or classes.ndim != 1 or classes.dtype.kind not in "fiubU":
+        return "it has no classes"
+    if len(np.unique(classes)) != len(classes) or not (classes[:-1] < classes[1:]).all():
+        return "its classes are not different ones in ascending order"
+    return (
+        ""
+        if len(coef) == (1 if len(classes) == 2 else len(classes))
+        else f"it has {len(classes)} classes, and {len(coef)} rows"
+    )
+
+
+def _wrong_ratings(arrays: Arrays) -> str:
+    """The same of a model of ratings."""
+    rank = arrays["user_factors"].shape[-1:]
+    shapes = {"mean": ()}
+    for what in ("user", "item"):
+        names = arrays[f"{what}s"]
+        if names.ndim != 1 or names.dtype.kind != "U" or len(np.unique(names)) != len(names):
+            return f"its {what}s are not different names"
+        shapes |= {f"{what}_factors": (len(names), *rank), f"{what}_biases": (len(names),)}
+    for name, shape in shapes.items():
+        if arrays[name].shape != shape or not _are_finite(arrays[name]):
+            return f"its {name} are not finite numbers of the shape {shape}"
+    return ""
+
+
+def _are_finite(array: np.ndarray) -> bool:
+    return array.dtype.kind in "fiu" and bool(np.isfinite(array).all())
+
+
+def _csv_line(*fields: str) -> str:
+    """Fields with commas, quotes or lines in them are quoted, as they were when they were read."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(fields)
+    return line.getvalue().removesuffix("\n")
 
 
 def predict(model: Path, data: Path, *, probabilities: bool) -> tuple[list[str], dict[str, Any]]:
@@ -241,7 +284,7 @@ def predict(model: Path, data: Path, *, probabilities: bool) -> tuple[list[str],
         known = np.isfinite(found)
         entries: Any = held.matrix.tocoo()
         lines = [
-            f"{held.users[user]},{held.items[item]},{value:.6g}"
+            _csv_line(str(held.users[user]), str(held.items[item]), f"{value:.6g}")
             for user, item, value in zip(entries.row, entries.col, found, strict=True)
         ]
         error = float(np.sqrt(np.mean((found - wanted)[known] ** 2))) if known.any() else None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from random import Random
 
+from paceline.bounds import COMBINATIONS, TRIALS
 from paceline.errors import UsageError
 from paceline.spec_text import closest
 from paceline.study.levels import Level, Range
@@ -16,7 +18,6 @@ from paceline.study.trial import Trial, TrialMaker
 __all__ = ["Plan", "plan_trials"]
 
 _DRAWS_PER_TRIAL = 100
-_MOST_TRIALS = 100_000
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,9 @@ def check_all_used(study: Study, maker: TrialMaker) -> None:
 def _distinct(study: Study, maker: TrialMaker) -> list[Trial]:
     """The combinations with the first seed, each once: those that differ in what their algorithm does not have are one."""
     found: dict[str, Trial] = {}
-    wanted = study.design.trials
+    wanted, possible = study.design.trials, _num_possible(study)
+    if study.design.kind == "grid":
+        COMBINATIONS.check("The number of combinations of all levels", possible)
     seen: set[tuple[Level, ...]] = set()
     for number, levels in enumerate(_combinations(study)):
         if (words := tuple(levels.values())) not in seen:
@@ -80,9 +83,16 @@ def _distinct(study: Study, maker: TrialMaker) -> list[Trial]:
             found.setdefault(trial.hash, trial)
         if wanted is not None and (len(found) == wanted or number >= wanted * _DRAWS_PER_TRIAL):
             break
-        if len(found) * len(study.seeds) > _MOST_TRIALS:
-            raise UsageError(f"The study has more than {_MOST_TRIALS:,} trials; try fewer levels, or a random design.")
+        if len(found) * len(study.seeds) > TRIALS.most:
+            raise UsageError(f"The study has more than {TRIALS.most:,} trials; try fewer levels, or a random design.")
+        if len(seen) == possible:
+            break
     return list(found.values())
+
+
+def _num_possible(study: Study) -> float:
+    """How many combinations there are, of which some may come to the same trial."""
+    return math.prod(math.inf if isinstance(one, Range) else len(one) for one in study.factors.values())
 
 
 def _combinations(study: Study) -> Iterator[dict[str, Level]]:

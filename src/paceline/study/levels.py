@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from paceline.errors import UsageError
+from paceline.bounds import LEVELS, RANGE
+from paceline.errors import UsageError, shown
 
 __all__ = ["Level", "Range", "read_levels"]
 
 Level = str | int | float | bool
-
-_MOST_LEVELS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +31,9 @@ class Range:
     log: bool = False
 
     def __post_init__(self) -> None:
-        numbers = all(isinstance(end, int | float) and not isinstance(end, bool) for end in (self.low, self.high))
-        if not numbers or not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+        for what, end in (("A range's beginning", self.low), ("A range's end", self.high)):
+            RANGE.check(what, end)
+        if not self.low < self.high:
             raise UsageError(f"a range goes from a smaller number to a larger one, not from {self.low} to {self.high}.")
         if self.log and self.low <= 0:
             raise UsageError(f"a range with log = true must begin above 0, not at {self.low}.")
@@ -99,14 +99,22 @@ def _range(table: Mapping[str, Any]) -> tuple[Level, ...] | Range:
     by = table[steps[0]]
     least = 0 if steps == ["step"] else 1
     if isinstance(by, bool) or not isinstance(by, int | float) or not by > least:
-        raise UsageError(f"{steps[0]} must be a number above {least}, not {by!r}.")
+        raise UsageError(f"{steps[0]} must be a number above {least}, not {shown(by)}.")
+    by = min(by, 2 * RANGE.most)  # farther than from one end to the other
     if steps == ["factor"] and ends.low <= 0:
         raise UsageError(f"a range with a factor must begin above 0, not at {ends.low}.")
     levels: list[Level] = []
-    while len(levels) < _MOST_LEVELS:
+    while len(levels) < LEVELS.most:
         number = len(levels)
-        level = ends.low + number * by if least == 0 else ends.low * by**number
+        level = ends.low + number * by if least == 0 else _power(ends.low, by, number)
         if level > ends.high * (1 + 1e-9):
             return tuple(levels)
         levels.append(level if isinstance(level, int) else float(f"{level:.12g}"))
-    raise UsageError(f"this range has more than {_MOST_LEVELS:,} levels; take longer steps.")
+    raise UsageError(f"this range has more than {LEVELS.most:,} levels; take longer steps.")
+
+
+def _power(first: float, factor: float, number: int) -> float:
+    try:
+        return first * factor**number
+    except OverflowError:
+        return math.inf

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from paceline.errors import UsageError
+from paceline.bounds import COUNT, EPOCHS, SECONDS_ABOVE_0, SEED, TRIALS
+from paceline.errors import UsageError, shown
 from paceline.spec_text import closest
 
 __all__ = ["Design", "Limits", "is_number", "is_whole"]
@@ -29,12 +29,9 @@ class Limits:
     def __post_init__(self) -> None:
         if self.epochs is not None and self.steps is not None:
             raise UsageError("give either epochs or steps, not both.")
-        for name in ("epochs", "steps", "seconds"):
-            value = getattr(self, name)
-            if value is not None and (not is_number(value) or not 0 < value < math.inf):
-                raise UsageError(f"{name} must be a number above 0, not {value!r}.")
-        if self.steps is not None and not isinstance(self.steps, int):
-            raise UsageError(f"steps must be a whole number, not {self.steps!r}.")
+        for name, bound in (("epochs", EPOCHS), ("steps", COUNT), ("seconds", SECONDS_ABOVE_0)):
+            if getattr(self, name) is not None:
+                bound.check(name, getattr(self, name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,14 +56,17 @@ class Design:
     def __post_init__(self) -> None:
         kinds = ("grid", "one-at-a-time", "random", "optuna")
         if self.kind not in kinds:
-            raise UsageError(f"unknown kind {self.kind!r}.{closest(str(self.kind), kinds)} Known: {', '.join(kinds)}.")
+            raise UsageError(
+                f"unknown kind {shown(self.kind)}.{closest(str(self.kind), kinds)} Known: {', '.join(kinds)}."
+            )
         if self.goal not in ("minimize", "maximize"):
-            raise UsageError(f"goal must be minimize or maximize, not {self.goal!r}.")
-        if not is_whole(self.seed) or self.seed < 0:
-            raise UsageError(f"seed must be a whole number from 0, not {self.seed!r}.")
+            raise UsageError(f"goal must be minimize or maximize, not {shown(self.goal)}.")
+        SEED.check("seed", self.seed)
         needs_number = self.kind in ("random", "optuna")
-        if needs_number and (not is_whole(self.trials) or self.trials < 1):  # type: ignore[operator]
+        if needs_number and self.trials is None:
             raise UsageError(f"a {self.kind} design needs a number of combinations: add trials = 20.")
+        if needs_number:
+            TRIALS.check("trials", self.trials)
         if not needs_number and self.trials is not None:
             raise UsageError(f"a {self.kind} design says itself how many trials there are; leave out trials.")
         if (self.kind == "optuna") != (self.measure is not None):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import runpy
-import tomllib
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from paceline.bounds import PARAMETERS, SEED, TRIALS
 from paceline.config import TrainConfig
-from paceline.errors import UsageError
+from paceline.errors import UsageError, shown
+from paceline.plain_files import read_table
 from paceline.spec_text import closest
 from paceline.study.levels import Level, Range, read_levels
 from paceline.study.limits import Design, Limits, is_number, is_whole
@@ -92,6 +94,12 @@ class Study:
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str):
             raise UsageError('A study needs a name: add name = "my-study".')
+        try:
+            self.as_text().encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"A study's names and paths must be UTF-8, as its file is, and {shown(error.object)} is not."
+            ) from error
         if self.backend not in ("processes", "threads", "simulator"):
             raise UsageError(f"Unknown backend {self.backend!r}: choose processes, threads or simulator.")
         if self.backend != "simulator":
@@ -100,15 +108,15 @@ class Study:
                     raise UsageError(f'{name} is for simulated workers; add backend = "simulator", or leave it out.')
         if self.parameters is not None and not self.timing_only:
             raise UsageError("parameters can be declared for timing only; add timing_only = true, or leave them out.")
-        if self.parameters is not None and self.parameters < 1:
-            raise UsageError(f"parameters must be 1 or more, not {self.parameters}.")
-        if not all(is_whole(seed) and seed >= 0 for seed in self.seeds):
-            raise UsageError(f"seeds must be whole numbers from 0, not {list(self.seeds)}.")
+        if self.parameters is not None:
+            PARAMETERS.check("parameters", self.parameters)
+        for seed in self.seeds:
+            SEED.check("Each of the seeds", seed)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise UsageError("seeds must be different whole numbers from 0, at least one.")
         if not self.targets or not all(is_number(one) and 0 < one < 100 for one in self.targets):
             raise UsageError(
-                f"targets are percentages of the initial loss, between 0 and 100, not {list(self.targets)}."
+                f"targets are percentages of the initial loss, between 0 and 100, not {shown(list(self.targets))}."
             )
         if self.target is not None and self.target not in self.targets:
             raise UsageError(
@@ -174,16 +182,9 @@ def read_study(path: Path) -> Study:
     """
     if path.suffix not in (".toml", ".py"):
         raise UsageError(f"A study file is .toml or .py, not {path.name}.")
-    if not path.is_file():
-        raise UsageError(f"The study file {path} does not exist; check the path.")
-    if path.suffix == ".py":
+    if path.suffix == ".py" and path.is_file():
         return _from_python(path)
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"The study file {path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
-        raise UsageError(f"The study file {path} is no valid TOML: {error}.") from error
+    table = read_table(path, "The study file")
     try:
         return study_from_table({"name": path.stem, **table}, folder=path.parent)
     except UsageError as error:
@@ -212,14 +213,14 @@ def study_from_table(table: Mapping[str, Any], *, folder: Path = Path()) -> Stud
                              ("task", str, "a task's name"), ("parameters", int, "a whole number"),
                              ("data", str | Path, "a folder's path")):  # fmt: skip
         if name in arguments and not isinstance(arguments[name], kind):
-            raise UsageError(f"{name} must be {what}, not {arguments[name]!r}.")
+            raise UsageError(f"{name} must be {what}, not {shown(arguments[name])}.")
     factors = {name: read_levels(name, levels) for name, levels in _flat(arguments.get("factors", {})).items()}
     arguments["factors"] = _by_long_names("[factors]", factors)
     for part in ("settings", "baseline"):
         arguments[part] = _by_long_names(f"[{part}]", _flat(arguments.get(part, {})))
         for name, value in arguments[part].items():
             if not isinstance(value, Level):
-                raise UsageError(f"[{part}] '{name}' must be a number, a word, true or false, not {value!r}.")
+                raise UsageError(f"[{part}] '{name}' must be a number, a word, true or false, not {shown(value)}.")
     arguments["seeds"] = _seeds(arguments.get("seeds", 3))
     if "targets" in arguments:
         targets = arguments["targets"]
@@ -303,20 +304,22 @@ def _check_name(name: str, where: str) -> None:
 
 
 def _seeds(value: Any) -> tuple[int, ...]:
-    if is_whole(value) and value >= 1:
+    if is_whole(value):
+        TRIALS.check("The number of seeds", value)
         return tuple(range(value))
     if isinstance(value, list | tuple):
         return tuple(value)
-    raise UsageError(f"seeds must be how many, such as 5, or a list of whole numbers, not {value!r}.")
+    raise UsageError(f"seeds must be how many, such as 5, or a list of whole numbers, not {shown(value)}.")
 
 
 def _cluster(where: str, value: Any, folder: Path) -> Mapping[str, Any]:
     """A cluster file's content, whether named or written out."""
-    if isinstance(value, Mapping):
-        return dict(value)
     from paceline.simulator.cluster import Cluster
-    from paceline.simulator.cluster_file import as_table
+    from paceline.simulator.cluster_file import as_table, check_names
 
+    if isinstance(value, Mapping):
+        check_names(value, where)
+        return dict(value)
     try:
         return as_table(Cluster.load(folder / str(value)))
     except UsageError as error:
@@ -338,7 +341,7 @@ def _plain(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    return float(value) if is_number(value) else value
+    return float(value) if is_number(value) and -math.inf < value < 10**300 else value
 
 
 def _listed(numbers: tuple[float, ...]) -> str:

@@ -92,6 +92,8 @@ def _frame(rows: list[dict[str, Any]]) -> pandas.DataFrame:
         kinds = {type(value) for value in table[name] if value is not None and value == value}
         if kinds <= {int, float} and kinds:
             table[name] = pandas.to_numeric(table[name])
+            if table[name].dtype == object:  # whole numbers of more than 64 bits
+                table[name] = table[name].astype("float64")
         elif not kinds:
             table[name] = table[name].astype("float64")
         elif len(kinds) > 1:

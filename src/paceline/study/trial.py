@@ -136,12 +136,6 @@ class TrialMaker:
         plain["workers"] = used["workers"] = self._workers(algorithm, plain, str(used["algorithm"]))
         parameters, named_cluster = plain.pop("parameters", study.parameters), plain.pop("cluster", None)
         self.applied |= {name for name, level in used.items() if level is not None}
-        for name in ("workers", "batch_size", "restarts", "intra_op_threads"):
-            if name in plain and (isinstance(plain[name], bool) or not isinstance(plain[name], int)):
-                raise UsageError(f"{name} must be a whole number, not {plain[name]!r}.")
-        for name in ("learning_rate", "momentum"):
-            if name in plain and (isinstance(plain[name], bool | str) or plain[name] < 0):
-                raise UsageError(f"{name} must be a number from 0, not {plain[name]!r}.")
         config = TrainConfig(
             **plain,
             task=study.task,

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, shown
+from paceline.user_file import run_user_code
 
 __all__ = [
     "DATA_VARIABLE",
@@ -76,17 +77,30 @@ class Task:
         """Training and test data sets; `data` defaults to the folder that PACELINE_DATA names.
 
         Raises:
-            UsageError: files are missing or corrupt; the message says which, and where to get them.
+            UsageError: there are no samples, or files are missing or corrupt; the message says which, and where to get them.
         """
         if data is None and os.environ.get(DATA_VARIABLE):
             data = Path(os.environ[DATA_VARIABLE])
         if _kept is None:
-            return self.datasets(data)
+            return self._load(data)
         key = (self.datasets, data)
         if key not in _kept:
             _kept.clear()  # one task's at a time
-            _kept[key] = self.datasets(data)
+            _kept[key] = self._load(data)
         return _kept[key]
+
+    def _load(self, data: Path | None) -> Datasets:
+        found = run_user_code(None, f"Task '{self.name}': loading its data", lambda: self.datasets(data))
+        if not isinstance(found, tuple | list) or len(found) != 2:
+            raise UsageError(
+                f"Task '{self.name}': datasets must return the training and the test set, not {shown(found)}."
+            )
+        for what, one in zip(("training", "test"), found, strict=True):
+            if not hasattr(one, "__len__"):
+                raise UsageError(f"Task '{self.name}': its {what} set has no length; use a map-style data set.")
+            if not len(one):
+                raise UsageError(f"Task '{self.name}': its {what} set is empty; give it at least one sample.")
+        return found[0], found[1]
 
     def evaluate(self, model: nn.Module, dataset: Dataset[Any], *, chunk_size: int = 1000) -> dict[str, float | None]:
         """`evaluate` with this task's loss and accuracy."""

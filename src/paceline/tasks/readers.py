@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import gzip
-import zipfile
+import math
 import zlib
 from pathlib import Path
 
 import numpy as np
 
+from paceline import plain_files
 from paceline.errors import UsageError
 
 __all__ = ["find_file", "mnist_arrays", "read_idx", "read_npz"]
 
+_PART_BYTES = 2**20
 _MNIST_FILES = {
     "train_images": "train-images-idx3-ubyte",
     "train_labels": "train-labels-idx1-ubyte",
@@ -41,23 +43,27 @@ def read_idx(path: Path) -> np.ndarray:
     Raises:
         UsageError: the file is not IDX, or shorter or longer than its header says.
     """
+    opened = gzip.open if path.suffix == ".gz" else open
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        with opened(path, "rb") as file:
+            header = file.read(4)
+            if len(header) < 4 or header[:3] != b"\x00\x00\x08":
+                raise UsageError(f"{path} is not an IDX file of unsigned bytes; download it again.")
+            sizes = file.read(4 * header[3])
+            if not sizes or len(sizes) < 4 * header[3]:
+                raise UsageError(f"{path} ends within its IDX header; download it again.")
+            shape = tuple(int(size) for size in np.frombuffer(sizes, dtype=">u4"))
+            expected_bytes = 4 + len(sizes) + math.prod(shape)
+            content = bytearray()  # read in parts: neither the header nor a packed file's size can be trusted
+            while len(content) <= math.prod(shape) and (part := file.read(_PART_BYTES)):
+                content += part
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"{path} cannot be read ({error}); download it again.") from error
-    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
-        raise UsageError(f"{path} is not an IDX file of unsigned bytes; download it again.")
-    num_dimensions = content[3]
-    header_bytes = 4 + 4 * num_dimensions
-    if num_dimensions == 0 or len(content) < header_bytes:
-        raise UsageError(f"{path} ends within its IDX header; download it again.")
-    shape = tuple(int(size) for size in np.frombuffer(content, dtype=">u4", count=num_dimensions, offset=4))
-    expected_bytes = header_bytes + int(np.prod(shape, dtype=object))
-    if len(content) != expected_bytes:
+    if (found_bytes := 4 + len(sizes) + len(content)) != expected_bytes:
         raise UsageError(
-            f"{path} holds {len(content)} bytes where its IDX header announces {expected_bytes}; download it again."
+            f"{path} holds {found_bytes} bytes or more where its IDX header announces {expected_bytes}; download it again."
         )
-    return np.frombuffer(content, dtype=np.uint8, offset=header_bytes).reshape(shape)
+    return np.frombuffer(content, dtype=np.uint8).reshape(shape)
 
 
 def read_npz(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
@@ -70,20 +76,14 @@ def read_npz(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.nda
     Raises:
         UsageError: the file is no NPZ file, or an array is missing or of another shape.
     """
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            missing = [key for key in shapes if key not in archive]
-            if missing:
-                raise UsageError(f"{path} has no array '{missing[0]}'; it needs {', '.join(shapes)}.")
-            arrays = {key: archive[key] for key in shapes}
-    except UsageError:
-        raise
-    except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        raise UsageError(f"{path} is not a readable NPZ file ({error}); get it again.") from error
+    arrays = plain_files.read_npz(path, "get it again")
+    missing = [key for key in shapes if key not in arrays]
+    if missing:
+        raise UsageError(f"{path} has no array '{missing[0]}'; it needs {', '.join(shapes)}.")
     for key, shape in shapes.items():
         if arrays[key].shape[1:] != shape:
             raise UsageError(f"{path} array '{key}' has shape {arrays[key].shape}; expected (samples, *{shape}).")
-    return arrays
+    return {key: arrays[key] for key in shapes}
 
 
 def mnist_arrays(data: Path | None) -> dict[str, np.ndarray]:

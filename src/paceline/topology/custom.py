@@ -39,6 +39,7 @@ class Custom(Topology):
     links: str
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not _LINKS.fullmatch(self.links):
             raise UsageError(
                 f"A graph is written as edges between worker ids, such as 0-1_1-2, not '{self.links[:80]}'."

@@ -9,9 +9,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
+from paceline.bounds import COUNT
 from paceline.errors import UsageError
+from paceline.field_types import check_fields
 
 __all__ = [
     "BipartiteExponential",
@@ -45,6 +47,9 @@ class Topology:
 
     #: Whether a worker may read the model of one that does not read its own. The mixing matrix is then not symmetric.
     directed: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def neighbours(self, worker_id: int, num_workers: int, step: int = 0) -> tuple[int, ...]:
         """The workers whose models `worker_id` mixes into its own at `step`, ascending, without itself."""
@@ -170,9 +175,10 @@ class Torus(Topology):
     (1, 3, 4, 8)
     """
 
-    rows: int | None = None
+    rows: Annotated[int, COUNT] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.rows is not None and self.rows < 2:
             raise UsageError(f"A torus needs at least 2 rows, not {self.rows}; for 1 row use topology=ring.")
 

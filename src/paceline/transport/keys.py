@@ -34,6 +34,8 @@ def create_keys(path: Path) -> Keys:
 
 def load_keys(path: Path) -> Keys:
     """Reads what `create_keys` wrote."""
+    if path.exists() and not path.is_file():  # of a pipe, nobody knows the end
+        raise UsageError(f"The key file {path} is no file: name what `paceline key` wrote.")
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode & 0o777

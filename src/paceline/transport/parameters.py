@@ -188,6 +188,15 @@ class MemoryRequest(NamedTuple):
     )
     copies: int = 1  # programs that hold each shard: with 2, one serves and the other follows
 
+    @property
+    def server_programs(self) -> int:
+        """Programs beside the workers, where there are several of these."""
+        return self.servers * self.copies
+
+    def num_vectors(self, num_workers: int) -> int:
+        """Vectors of the parameters' length that so many workers hold at least: what each reads, its gradient, the newest."""
+        return num_workers * (1 if self.kind == "racing" else 2) + 1
+
 
 def shard_ranges(num_elements: int, num_shards: int) -> tuple[tuple[int, int], ...]:
     """Contiguous ranges of nearly equal length that cover a vector.

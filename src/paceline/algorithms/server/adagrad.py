@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from paceline.algorithms.server.apply import Applier, ApplyRule, check_not_negative
+from paceline.algorithms.server.apply import Applier, ApplyRule
 from paceline.algorithms.server.update import UpdateInfo
+from paceline.bounds import FROM_0
 
 __all__ = ["Adagrad", "AsyncAdagrad"]
 
@@ -28,8 +29,8 @@ class Adagrad(ApplyRule):
     Reference: Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012.
     """
 
-    initial: float = 0.0
-    eps: float = 1e-10
+    initial: Annotated[float, FROM_0] = 0.0
+    eps: Annotated[float, FROM_0] = 1e-10
 
     @property
     def default_learning_rate(self) -> float | None:
@@ -37,8 +38,7 @@ class Adagrad(ApplyRule):
         return 0.01
 
     def __post_init__(self) -> None:
-        check_not_negative("initial", self.initial)
-        check_not_negative("eps", self.eps)
+        super().__post_init__()
         if not self.initial and not self.eps:
             raise ValueError("initial and eps cannot both be 0: a gradient of 0 would divide by 0")
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from paceline.algorithms.server.apply import Applier, ApplyRule, check_not_negative, check_share
+from paceline.algorithms.server.apply import Applier, ApplyRule
 from paceline.algorithms.server.update import UpdateInfo
+from paceline.bounds import DECAY, FROM_0
 
 __all__ = ["Adam", "RMSProp"]
 
@@ -23,14 +25,9 @@ class RMSProp(ApplyRule):
         momentum: beta of m <- beta m + g / (sqrt(v) + eps); x <- x - rate m.
     """
 
-    alpha: float = 0.99
-    eps: float = 1e-8
-    momentum: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_share("alpha", self.alpha)
-        check_share("momentum", self.momentum)
-        check_not_negative("eps", self.eps)
+    alpha: Annotated[float, DECAY] = 0.99
+    eps: Annotated[float, FROM_0] = 1e-8
+    momentum: Annotated[float, DECAY] = 0.0
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
         """State: v, and m if there is momentum."""
@@ -66,14 +63,9 @@ class Adam(ApplyRule):
         eps: added to the root of the mean square.
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-
-    def __post_init__(self) -> None:
-        check_share("beta1", self.beta1)
-        check_share("beta2", self.beta2)
-        check_not_negative("eps", self.eps)
+    beta1: Annotated[float, DECAY] = 0.9
+    beta2: Annotated[float, DECAY] = 0.999
+    eps: Annotated[float, FROM_0] = 1e-8
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
         """State: mean gradient, mean square, number of updates."""

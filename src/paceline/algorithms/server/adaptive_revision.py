@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from paceline.algorithms.server.apply import Applier, ApplyRule
 from paceline.algorithms.server.update import UpdateInfo
+from paceline.bounds import ABOVE_0, COUNT
 
 __all__ = ["AdaptiveRevision"]
 
@@ -42,15 +43,9 @@ class AdaptiveRevision(ApplyRule):
         Differs: snapshots are held per worker, so that a worker that died holds none for ever.
     """
 
-    alpha: float | None = None
+    alpha: Annotated[float, ABOVE_0] | None = None
     revision_state: Literal["echo", "snapshot"] = "echo"
-    reads_kept: int = 4
-
-    def __post_init__(self) -> None:
-        if self.alpha is not None and not 0 < self.alpha < float("inf"):
-            raise ValueError(f"alpha must be more than 0, not {self.alpha}")
-        if self.reads_kept < 1:
-            raise ValueError(f"reads_kept must be 1 or more, not {self.reads_kept}")
+    reads_kept: Annotated[int, COUNT] = 4
 
     @property
     def echoes(self) -> bool:

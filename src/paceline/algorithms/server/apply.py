@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from paceline.algorithms.server.update import UpdateInfo
+from paceline.bounds import DECAY
+from paceline.field_types import check_fields
 
 __all__ = ["SGD", "Applier", "ApplyRule", "Momentum", "StalenessScaled"]
 
@@ -16,6 +18,9 @@ __all__ = ["SGD", "Applier", "ApplyRule", "Momentum", "StalenessScaled"]
 @dataclass(frozen=True, kw_only=True)
 class ApplyRule:
     """A rule by which gradients become updates; immutable, and so fit for a spec. `start` makes what keeps its state."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @property
     def default_learning_rate(self) -> float | None:
@@ -126,18 +131,6 @@ class Applier:
         """Take over another's `reads`, after its state."""
 
 
-def check_share(name: str, value: float) -> None:
-    """Refuses what is not from 0 up to, but not including, 1."""
-    if not 0 <= value < 1:
-        raise ValueError(f"{name} is from 0 up to, but not including, 1, not {value}")
-
-
-def check_not_negative(name: str, value: float) -> None:
-    """Refuses negative numbers and those that are none."""
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"{name} must be 0 or more, not {value}")
-
-
 @dataclass(frozen=True, kw_only=True)
 class SGD(ApplyRule):
     """x <- x - rate g. Costs: no state."""
@@ -165,11 +158,8 @@ class Momentum(ApplyRule):
         nesterov: step along g + beta m instead of m.
     """
 
-    beta: float = 0.9
+    beta: Annotated[float, DECAY] = 0.9
     nesterov: bool = False
-
-    def __post_init__(self) -> None:
-        check_share("beta", self.beta)
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
         """State: m."""

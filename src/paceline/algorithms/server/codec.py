@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
+
+from paceline.bounds import FRACTION
+from paceline.field_types import check_fields
 
 __all__ = ["BFloat16", "Codec", "Encoded", "NoCodec", "TopK"]
 
@@ -25,6 +29,9 @@ class Encoded:
 @dataclass(frozen=True, kw_only=True)
 class Codec:
     """A pair of functions between a vector and its payload, and the sender's memory of what was not sent."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Tensor | None:
         """The sender's memory of what it has kept back: zeros (num_elements,), or None where nothing is ever made up for."""
@@ -121,11 +128,7 @@ class TopK(Codec):
         learning rate applied by the receiver.
     """
 
-    fraction: float = 0.01
-
-    def __post_init__(self) -> None:
-        if not 0 < self.fraction <= 1:
-            raise ValueError(f"fraction is above 0 and at most 1, not {self.fraction}")
+    fraction: Annotated[float, FRACTION] = 0.01
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Tensor | None:
         """Zeros."""

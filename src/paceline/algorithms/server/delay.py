@@ -11,7 +11,10 @@ from bisect import bisect_right, insort
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
+
+from paceline.bounds import COUNT_FROM_0, SEED
+from paceline.field_types import check_fields
 
 __all__ = ["ConstantDelay", "Delay", "DelayQueue", "RandomDelay", "RecordedDelay"]
 
@@ -29,11 +32,10 @@ class Delay:
     Reference of the ramp: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981.
     """
 
-    ramp_updates: int = 0
+    ramp_updates: Annotated[int, COUNT_FROM_0] = 0
 
     def __post_init__(self) -> None:
-        if self.ramp_updates < 0:
-            raise ValueError(f"ramp_updates must be 0 or more, not {self.ramp_updates}; leave it out for no ramp")
+        check_fields(self)
 
     def full_updates(self, n: int) -> int:
         """Delay of the n-th gradient, from 0, without the ramp."""
@@ -53,12 +55,7 @@ class ConstantDelay(Delay):
         updates_late: the delay.
     """
 
-    updates_late: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.updates_late < 0:
-            raise ValueError(f"updates_late must be 0 (no delay) or more, not {self.updates_late}")
+    updates_late: Annotated[int, COUNT_FROM_0]
 
     def full_updates(self, n: int) -> int:
         """`updates_late`."""
@@ -75,17 +72,14 @@ class RandomDelay(Delay):
         seed: of the draws; the n-th gradient's is the same whatever was drawn before.
     """
 
-    lowest: int = 0
-    highest: int
-    seed: int = 0
+    lowest: Annotated[int, COUNT_FROM_0] = 0
+    highest: Annotated[int, COUNT_FROM_0]
+    seed: Annotated[int, SEED] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.lowest <= self.highest:
-            raise ValueError(
-                f"0 <= lowest <= highest must hold, not lowest={self.lowest} and highest={self.highest}: raise highest,"
-                " or lower lowest to 0"
-            )
+        if self.lowest > self.highest:
+            raise ValueError(f"lowest is {self.lowest}, above highest, {self.highest}: raise highest")
 
     def full_updates(self, n: int) -> int:
         """A draw of its own for every n."""
@@ -112,6 +106,8 @@ class RecordedDelay(Delay):
                 f"delays are whole numbers with '_' between them, as 0_3_1, not '{self.delays[:80]}'; from a list in Python:"
                 " RecordedDelay.of([0, 3, 1])"
             )
+        for one in self._delays:
+            COUNT_FROM_0.check("Each of the delays", one)
 
     @classmethod
     def of(cls, delays: list[int], *, ramp_updates: int = 0) -> RecordedDelay:

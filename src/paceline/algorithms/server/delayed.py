@@ -38,6 +38,7 @@ class Delayed(ApplyRule):
     rule: ApplyRule = field(default_factory=SGD)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.rule, AdaptiveRevision) and not self.rule.echoes:
             raise ValueError("a gradient on hold would outlive the server's snapshots: take revision_state=echo")
 

@@ -6,12 +6,13 @@ All in which modes differ is asked of them here: a shard is given an `Admission`
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from paceline.algorithms.server.admission import Admission, AutoQuorum, Clocks, Follower, Quorum
 from paceline.algorithms.server.backups import PUBLISHED_HALF_EFFICIENT
+from paceline.bounds import COUNT_FROM_0
 from paceline.errors import UsageError
-from paceline.field_types import check_types
+from paceline.field_types import check_fields
 
 __all__ = ["Async", "Bounded", "Mode", "Sync"]
 
@@ -22,6 +23,9 @@ class Mode:
 
     #: Whether several workers' gradients make one update: they then share its version, and none is stale.
     together: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @property
     def note(self) -> str:
@@ -78,16 +82,11 @@ class Sync(Mode):
         shard chooses for itself, and means are unweighted; here they are weighted by samples.
     """
 
-    backups: int | Literal["auto"] = 0
+    backups: Annotated[int, COUNT_FROM_0] | Literal["auto"] = 0
     quorum: Literal["global", "per-shard"] = "global"
     rate: Literal["none", "linear"] = "none"
 
     together: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        if self.backups != "auto" and self.backups < 0:
-            raise UsageError(f"backups must be 0 or more, or auto, not {self.backups}.")
 
     @property
     def note(self) -> str:
@@ -159,12 +158,7 @@ class Bounded(Mode):
     Reference: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013.
     """
 
-    clock_bound: int
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        if self.clock_bound < 0:
-            raise UsageError(f"clock_bound must be 0 or more, not {self.clock_bound}.")
+    clock_bound: Annotated[int, COUNT_FROM_0]
 
     def admission(self, shard_id: int, num_workers: int) -> Admission:
         """Clocks, at every shard."""

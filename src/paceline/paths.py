@@ -1,0 +1,82 @@
+"""Places for results, looked at before the work is done: an hour of training shall not end in a folder that cannot be made."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from paceline.errors import UsageError, printable
+
+__all__ = ["check_new_file", "check_new_folder", "make_folder"]
+
+
+def check_new_folder(path: Path, what: str) -> None:
+    """Refuses a folder that cannot be made, or written into; makes nothing.
+
+    Args:
+        path: of the folder, there or not.
+        what: what to call it, "--out runs/first".
+
+    Raises:
+        UsageError: names what stands in the way.
+    """
+    try:
+        nearest = next(one for one in (path, *path.parents) if _exists(one))
+        if nearest == path and not path.is_dir():
+            raise UsageError(f"{what} is a file; name a folder.")
+        _check_folder(nearest, what)
+    except OSError as error:
+        raise _impossible(what, error) from error
+
+
+def make_folder(path: Path) -> None:
+    """Makes a folder, with those around it, unless it is there.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _impossible(printable(str(path)), error) from error
+
+
+def check_new_file(path: Path, what: str) -> None:
+    """Refuses a file that cannot be written; makes nothing.
+
+    Raises:
+        UsageError: names what stands in the way.
+    """
+    try:
+        if path.is_dir():
+            raise UsageError(f"{what} is a folder; name a file in it.")
+        if not _exists(path.parent):
+            raise UsageError(f"{what}: there is no folder {printable(str(path.parent))}; make it first.")
+        _check_folder(path.parent, what)
+        if _exists(path) and not path.is_file():
+            raise UsageError(f"{what} is no file but a device or the like; name another.")
+        if path.exists() and not os.access(path, os.W_OK):
+            raise UsageError(f"{what} cannot be written; choose another place.")
+    except OSError as error:
+        raise _impossible(what, error) from error
+
+
+def _exists(path: Path) -> bool:
+    """Whether something is there; raises what `Path.exists` leaves out: a name that is too long."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _check_folder(path: Path, what: str) -> None:
+    if not path.is_dir():
+        raise UsageError(f"{what} cannot be made: {printable(str(path))} is no folder; choose another place.")
+    if not os.access(path, os.W_OK | os.X_OK):
+        where = printable(str(path))
+        raise UsageError(f"{what} cannot be made: {where} may not be written into; choose another place.")
+
+
+def _impossible(what: str, error: OSError) -> UsageError:
+    return UsageError(f"{what} cannot be made: {error.strerror}; choose another place.")
