@@ -39,9 +39,9 @@ def test_the_mean_of_all_models_is_evaluated():
     )
     assert run.result["consensus_distance"] > 1e-6
     at = 0
-    for shape in [(8, 6), (8,), (1, 8), (1,)]:  # each parameter begins at a multiple of 16 elements
+    for shape in [(8, 6), (8,), (1, 8), (1,)]:  # each begins at a multiple of 16 elements, the first at 16
         size = torch.Size(shape).numel()
-        start = sum(-(-n // 16) * 16 for n in [48, 8, 8, 1][: [48, 8, 8, 1].index(size)]) if size != 8 else None
+        start = 16 + sum(-(-n // 16) * 16 for n in [48, 8, 8, 1][: [48, 8, 8, 1].index(size)]) if size != 8 else None
         if start is not None:
             evaluated = loop.seen[-1][at : at + size]
             assert torch.equal(evaluated, parameters.x[start : start + size])

@@ -12,7 +12,7 @@ import pytest
 
 import leftovers
 import paceline as pl
-from contracts.programs import AddUp
+from contracts.programs import NUM_BATCHES, AddUp
 from paceline.distributed import check_algorithm
 from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
 from processes.shards import (
@@ -25,6 +25,7 @@ from processes.shards import (
     run_and_kill_shards,
     run_watched,
     version_of,
+    weight_values,
 )
 
 REPLICA = pl.ParameterServer(mode=pl.Async(), durability="replica")
@@ -124,7 +125,7 @@ def test_shards_that_choose_together_stay_together():
     versions, sizes = np.unique(rows["applied_version"], return_counts=True)
     assert versions.tolist() == list(range(1, parameters.version + 1))
     totals = np.bincount(rows["applied_version"], batch_sums(rows))[1:]
-    assert parameters.x[:SIZE].unique().tolist() == [(totals / sizes).sum()]
+    assert weight_values(parameters) == [(totals / sizes).sum()]
     assert [shard["version"] for shard in result["shards"]] == [parameters.version] * 2
 
 
@@ -142,7 +143,7 @@ def test_other_launchers_start_no_copies():
 def test_servers_of_threads_have_copies_too():
     run = pl.launch(AddUp(SIZE, epochs=4), workers=2, algorithm=REPLICA, backend="threads")
     assert run.result["outcome"] == "stopped", run.result["outcome_reason"]
-    assert run.result["version"] == 4 * 48
+    assert run.result["version"] == 4 * NUM_BATCHES
 
 
 @pytest.mark.soak
