@@ -107,9 +107,11 @@ class OwnedPieces:
         Parameters that no worker has any state of, as they never had a gradient, stay without.
         """
         parameters = self._binding.parameters
-        have = torch.tensor([float(bool(self._optimizer.state.get(p))) for p in parameters])
-        collectives.start_all_reduce(have).wait()
-        kinds = [kind if has else {} for kind, has in zip(self._state_kinds(), have.tolist(), strict=True)]
+        kinds = self._state_kinds()
+        if any(kinds):
+            have = torch.tensor([float(bool(self._optimizer.state.get(p))) for p in parameters])
+            collectives.start_all_reduce(have).wait()
+            kinds = [kind if has else {} for kind, has in zip(kinds, have.tolist(), strict=True)]
         names = sorted({name for kind in kinds for name in kind})
         for name in names:
             x = self._binding.zeros()
