@@ -12,7 +12,7 @@ import pytest
 import paceline as pl
 from paceline import bounds
 from paceline.algorithms import backoff_registry, registry, step_size_registry
-from paceline.algorithms.server.registries import apply_registry, codec_registry, delay_registry
+from paceline.algorithms.server.registries import apply_registry, codec_registry, delay_registry, mode_registry
 from paceline.batches import partition_registry
 from paceline.config import TrainConfig
 from paceline.errors import UsageError, printable, shown
@@ -25,8 +25,8 @@ from paceline.simulator.sockets import Sockets
 from paceline.topology import topology_registry
 
 REGISTRIES = (
-    registry, backoff_registry, step_size_registry, apply_registry, codec_registry, delay_registry, partition_registry,
-    placement_registry, compute_registry, topology_registry,
+    registry, backoff_registry, step_size_registry, apply_registry, codec_registry, delay_registry, mode_registry,
+    partition_registry, placement_registry, compute_registry, topology_registry,
 )  # fmt: skip
 CLASSES = {cls for kinds in REGISTRIES for _, cls in kinds.items()} | {Cluster, Sockets}
 HUGE = 10**400
@@ -92,7 +92,7 @@ def test_every_number_of_a_spec_or_a_cluster_has_a_bound(cls):
 
 def _required(cls):
     delay = delay_registry.build("constant(updates_late=1)")
-    given = {"delays": "1", "links": "0-1", "updates_late": 1, "highest": 1, "times_s": (1.0,)}
+    given = {"delays": "1", "links": "0-1", "updates_late": 1, "highest": 1, "clock_bound": 1, "times_s": (1.0,)}
     fields = {one.name for one in dataclasses.fields(cls) if one.init}
     return {name: value for name, value in given.items() if name in fields} | (
         {"delay": delay} if cls.__name__ == "Delayed" else {}

@@ -60,7 +60,7 @@ def _is_one(member: Any, value: Any) -> bool:
         return isinstance(value, str) and value in get_args(member)
     if member in (int, float):  # NumPy's as well
         return isinstance(value, Integral if member is int else Real) and not isinstance(value, bool)
-    return isinstance(value, get_origin(member) or member)
+    return member is Any or isinstance(value, get_origin(member) or member)
 
 
 def _in_words(member: Any) -> str:

@@ -36,7 +36,6 @@ from paceline.transport.base import Counts, Piece
 __all__ = ["BaseReplica", "Recorder", "TaskReplica"]
 
 _UPDATE_TIME_SMOOTHING = 0.1
-_SLICE_S = 0.05  # slept at a stretch: so late a worker learns that the run is being stopped
 _NAN = math.nan
 _NO_COUNTS = (0, 0, 0, 0)
 _NO_GRADIENT = 0  # as a record's applied version

@@ -80,7 +80,7 @@ def test_a_target_that_is_not_reached():
         (programs.names_locked, "hogwild", 2, ["locked", "hogwild", "one place"]),
         (programs.two_shapes, "locked", 3, ["the same model"]),
         (programs.plain, "sequential", 2, ["sequential", "1 worker, not 2"]),
-        (programs.plain, "locked", 0, ["at least 1 worker"]),
+        (programs.plain, "locked", 0, ["workers must be 1 or more, not 0"]),
     ],
 )
 def test_what_cannot_be_launched(train, algorithm, workers, parts, backend):

@@ -18,7 +18,7 @@ from paceline.algorithms.server.rules import OnDeath, ShardRules
 from paceline.algorithms.server.second_copy import serve_shard
 from paceline.algorithms.server.user import UserOptimizer
 from paceline.bounds import BETWEEN_0_AND_1, SECONDS, SERVERS
-from paceline.errors import UsageError
+from paceline.errors import UsageError, shown
 from paceline.specs import moved_into
 from paceline.transport.base import Ports, Replica
 from paceline.transport.parameters import MemoryRequest
@@ -83,7 +83,7 @@ class ParameterServer(Algorithm):
     def __post_init__(self) -> None:
         if isinstance(self.mode, str):
             raise UsageError(
-                f"mode is an object, such as Async() or Sync(backups=1), not {self.mode!r}; a spec takes names, as in"
+                f"mode is an object, such as Async() or Sync(backups=1), not {shown(self.mode)}; a spec takes names, as in"
                 " parse('parameter-server(mode=async)')."
             )
         super().__post_init__()
