@@ -239,8 +239,14 @@ def _moved_error(cls: Any, moved: list[str], new: str) -> UsageError:
     return UsageError(f"{' and '.join(moved)} {'are' if moved[1:] else 'is'} part of the {into} now: {new}.")
 
 
-def check_optimizer(spec_text: str, learning_rate: float | None = None, momentum: float | None = None) -> None:
-    """Refuses what `build_optimizer` would refuse.
+def check_optimizer(
+    spec_text: str,
+    learning_rate: float | None = None,
+    momentum: float | None = None,
+    *,
+    parameters: Iterable[torch.nn.Parameter] | None = None,
+) -> None:
+    """Refuses what `build_optimizer` would refuse, of a model's parameters, or if there are none yet, of a matrix.
 
     Plain SGD is known to be right, and to build torch's first optimizer takes 1.5 s: it imports the compiler.
     """
@@ -248,7 +254,9 @@ def check_optimizer(spec_text: str, learning_rate: float | None = None, momentum
 
     if spec_text == "sgd" and (learning_rate or 0.0) >= 0 and (momentum or 0.0) >= 0:
         return
-    build_optimizer(spec_text, [torch.nn.Parameter(torch.zeros(2, 2))], learning_rate, momentum)
+    if parameters is None:
+        parameters = [torch.nn.Parameter(torch.zeros(2, 2))]
+    build_optimizer(spec_text, parameters, learning_rate, momentum)
 
 
 def build_optimizer(

@@ -107,7 +107,8 @@ class _Training:
         self.evaluator = Evaluator(self.task, self.test_set, self.config.seed)
         num_vectors = self.algorithm.memory.num_vectors(config.workers)
         check_vectors(num_vectors, self.evaluator.num_parameters, self.evaluator.vector_bytes)
-        check_optimizer(self.config.optimizer, self._rate, config.momentum)
+        parameters = self.evaluator.model.parameters()
+        check_optimizer(self.config.optimizer, self._rate, config.momentum, parameters=parameters)
         self.train_set, self.dataset_segment = share_dataset(train_set)
         previous, self.checkpoint = earlier_part(resume) if resume is not None else (RunData(), None)
         if resume is not None:
