@@ -27,6 +27,7 @@ from paceline.transport.base import Collectives, Piece
 
 __all__ = ["AttachedReplica"]
 
+_call_after_backward = torch.autograd.Variable._execution_engine.queue_callback  # pyright: ignore
 _CHECK_EVERY_STEPS = 64  # how often parameters are checked for infinities, as the loop need not report its loss
 
 
@@ -63,6 +64,7 @@ class AttachedReplica(BaseReplica):
         self._ready: Callable[[torch.Tensor], None] | None = None
         self._finish: Callable[[], None] | None = None
         self._handing_out = False  # between a backward pass's first gradient and its end
+        self._call_after_backward = _call_after_backward
         self._handed_out = False  # what the gradients hold has been handed out, and is what came back
         self._g_version = 0  # PyTorch's count of changes of `g` when it was handed out
         self._owned: OwnedPieces | None = None
@@ -136,9 +138,10 @@ class AttachedReplica(BaseReplica):
             )
         if self._state == "idle":
             self.begin_if_idle()
-        if self._slowness is not None and not self._handed_out:
-            self._slowness.sleep(self._gradient_started_s)
-        self._gradient_ended_s = self._now_s()
+        if not self._handed_out:
+            if self._slowness is not None:
+                self._slowness.sleep(self._gradient_started_s)
+            self._gradient_ended_s = self._now_s()
         self._scaled = hasattr(optimizer, "found_inf")
         if self._scaled:
             self._overflowed = take_over_scaling(optimizer)
@@ -226,8 +229,7 @@ class AttachedReplica(BaseReplica):
             if ready is not None:
                 self._hand_out_nothing(ready)
         else:
-            self._state = "gradient"
-            self._return()
+            self._hand_over("gradient")
 
     def _on_gradient(self, index: int) -> None:
         """Backward has added to a parameter's gradient."""
@@ -241,7 +243,7 @@ class AttachedReplica(BaseReplica):
             self._handing_out = True
             self._missing = None
             self._buckets.begin(self._ready)
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)  # pyright: ignore
+            self._call_after_backward(self._end_of_backward)
         if self._buckets.under_way and self._slowness is None:  # a slow worker hands out at the end of its time
             self._buckets.complete(index)
 
@@ -259,6 +261,7 @@ class AttachedReplica(BaseReplica):
         self._handing_out = False
         if self._slowness is not None:
             self._slowness.sleep(self._gradient_started_s)
+        self._gradient_ended_s = self._now_s()  # what follows are waits
         self._buckets.complete_all()
         if self._finish is not None:
             self._finish()
@@ -299,9 +302,6 @@ class AttachedReplica(BaseReplica):
             self.binding.scatter_gradients(self.g, self.missing)
         if self._absent:
             self._step_by_itself(scale)
-        elif scale == 1.0:
-            self._state = "apply"
-            self._return()
         else:
             scaled_step(lambda: self._hand_over("apply"), self._optimizer, scale)
         self._end_apply(to, begun_s)
@@ -335,8 +335,7 @@ class AttachedReplica(BaseReplica):
             if self._absent:
                 self._step_by_itself(1.0)
             else:
-                self._state = "apply"
-                self._return()
+                self._hand_over("apply")
         finally:
             self._owned.release()
         if self._absent:

@@ -21,6 +21,7 @@ from paceline.errors import DivergedError, UsageError
 from paceline.evaluating import session_of
 from paceline.final_mean import own_figures
 from paceline.grad_scaling import ask_for_every_step
+from paceline.gradient_watch import watch_gradients
 from paceline.joining import JoinedRun
 from paceline.loop_evaluation import Evaluate
 from paceline.memory.waiting import RunStopped
@@ -48,20 +49,20 @@ def attach(
     worker 0's are the run's. Nothing is recorded there. With PACELINE_CHECKPOINT=FOLDER, on storage that all workers reach,
     lockstep methods save every epoch's beginning, and start from the newest complete one if there is any: so
     `torchrun --max-restarts` resumes. What a loop prints or schedules for epochs that are behind it, it does again.
-    A worker that hangs is given up after PACELINE_DEADLINE_S seconds (600).
+    A worker that hangs is given up after PACELINE_DEADLINE_S seconds (600). A parameter server's shards are threads of
+    worker 0, and end with it.
 
     Workers that find an address in PACELINE_JOIN, which `paceline launch` sets, join the run there and outlive each other; see
     `paceline.joining`. The algorithm is then `ad-psgd` unless one is named, and a process joins once.
 
-    A parameter server's shards are then threads of worker 0, and end with it.
-
     With `all-reduce`, gradients are the mean of all workers when `backward` returns. So clipping acts on the mean, and
     where one worker's gradients overflow, GradScaler finds the infinity on all workers and all skip that step alike. A
     worker without a batch is told what the others made of the mean, but keeps its scale: with GradScaler use `drop_last`
-    and a number of batches that the workers divide. Under `lockstep`, too, all skip it, though the scale falls on that
-    worker only. Where workers have models of their own, it leaves out its update and takes part in the round. A parameter
-    without a gradient makes no step: no weight decay, no momentum, no state. Where workers make one update together, it
-    makes one if it has a gradient on any of them.
+    and a number of batches that the workers divide. Elsewhere clipping acts on the worker's own gradient, and a
+    `ClippingWarning` says so once where an update is the mean of several. Under `lockstep`, too, all skip it, though the
+    scale falls on that worker only. Where workers have models of their own, it leaves out its update and takes part in the
+    round. A parameter without a gradient makes no step: no weight decay, no momentum, no state. Where workers make one
+    update together, it makes one if it has a gradient on any of them.
 
     Costs per step: two hooks of the optimizer and four switches of a greenlet, about 15 us, besides the algorithm's own cost.
 
@@ -147,14 +148,12 @@ class Worker:
     def _begin(self, simulation: Any) -> None:
         if self.worker_id == 0 and (self._environment is None or not self._environment.incarnation):
             self.algorithm.warn(stacklevel=4)
+            if self.num_workers > 1 and self.algorithm.clips_before_the_mean:
+                self._undo.append(watch_gradients(self._session.binding.parameters, self._optimizer))
         self._taken = self._session.restore(self._optimizer)
         kind = simulation.replica_kind if simulation is not None else AttachedReplica
-        self._replica = kind(
-            self._optimizer,
-            alone=self.num_workers == 1,
-            lockstep=self.algorithm.lockstep,
-            **self._session.base_arguments(),
-        )
+        base, lockstep = self._session.base_arguments(), self.algorithm.lockstep
+        self._replica = kind(self._optimizer, alone=self.num_workers == 1, lockstep=lockstep, **base)
         self._undo.append(ask_for_every_step(self._optimizer))
         self._replica.start(lambda: self.algorithm.work(self._replica, self._session.ports))
         self._hooks = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from numbers import Real
 
 __all__ = [
+    "ClippingWarning",
     "DivergedError",
     "OverrideWarning",
     "PacelineError",
@@ -31,6 +32,10 @@ class DivergedError(PacelineError):
 
 class OverrideWarning(UserWarning):
     """An algorithm overrides something that the user has chosen elsewhere."""
+
+
+class ClippingWarning(UserWarning):
+    """A loop clips its own gradient where an update is the mean of several workers' gradients."""
 
 
 class UsageError(PacelineError, ValueError):

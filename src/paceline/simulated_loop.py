@@ -29,6 +29,7 @@ from paceline.observe.run import RunData
 from paceline.paths import check_new_folder
 from paceline.simulation_record import SimulationRecord, write_simulation
 from paceline.simulator.attached import SimulatedAttachedReplica
+from paceline.simulator.backward import AfterBackward
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.cluster_file import as_table
 from paceline.simulator.faults import Faults
@@ -148,6 +149,7 @@ class _Simulation:
         is_evaluated: bool,
     ) -> None:
         self.scheduler = Scheduler()
+        self.after_backward = AfterBackward()
         self.faults = faults
         self.buffers: dict[str, torch.Tensor] = {}  # running statistics that all workers share
         self.cluster = cluster
@@ -174,7 +176,8 @@ class _Simulation:
         if self.goal.limit_s is not None:
             self.scheduler.stop_at(self.goal.limit_s)
         try:
-            self.scheduler.run()
+            with self.after_backward:
+                self.scheduler.run()
         except ProgramError as error:
             if self.record is None or not isinstance(error.cause, DivergedError):
                 raise error.cause from None
@@ -316,6 +319,7 @@ class _SimulatedSession:
         self.binding = binding
         self.tell_epoch = simulation.tell_epoch
         self._core = machine.core(worker_id)
+        self._after_backward = simulation.after_backward
         self.ports = machine.ports(self._core)
         self._machine = machine
         self._record = record
@@ -347,6 +351,7 @@ class _SimulatedSession:
             "binding": self.binding,
             "recorder": self._record.recorder(self.ports.worker_id),
             "core": self._core,
+            "after_backward": self._after_backward,
         }
 
     def restore(self, optimizer: torch.optim.Optimizer) -> int:

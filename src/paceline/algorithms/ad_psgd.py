@@ -31,6 +31,7 @@ class ADPSGD(Algorithm):
 
     Costs per step: one request and one answer of the parameters' size, overlapped with the gradient; three private copies of
     the parameters, and one more for each request, four at most, whose answer is late.
+    Clipping acts on the worker's own gradient, which its own model takes.
     Use when: workers, links or machines are unequal, shared or unreliable.
     Not: `d-psgd`, which averages with all neighbours and waits for them; `hogwild`, whose workers share one vector.
 

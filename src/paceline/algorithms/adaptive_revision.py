@@ -27,6 +27,7 @@ class AdaptiveRevision(Algorithm):
     Costs per step: a gradient sent and the parameters received by every worker, and as much again for the sum of gradients
     that travels with them (`echo`); or a vector at the server for each version that a worker may still answer (`snapshot`).
     Three vectors of state at the servers.
+    Clipping acts on the worker's own gradient, which is the update.
     Use when: hundreds of workers, or slow ones, make gradients hundreds of updates late, above all with sparse features.
     When N doubles: staleness doubles, and the best alpha hardly changes.
     Not: `downpour`, whose AdaGrad takes late gradients for fresh; `parameter-server(mode=async)`, where the user's optimizer

@@ -30,6 +30,7 @@ class AllReduce(Algorithm):
     In a round where a worker has no batch, the mean travels once more, not hidden: it is what the others' loops made of it.
     Sharded: as many bytes, of which the parameters' half is not hidden; the optimizer's work and state are 1 / n per worker,
     with buffers of two vectors.
+    Clipping acts on the mean, which is there when `backward` returns; sharded, a loop may not clip.
     Use when: workers are equally fast and links are good; it is what asynchronous methods are compared to.
     Not: `lockstep`, which begins to average when backward has ended; `local-sgd`, which averages parameters, and rarely.
 
@@ -48,6 +49,11 @@ class AllReduce(Algorithm):
     sharded: bool = False
 
     lockstep: ClassVar[bool] = True
+
+    @property
+    def clips_before_the_mean(self) -> bool:
+        """The mean is there when `backward` returns."""
+        return False
 
     @property
     def memory(self) -> MemoryRequest:

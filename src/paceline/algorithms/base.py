@@ -75,6 +75,11 @@ class Algorithm:
         return self.lockstep and not self.gossip
 
     @property
+    def clips_before_the_mean(self) -> bool:
+        """Whether an update is a mean of several workers' gradients, each as its worker's loop has left it, clipped or not."""
+        return self.together
+
+    @property
     def lets_gradients_wait(self) -> bool:
         """Whether a gradient may be applied in a later update than the one that it came for."""
         return False

@@ -26,6 +26,7 @@ class DPSGD(Algorithm):
 
     Costs per step: one message of the parameters' size to and from every neighbour; a round lasts as long as the slowest
     neighbour's, and so, within as many rounds as the graph is wide, as the slowest worker's.
+    Clipping acts on the worker's own gradient, which its own model takes.
     Use when: links are slow or a central point would be the bottleneck, and workers are equally fast.
     Not: `ad-psgd`, which waits for nobody; `lockstep` and `all-reduce`, whose workers hold equal models.
 

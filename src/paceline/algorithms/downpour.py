@@ -38,6 +38,7 @@ class Downpour(Algorithm):
 
     Costs per step: 1/push of a gradient sent and 1/fetch of the parameters received by every worker; one vector of AdaGrad's
     state at the servers, and one of accrued gradients per worker where push is above 1.
+    Clipping acts on each of the worker's gradients, before they are accrued.
     Use when: many workers are unequally fast, come and go, and one rate for all parameters makes them unstable together.
     When N doubles: gradients are twice as stale; AdaGrad's rate may stay where a fixed one must fall. Where a training names
     none it is 0.01.

@@ -20,6 +20,7 @@ class Hogwild(Algorithm):
     Costs per step: nothing beyond the user's own step, except that the caches of all workers hold the same vector. An update
     is a vectorised read-modify-write: when two workers write one component at the same instant, one of the two additions can
     be lost (the paper assumes atomic additions). Views may be torn: partly older, partly newer than their version says.
+    Clipping acts on the worker's own gradient, which is the update.
     Use when: gradients are sparse, or steps are long compared to updates.
     Not: `leashed`, whose workers never see a torn vector and never lose a component.
 

@@ -26,6 +26,7 @@ class Leashed(Algorithm):
 
     Costs per step: one copy-and-update of the parameters, and one more for every lost race; at most 3 m vectors for m workers,
     gradients included, allocated when first needed.
+    Clipping acts on the worker's own gradient, which is the update.
     Use when: many workers, dense gradients, and steps longer than updates.
     Not: `hogwild`, whose views may be torn and whose racing writes may cancel.
 

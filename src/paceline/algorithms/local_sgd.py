@@ -19,6 +19,7 @@ class LocalSGD(Algorithm):
     """Local SGD: H steps on a model of one's own, then the average of all models, in lockstep.
 
     Costs per step: 1/H of an all-reduce of the parameters. Every H steps all wait for the slowest.
+    Clipping acts on the worker's own gradient, which its own model takes; in the warm-up, on each before the mean of all.
     Use when: workers are equally fast and communication is the bottleneck.
     Not: `lockstep` and `all-reduce`, which average every gradient; `ad-psgd`, which waits for nobody. DiLoCo is local SGD with
     an outer optimizer on the averaged change.
@@ -35,6 +36,11 @@ class LocalSGD(Algorithm):
     warmup_steps: Annotated[int, COUNT_FROM_0] = 0
 
     lockstep: ClassVar[bool] = True
+
+    @property
+    def clips_before_the_mean(self) -> bool:
+        """In the warm-up."""
+        return self.warmup_steps > 0
 
     @property
     def memory(self) -> MemoryRequest:

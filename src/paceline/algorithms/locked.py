@@ -21,6 +21,7 @@ class Locked(Algorithm):
     Views are consistent and updates are totally ordered; workers wait for each other when they read and when they write.
 
     Costs per step: one copy of the parameters, two acquisitions of the lock; one extra vector per worker.
+    Clipping acts on the worker's own gradient, which is the update.
     Use when: the update is short compared to the gradient, and a simple, exact order of updates matters.
     Not: `lockstep`, which waits for all workers after every step.
 

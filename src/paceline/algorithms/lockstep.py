@@ -23,6 +23,8 @@ class Lockstep(Algorithm):
 
     Costs per step: one gradient written and one average read through shared memory (2 P elements), two barriers; one extra
     vector per worker. Every round lasts as long as its slowest worker.
+    Clipping acts on each worker's own gradient, before the mean of all: with it, a round is not one step with the large batch,
+    which would clip the mean. For that take `all-reduce`; a `ClippingWarning` says so.
     Use when: workers are equally fast and results must not depend on timing.
     Not: `locked`, where each worker applies its own gradient and nobody waits for a round to fill.
 

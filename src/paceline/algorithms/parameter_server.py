@@ -44,6 +44,8 @@ class ParameterServer(Algorithm):
     bottleneck when workers are many: use more shards, on machines of their own. The optimizer's state exists once, at the
     servers. `durability=replica` sends each mean gradient once more, to the copy, which makes the same update while the server
     does, and keeps parameters and state a second time.
+    Clipping acts on each worker's own gradient as it is sent; in `sync` that is before the mean of N, which one step with the
+    large batch would clip instead (`all-reduce` does; a `ClippingWarning` says so).
     Use when: workers come and go, or are unequally fast: `sync` with backups where results must be those of large batches,
     `async` and `bounded` where every gradient should count.
     When N doubles: `sync` makes half as many updates of twice the batch: see its `rate`; `async` doubles the staleness: lower

@@ -24,6 +24,7 @@ class Sequential(Algorithm):
 
     Costs nothing beyond the user's own step; with a delay, one vector for every gradient that waits. Use it as the baseline
     of a comparison, and with a delay to study what staleness does, without the luck of timing.
+    Clipping acts on the gradient as it was computed; with a delay, it waits clipped.
 
     Args:
         delay: every gradient waits so many updates before the optimizer steps with it; none: no gradient waits.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from paceline.attached_replica import AttachedReplica
+from paceline.batches import length_of
+from paceline.simulator.backward import AfterBackward
 from paceline.simulator.core import Core
 from paceline.transport.base import Piece
 
@@ -17,15 +20,36 @@ __all__ = ["SimulatedAttachedReplica"]
 class SimulatedAttachedReplica(AttachedReplica):
     """An `AttachedReplica` whose forward, backward, copies and updates take the cluster's time.
 
+    Time passes where the loop has called `backward`, after the pass itself, if the gradient is then handed out: so what the
+    loop does with it afterwards, such as to clip it, it does with what came back, as in a real run. Otherwise it passes as the
+    optimizer steps.
+
     Args:
         optimizer: the user's.
         core: times. The first batch is what `Cluster.compute_s` is about; others take their share.
+        after_backward: lets this worker wait there.
         base: as for `AttachedReplica`.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, *, core: Core, **base: Any) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, *, core: Core, after_backward: AfterBackward, **base: Any
+    ) -> None:
         super().__init__(optimizer, **base)
         self._core = core
+        self._call_after_backward = after_backward.call
+        self._held_back: list[torch.Tensor] = []  # buckets that are complete, until their time has come
+        self._uncomputed = 0  # samples of batches whose time has not passed
+        self._goes_on = False  # whether the step has computed before
+
+    def begin(self, started_s: float, batch_number: int, batch: Any, *, absent: bool = False) -> None:
+        """Begins a step, or another batch of the step under way."""
+        if self._state == "idle":
+            self._uncomputed, self._goes_on = 0, False
+        if not absent:
+            samples = length_of(batch)
+            self._core.know_batch_size(samples)
+            self._uncomputed += samples
+        super().begin(started_s, batch_number, batch, absent=absent)
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         """Copies `x` (P,) into this worker's private vector."""
@@ -39,19 +63,28 @@ class SimulatedAttachedReplica(AttachedReplica):
         ready: Callable[[torch.Tensor], None] | None = None,
         finish: Callable[[], None] | None = None,
     ) -> None:
-        """Lets the loop compute at `at` (P,); the gradient is ready, and handed out, when its time has passed.
+        """Lets the loop compute at `at` (P,); what it computes is handed out once its time has passed."""
+        if ready is None:
+            super().gradient(at, version)
+        else:
+            super().gradient(at, version, self._held_back.append, partial(self._hand_out, ready, finish))
+        self._compute()
 
-        What the loop does with its gradients before `step`, such as to clip them, it does with its own.
-        """
-        super().gradient(at, version)
-        if not self._absent:
-            self._core.compute(self.samples)
+    def _compute(self) -> None:
+        """Takes the time of the batches whose time has not passed."""
+        if self._uncomputed:
+            self._core.compute(self._uncomputed, goes_on=self._goes_on)
+            self._uncomputed, self._goes_on = 0, True
             self._gradient_ended_s = self._now_s()
-        if ready is not None:
-            ready(self.g)
+
+    def _hand_out(self, ready: Callable[[torch.Tensor], None], finish: Callable[[], None] | None) -> None:
+        """Gives the buckets away that were held back."""
+        self._compute()
+        buckets, self._held_back[:] = self._held_back[:], []
+        for bucket in buckets:
+            ready(bucket)
         if finish is not None:
             finish()
-            self.binding.bind_gradients(self.g, self.missing)
 
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:
         """Lets the optimizer take its one step on `to` (P,), at the end of the update's time."""

@@ -107,18 +107,25 @@ class Core:
         self.moved_s = 0.0
         self.die: Callable[[], None] | None = None
 
-    def compute(self, samples: int) -> None:
-        """Takes the time of a forward and backward, of a short batch its share; and before it that which a step sleeps."""
-        duration_s, share = next(self._draws_s) * self._factor, 1.0
-        if samples != self._batch_size:
-            if not self._batch_size:
-                self._batch_size = samples
-            share = samples / self._batch_size
-            duration_s *= share
-        if self._disturbances is not None and self._disturbances.begin_step() and self.die is not None:
-            self.scheduler.call_at(self.scheduler.now_s, self.die)
-        if self._idle_s:
-            self.scheduler.sleep(self._idle_s)
+    def know_batch_size(self, samples: int) -> None:
+        """The first batch has so many samples: a full one, where nothing else has been said."""
+        self._batch_size = self._batch_size or samples
+
+    def compute(self, samples: int, *, goes_on: bool = False) -> None:
+        """Takes the time of a forward and backward, of a short batch its share; and before it that which a step sleeps.
+
+        Args:
+            samples: of the batch.
+            goes_on: whether this is another batch of a step that has computed before.
+        """
+        self.know_batch_size(samples)
+        duration_s, share = next(self._draws_s) * self._factor, samples / self._batch_size
+        duration_s *= share
+        if not goes_on:
+            if self._disturbances is not None and self._disturbances.begin_step() and self.die is not None:
+                self.scheduler.call_at(self.scheduler.now_s, self.die)
+            if self._idle_s:
+                self.scheduler.sleep(self._idle_s)
         if self._disturbances is not None:
             duration_s = self._disturbances.stretched_s(self.scheduler.now_s, duration_s)
         self.occupy(duration_s, share)

@@ -1,0 +1,64 @@
+"""A place to wait right after a backward pass of PyTorch's: in the midst of one, a simulated worker may not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from greenlet import getcurrent, greenlet
+
+__all__ = ["AfterBackward"]
+
+_autograd: Any = torch.autograd
+# What all of PyTorch's ways into a backward pass call last, also for those who have imported `backward` by its name.
+_ENTRY = "_engine_run_backward" if hasattr(_autograd, "_engine_run_backward") else "backward"
+_graph_task_id: Callable[[], int] = torch._C._current_graph_task_id  # pyright: ignore  (-1 outside backward)
+
+
+class AfterBackward:
+    """Inside its `with`, calls what was asked for during a backward pass once that has returned, before the loop goes on.
+
+    A callback of the engine's own would come too early: it is called from inside the pass, where to switch greenlets hung or
+    crashed PyTorch. A pass within a pass, as reentrant checkpoints make, ends with the outer one. Where a pass raises, nothing
+    is called. Costs: a microsecond for every backward pass of the process.
+    """
+
+    def __init__(self) -> None:
+        # By who makes the pass, as other threads may have passes of their own at the same time.
+        self._pending: list[tuple[greenlet, Callable[[], None]]] = []
+
+    def call(self, what: Callable[[], None]) -> None:
+        """From inside a backward pass: lets `what` be called as soon as that has returned."""
+        self._pending.append((getcurrent(), what))
+
+    def __enter__(self) -> Self:
+        """Wraps PyTorch's entry into backward passes."""
+        original = self._original = getattr(_autograd, _ENTRY)
+
+        def run_backward(*args: Any, **named: Any) -> Any:
+            try:
+                returned = original(*args, **named)
+            except BaseException:
+                self._take()
+                raise
+            if self._pending and _graph_task_id() == -1:
+                for what in self._take():
+                    what()
+            return returned
+
+        self._wrapped = run_backward
+        setattr(_autograd, _ENTRY, run_backward)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Puts PyTorch's entry back, unless somebody else has wrapped it since and not put ours back."""
+        if getattr(_autograd, _ENTRY) is self._wrapped:
+            setattr(_autograd, _ENTRY, self._original)
+
+    def _take(self) -> list[Callable[[], None]]:
+        """What was asked for in this pass."""
+        me = getcurrent()
+        mine = [what for who, what in self._pending if who is me]
+        self._pending = [one for one in self._pending if one[0] is not me]
+        return mine
