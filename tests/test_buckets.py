@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.buckets import GradientBuckets
+from paceline.buckets import GradientBuckets, bucket_bytes_for
 from paceline.flat import FlatBinding
 
 
@@ -106,3 +106,13 @@ def test_removed_hooks_are_silent():
     watch.buckets.remove()
     model(x).sum().backward()
     assert watch.seen == []
+
+
+@pytest.mark.parametrize(("workers", "megabytes"), [(1, 1), (2, 1), (16, 1), (17, 1.0625), (128, 8)])
+def test_buckets_of_many_workers_are_larger(workers, megabytes):
+    assert bucket_bytes_for(workers) == megabytes * 2**20
+    binding = FlatBinding([nn.Parameter(torch.zeros(64 * 1024)) for _ in range(100)])  # 256 KiB each
+    buckets = GradientBuckets(binding, binding.zeros(), binding.release, num_workers=workers)
+    *full, last = [one.nbytes for one in buckets.vectors]
+    assert all(megabytes * 2**20 <= one <= megabytes * 2**20 + 2**18 for one in full)
+    assert sum(full) + last == 4 * binding.num_elements

@@ -222,7 +222,7 @@ class AttachedReplica(BaseReplica):
         if ready is not None and self._buckets is None:
             if self._g is None:
                 self._g = self.binding.zeros()
-            self._buckets = GradientBuckets(self.binding, self._g, self._on_gradient)
+            self._buckets = GradientBuckets(self.binding, self._g, self._on_gradient, num_workers=self._num_workers)
         self._gradient_started_s = self._now_s()
         if self._absent:
             self._gradient_ended_s = self._gradient_started_s

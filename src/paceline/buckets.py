@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
@@ -11,23 +12,48 @@ import torch
 from paceline.errors import UsageError
 from paceline.flat import FlatBinding, Ranges
 
-__all__ = ["BUCKET_BYTES", "GradientBuckets"]
+__all__ = ["BUCKET_BYTES", "GradientBuckets", "bucket_bytes_for", "bucket_ranges"]
 
 BUCKET_BYTES = 1 << 20  # large enough that an operation's latency (about 0.2 ms over Gloo) is not most of its time
+_GROWS_FROM = 16  # workers: a ring sends 64 KiB of such a bucket at a time then, which at 10 Gbit/s take 50 us
+
+
+def bucket_bytes_for(num_workers: int, least_bytes: int = BUCKET_BYTES) -> int:
+    """Size of the buckets of so many workers: a ring's pieces, n-ths of a bucket, shall not become all latency.
+
+    >>> bucket_bytes_for(2), bucket_bytes_for(64)
+    (1048576, 4194304)
+    """
+    return max(least_bytes, least_bytes * num_workers // _GROWS_FROM)
+
+
+def bucket_ranges(binding: FlatBinding, bucket_bytes: int = BUCKET_BYTES) -> list[tuple[int, int]]:
+    """Where the buckets of a flat gradient begin and end, the last parameters' first: what backward completes first.
+
+    They are contiguous and end where a parameter ends; one is closed when it has reached `bucket_bytes`. The last one has the
+    padding in front.
+    """
+    ranges, end = [], binding.num_elements
+    for index, offset in reversed(list(enumerate(binding.offsets))):
+        begin = offset if index else 0
+        if (end - begin) * binding.dtype.itemsize >= bucket_bytes or not index:
+            ranges.append((begin, end))
+            end = begin
+    return ranges
 
 
 class GradientBuckets:
     """Watches the parameters' gradients during backward and hands out buckets of `g` (P,) in a fixed order.
 
-    Buckets are contiguous, end where a parameter ends, and begin with the last parameters: backward completes those first. A
-    bucket is copied into `g` and handed out once it and all before it are complete, so that every worker hands out the
-    same ones in the same order, whatever its own backward pass does first.
+    The buckets are those of `bucket_ranges`. One is copied into `g` and handed out once it and all before it are complete, so
+    that every worker hands out the same ones in the same order, whatever its own backward pass does first.
 
     Args:
         binding: the parameters.
         g: the flat vector (P,); its padding is zero.
         on_gradient: a method, called with a parameter's index when backward has added to its gradient.
-        bucket_bytes: a bucket closes when it has reached this size.
+        bucket_bytes: as for `bucket_ranges`; with many workers, larger.
+        num_workers: that average it.
     """
 
     def __init__(
@@ -36,23 +62,18 @@ class GradientBuckets:
         g: torch.Tensor,
         on_gradient: Callable[[int], None],
         bucket_bytes: int = BUCKET_BYTES,
+        *,
+        num_workers: int = 1,
     ) -> None:
         self._parameters = binding.parameters
-        views = binding.views(g)
-        self._views = views
-        self._bucket_of = [0] * len(views)
-        self._members: list[list[int]] = [[]]
-        self.vectors: list[torch.Tensor] = []
-        end = g.numel()
-        for index in reversed(range(len(views))):
-            self._members[-1].append(index)
-            self._bucket_of[index] = len(self._members) - 1
-            begin = binding.offsets[index] if index else 0  # with the padding in front
-            if (end - begin) * g.itemsize >= bucket_bytes or index == 0:
-                self.vectors.append(g[begin:end])
-                self._members.append([])
-                end = begin
-        self._members.pop()
+        self._views = binding.views(g)
+        ranges = bucket_ranges(binding, bucket_bytes_for(num_workers, bucket_bytes))
+        self.vectors = [g[begin:end] for begin, end in ranges]
+        starts = [begin for begin, _ in ranges]  # descending
+        self._bucket_of = [bisect_left(starts, -offset, key=lambda begin: -begin) for offset in binding.offsets]
+        self._members: list[list[int]] = [[] for _ in ranges]
+        for index in reversed(range(len(self._views))):
+            self._members[self._bucket_of[index]].append(index)
         self._awaited: list[set[int]] = []
         self._ranges = binding.ranges
         self._without: list[int] = []  # by index, of what was handed out

@@ -62,6 +62,7 @@ class BaseReplica:
         counts: what the worker communicates; None: nothing.
         now_s: the clock of the records; virtual in a simulation.
         slow: how many times as long gradients take, on purpose.
+        num_workers: of the run.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class BaseReplica:
         counts: Counts | None = None,
         now_s: Callable[[], float] = time.monotonic,
         slow: float = 1.0,
+        num_workers: int = 1,
     ) -> None:
         self.binding = binding
         self.ranges: Ranges = binding.ranges if binding is not None else ()
@@ -94,6 +96,7 @@ class BaseReplica:
         self._counted = (0, 0, 0, 0)
         self._private: torch.Tensor | None = None
         self._slowness = Slowness(slow, stopped) if slow > 1 else None
+        self._num_workers = num_workers
         self._buckets: GradientBuckets | None = None
         self._hands_out = False  # the present gradient, in buckets
         self._missing: Ranges | None = None
@@ -304,7 +307,7 @@ class TaskReplica(BaseReplica):
         changes = [gradient._version for gradient in self._gradients]
         if ready is not None:
             if self._buckets is None:
-                self._buckets = GradientBuckets(self.binding, self._g, self._complete)
+                self._buckets = GradientBuckets(self.binding, self._g, self._complete, num_workers=self._num_workers)
             self._buckets.begin(ready)
         if self.samples:
             with torch.enable_grad():

@@ -275,6 +275,7 @@ class Session:
             "stopped": self.stopped,
             "counts": self.ports.counts if self.algorithm.memory.mailbox or self.algorithm.memory.collectives else None,
             "incarnation": self.environment.incarnation if self.environment is not None else 0,
+            "num_workers": self.ports.num_workers,
             "slow": self._options.get("slow", {}).get(self.worker_id, 1.0),
         }
 
