@@ -19,6 +19,7 @@ from paceline.algorithms import Algorithm, registry
 from paceline.algorithms.lockstep import Lockstep
 from paceline.batches import BatchPlan, Partition, Skewed, partition_registry
 from paceline.bounds import PARAMETERS
+from paceline.buckets import bucket_bytes_for, bucket_ranges
 from paceline.config import TrainConfig
 from paceline.errors import DivergedError, UsageError
 from paceline.evaluation import Evaluator, about_evaluated
@@ -34,6 +35,7 @@ from paceline.simulator.cluster import Cluster
 from paceline.simulator.cluster_file import as_table
 from paceline.simulator.faults import Faults
 from paceline.simulator.machine import SimulatedMachine
+from paceline.simulator.overlap import declared_buckets
 from paceline.simulator.replica import OwnBuffers, RandomStates, SimulatedReplica, TimedReplica
 from paceline.simulator.scheduler import ProgramError
 from paceline.simulator.sockets import Placing
@@ -63,9 +65,9 @@ def simulate_task(
 
     Equal arguments give equal results, bit for bit (same machine and versions). Buffers such as running statistics are as in
     a real run: one copy that all workers write; in lockstep every worker keeps its own, and worker 0's are the run's.
-    Costs: the gradients, one after the other; timing only, 20 us per step with ten workers, 40 to 50 with 1,000 to 10,000, and
-    some more for each lost race of `leashed`, which with unbounded persistence and hundreds of workers can outnumber the
-    steps by far.
+    Costs: the gradients, one after the other; timing only, 20 us per step with ten workers, 40 to 50 with 1,000 to 10,000; 5
+    more for each bucket of `all-reduce`'s gradient, and some for each lost race of `leashed`, which with unbounded persistence
+    and hundreds of workers can outnumber the steps by far.
     Not: `train`, whose workers are real and whose times are measured.
 
     Args:
@@ -237,6 +239,13 @@ class _Simulation:
         assert self.config.learning_rate is not None
         return build_optimizer(self.config.optimizer, parameters, self.config.learning_rate, self.config.momentum)
 
+    def _bucket_bytes(self) -> list[int]:
+        """In which a gradient leaves; where its parameters are only declared, of the usual size."""
+        bucket_bytes = bucket_bytes_for(self.config.workers)
+        if self.model is None:
+            return declared_buckets(self.num_parameters * _DECLARED_ELEMENT_BYTES, bucket_bytes)
+        return [(end - begin) * self.binding.dtype.itemsize for begin, end in bucket_ranges(self.binding, bucket_bytes)]
+
     # The workers
 
     def _claims(self, worker_id: int, taken: int) -> BatchClaims:
@@ -263,6 +272,7 @@ class _Simulation:
         if not self.timing_only:
             torch.set_rng_state(self._random_after_model)
         random_states = RandomStates(seeds)
+        bucket_bytes = self._bucket_bytes()
         has_own = self.algorithm.lockstep and self.model is not None and any(True for _ in self.model.buffers())
         buffers = OwnBuffers(cast(nn.Module, self.model), self.config.workers) if has_own else None
         self.record.before_evaluation = partial(buffers.enter, 0) if buffers is not None else None
@@ -281,7 +291,7 @@ class _Simulation:
                     batches: Any = DeclaredBatches(numbers, cast(int, self.config.steps) - taken, self._batch_size)
                 else:
                     batches = BatchSizes(self._claims(worker_id, taken))
-                replica: BaseReplica = TimedReplica(batches=batches, **timing, **base)
+                replica: BaseReplica = TimedReplica(batches=batches, bucket_bytes=bucket_bytes, **timing, **base)
             else:
                 data = DatasetBatches(self.train_set, self._claims(worker_id, taken))
                 source = OwnRandomness(data, random_states, worker_id)

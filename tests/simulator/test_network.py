@@ -363,8 +363,9 @@ def test_collectives_compute_and_take_their_time(workers):
         assert whole.tolist() == (n * torch.arange(float(120 // n * n))).tolist()
 
     all_ports = play([program] * n)
-    once_s = 2 * (n - 1) * (LATENCY_S + (HEADER_BYTES + 480 / n) / RATE)
-    assert ends == pytest.approx([max(1.0, 2 * once_s)] * n)
+    sending_s = 2 * (n - 1) * (HEADER_BYTES + 480 / n) / RATE
+    once_s = 2 * (n - 1) * LATENCY_S + sending_s
+    assert ends == pytest.approx([max(1.0, once_s, 2 * sending_s)] * n)  # the one's bytes in the other's latencies
     assert {one.counts.messages for one in all_ports} == {3 * 2 * (n - 1) + 2 * (n - 1)}
 
 

@@ -66,8 +66,7 @@ class OwnedStrips:
         """Waits for the strips of the mean."""
         # Which parameters have gradients is known only now, and the weight goes with that.
         sums = torch.tensor([self.replica.samples / self._unit, self.gradient.changed()], dtype=torch.float64)
-        if self.num_elements:  # otherwise nothing but time is simulated
-            self.collectives.start_all_reduce(sums).wait()
+        self.collectives.start_all_reduce(sums).wait()
         total, num_changed = sums.tolist()
         for bucket in self._buckets:
             assert bucket.handle is not None

@@ -12,6 +12,7 @@ from paceline.attached_replica import AttachedReplica
 from paceline.batches import length_of
 from paceline.simulator.backward import AfterBackward
 from paceline.simulator.core import Core
+from paceline.simulator.overlap import shares_until_complete
 from paceline.transport.base import Piece
 
 __all__ = ["SimulatedAttachedReplica"]
@@ -36,24 +37,28 @@ class SimulatedAttachedReplica(AttachedReplica):
     ) -> None:
         super().__init__(optimizer, **base)
         self._core = core
-        self._call_after_backward = after_backward.call
+        self._after_backward = after_backward
+        self._call_after_backward = self._hand_out_after_backward
         self._held_back: list[torch.Tensor] = []  # buckets that are complete, until their time has come
-        self._uncomputed = 0  # samples of batches whose time has not passed
+        self._uncomputed: list[int] = []  # samples of the batches whose time has not passed
         self._goes_on = False  # whether the step has computed before
+        self._in_backward = False  # whether the last of these batches is in a backward pass that hands out
 
     def begin(self, started_s: float, batch_number: int, batch: Any, *, absent: bool = False) -> None:
         """Begins a step, or another batch of the step under way."""
         if self._state == "idle":
-            self._uncomputed, self._goes_on = 0, False
+            self._goes_on = False
+            self._uncomputed.clear()
         if not absent:
-            samples = length_of(batch)
-            self._core.know_batch_size(samples)
-            self._uncomputed += samples
+            self._uncomputed.append(length_of(batch))
+            self._core.know_batch_size(self._uncomputed[-1])
         super().begin(started_s, batch_number, batch, absent=absent)
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         """Copies `x` (P,) into this worker's private vector."""
+        begun_s = self._now_s()
         self._core.copy()
+        self._apply_s += self._now_s() - begun_s
         return super().copy(x)
 
     def gradient(
@@ -70,21 +75,38 @@ class SimulatedAttachedReplica(AttachedReplica):
             super().gradient(at, version, self._held_back.append, partial(self._hand_out, ready, finish))
         self._compute()
 
+    def _hand_out_after_backward(self, end_of_backward: Callable[[], None]) -> None:
+        def returned() -> None:
+            self._in_backward = True
+            end_of_backward()
+            self._in_backward = False
+
+        self._after_backward.call(returned)
+
+    def _hand_out(self, ready: Callable[[torch.Tensor], None], finish: Callable[[], None] | None) -> None:
+        """Gives the buckets away that were held back: those of a backward pass one by one as it goes on."""
+        buckets, self._held_back[:] = self._held_back[:], []
+        last = self._uncomputed.pop() if self._uncomputed and self._in_backward and self._core.overlaps else None
+        self._compute()
+        if last is not None:
+            parts = shares_until_complete([bucket.numel() for bucket in buckets])
+            for number in self._core.compute_in_parts(last, parts, goes_on=self._goes_on):
+                self._gradient_ended_s = self._now_s()
+                ready(buckets[number])
+            self._goes_on = True
+        else:
+            for bucket in buckets:
+                ready(bucket)
+        if finish is not None:
+            finish()
+
     def _compute(self) -> None:
         """Takes the time of the batches whose time has not passed."""
         if self._uncomputed:
-            self._core.compute(self._uncomputed, goes_on=self._goes_on)
-            self._uncomputed, self._goes_on = 0, True
+            self._core.compute(sum(self._uncomputed), goes_on=self._goes_on)
+            self._goes_on = True
+            self._uncomputed.clear()
             self._gradient_ended_s = self._now_s()
-
-    def _hand_out(self, ready: Callable[[torch.Tensor], None], finish: Callable[[], None] | None) -> None:
-        """Gives the buckets away that were held back."""
-        self._compute()
-        buckets, self._held_back[:] = self._held_back[:], []
-        for bucket in buckets:
-            ready(bucket)
-        if finish is not None:
-            finish()
 
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:
         """Lets the optimizer take its one step on `to` (P,), at the end of the update's time."""

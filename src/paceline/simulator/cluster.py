@@ -47,7 +47,8 @@ class Cluster:
     Args:
         workers: how many, from 1.
         compute_s: forward and backward of one full batch: seconds, or a model such as `Normal(average_s=0.01,
-            deviation_s=0.001)`. A shorter batch takes its share.
+            deviation_s=0.001)`. A shorter batch takes its share. `simulator/overlap.py` says when in it a gradient's buckets
+            are complete.
         core_bytes_per_s: memory traffic, reads plus writes, that one worker reaches alone.
         bus_bytes_per_s: traffic of all workers together; those who copy at an instant share it equally. With `sockets`: of
             each socket's memory.

@@ -123,7 +123,7 @@ class SimulatedCollectives:
     Modelled, per worker, as `memory.lockstep` does it: copy the vector in, wait for all, read one vector's worth of parts
     and write a part of the mean, wait for all, copy the mean out. The memory bus is shared meanwhile. A single worker
     keeps its vector and takes no time. Operations that are only started are carried out at the first `wait`, all in one such
-    round.
+    round, as the real ones are: on cores that compute there is nothing to overlap with.
 
     Attributes:
         waited_s: seconds spent at barriers; the caller reads it and sets it back to 0.
@@ -168,8 +168,10 @@ class SimulatedCollectives:
         return self._start(gather_into_all, (part, vector), vector)
 
     def _start(self, finish: Callable[[list[Any]], None], given: Any, whole: torch.Tensor) -> MemoryHandle:
-        num_bytes = whole.numel() * whole.element_size()
-        num_vectors = num_bytes / self._core.vector_bytes if num_bytes else 1.0  # timing only: each as a whole vector
+        num_bytes = whole.numel() * whole.element_size() or getattr(whole, "num_bytes", None)
+        num_vectors = (
+            num_bytes / self._core.vector_bytes if num_bytes else 1.0
+        )  # timing only: a whole vector, or as it says
         self._pending.append(_Operation(finish, given, num_vectors))
         self._num_started += 1
         return MemoryHandle(self, self._num_started)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Protocol
 
@@ -70,6 +70,7 @@ class Core:
         vector_bytes: size of one parameter vector.
         batch_size: samples of the batch that `cluster.compute_s` is about; 0: this worker's first one.
         disturbances: what faults do to its computing; None: nothing.
+        overlaps: whether what it hands out while it computes travels meanwhile: over a network, not through its memory.
 
     Attributes:
         moved_s: seconds that the memory spent on this worker's vectors outside `Replica.copy` and `apply`; the replica
@@ -79,7 +80,7 @@ class Core:
 
     __slots__ = (
         "_batch_size", "_disturbances", "_draws_s", "_factor", "_idle_s", "_memory", "cluster", "die", "moved_s",
-        "scheduler", "vector_bytes", "worker_id",
+        "overlaps", "scheduler", "vector_bytes", "worker_id",
     )  # fmt: skip
 
     def __init__(
@@ -93,6 +94,7 @@ class Core:
         vector_bytes: int,
         batch_size: int,
         disturbances: Disturbances | None = None,
+        overlaps: bool = False,
     ) -> None:
         self.scheduler = scheduler
         self._memory = memory
@@ -104,6 +106,7 @@ class Core:
         self._factor = cluster.factor(worker_id)
         self._idle_s = cluster.idle_of(worker_id)
         self._disturbances = disturbances
+        self.overlaps = overlaps
         self.moved_s = 0.0
         self.die: Callable[[], None] | None = None
 
@@ -118,17 +121,34 @@ class Core:
             samples: of the batch.
             goes_on: whether this is another batch of a step that has computed before.
         """
+        duration_s, share = self._begin(samples, goes_on=goes_on)
+        if self._disturbances is not None:
+            duration_s = self._disturbances.stretched_s(self.scheduler.now_s, duration_s)
+        self.occupy(duration_s, share)
+
+    def compute_in_parts(self, samples: int, parts: Sequence[float], *, goes_on: bool = False) -> Iterator[int]:
+        """The same time, but hands back at the end of each of the `parts`, which are shares of it and add up to 1."""
+        duration_s, share = self._begin(samples, goes_on=goes_on)
+        begun_s, computed, took_s = self.scheduler.now_s, 0.0, 0.0
+        for number, part in enumerate(parts):
+            part_s = part * duration_s
+            if self._disturbances is not None:
+                computed += part
+                before_s, took_s = took_s, self._disturbances.stretched_s(begun_s, computed * duration_s)
+                part_s = took_s - before_s
+            self.occupy(part_s, part * share)
+            yield number
+
+    def _begin(self, samples: int, *, goes_on: bool) -> tuple[float, float]:
+        """Draws how long computing takes that nothing disturbs; the share of a full batch."""
         self.know_batch_size(samples)
-        duration_s, share = next(self._draws_s) * self._factor, samples / self._batch_size
-        duration_s *= share
+        duration_s, share = next(self._draws_s) * self._factor, samples / self._batch_size if self._batch_size else 1.0
         if not goes_on:
             if self._disturbances is not None and self._disturbances.begin_step() and self.die is not None:
                 self.scheduler.call_at(self.scheduler.now_s, self.die)
             if self._idle_s:
                 self.scheduler.sleep(self._idle_s)
-        if self._disturbances is not None:
-            duration_s = self._disturbances.stretched_s(self.scheduler.now_s, duration_s)
-        self.occupy(duration_s, share)
+        return duration_s * share, share
 
     def occupy(self, duration_s: float, share: float) -> None:
         """Takes the time of computing on `share` of a full batch, which alone takes `duration_s`."""

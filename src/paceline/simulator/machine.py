@@ -166,6 +166,7 @@ class SimulatedMachine:
             "vector_bytes": self._vector_bytes,
             "batch_size": self._batch_size,
             "disturbances": disturbances if disturbances is not None and disturbances.any else None,
+            "overlaps": self.request.collectives and self._collective != "memory",
         }
         if self._sockets is not None:
             core: Core = SocketCore(machine=self._sockets, **named)
@@ -349,6 +350,7 @@ class SimulatedMachine:
             "counts": ports.counts if self.request.mailbox or self.request.collectives else None,
             "now_s": ports.clock.now_s,
             "incarnation": ports.incarnation,
+            "num_workers": ports.num_workers,
         }
 
 

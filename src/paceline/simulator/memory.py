@@ -18,8 +18,8 @@ from paceline.simulator.core import COPY_VECTORS, RETRY_VECTORS, Core
 from paceline.transport.parameters import View
 
 __all__ = [
-    "RacingState", "ReplicatedState", "SimulatedRacing", "SimulatedReplicated", "SimulatedSlots", "SimulatedStalenessCounts",
-    "SlotState",
+    "NoVector", "RacingState", "ReplicatedState", "SimulatedRacing", "SimulatedReplicated", "SimulatedSlots",
+    "SimulatedStalenessCounts", "SlotState",
 ]  # fmt: skip
 
 _EXCLUDES_NOBODY: AbstractContextManager[None] = nullcontext()
@@ -189,11 +189,19 @@ class SimulatedSlots:
 
 
 class NoVector(torch.Tensor):
-    """Stands for every vector where only times are simulated: its arithmetic gives itself, a tenth of a microsecond each."""
+    """Stands for every vector where only times are simulated: its arithmetic gives itself, a tenth of a microsecond each.
 
-    def __new__(cls) -> NoVector:
+    Attributes:
+        num_bytes: of what it stands for; None: a whole parameter vector.
+    """
+
+    num_bytes: int | None
+
+    def __new__(cls, num_bytes: int | None = None) -> NoVector:
         """An empty vector."""
-        return torch.empty(0).as_subclass(cls)
+        vector = torch.empty(0).as_subclass(cls)
+        vector.num_bytes = num_bytes
+        return vector
 
     def numel(self) -> int:
         """None."""
@@ -214,7 +222,8 @@ class NoVector(torch.Tensor):
     def _itself(self, *_: Any, **__: Any) -> NoVector:
         return self
 
-    sub_ = mul_ = copy_ = __add__ = __mul__ = __rmul__ = _itself  # type: ignore[assignment]
+    sub_ = mul_ = div_ = copy_ = __add__ = __mul__ = __rmul__ = _itself  # type: ignore[assignment]
+    new_zeros = __getitem__ = __setitem__ = _itself  # type: ignore[assignment]
 
 
 class SimulatedReplicated:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -25,10 +26,14 @@ from paceline.transport.base import Counts
 __all__ = ["CollectiveCosts", "NetworkCollectives", "NetworkCollectivesState"]
 
 
+_UNDER_WAY = 2  # operations at an instant: a group of Gloo has two threads for each network device
+
+
 class Cost(NamedTuple):
     """What one operation costs every worker."""
 
-    time_s: float
+    time_s: float  # alone on the network
+    sending_s: float  # of it, that in which its bytes occupy the links
     messages: int
     sent_bytes: float
 
@@ -44,6 +49,8 @@ class CollectiveCosts:
 
     Attributes:
         links: pairs of workers, ascending, that exchange messages.
+        all_reduce: maps a number of bytes to the cost of an all-reduce.
+        half: maps it to the cost of a reduce-scatter or an all-gather.
     """
 
     def __init__(self, cluster: Cluster, kind: Literal["ring", "tree"]) -> None:
@@ -61,14 +68,16 @@ class CollectiveCosts:
             rate = min(rate, cluster.switch_bytes_per_s / (n if kind == "ring" else max(1, n // 2)))
         self._s_per_byte = 1.0 / rate
         self.links = pairs
+        self.all_reduce = cache(self._all_reduce)  # a gradient's buckets have few sizes
+        self.half = cache(self._half)
 
-    def all_reduce(self, num_bytes: float) -> Cost:
+    def _all_reduce(self, num_bytes: float) -> Cost:
         """Cost of an all-reduce."""
         if self._kind == "ring":
             return self._rounds(2 * (self._num_workers - 1), num_bytes / self._num_workers)
         return self._rounds(2 * self._num_rounds, num_bytes)
 
-    def half(self, num_bytes: float) -> Cost:
+    def _half(self, num_bytes: float) -> Cost:
         """Cost of a reduce-scatter or an all-gather."""
         n = self._num_workers
         if self._kind == "ring":
@@ -77,7 +86,8 @@ class CollectiveCosts:
 
     def _rounds(self, number: int, num_bytes: float) -> Cost:
         message_bytes = HEADER_BYTES + num_bytes
-        return Cost(number * (self._latency_s + message_bytes * self._s_per_byte), number, number * message_bytes)
+        sending_s = number * message_bytes * self._s_per_byte
+        return Cost(number * self._latency_s + sending_s, sending_s, number, number * message_bytes)
 
 
 class _Operation:
@@ -98,23 +108,39 @@ class NetworkCollectivesState:
         self.scheduler = scheduler
         self.num_workers = num_workers
         self._operations: dict[int, _Operation] = {}
-        self._free_s = 0.0  # operations follow each other
+        self._free_s = 0.0  # from then on the links carry nothing
+        self._ends_s = [0.0] * _UNDER_WAY  # of the last operations, one per thread
         self.lost: dict[int, str] = {}
         self._cut = ""  # which link is, and since when: nothing is completed any more
         self._is_cut_known = False
 
     def join(self, number: int, worker_id: int, given: Any, finish: Callable[[list[Any]], None], cost: Cost) -> None:
         """A worker begins its operation of this number; the last one completes it for all."""
-        operation = self._operations.setdefault(number, _Operation(self.num_workers))
+        operation = self._operations.get(number)
+        if operation is None:
+            operation = self._operations[number] = _Operation(self.num_workers)
         operation.given[worker_id] = given
         operation.arrived.add(worker_id)
         if len(operation.arrived) < self.num_workers or self._cut:
             return
         finish(operation.given)
         operation.given.clear()
-        self._free_s = operation.done_s = max(self.scheduler.now_s, self._free_s) + cost.time_s
+        operation.done_s = self._done_s(cost)
         for program in operation.waiting:
             self.scheduler.wake(program, operation.done_s - self.scheduler.now_s)
+
+    def _done_s(self, cost: Cost) -> float:
+        """When an operation is done that all workers have joined now.
+
+        It begins once a thread is free. From then on it takes its own time at least, and is not done before the links have
+        carried what was begun before it, and its own bytes after that.
+        """
+        begun_s = max(self.scheduler.now_s, min(self._ends_s))
+        self._free_s = max(begun_s, self._free_s) + cost.sending_s
+        done_s = max(begun_s + cost.time_s, self._free_s)
+        self._ends_s.remove(min(self._ends_s))
+        self._ends_s.append(done_s)
+        return done_s
 
     def wait(self, number: int) -> None:
         """Returns when the operation is done."""
@@ -166,10 +192,14 @@ class NetworkCollectivesState:
 class NetworkCollectives:
     """One worker's side; implements `Collectives`.
 
-    Modelled: when an operation is done for all, from `CollectiveCosts`. Operations begun one after the other follow each other
-    on the network; what a program computes between the beginning and `wait` overlaps. Other messages do not slow them.
-    Without vectors (timing only) every operation counts as one on a whole parameter vector. Sums of half types travel as
-    float32: `widening` times the parameters' size, 2, where it is 1 otherwise.
+    Modelled: when an operation is done for all, from `CollectiveCosts`. Of operations begun one after the other two are under
+    way at an instant, as in Gloo: the bytes of one travel while the rounds of the other wait for their latency. What a program
+    computes between the beginning and `wait` overlaps. Other messages do not slow them. NCCL has one at a time, with latencies
+    that hardly count beside the bytes of a bucket. Without vectors (timing only) an operation counts as one on as many bytes
+    as its vector stands for. Sums of half types travel as float32: `widening` times the parameters' size, 2, where it is 1
+    otherwise.
+
+    Reference: PyTorch's `ProcessGroupGloo`, whose options give a group two threads per device.
 
     Attributes:
         waited_s: seconds spent waiting; the caller reads it and sets it back to 0.
@@ -215,12 +245,15 @@ class NetworkCollectives:
         return self._start((part, vector), gather_into_all, self._costs.half(self._bytes(vector)))
 
     def _bytes(self, vector: torch.Tensor) -> int:
-        return vector.numel() * vector.element_size() if self._declared_bytes is None else self._declared_bytes
+        if vector.numel() or self._declared_bytes is None:
+            return vector.numel() * vector.element_size()
+        own_bytes = getattr(vector, "num_bytes", None)
+        return self._declared_bytes if own_bytes is None else own_bytes
 
     def _sum_bytes(self, vector: torch.Tensor) -> int:
-        if self._declared_bytes is not None:
-            return self._declared_bytes * self._widening
-        return vector.numel() * sum_type(vector.dtype).itemsize
+        if vector.numel() or self._declared_bytes is None:
+            return vector.numel() * sum_type(vector.dtype).itemsize
+        return self._bytes(vector) * self._widening
 
     def _start(self, given: Any, finish: Callable[[list[Any]], None], cost: Cost) -> NetworkHandle:
         self._number += 1

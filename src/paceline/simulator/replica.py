@@ -9,10 +9,13 @@ import torch
 from torch import nn
 
 from paceline.batches import BatchSource
+from paceline.buckets import bucket_bytes_for, bucket_ranges
 from paceline.flat_parameters import FlatParameters
 from paceline.optimizers import OptimizerSettings, SettingsGroup
 from paceline.replica import BaseReplica, TaskReplica
 from paceline.simulator.core import Core
+from paceline.simulator.memory import NoVector
+from paceline.simulator.overlap import shares_until_complete
 from paceline.transport.base import Piece
 
 __all__ = ["OwnBuffers", "RandomStates", "SimulatedReplica", "TimedReplica"]
@@ -76,9 +79,30 @@ _NO_OPTIMIZER = OptimizerSettings("SGD", (SettingsGroup((), (("lr", 0.0),)),))
 
 
 class _Timed(BaseReplica):
-    """What the two replicas have in common: the record counts what the memory moved for this worker."""
+    """What the two replicas have in common: buckets that leave, and a record that counts what the memory moved."""
 
     _core: Core
+    _leaving: Sequence[torch.Tensor] = ()  # the buckets of the gradient
+    _parts: Sequence[float] = ()  # and the shares of computing until each is complete
+
+    def _leave_in(self, buckets: Sequence[torch.Tensor], sizes: Sequence[float]) -> None:
+        self._leaving, self._parts = buckets, shares_until_complete(sizes)
+
+    def _compute(self, ready: Callable[[torch.Tensor], None] | None, finish: Callable[[], None] | None) -> None:
+        """Takes the time of forward and backward; with `ready`, buckets leave as they are complete, where that matters."""
+        if ready is not None and self.samples and self._core.overlaps:
+            for number in self._core.compute_in_parts(self.samples, self._parts):
+                self._gradient_ended_s = self._now_s()
+                ready(self._leaving[number])
+        else:
+            if self.samples:
+                self._core.compute(self.samples)
+            self._gradient_ended_s = self._now_s()
+            if ready is not None:
+                for bucket in self._leaving:
+                    ready(bucket)
+        if finish is not None:
+            finish()
 
     def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
         self._apply_s += self._core.moved_s
@@ -140,16 +164,16 @@ class SimulatedReplica(_Timed, TaskReplica):
         ready: Callable[[torch.Tensor], None] | None = None,
         finish: Callable[[], None] | None = None,
     ) -> None:
-        """Computes the gradient of `at` (P,) as it is now; it is ready, as one bucket, after the time that computing takes."""
+        """Computes the gradient of `at` (P,) as it is now; its buckets are ready as the time passes that computing takes."""
         self._random_states.enter(self._core.worker_id)
         if self._buffers is not None:
             self._buffers.enter(self._core.worker_id)
         self._bind_gradients()
         super().gradient(at, version)
-        if self.samples:
-            self._core.compute(self.samples)
-        self._gradient_ended_s = self._now_s()
-        _hand_out(self.g, ready, finish)
+        if ready is not None and not self._leaving:
+            ranges = bucket_ranges(self.binding, bucket_bytes_for(self._num_workers))
+            self._leave_in([self.g[begin:end] for begin, end in ranges], [end - begin for begin, end in ranges])
+        self._compute(ready, finish)
 
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:
         """Lets the optimizer take its one step on `to` (P,), block by block; copying `of` is the memory's to charge."""
@@ -180,16 +204,20 @@ class TimedReplica(_Timed):
         core: times.
         batches: yields `(batch_number, samples)`.
         num_blocks: as for `SimulatedReplica`.
+        bucket_bytes: sizes of the gradient's buckets, in the order in which they leave.
         base: as for `BaseReplica`; `binding` may be anything.
     """
 
-    def __init__(self, *, core: Core, batches: BatchSource, num_blocks: int, **base: Any) -> None:
+    def __init__(
+        self, *, core: Core, batches: BatchSource, num_blocks: int, bucket_bytes: Sequence[int], **base: Any
+    ) -> None:
         super().__init__(binding=None, **base)  # type: ignore[arg-type]
         self._core = core
         self._batches = batches
         self._num_blocks = num_blocks
         self.g = torch.empty(0)
         self._missing = ()
+        self._leave_in([NoVector(size) for size in bucket_bytes], bucket_bytes)
 
     def steps(self) -> Iterator[int]:
         """This worker's steps, from 1, until the source ends or the run is stopped."""
@@ -219,15 +247,10 @@ class TimedReplica(_Timed):
         ready: Callable[[torch.Tensor], None] | None = None,
         finish: Callable[[], None] | None = None,
     ) -> None:
-        """Takes a gradient's time; `ready` gets all of it at the end."""
+        """Takes a gradient's time; `ready` gets vectors that stand for its buckets meanwhile."""
         self._read_version = version
-        scheduler = self._core.scheduler
-        self._gradient_started_s = scheduler.now_s
-        if self.samples:
-            self._core.compute(self.samples)
-        self._gradient_ended_s = scheduler.now_s
-        if ready is not None or finish is not None:
-            _hand_out(self.g, ready, finish)
+        self._gradient_started_s = self._core.scheduler.now_s
+        self._compute(ready, finish)
 
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:
         """Takes an update's time."""
@@ -250,11 +273,3 @@ class TimedReplica(_Timed):
     def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
         """An empty tensor."""
         return self.g
-
-
-def _hand_out(g: torch.Tensor, ready: Callable[[torch.Tensor], None] | None, finish: Callable[[], None] | None) -> None:
-    """Gives a whole gradient (P,) away as one bucket."""
-    if ready is not None:
-        ready(g)
-    if finish is not None:
-        finish()
