@@ -145,11 +145,12 @@ def test_sharded_all_reduce_equals_plain_bit_for_bit(name, collective):
 
 
 def test_operations_in_memory_take_the_time_of_lockstep():
-    """Started and blocking operations move the same bytes between the same barriers."""
+    """Started and blocking operations move the same bytes between the same barriers; `all-reduce` divides its sums itself."""
     waits_s = {}
     for algorithm in ("lockstep", "all-reduce"):
         cluster = Cluster(workers=WORKERS, collective="memory")
         config = pl.TrainConfig(task="digits-mlp", algorithm=algorithm, workers=WORKERS, steps=5)
         run = pl.simulate_task(config, cluster=cluster, timing_only=True, num_parameters=1_000_000)
         waits_s[algorithm] = run.result["wall_s"]
-    assert waits_s["all-reduce"] == pytest.approx(waits_s["lockstep"], rel=0.02)
+    divided_s = 5 * 2 * 4e6 / 10e9  # in each step a vector is read and written, in a core's memory
+    assert waits_s["all-reduce"] == pytest.approx(waits_s["lockstep"] + divided_s, rel=0.001)

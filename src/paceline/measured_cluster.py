@@ -98,7 +98,7 @@ class MeasuredCluster:
             compute_s=compute_time(steps_s, typical),
             update_vectors=rounded(vectors),
             latency_s=rounded(link.latency_s),
-            bandwidth_bytes_per_s=rounded(link.bandwidth_bytes_per_s),
+            bandwidth_bytes_per_s=rounded(link.without_copy(figures["core_bytes_per_s"])),
             slowness=tuple(sorted(slowness.items())),
             link_factors=tuple((*pair, factor) for pair, factor in slow_links(links, self.vector_bytes).items()),
             **rounded_figures,
@@ -139,7 +139,7 @@ class MeasuredCluster:
             "workers at the same time. compute_s is the median worker's; in slow is who differs from it by more than"
             f" {CLEARLY_SLOW_WORKER - 1:.0%}.",
             f"Links: {len(self.round_trips_s)} of {num_pairs} pairs, no machine with two at once. latency_s and"
-            " bandwidth_bytes_per_s are medians; in slow_link is",
+            " bandwidth_bytes_per_s are medians, without the sender's copy; in slow_link is",
             f"where a message of the parameters' {self.vector_bytes:,} bytes takes over"
             f" {CLEARLY_SLOW_LINK - 1:.0%} longer or shorter.",
             "Workers on one machine share its cores and its network here; in the simulator each has its own.",

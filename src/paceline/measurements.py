@@ -61,6 +61,11 @@ class Link:
     latency_s: float
     bandwidth_bytes_per_s: float
 
+    def without_copy(self, core_bytes_per_s: float) -> float:
+        """Its bytes per second without the sender's copy, a byte read and one written: a simulation has that by itself."""
+        s_per_byte = 1 / self.bandwidth_bytes_per_s
+        return 1 / max(s_per_byte - 2 / core_bytes_per_s, s_per_byte / 10)
+
 
 @dataclass(frozen=True)
 class Effort:

@@ -15,6 +15,7 @@ from torch import nn
 
 from paceline.algorithms import Algorithm, registry
 from paceline.algorithms.lockstep import Lockstep
+from paceline.algorithms.server.traffic import update_vectors
 from paceline.bounds import check_run, check_simulation
 from paceline.chosen_algorithm import given_algorithm
 from paceline.config import TrainConfig
@@ -216,6 +217,7 @@ class _Simulation:
                 )
             )
             self.returned[worker_id] = self._train()
+            self.scheduler.catch_up()
             if self.machine is not None:
                 self.machine.end(worker_id)
 
@@ -242,6 +244,7 @@ class _Simulation:
                 is_gossip=algorithm.gossip,
                 collective="memory" if isinstance(algorithm, Lockstep) else "ring",
                 scheduler=self.scheduler,
+                update_vectors=update_vectors(algorithm.server_rule, self.cluster.update_vectors),
             )
             if not algorithm.lockstep:
                 self.buffers = {name: buffer.data.clone() for name, buffer in model.named_buffers()}

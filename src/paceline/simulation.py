@@ -17,6 +17,7 @@ from torch import nn
 
 from paceline.algorithms import Algorithm, registry
 from paceline.algorithms.lockstep import Lockstep
+from paceline.algorithms.server.traffic import update_vectors
 from paceline.batches import BatchPlan, Partition, Skewed, partition_registry
 from paceline.bounds import PARAMETERS
 from paceline.buckets import bucket_bytes_for, bucket_ranges
@@ -163,6 +164,7 @@ class _Simulation:
             faults=self.faults,
             placing=self._placing(),
             restarts=self.config.restarts if "kill" in self.algorithm.tolerates else 0,
+            update_vectors=update_vectors(self.algorithm.server_rule, cluster.update_vectors),
         )
         if self.algorithm.memory.averaged and self.model is not None:
             floating = {name: buffer for name, buffer in self.model.named_buffers() if buffer.is_floating_point()}
@@ -272,7 +274,8 @@ class _Simulation:
         if not self.timing_only:
             torch.set_rng_state(self._random_after_model)
         random_states = RandomStates(seeds)
-        bucket_bytes = self._bucket_bytes()
+        is_plain = self.config.optimizer == "sgd" and not self.config.momentum
+        declared = {"bucket_bytes": self._bucket_bytes(), "is_plain_sgd": is_plain}
         has_own = self.algorithm.lockstep and self.model is not None and any(True for _ in self.model.buffers())
         buffers = OwnBuffers(cast(nn.Module, self.model), self.config.workers) if has_own else None
         self.record.before_evaluation = partial(buffers.enter, 0) if buffers is not None else None
@@ -291,7 +294,7 @@ class _Simulation:
                     batches: Any = DeclaredBatches(numbers, cast(int, self.config.steps) - taken, self._batch_size)
                 else:
                     batches = BatchSizes(self._claims(worker_id, taken))
-                replica: BaseReplica = TimedReplica(batches=batches, bucket_bytes=bucket_bytes, **timing, **base)
+                replica: BaseReplica = TimedReplica(batches=batches, **declared, **timing, **base)
             else:
                 data = DatasetBatches(self.train_set, self._claims(worker_id, taken))
                 source = OwnRandomness(data, random_states, worker_id)

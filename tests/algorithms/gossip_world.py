@@ -171,7 +171,7 @@ class Worker:
         ports = SimpleNamespace(
             worker_id=me, num_workers=len(world.x0), incarnation=incarnation, mailbox=self, counts=self.counts,
             random=self.random, shared=SimpleNamespace(x=x, writing=self.writing, advance=lambda updates: None),
-            clock=SimpleNamespace(now_s=lambda: world.now_s),
+            clock=SimpleNamespace(now_s=lambda: world.now_s), moved=lambda _: None,
         )  # fmt: skip
         self.program = PairwiseAveraging(world.topology, world.peers, ports, self, MeasuredDeadline(**world.deadlines))
 

@@ -120,7 +120,7 @@ def papers_loop(num_steps, n_fetch, n_push):
 @pytest.mark.parametrize("num_steps", [1, 6, 11])
 def test_is_the_papers_loop(fetch, push, num_steps):
     client, replica = OneClient(), QuadraticReplica(num_steps)
-    ports = SimpleNamespace(num_servers=1)
+    ports = SimpleNamespace(num_servers=1, moved=lambda _: None)
     with mock.patch.object(downpour, "Client", return_value=client):
         pl.Downpour(fetch=fetch, push=push).work(replica, ports)
     server, pushes = papers_loop(num_steps, fetch, push)

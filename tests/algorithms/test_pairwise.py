@@ -48,7 +48,7 @@ class Averaging:
         shared = SimpleNamespace(x=self.x, writing=nullcontext, advance=lambda updates: 1)
         ports = SimpleNamespace(
             worker_id=me, num_workers=workers, incarnation=incarnation, mailbox=self.box, shared=shared, counts=self.counts,
-            random=Random(1), clock=SimpleNamespace(now_s=lambda: self.now_s),
+            random=Random(1), clock=SimpleNamespace(now_s=lambda: self.now_s), moved=lambda _: None,
         )  # fmt: skip
         self.program = PairwiseAveraging(topology, "random", ports, nullcontext())
 

@@ -202,7 +202,9 @@ def test_slow_worker_law(factor):
     ideal = 16 / (15 + 1 / factor)
     assert ideal * 0.95 <= times_s[1] / times_s[0] <= ideal * 1.05 + last_s / times_s[0]
     rounds_s = [timed("d-psgd", one, steps=20)["wall_s"] for one in (cluster, slowed)]
-    assert rounds_s[1] / rounds_s[0] == pytest.approx(factor, rel=0.12)
+    # Two models copied to be sent, mixing with two, the update: nobody's is slower.
+    moves_s = (4 + 8 + 3) * 4 * 270_000 / 10e9
+    assert rounds_s[1] / rounds_s[0] == pytest.approx((factor * 0.01 + moves_s) / (0.01 + moves_s), rel=0.12)
 
 
 @pytest.mark.parametrize("workers", [2, 4, 16])
@@ -210,9 +212,10 @@ def test_slow_worker_law(factor):
 def test_averages_of_pairs_are_counted_at_both_workers_and_are_fewer_on_a_slow_network(
     workers, gradients_per_exchange, averages
 ):
-    """What the docstring says. An exchange is a request and an answer of a million bytes."""
+    """What the docstring says. An exchange is a request and an answer of a million bytes, in memory that takes no time."""
     rate = 2 * 1_000_064 / (0.01 * gradients_per_exchange)
-    cluster = Cluster(workers=workers, compute_s=Normal(), bandwidth_bytes_per_s=rate, latency_s=1e-6)
+    network = {"bandwidth_bytes_per_s": rate, "latency_s": 1e-6}
+    cluster = Cluster(workers=workers, compute_s=Normal(), core_bytes_per_s=1e20, **network)
     config = pl.TrainConfig(algorithm="ad-psgd", steps=200)
     result = pl.simulate_task(config, cluster=cluster, timing_only=True, num_parameters=250_000).result
     assert result["averages_per_step"] == pytest.approx(averages, rel=0.06)

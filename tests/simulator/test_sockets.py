@@ -167,7 +167,7 @@ def contention(run):
 
 def test_contention_has_its_fixed_point():
     compute_s, rate, size = 0.002, 10e9, 400_000
-    update_s = 5 * size / rate + 3 * 100e-9  # update and copy; load, claim and swap
+    update_s = 3 * size / rate + 3 * 100e-9  # a new vector from the newest and the gradient; load, claim and swap
     cluster = Cluster(
         workers=16,
         compute_s=ExponentialTail(least_s=compute_s / 2, tail_s=compute_s / 2),

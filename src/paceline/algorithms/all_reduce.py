@@ -84,7 +84,7 @@ def _work_alone(replica: Replica, ports: Ports) -> None:
 def _work_whole(replica: Replica, ports: Ports, collectives: Collectives) -> None:
     shared = ports.shared
     gradient = AgreedGradient(replica, collectives)
-    mean = _OverlappedMean(replica, collectives, gradient, ports.num_workers, shared.x.numel())
+    mean = _OverlappedMean(replica, collectives, gradient, ports)
     for _ in replica.steps():
         version = shared.version
         replica.gradient(at=shared.x, version=version, ready=mean.begin, finish=mean.finish)
@@ -98,7 +98,8 @@ def _work_whole(replica: Replica, ports: Ports, collectives: Collectives) -> Non
 def _work_sharded(replica: Replica, ports: Ports, collectives: Collectives) -> None:
     shared = ports.shared
     gradient = AgreedGradient(replica, collectives)
-    strips = OwnedStrips(replica, collectives, gradient, ports.worker_id, ports.num_workers, shared.x.numel())
+    numbers = ports.worker_id, ports.num_workers, shared.x.numel()
+    strips = OwnedStrips(replica, collectives, gradient, *numbers, ports.moved)
     for _ in replica.steps():
         version = shared.version
         replica.gradient(at=shared.x, version=version, ready=strips.begin, finish=strips.finish)
@@ -122,19 +123,13 @@ class _OverlappedMean:
         num_absent: workers without a batch.
     """
 
-    def __init__(
-        self,
-        replica: Replica,
-        collectives: Collectives,
-        gradient: AgreedGradient,
-        num_workers: int,
-        num_elements: int,
-    ) -> None:
+    def __init__(self, replica: Replica, collectives: Collectives, gradient: AgreedGradient, ports: Ports) -> None:
         self._replica = replica
         self._collectives = collectives
         self._gradient = gradient
-        self._num_workers = num_workers
-        self._num_elements = num_elements
+        self._num_workers = ports.num_workers
+        self._num_elements = ports.shared.x.numel()
+        self._moved = ports.moved
         self._num_begun = 0  # elements
         self._unit = 1.0
         self._under_way: list[tuple[torch.Tensor, torch.Tensor, Handle]] = []  # bucket, what travels, its handle
@@ -145,7 +140,7 @@ class _OverlappedMean:
         factor = self._replica.samples / self._unit
         vector = to_sum_type(bucket)
         if factor != 1.0:
-            vector.mul_(factor)
+            vector.mul_(factor)  # in the first step, and in uneven ones
         if vector.numel():  # without elements, nothing but time is simulated
             if not self._under_way:
                 vector[-1] = factor
@@ -167,6 +162,7 @@ class _OverlappedMean:
                 vector[0] = 0.0
             if total:
                 vector.div_(total)
+            self._moved(2, of=vector)
             if vector is not bucket:
                 bucket.copy_(vector)
         self._under_way.clear()

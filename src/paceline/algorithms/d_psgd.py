@@ -71,6 +71,7 @@ class DPSGD(Algorithm):
                     mixed.add_(x_j, alpha=W[j])
                 if mixed is not x:
                     x.copy_(mixed)
+                ports.moved(2 + 3 * len(neighbours))
                 ports.counts.averages += bool(neighbours)
                 if replica.samples:
                     replica.apply(to=x)

@@ -108,7 +108,7 @@ class Downpour(Algorithm):
         try:
             for step in replica.steps():
                 replica.gradient(at=client.x, version=client.version)
-                accrued.add(replica.g, replica.samples, replica.missing)
+                ports.moved(accrued.add(replica.g, replica.samples, replica.missing))
                 pushes, fetches = step % self.push == 0, step % self.fetch == 0
                 if not fetches:
                     replica.apply(to=client.x)  # the next gradient is computed where this one leads
@@ -167,17 +167,22 @@ class _Accrued:
         self.samples = 0
         self.missing: Ranges = ()
 
-    def add(self, g: Tensor, samples: int, missing: Ranges) -> None:
-        """Adds one gradient (P,)."""
+    def add(self, g: Tensor, samples: int, missing: Ranges) -> int:
+        """Adds one gradient (P,); returns how many vectors that reads and writes."""
         self.missing = tuple(own for own in missing if own in self.missing) if self.samples else missing
         self.samples += samples
         self._type = g.dtype
-        if self._alone or self._sum is None:
-            self._sum = g if self._alone else g.to(sum_type(g.dtype), copy=True)
-        elif self.samples == samples:  # the first since the last push
-            self._sum.copy_(g)
-        else:
+        if self._alone:
+            self._sum = g
+            return 0
+        if self.samples != samples and self._sum is not None:
             self._sum.add_(g)
+            return 3
+        if self._sum is None:
+            self._sum = g.to(sum_type(g.dtype), copy=True)
+        else:  # the first since the last push
+            self._sum.copy_(g)
+        return 2
 
     def take(self) -> tuple[Tensor, int]:
         """The sum (P,), to be used before the next `add`, and its samples; begins anew."""

@@ -80,6 +80,7 @@ class Exchanges:
         self._lock = lock
         self._deadline = deadline
         self._counts = ports.counts
+        self._moved = ports.moved
         self._now_s = ports.clock.now_s
         self._number = ports.incarnation * _INCARNATION_NUMBERS
         self.own: Request | None = None
@@ -109,6 +110,7 @@ class Exchanges:
         """Requests an exchange with a partner to which no request is set aside."""
         with self._lock:
             snapshot = self._x.clone()
+            self._moved(2)
         self._number += 1
         if self.send(peer, Message("request", self._number, 0.0, snapshot)):
             now_s = self._now_s()
@@ -297,6 +299,7 @@ class Exchanges:
         shared = self._shared
         with shared.writing():
             self._x.add_(there - here, alpha=0.5)
+            self._moved(6)
             shared.advance(updates=0)
         self._counts.averages += 1
 

@@ -91,5 +91,6 @@ class Leashed(Algorithm):
             latest = pool.latest()
             scale = self.step_size.scale(latest.version - read_version, ports)
             torch.add(latest.x, update, alpha=scale / first_scale if first_scale else 0.0, out=new.x)
+            ports.moved(3)
         pool.leave()
         replica.applied(latest.version + 1, gradient_version=ready_version, failed_publishes=failed_publishes)

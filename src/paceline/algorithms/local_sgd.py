@@ -65,6 +65,7 @@ class LocalSGD(Algorithm):
                 ports.collectives.all_reduce_mean(mean, weight=1.0)
                 with shared.writing():
                     shared.x.copy_(mean)
+                    ports.moved(2)
                 ports.counts.averages += 1
             if replica.samples:
                 replica.applied(shared.advance(), gradient_version=k)

@@ -115,6 +115,7 @@ class PairwiseAveraging:
             if isinstance(answer, Received) and answer.message.x is not None:
                 with self._lock, self._shared.writing():
                     self._x.copy_(answer.message.x)
+                    self._ports.moved(2)
                 return
 
     # The communication program

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
 from paceline.algorithms.agreed_gradient import AgreedGradient
-from paceline.half_types import sum_type
+from paceline.half_types import sum_type, to_sum_type
 from paceline.transport.base import Collectives, Handle, Piece, Replica
 
 __all__ = ["OwnedStrips"]
@@ -45,6 +46,7 @@ class OwnedStrips:
     worker_id: int
     num_workers: int
     num_elements: int
+    moved: Callable[..., None]  # as of `Ports`
     _buckets: list[_Bucket] = field(default_factory=list)
     _num_begun: int = 0
     _unit: float = 1.0
@@ -59,7 +61,8 @@ class OwnedStrips:
             self._buckets.append(self._cut(bucket))
         own = self._buckets[self._num_begun]
         self._num_begun += 1
-        own.padded[: own.length].copy_(bucket).mul_(factor)
+        torch.mul(to_sum_type(bucket), factor, out=own.padded[: own.length])
+        self.moved(2, of=bucket)
         own.handle = self.collectives.start_reduce_scatter(own.padded, own.g)
 
     def finish(self) -> None:
@@ -73,6 +76,7 @@ class OwnedStrips:
             bucket.handle.wait()
         if not self._pieces:
             self._lay_out()
+        self.moved(4 / self.num_workers)  # divided and gathered
         self._num_begun = 0
         for bucket in self._buckets:
             self._g[bucket.at : bucket.at + bucket.strip] = bucket.g.div_(total) if total else bucket.g
@@ -84,6 +88,7 @@ class OwnedStrips:
         """Steps on this worker's strips of `x` (P,), which is only read, and starts the part-broadcasts."""
         for first, length, at in self._pieces:
             self._x[at : at + length] = x[first : first + length]
+        self.moved(2 / self.num_workers)
         self.replica.apply_pieces(to=self._x, g=self._g, pieces=self._pieces)
         for bucket in reversed(self._buckets):  # the first layers first: the next forward pass begins with them
             part = self._x[bucket.at : bucket.at + bucket.strip]
@@ -96,6 +101,7 @@ class OwnedStrips:
         """Copies the strips of all workers to `x` (P,)."""
         for bucket in self._buckets:
             x[bucket.first : bucket.first + bucket.length] = bucket.x[: bucket.length]
+        self.moved(2)
 
     def _cut(self, bucket: torch.Tensor) -> _Bucket:
         length, last = bucket.numel(), self._buckets[-1] if self._buckets else None

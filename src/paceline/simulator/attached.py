@@ -11,7 +11,7 @@ import torch
 from paceline.attached_replica import AttachedReplica
 from paceline.batches import length_of
 from paceline.simulator.backward import AfterBackward
-from paceline.simulator.core import Core
+from paceline.simulator.core import SUM_VECTORS, Core
 from paceline.simulator.overlap import shares_until_complete
 from paceline.transport.base import Piece
 
@@ -111,6 +111,8 @@ class SimulatedAttachedReplica(AttachedReplica):
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:
         """Lets the optimizer take its one step on `to` (P,), at the end of the update's time."""
         begun_s = self._now_s()
+        if of is not None:
+            self._core.copy()
         self._core.update()
         self._apply_s += self._now_s() - begun_s
         super().apply(to, scale, of)
@@ -122,7 +124,13 @@ class SimulatedAttachedReplica(AttachedReplica):
         self._apply_s += self._now_s() - begun_s
         super().apply_pieces(to, g, pieces)
 
+    def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        """`after - before` (P,), in memory of its own."""
+        self._core.move(SUM_VECTORS)
+        return super().update_since(before, after)
+
     def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
+        self._core.scheduler.catch_up()
         self._apply_s += self._core.moved_s
         self._core.moved_s = 0.0
         super()._record(applied_version, gradient_version, failed_publishes)

@@ -41,6 +41,8 @@ class Cluster:
     program through two kernels and a switch to another one; a switch that forwards at the full rate of all its ports; two
     missed heartbeats of half a second. Set your own where absolute times matter.
 
+    Which vectors each algorithm moves, and is charged for, is in `docs/simulated_traffic.md`.
+
     >>> Cluster(workers=16).slow(worker=0, factor=100).factor(0)
     100.0
 

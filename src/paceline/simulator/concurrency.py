@@ -63,37 +63,49 @@ class SimulatedJoinable:
 
     def join(self) -> None:
         """Waits for its end."""
+        self._scheduler.catch_up()
         if not self._program.over:
             self._program.joining.append(self._scheduler.current)
             self._scheduler.wait(f"the end of its program '{self._name}'")
 
 
 class SimulatedLock:
-    """Mutual exclusion in the order of arrival; implements `Lock`. Free, it costs nothing."""
+    """Mutual exclusion; implements `Lock`. Free, it costs nothing.
 
-    __slots__ = ("_held", "_owner", "_waiting")
+    A release frees it and wakes the first that waits, `wake_s` later; whoever comes before that takes it, as with a thread's
+    lock: then the one that was woken waits again.
+    """
+
+    __slots__ = ("_free_at_s", "_held", "_owner", "_waiting")
 
     def __init__(self, owner: SimulatedConcurrency) -> None:
         self._owner = owner
         self._held = False
+        self._free_at_s = 0.0  # the last holder was ahead of the clock
         self._waiting: tuple[Program, ...] = ()
 
     def __enter__(self) -> None:
-        if not self._held:
+        scheduler = self._owner.scheduler
+        program, begun_s = scheduler.current, scheduler.now_s
+        if not self._held and self._free_at_s <= begun_s + program.ahead_s:
             self._held = True
             return
-        owner = self._owner
-        scheduler = owner.scheduler
-        program, begun_s = scheduler.current, scheduler.now_s
-        self._waiting = (*self._waiting, program)
-        scheduler.wait("a lock of its own")
+        scheduler.catch_up()
+        while self._held or self._free_at_s > scheduler.now_s:
+            if self._held:
+                self._waiting = (*self._waiting, program)
+                scheduler.wait("a lock of its own")
+            else:
+                scheduler.sleep(self._free_at_s - scheduler.now_s + self._owner.wake_s)
+        self._held = True
         if program.is_main:
-            owner.waited_s += scheduler.now_s - begun_s
+            self._owner.waited_s += scheduler.now_s - begun_s
 
     def __exit__(self, *exception: object) -> None:
+        scheduler = self._owner.scheduler
+        self._held = False
+        self._free_at_s = scheduler.now_s + scheduler.current.ahead_s
         if self._waiting:
             following, *others = self._waiting
             self._waiting = tuple(others)
-            self._owner.scheduler.wake(following, self._owner.wake_s)
-        else:
-            self._held = False
+            scheduler.wake(following, scheduler.current.ahead_s + self._owner.wake_s)

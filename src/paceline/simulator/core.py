@@ -10,10 +10,10 @@ from paceline.simulator.cluster import Cluster
 from paceline.simulator.faults import Disturbances
 from paceline.simulator.scheduler import Scheduler
 
-__all__ = ["COPY_VECTORS", "RETRY_VECTORS", "Core", "OwnMemory", "SimulatedClock"]
+__all__ = ["COPY_VECTORS", "SUM_VECTORS", "Core", "OwnMemory", "SimulatedClock"]
 
 COPY_VECTORS = 2.0  # one read, one written
-RETRY_VECTORS = 3.0  # the newest vector and the update read, their sum written
+SUM_VECTORS = 3.0  # two read, one written
 
 
 class Memory(Protocol):
@@ -73,8 +73,8 @@ class Core:
         overlaps: whether what it hands out while it computes travels meanwhile: over a network, not through its memory.
 
     Attributes:
-        moved_s: seconds that the memory spent on this worker's vectors outside `Replica.copy` and `apply`; the replica
-            reads it and sets it back to 0.
+        moved_s: seconds that memory traffic of `work` itself, not of a further program, took outside `Replica.copy` and
+            `apply`; the replica reads it and sets it back to 0.
         die: ends this worker, called by the scheduler at the step at which a fault kills it.
     """
 
@@ -155,10 +155,14 @@ class Core:
         self.scheduler.sleep(duration_s)
 
     def move(self, num_vectors: float) -> None:
-        """Takes the time of so many vectors' memory traffic, on behalf of the memory."""
+        """Takes the time of so many vectors' memory traffic, on behalf of the memory or of a program itself."""
         begun_s = self.scheduler.now_s
+        self._move(num_vectors)
+        if self.scheduler.current.is_main:
+            self.moved_s += self.scheduler.now_s - begun_s
+
+    def _move(self, num_vectors: float) -> None:
         self._memory.move(num_vectors * self.vector_bytes)
-        self.moved_s += self.scheduler.now_s - begun_s
 
     def copy(self, parts: int = 1) -> None:
         """Takes the time of copying one vector, or one of its `parts`."""

@@ -233,12 +233,6 @@ class SharedCore(Core):
         """Takes the time of computing what alone takes `duration_s`."""
         self._cores.compute(duration_s + self._fetched_vectors * self.vector_bytes / self.cluster.core_bytes_per_s)
 
-    def move(self, num_vectors: float) -> None:
-        """Takes the time of so many vectors' memory traffic, on behalf of the memory."""
-        begun_s = self.scheduler.now_s
-        self._move(num_vectors)
-        self.moved_s += self.scheduler.now_s - begun_s
-
     def copy(self, parts: int = 1) -> None:
         """Takes the time of copying one vector, or one of its `parts`."""
         self._move(COPY_VECTORS / parts)

@@ -14,15 +14,30 @@ from paceline.simulator.scheduler import Program, Scheduler
 __all__ = ["LockState", "LockedState", "SimulatedLocked"]
 
 
-class LockState:
-    """A lock whose waiters are served in order; with `sharing`, readers share it and waiting writers go first.
+class _Waiter:
+    """A program that found the lock held."""
 
-    The mutex (`sharing=False`) is the same lock with writers only. A released lock belongs at once to whoever is woken,
-    who runs `wake_s` later, as with a futex that is handed over, or at once if it has waited for less than `spin_s`.
+    __slots__ = ("program", "since_s")
+
+    def __init__(self, program: Program, since_s: float) -> None:
+        self.program = program
+        self.since_s = since_s  # since when it spins; beyond `spin_s` it sleeps
+
+
+class LockState:
+    """A lock that belongs to whoever comes when it is free, as `memory.locks` has it: neither fair nor handed over.
+
+    A program that finds it held spins for `spin_s` and then sleeps. A release frees it: those that spin try again at once, in
+    the order in which they began to. Of those that sleep on a mutex the first is woken; on a read-write lock all are. They run
+    `wake_s` later, try again, and where somebody was faster they spin, and sleep, behind those that sleep already. A release
+    wakes nobody if the lock was found free when it was taken, and nobody has come since: the word says whether.
+
+    Of a read-write lock (`sharing`) a writer takes the word, which keeps new readers out, and then waits for those inside.
 
     Attributes:
         readers: how many hold it for reading.
-        writer: whether somebody holds it for writing.
+        writer: whether its word is taken: by a writer, or in a mutex by anybody.
+        sharing: whether readers share it; the mutex is the same lock with writers only.
     """
 
     def __init__(self, scheduler: Scheduler, wake_s: float, *, sharing: bool, spin_s: float = 0.0) -> None:
@@ -32,55 +47,85 @@ class LockState:
         self._scheduler = scheduler
         self._wake_s = wake_s
         self._spin_s = spin_s
-        self._waiting_readers: deque[tuple[Program, float]] = deque()  # and since when
-        self._waiting_writers: deque[tuple[Program, float]] = deque()
+        self._is_contended = False
+        self._waiting: deque[_Waiter] = deque()  # for the word to be free, in the order in which they began to
+        self._drains: _Waiter | None = None  # the writer that has the word and waits for readers
 
     def try_acquire(self, *, write: bool) -> bool:
         """Takes the lock if nobody is in the way."""
-        if self.writer or self._waiting_writers:
+        if self.writer or (self.readers and (write or not self.sharing)):
             return False
         if self.sharing and not write:
             self.readers += 1
-            return True
-        if self.readers:
-            return False
-        self.writer = True
+        else:
+            self.writer = True
         return True
 
-    def queue(self, *, write: bool) -> None:
-        """Waits until the lock is handed to this program; call it after a failed attempt."""
-        write = write or not self.sharing
-        queue = self._waiting_writers if write else self._waiting_readers
-        waiting = (self._scheduler.current, self._scheduler.now_s)
-        queue.append(waiting)
+    def acquire(self, *, write: bool) -> None:
+        """Waits until this program has the lock; call it after a failed attempt."""
+        if self.sharing and not write:
+            while self.writer:
+                self._is_contended = True
+                self._wait_for_word("read")
+            self.readers += 1
+            return
+        while self.writer:
+            self._is_contended = True
+            self._wait_for_word("write")
+        self.writer = self._is_contended = True
+        if self.readers:
+            self._wait_for_readers()
+
+    def _wait_for_word(self, what: str) -> None:
+        waiter = _Waiter(self._scheduler.current, self._scheduler.now_s)
+        self._waiting.append(waiter)
         try:
-            self._scheduler.wait(f"the lock to {'write' if write else 'read'}")
-        except BaseException:  # killed: nobody shall hand it the lock, and what it was handed goes to the next
-            if waiting in queue:
-                queue.remove(waiting)
+            self._scheduler.wait(f"the lock to {what}")
+        except BaseException:  # killed; a wake-up that was meant for it goes to the next
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+            elif self.writer:
+                self._is_contended = True
             else:
-                self.release(write=write)
+                self._wake_sleepers()
             raise
 
+    def _wait_for_readers(self) -> None:
+        self._drains = _Waiter(self._scheduler.current, self._scheduler.now_s)
+        try:
+            self._scheduler.wait("the readers of the lock that it is about to write under")
+        except BaseException:  # killed
+            self.release(write=True)
+            raise
+        finally:
+            self._drains = None
+
     def release(self, *, write: bool) -> None:
-        """Gives the lock back, and to the next."""
+        """Gives the lock back."""
         if self.sharing and not write:
             self.readers -= 1
-        else:
-            self.writer = False
-        if self.readers or self.writer:
+            if not self.readers and self._drains is not None:
+                self._wake(self._drains)
             return
-        if self._waiting_writers:
-            self.writer = True
-            self._wake(*self._waiting_writers.popleft())
-            return
-        while self._waiting_readers:
-            self.readers += 1
-            self._wake(*self._waiting_readers.popleft())
+        self.writer = False
+        was_contended, self._is_contended = self._is_contended, False
+        spinning = [waiter for waiter in self._waiting if self._spins(waiter)]
+        for waiter in spinning:
+            self._waiting.remove(waiter)
+            self._wake(waiter)
+        if was_contended:
+            self._wake_sleepers()
 
-    def _wake(self, program: Program, since_s: float) -> None:
-        spins = self._scheduler.now_s - since_s < self._spin_s
-        self._scheduler.wake(program, 0.0 if spins else self._wake_s)
+    def _wake_sleepers(self) -> None:
+        """The first of those that sleep; of a read-write lock, all."""
+        for _ in range(len(self._waiting) if self.sharing else min(1, len(self._waiting))):
+            self._wake(self._waiting.popleft())
+
+    def _wake(self, waiter: _Waiter) -> None:
+        self._scheduler.wake(waiter.program, 0.0 if self._spins(waiter) else self._wake_s)
+
+    def _spins(self, waiter: _Waiter) -> bool:
+        return self._scheduler.now_s - waiter.since_s < self._spin_s
 
 
 class LockedState:
@@ -103,10 +148,11 @@ class LockedState:
 class SimulatedLocked:
     """One vector, one writer at a time; implements `LockedParameters`.
 
-    Modelled: an attempt takes one atomic operation; who fails queues in order, or with `backoff` sleeps and tries again.
+    Modelled: the first attempt takes one atomic operation; who fails waits as `LockState` says, or with `backoff` sleeps and
+    tries again.
 
     Attributes:
-        backoff: seconds to sleep after the attempt-th failure (from 0); None: queue.
+        backoff: seconds to sleep after the attempt-th failure (from 0); None: wait.
         waited_s: seconds from a failed attempt until the lock was held; the caller reads it and sets it back to 0.
     """
 
@@ -145,7 +191,7 @@ class SimulatedLocked:
             return
         begun_s = core.scheduler.now_s
         if self.backoff is None:
-            lock.queue(write=write)
+            lock.acquire(write=write)
         else:
             failures = 0
             while True:

@@ -16,7 +16,7 @@ from paceline.simulator.bus import MemoryBus
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.collectives import AllReduceState, SimulatedCollectives
 from paceline.simulator.concurrency import SimulatedConcurrency
-from paceline.simulator.core import Core, OwnMemory, SimulatedClock
+from paceline.simulator.core import COPY_VECTORS, Core, OwnMemory, SimulatedClock
 from paceline.simulator.cores import Cores, SharedCore
 from paceline.simulator.faults import Disturbances, DropLink, Faults, Kill, Pause
 from paceline.simulator.locks import LockedState, LockState, SimulatedLocked
@@ -58,6 +58,7 @@ class SimulatedMachine:
         scheduler: of the programs; None: a new one.
         placing: of vectors and workers, where the cluster has sockets; None: as a kernel does.
         restarts: how many deaths are answered by a new incarnation, `Cluster.detection_s` and `restart_s` later.
+        update_vectors: vectors that an update at a server moves; None: as many as one of the workers' optimizer.
 
     Attributes:
         scheduler: runs the programs.
@@ -83,6 +84,7 @@ class SimulatedMachine:
         scheduler: Scheduler | None = None,
         placing: Placing | None = None,
         restarts: int = 0,
+        update_vectors: float | None = None,
     ) -> None:
         programs = cluster.workers + (request.server_programs if cluster.workers > 1 else 0)
         check_simulation(programs, request.num_vectors(cluster.workers) * vector_bytes if x.numel() else 0)
@@ -120,6 +122,7 @@ class SimulatedMachine:
         elif request.collectives:
             self._all_reduce = NetworkCollectivesState(self.scheduler, cluster.workers)
             self._costs = CollectiveCosts(cluster, "tree" if self._collective == "tree" else "ring")
+        self._update_vectors = cluster.update_vectors if update_vectors is None else update_vectors
         self._num_servers = request.servers if cluster.workers > 1 else 0  # a lone worker needs none
         self._num_server_programs = self._num_servers * request.copies
         if self._cores is not None:
@@ -151,7 +154,8 @@ class SimulatedMachine:
             case "replicated":
                 return ReplicatedState(x, self.cluster.workers, is_mean=self._is_gossip)
             case "served":
-                return ServedState(x, self._num_servers, averaged=self.request.averaged)
+                averaged, update_vectors = self.request.averaged, self._update_vectors
+                return ServedState(x, self._num_servers, averaged=averaged, update_vectors=update_vectors)
 
     def core(self, worker_id: int) -> Core:
         """A worker's core, on a machine of its own if the workers talk over the network; each incarnation has the same."""
@@ -195,6 +199,7 @@ class SimulatedMachine:
                 counts=counts,
                 declared_bytes=self._declared_bytes,
                 incarnation=incarnation,
+                copy_s_per_byte=0.0 if self._cores is not None else COPY_VECTORS / self.cluster.core_bytes_per_s,
             )
             self._network.boxes[worker_id] = mailbox
             concurrency = SimulatedConcurrency(self.scheduler, worker_id, self.cluster.wake_s)
@@ -205,6 +210,7 @@ class SimulatedMachine:
             random=Random(f"{self._seed}/{worker_id}"),
             shared=self._parameters(core),
             staleness=self.staleness,
+            moved=self._moved(core),
             collectives=self._collectives(core, counts),
             mailbox=mailbox,
             concurrency=concurrency,
@@ -213,6 +219,25 @@ class SimulatedMachine:
             num_servers=self._num_servers,
             copies=self.request.copies > 1,
         )
+
+    def _moved(self, core: Core) -> Callable[..., None]:
+        """Takes the time of vectors that a program moves by itself: as long as the parameters, or as a server's shard."""
+        scheduler = self.scheduler
+        length = 1.0 if core.worker_id < self.cluster.workers else 1.0 / self._num_servers
+        alone_s = self._vector_bytes / self.cluster.core_bytes_per_s
+        is_alone = self._is_networked and self._cores is None  # in a memory of its own, where nobody need be asked
+
+        def moved(vectors: float, of: torch.Tensor | None = None) -> None:
+            num_bytes = None if of is None else of.nbytes or getattr(of, "num_bytes", None)
+            vectors *= length if not num_bytes else num_bytes / self._vector_bytes
+            if not is_alone:
+                core.move(vectors)
+                return
+            scheduler.take(vectors * alone_s)
+            if scheduler.current.is_main:
+                core.moved_s += vectors * alone_s
+
+        return moved
 
     @property
     def unresolved_exchanges(self) -> int:
@@ -229,15 +254,16 @@ class SimulatedMachine:
             return None
         if self._collective == "memory":
             return SimulatedCollectives(self._all_reduce, core)
-        dtype = self._x.dtype
-        widening = sum_type(dtype).itemsize // dtype.itemsize
-        return NetworkCollectives(self._all_reduce, self._costs, core.worker_id, counts, self._declared_bytes, widening)
+        widening = sum_type(self._x.dtype).itemsize // self._x.dtype.itemsize
+        named = {"declared_bytes": self._declared_bytes, "widening": widening, "moved": self._moved(core)}
+        return NetworkCollectives(self._all_reduce, self._costs, core.worker_id, counts, **named)
 
     def start(self, worker_id: int, work: Callable[[], object]) -> None:
         """Adds a worker's program; when it has ended, so do its further programs, and the others learn of it."""
 
         def run() -> None:
             work()
+            self.scheduler.catch_up()
             self.end(worker_id)
 
         self.scheduler.start(worker_id, run)

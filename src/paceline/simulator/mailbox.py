@@ -20,7 +20,7 @@ class SimulatedMailbox:
     """A worker's mailbox; implements `Mailbox`.
 
     A message to another worker goes through the network; one to this worker itself is there at once. Vectors are copied at
-    `send`, which takes no virtual time. Events of a peer come from those that this worker has exchanged messages with or
+    `send`, and leave when that is done. Events of a peer come from those that this worker has exchanged messages with or
     waited for.
 
     Args:
@@ -31,6 +31,7 @@ class SimulatedMailbox:
         counts: messages and bytes are counted there.
         declared_bytes: size of every vector where vectors are empty (timing only); None: their own.
         incarnation: of this worker; above 0, it knows from the start who has left.
+        copy_s_per_byte: that copying a vector takes; 0: what the network takes for a byte has that in it.
 
     Attributes:
         waited_s: seconds that `Algorithm.work` itself has waited here (not a further program); the caller reads it and sets it
@@ -38,8 +39,8 @@ class SimulatedMailbox:
     """
 
     __slots__ = (
-        "_counts", "_declared_bytes", "_incarnation", "_items", "_left", "_network", "_num_workers", "_peers", "_reached",
-        "_scheduler", "_timer_at_s", "_waiters", "_worker_id", "waited_s",
+        "_copy_s_per_byte", "_counts", "_declared_bytes", "_departures", "_incarnation", "_items", "_left", "_network",
+        "_num_workers", "_peers", "_reached", "_scheduler", "_timer_at_s", "_waiters", "_worker_id", "waited_s",
     )  # fmt: skip
 
     def __init__(
@@ -52,6 +53,7 @@ class SimulatedMailbox:
         counts: Counts,
         declared_bytes: int | None,
         incarnation: int = 0,
+        copy_s_per_byte: float = 0.0,
     ) -> None:
         self.waited_s = 0.0
         self._scheduler = scheduler
@@ -67,6 +69,8 @@ class SimulatedMailbox:
         self._left: dict[int, PeerLeft] = {}
         self._peers = _Others(num_workers, frozenset((worker_id,)))
         self._incarnation = incarnation
+        self._copy_s_per_byte = copy_s_per_byte
+        self._departures = _Departures(network)
         for left in network.departed() if incarnation else ():
             self._is_news(left)
 
@@ -89,9 +93,15 @@ class SimulatedMailbox:
             return
         if to not in self._reached:
             self._reach(to)
+        if num_bytes > HEADER_BYTES and self._copy_s_per_byte:
+            self._scheduler.take(self._copy_s_per_byte * (num_bytes - HEADER_BYTES))
         counts.messages += 1
         counts.sent_bytes += num_bytes
-        self._network.send(me, to, received, num_bytes)
+        ahead_s = self._scheduler.current.ahead_s
+        if ahead_s:
+            self._scheduler.call_at(self._scheduler.now_s + ahead_s, (self._departures, (me, to, received, num_bytes)))
+        else:
+            self._network.send(me, to, received, num_bytes)
 
     def receive(
         self,
@@ -121,6 +131,11 @@ class SimulatedMailbox:
             if self._network.is_gone(sender):
                 self._network.tell_gone(self._worker_id, sender)
         scheduler = self._scheduler
+        if scheduler.current.ahead_s:
+            scheduler.catch_up()
+            item = self._take(kinds, sender, number) if self._items else None
+            if item is not None or (timeout_s is not None and timeout_s <= 0):
+                return item
         begun_s = scheduler.now_s
         waiter = _Waiter(kinds, sender, number)
         waiter.program = scheduler.current
@@ -178,7 +193,11 @@ class SimulatedMailbox:
             if _fits(item, waiter.kinds, waiter.sender, waiter.number):
                 self._waiters = tuple(one for one in waiters if one is not waiter) if len(waiters) > 1 else ()
                 waiter.item = item
-                return waiter.program
+                busy_s = waiter.busy_until_s - self._scheduler.now_s
+                if busy_s <= 0:
+                    return waiter.program
+                self._scheduler.wake(waiter.program, busy_s)
+                return None
         self._items.append(item)
         return None
 
@@ -211,20 +230,21 @@ class SimulatedMailbox:
         due = [waiter for waiter in self._waiters if waiter.until_s <= now_s]
         self._waiters = tuple(waiter for waiter in self._waiters if waiter.until_s > now_s)
         for waiter in due:
-            self._scheduler.wake(waiter.program)
+            self._scheduler.wake(waiter.program, max(0.0, waiter.busy_until_s - now_s))
         self._set_timer(min((waiter.until_s for waiter in self._waiters), default=math.inf))
 
 
 class _Waiter:
     """A program that waits for a message or an event."""
 
-    __slots__ = ("item", "kinds", "number", "program", "sender", "until_s")
+    __slots__ = ("busy_until_s", "item", "kinds", "number", "program", "sender", "until_s")
 
     def __init__(self, kinds: tuple[str, ...] | None, sender: int | None, number: int | None) -> None:
         self.kinds = kinds
         self.sender = sender
         self.number = number
         self.until_s = math.inf
+        self.busy_until_s = 0.0  # it goes on no sooner
         self.item: Event | None = None
         self.program: Program
 
@@ -244,16 +264,33 @@ class _Service(_Waiter):
     def go_on(self) -> None:
         """Handles what has come, or that the time is up, until nothing is left to handle."""
         mailbox, item = self._mailbox, self.item
+        scheduler, program = mailbox._scheduler, self.program
         self.item = None
         while True:
             timeout_s = self._handle(item)
             if timeout_s is None:
-                mailbox._scheduler.finish(self.program)
+                scheduler.catch_up()
+                scheduler.finish(program)
                 return
             item = mailbox._take(self.kinds, None, None) if mailbox._items else None
             if item is None and timeout_s > 0:
+                self.busy_until_s, program.ahead_s = scheduler.now_s + program.ahead_s, 0.0
                 mailbox._await(self, timeout_s)
                 return
+            scheduler.catch_up()
+
+
+class _Departures:
+    """Where messages wait whose sender is ahead of the clock; a `Box` of the scheduler's."""
+
+    __slots__ = ("_network",)
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+
+    def arrive(self, item: Any) -> None:
+        """The message leaves."""
+        self._network.send(*item)
 
 
 def _fits(item: Event, kinds: tuple[str, ...] | None, sender: int | None, number: int | None) -> bool:

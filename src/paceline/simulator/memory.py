@@ -1,9 +1,8 @@
 """Simulated shared parameters: the kinds of `paceline.memory`, with modelled times instead of real races.
 
 Programs run one at a time, so between two waits everything happens at one virtual instant and needs no protection;
-what takes time says so by waiting. Costs that are modelled: an atomic operation (`Cluster.atomic_s`), and the memory
-traffic of vectors that the memory itself must see being written (`SimulatedSlots.publish`). Copies and updates that go
-through the replica are charged there.
+what takes time says so by waiting. The memory itself charges atomic operations (`Cluster.atomic_s`) only. Copies and updates
+are the replica's to charge, and what a program moves by itself it says (`Ports.moved`).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 
-from paceline.simulator.core import COPY_VECTORS, RETRY_VECTORS, Core
+from paceline.simulator.core import Core
 from paceline.transport.parameters import View
 
 __all__ = [
@@ -139,16 +138,13 @@ class SimulatedSlots:
     """Immutable versions, published by one compare-and-swap; implements `SlotParameters`.
 
     Modelled: an atomic operation for each of `latest`, `claim` and `publish`; the compare-and-swap is exact at its
-    instant. The program fills a claimed slot by plain tensor operations that take no virtual time; `publish` charges
-    them before it swaps: a copy of the newest vector at the first attempt (the update itself is charged by
-    `Replica.apply`), a sum of it and the update at every further one.
+    instant. Filling a claimed slot takes the time of `Replica.apply`, and at a further attempt what the program says.
     """
 
     def __init__(self, state: SlotState, core: Core) -> None:
         self._state = state
         self._core = core
         self._protected: View | None = None
-        self._vectors_to_move = COPY_VECTORS
         self.touched_slots = state.touched_slots
 
     @property
@@ -172,16 +168,12 @@ class SimulatedSlots:
     def claim(self) -> View:
         """A slot to write."""
         self._core.atomic()
-        self._vectors_to_move = COPY_VECTORS
         return self._state.claim()
 
     def publish(self, new: View, after: View) -> bool:
-        """Makes `new` the newest version if `after` still is, after the time that filling `new` takes."""
-        self._core.move(self._vectors_to_move)
+        """Makes `new` the newest version if `after` still is."""
         self._core.atomic()
-        published = self._state.compare_and_swap(new, after)
-        self._vectors_to_move = RETRY_VECTORS
-        return published
+        return self._state.compare_and_swap(new, after)
 
     def discard(self, new: View) -> None:
         """Gives a claimed slot back unpublished."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -146,13 +146,15 @@ class NetworkCollectivesState:
         """Returns when the operation is done."""
         operation, scheduler = self._operations[number], self.scheduler
         if operation.done_s == math.inf:
+            scheduler.catch_up()
+        if operation.done_s == math.inf:
             self._refuse_if_lost(number, operation)
             operation.waiting.append(scheduler.current)
             scheduler.wait(f"the others in collective operation {number}")
             if operation.done_s == math.inf:
                 self._refuse_if_lost(number, operation)
-        elif operation.done_s > scheduler.now_s:
-            scheduler.sleep(operation.done_s - scheduler.now_s)
+        elif operation.done_s > scheduler.time_s():
+            scheduler.sleep(operation.done_s - scheduler.time_s())
         operation.num_left -= 1
         if not operation.num_left:
             del self._operations[number]
@@ -197,7 +199,8 @@ class NetworkCollectives:
     computes between the beginning and `wait` overlaps. Other messages do not slow them. NCCL has one at a time, with latencies
     that hardly count beside the bytes of a bucket. Without vectors (timing only) an operation counts as one on as many bytes
     as its vector stands for. Sums of half types travel as float32: `widening` times the parameters' size, 2, where it is 1
-    otherwise.
+    otherwise. What the worker's own thread reads and writes takes time: a mean is weighed and divided, what a reduce-scatter
+    brings is added up. Pieces that are added up as they come are not charged: that overlaps with sending.
 
     Reference: PyTorch's `ProcessGroupGloo`, whose options give a group two threads per device.
 
@@ -212,6 +215,7 @@ class NetworkCollectives:
         worker_id: int,
         counts: Counts,
         declared_bytes: int | None,
+        moved: Callable[..., None],
         widening: int = 1,
     ) -> None:
         self._state = state
@@ -219,6 +223,7 @@ class NetworkCollectives:
         self._worker_id = worker_id
         self._counts = counts
         self._declared_bytes = declared_bytes
+        self._moved = moved
         self._widening = widening
         self._number = 0
         self.waited_s = 0.0
@@ -228,8 +233,10 @@ class NetworkCollectives:
         if self._state.num_workers == 1:
             return number
         total = torch.tensor([number], dtype=torch.float64)
+        self._moved(2, of=vector)  # weighed before, and divided afterwards
         cost = self._costs.all_reduce(self._sum_bytes(vector))
         self._start((vector, weight, total), mean_into_all, cost).wait()
+        self._moved(2, of=vector)
         return total.item()
 
     def start_all_reduce(self, vector: torch.Tensor) -> NetworkHandle:
@@ -238,7 +245,9 @@ class NetworkCollectives:
 
     def start_reduce_scatter(self, vector: torch.Tensor, part: torch.Tensor) -> NetworkHandle:
         """Begins summing `vector` (n,) over all workers into everyone's `part` (n / num_workers,)."""
-        return self._start((vector, part), sum_into_parts, self._costs.half(self._sum_bytes(vector)))
+        n = self._state.num_workers
+        add_up = partial(self._moved, (3 * n - 1) / n, of=vector)  # the first piece copied, the others added
+        return self._start((vector, part), sum_into_parts, self._costs.half(self._sum_bytes(vector)), add_up)
 
     def start_all_gather(self, part: torch.Tensor, vector: torch.Tensor) -> NetworkHandle:
         """Begins collecting every worker's `part` (n / num_workers,) in `vector` (n,)."""
@@ -255,24 +264,37 @@ class NetworkCollectives:
             return vector.numel() * sum_type(vector.dtype).itemsize
         return self._bytes(vector) * self._widening
 
-    def _start(self, given: Any, finish: Callable[[list[Any]], None], cost: Cost) -> NetworkHandle:
+    def _start(
+        self, given: Any, finish: Callable[[list[Any]], None], cost: Cost, then: Callable[[], None] | None = None
+    ) -> NetworkHandle:
+        self._state.scheduler.catch_up()
         self._number += 1
         self._counts.messages += cost.messages
         self._counts.sent_bytes += round(cost.sent_bytes)
         self._state.join(self._number, self._worker_id, given, finish, cost)
-        return NetworkHandle(self, self._state, self._number)
+        return NetworkHandle(self, self._state, self._number, then)
 
 
 class NetworkHandle:
     """An operation under way; implements `Handle`."""
 
-    def __init__(self, owner: NetworkCollectives, state: NetworkCollectivesState, number: int) -> None:
+    def __init__(
+        self,
+        owner: NetworkCollectives,
+        state: NetworkCollectivesState,
+        number: int,
+        then: Callable[[], None] | None = None,
+    ) -> None:
         self._owner = owner
         self._state = state
         self._number = number
+        self._then = then
 
     def wait(self) -> None:
         """Returns when the result is there."""
-        begun_s = self._state.scheduler.now_s
+        time_s = self._state.scheduler.time_s
+        begun_s = time_s()
         self._state.wait(self._number)
-        self._owner.waited_s += self._state.scheduler.now_s - begun_s
+        self._owner.waited_s += time_s() - begun_s
+        if self._then is not None:
+            self._then()

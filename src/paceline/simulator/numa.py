@@ -122,16 +122,10 @@ class SocketCore(Core):
         """Takes the time of an optimizer's step on a shared vector, or on one of its `parts`."""
         self._move(self.cluster.update_vectors / parts, _SHARED_VECTORS / parts)
 
-    def move(self, num_vectors: float) -> None:
-        """Takes the time of so many vectors' memory traffic, on behalf of the memory."""
-        begun_s = self.scheduler.now_s
-        self._move(num_vectors, _SHARED_VECTORS)
-        self.moved_s += self.scheduler.now_s - begun_s
-
     def atomic(self) -> None:
         """Takes the time until this core has had the line and given it on."""
         self._machine.line.take(self._place[0])
 
-    def _move(self, num_vectors: float, shared_vectors: float) -> None:
+    def _move(self, num_vectors: float, shared_vectors: float = _SHARED_VECTORS) -> None:
         shared = min(num_vectors, shared_vectors) * self.vector_bytes
         self._machine.move(self._place[0], shared, num_vectors * self.vector_bytes - shared)

@@ -13,7 +13,7 @@ from paceline.buckets import bucket_bytes_for, bucket_ranges
 from paceline.flat_parameters import FlatParameters
 from paceline.optimizers import OptimizerSettings, SettingsGroup
 from paceline.replica import BaseReplica, TaskReplica
-from paceline.simulator.core import Core
+from paceline.simulator.core import SUM_VECTORS, Core
 from paceline.simulator.memory import NoVector
 from paceline.simulator.overlap import shares_until_complete
 from paceline.transport.base import Piece
@@ -105,6 +105,7 @@ class _Timed(BaseReplica):
             finish()
 
     def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
+        self._core.scheduler.catch_up()
         self._apply_s += self._core.moved_s
         self._core.moved_s = 0.0
         super()._record(applied_version, gradient_version, failed_publishes)
@@ -176,9 +177,11 @@ class SimulatedReplica(_Timed, TaskReplica):
         self._compute(ready, finish)
 
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:
-        """Lets the optimizer take its one step on `to` (P,), block by block; copying `of` is the memory's to charge."""
+        """Lets the optimizer take its one step on `to` (P,), block by block; plain SGD's reads `of` as it goes."""
         begun_s = self._now_s()
         if of is not None:
+            if not self._is_plain_sgd:
+                self._core.copy()
             to.copy_(of)
         for block in range(self._num_blocks):
             self._core.update(self._num_blocks)
@@ -188,6 +191,11 @@ class SimulatedReplica(_Timed, TaskReplica):
             self._bind_gradients()
             self._step_on(to, scale)
         self._count_apply(begun_s)
+
+    def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        """`after - before` (P,), in the gradient's memory."""
+        self._core.move(SUM_VECTORS)
+        return super().update_since(before, after)
 
     def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
         """Lets the optimizer take its one step on `to` (S,), at the end of its time."""
@@ -205,16 +213,25 @@ class TimedReplica(_Timed):
         batches: yields `(batch_number, samples)`.
         num_blocks: as for `SimulatedReplica`.
         bucket_bytes: sizes of the gradient's buckets, in the order in which they leave.
+        is_plain_sgd: whether an update is `x -= lr * g` and nothing else: one that copies then does so as it goes.
         base: as for `BaseReplica`; `binding` may be anything.
     """
 
     def __init__(
-        self, *, core: Core, batches: BatchSource, num_blocks: int, bucket_bytes: Sequence[int], **base: Any
+        self,
+        *,
+        core: Core,
+        batches: BatchSource,
+        num_blocks: int,
+        bucket_bytes: Sequence[int],
+        is_plain_sgd: bool,
+        **base: Any,
     ) -> None:
         super().__init__(binding=None, **base)  # type: ignore[arg-type]
         self._core = core
         self._batches = batches
         self._num_blocks = num_blocks
+        self._is_plain_sgd = is_plain_sgd
         self.g = torch.empty(0)
         self._missing = ()
         self._leave_in([NoVector(size) for size in bucket_bytes], bucket_bytes)
@@ -227,17 +244,16 @@ class TimedReplica(_Timed):
             if batch is None:
                 return
             self._batch, self.samples = batch
-            self._begin_step(scheduler.now_s)
+            self._begin_step(scheduler.time_s())
             yield self.step
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         """Takes a copy's time."""
         core, num_blocks = self._core, self._num_blocks
-        scheduler = core.scheduler
-        begun_s = scheduler.now_s
+        begun_s = self._now_s()
         for _ in range(num_blocks):
             core.copy(num_blocks)
-        self._apply_s += scheduler.now_s - begun_s
+        self._apply_s += self._now_s() - begun_s
         return x
 
     def gradient(
@@ -249,20 +265,22 @@ class TimedReplica(_Timed):
     ) -> None:
         """Takes a gradient's time; `ready` gets vectors that stand for its buckets meanwhile."""
         self._read_version = version
-        self._gradient_started_s = self._core.scheduler.now_s
+        self._gradient_started_s = self._now_s()
         self._compute(ready, finish)
 
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:
         """Takes an update's time."""
         core, num_blocks = self._core, self._num_blocks
-        begun_s = core.scheduler.now_s
+        begun_s = self._now_s()
+        if of is not None and not self._is_plain_sgd:
+            core.copy()
         for _ in range(num_blocks):
             core.update(num_blocks)
         self._count_apply(begun_s)
 
     def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
         """Takes the time of one worker's part of an update."""
-        begun_s = self._core.scheduler.now_s
+        begun_s = self._now_s()
         self._core.update(self._core.cluster.workers)
         self._count_apply(begun_s)
 
@@ -271,5 +289,6 @@ class TimedReplica(_Timed):
         return _NO_OPTIMIZER
 
     def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-        """An empty tensor."""
+        """Takes the time of a difference."""
+        self._core.move(SUM_VECTORS)
         return self.g

@@ -53,9 +53,12 @@ class Program:
         here: the greenlet that waits: the program's own, or one that it runs inside itself; None before the program has begun
             and after its end, and while one that serves has nothing to do.
         serve: of a program that serves: called each time it goes on, and nothing else; None: it has a greenlet of its own.
+        ahead_s: how far it is ahead of the clock, by what it has done since it went on.
     """
 
-    __slots__ = ("greenlet", "here", "is_main", "joining", "over", "serve", "server", "waits_for", "worker_id")
+    __slots__ = (
+        "ahead_s", "greenlet", "here", "is_main", "joining", "over", "serve", "server", "waits_for", "worker_id",
+    )  # fmt: skip
 
     def __init__(self, worker_id: int, *, is_main: bool, server: str = "") -> None:
         self.worker_id = worker_id
@@ -65,6 +68,7 @@ class Program:
         self.joining: list[Program] = []
         self.over = False
         self.serve: Callable[[], None] | None = None
+        self.ahead_s = 0.0
         self.greenlet: greenlet
         self.here: greenlet | None = None
 
@@ -127,13 +131,15 @@ class Scheduler:
         self.on_resume: Callable[[int], None] | None = None  # called with the worker that is about to run
 
     def _now(self) -> float:
-        return self.now_s
+        return self.now_s + self.current.ahead_s
 
     # What programs call
 
     def sleep(self, duration_s: float) -> None:
         """Goes on `duration_s` later."""
-        at_s = self.now_s + duration_s
+        current = self.current
+        at_s = self.now_s + (current.ahead_s + duration_s)
+        current.ahead_s = 0.0
         if self._ended:
             raise GreenletExit
         instants = self._instants
@@ -142,11 +148,23 @@ class Scheduler:
             return
         planned = self._planned.get(at_s)  # as `call_at`, without a call of it
         if planned is None:
-            self._planned[at_s] = [self.current]
+            self._planned[at_s] = [current]
             heappush(instants, at_s)
         else:
-            planned.append(self.current)
+            planned.append(current)
         self._let_others_run()
+
+    def take(self, duration_s: float) -> None:
+        """Lets the current program be ahead of the clock by so much more: it goes on at once, and its next `sleep` catches up.
+
+        Saves a hand-over where nobody can see the difference: whatever others see of it must happen when the clock is there.
+        """
+        self.current.ahead_s += duration_s
+
+    def catch_up(self) -> None:
+        """Waits for the clock, if the program is ahead of it: to be called before it waits for others."""
+        if self.current.ahead_s:
+            self.sleep(0.0)
 
     def wait(self, what: str) -> None:
         """Waits until `wake` is called for this program; `what` is for the message should that never happen."""
@@ -157,13 +175,7 @@ class Scheduler:
 
     def wake(self, program: Program, after_s: float = 0.0) -> None:
         """Lets a program that waits go on, `after_s` from now."""
-        at_s = self.now_s + after_s
-        planned = self._planned.get(at_s)
-        if planned is None:
-            self._planned[at_s] = [program]
-            heappush(self._instants, at_s)
-        else:
-            planned.append(program)
+        self.call_at(self.now_s + after_s, program)
 
     def call_at(self, at_s: float, what: Event) -> None:
         """Plans a function called outside any program, where it must not wait, or a program that goes on, or an arrival."""
@@ -194,6 +206,7 @@ class Scheduler:
             torch.set_grad_enabled(gradients)
             try:
                 body()
+                self.catch_up()
             finally:
                 self._finished(program)
 
@@ -239,9 +252,7 @@ class Scheduler:
             DeadlockError: every program that is left waits for another.
         """
         self._hub = getcurrent()
-        gradients = (
-            torch.is_grad_enabled()
-        )  # greenlets of a thread share it, and who is cut off leaves it as it was there
+        gradients = torch.is_grad_enabled()  # shared by a thread's greenlets; one that is cut off leaves its own
         for program in self._programs:
             if program.serve is None:
                 program.greenlet.parent = self._hub

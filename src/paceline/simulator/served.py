@@ -23,11 +23,19 @@ class SimulatedShard:
         x: the shard's elements (n,).
         ranges: of all shards.
         average: of the shard (n,), or None.
+        update_vectors: as long as the shard, which one update moves.
+
+    Attributes:
         core: takes an update's time; None: nobody charges for it here.
     """
 
     def __init__(
-        self, x: torch.Tensor, ranges: tuple[tuple[int, int], ...], average: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        ranges: tuple[tuple[int, int], ...],
+        average: torch.Tensor | None = None,
+        *,
+        update_vectors: float,
     ) -> None:
         self.x = x
         self.ranges = ranges
@@ -36,11 +44,12 @@ class SimulatedShard:
         self.version = 0
         self.counts = {"dropped": 0, "duplicate": 0, "incomplete": 0, "backups": 0}
         self.core: Core | None = None
+        self._update_vectors = update_vectors
 
     def writing(self) -> AbstractContextManager[None]:
-        """Takes the time of an optimizer's step on the shard."""
+        """Takes the time of an update of the shard."""
         if self.core is not None:
-            self.core.update(len(self.ranges))
+            self.core.move(self._update_vectors / len(self.ranges))
         return _EXCLUDES_NOBODY
 
     def advance(self) -> int:
@@ -77,16 +86,20 @@ class ServedState:
         x: initial parameters (P,), kept.
         num_servers: how many shards; 0: a lone worker has it.
         averaged: whether a moving average lies beside it.
+        update_vectors: that one update moves.
     """
 
-    def __init__(self, x: torch.Tensor, num_servers: int, *, averaged: bool = False) -> None:
+    def __init__(
+        self, x: torch.Tensor, num_servers: int, *, averaged: bool = False, update_vectors: float = 3.0
+    ) -> None:
         self.x = x
         self.average = x.to(sum_type(x.dtype), copy=True) if averaged else None
         self.average_buffers: dict[str, torch.Tensor] = {}
         self.ranges = shard_ranges(x.numel(), max(1, num_servers))
         parts = [None if self.average is None else self.average[begin:end] for begin, end in self.ranges]
+        self._update_vectors = update_vectors
         self.shards = [
-            SimulatedShard(x[begin:end], self.ranges, part)
+            SimulatedShard(x[begin:end], self.ranges, part, update_vectors=update_vectors)
             for (begin, end), part in zip(self.ranges, parts, strict=True)
         ]
 
@@ -104,7 +117,8 @@ class ServedState:
 
     def copy(self, shard: int) -> SimulatedShard:
         """Memory for a shard's second copy."""
-        return SimulatedShard(torch.zeros_like(self.shards[shard].x), self.ranges)
+        x = torch.zeros_like(self.shards[shard].x)
+        return SimulatedShard(x, self.ranges, update_vectors=self._update_vectors)
 
     @property
     def version(self) -> int:

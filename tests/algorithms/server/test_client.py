@@ -35,7 +35,12 @@ def client_of(*script):
     box = Box(script)
     shared = SimpleNamespace(x=torch.zeros(2 * SIZE), ranges=((0, SIZE), (SIZE, 2 * SIZE)))
     ports = SimpleNamespace(
-        mailbox=box, shared=shared, num_workers=WORKERS, num_servers=2, clock=SimpleNamespace(now_s=lambda: box.now_s)
+        mailbox=box,
+        shared=shared,
+        num_workers=WORKERS,
+        num_servers=2,
+        moved=lambda _: None,
+        clock=SimpleNamespace(now_s=lambda: box.now_s),
     )
     return Client(ports), box
 

@@ -64,8 +64,9 @@ def serve(
         receive=lambda timeout_s=None, **_: next(queue), send=send, peers=lambda: set(range(workers))
     )
     ports = SimpleNamespace(
-        mailbox=mailbox, shared=shared, num_workers=workers, num_servers=1, storage=storage, copies=False
-    )
+        mailbox=mailbox, shared=shared, num_workers=workers, num_servers=1, storage=storage, copies=False,
+        moved=lambda _: None,
+    )  # fmt: skip
     rules = ShardRules(
         admission=lambda _: admission or Admission(), apply=rule or SGD(), codec=NoCodec(), on_death=on_death
     )

@@ -23,7 +23,7 @@ def work_alone(replica: Replica, ports: Ports, rule: ApplyRule, average: float |
     of the moving average that is evaluated.
     """
     shared, storage = ports.shared, ports.storage
-    averages = SharedAverage(shared, average, with_buffers=True) if average is not None else None
+    averages = SharedAverage(ports, average, with_buffers=True) if average is not None else None
     if isinstance(rule, UserOptimizer) and averages is None:
         _work_plainly(replica, ports)
         return

@@ -11,6 +11,7 @@ from torch import Tensor
 from paceline.half_types import sum_type
 
 if TYPE_CHECKING:
+    from paceline.transport.base import Ports
     from paceline.transport.parameters import AveragedParameters
 
 __all__ = ["MovingAverage", "SharedAverage", "without_average"]
@@ -60,18 +61,21 @@ class SharedAverage:
     """The moving averages that lie beside a shard's part of the vector and, for the first shard, the model's buffers.
 
     Args:
-        shared: the shard's memory.
+        ports: of who holds the shard.
         decay: share of the old average that is kept.
         with_buffers: whether this shard keeps the buffers' averages.
     """
 
-    def __init__(self, shared: AveragedParameters, decay: float, *, with_buffers: bool) -> None:
+    def __init__(self, ports: Ports, decay: float, *, with_buffers: bool) -> None:
+        shared: AveragedParameters = ports.shared
+        self._moved = ports.moved
         pairs = [(shared.x, shared.average), *(shared.buffers if with_buffers else ())]
         self._sources = [source for source, _ in pairs]
         self._averages = [MovingAverage(source, decay, at=average) for source, average in pairs]
 
     def update(self) -> None:
         """Count the vector and the buffers as they are after an update."""
+        self._moved(3)
         for average, source in zip(self._averages, self._sources, strict=True):
             average.update(source)
 

@@ -50,6 +50,7 @@ class Client:
         self.version = 0
         self.sequence = 0
         self._mailbox = ports.mailbox
+        self._moved = ports.moved
         self._now_s = ports.clock.now_s
         self._first_server = ports.num_workers
         self._ranges = ports.shared.ranges
@@ -99,6 +100,7 @@ class Client:
 
     def _coded(self, shard: int, gradient: torch.Tensor) -> torch.Tensor:
         part = gradient[slice(*self._ranges[shard])]
+        self._moved(self._codec.encoding_moves / len(self._ranges))
         return self._codec.encode(part, self._memories[shard]).x if part.numel() else part
 
     def leave(self) -> None:
@@ -185,6 +187,7 @@ class Client:
             clock = self._clock_of_next.pop(shard, 0)
             if kind == "x" and x is not None:
                 self.x[slice(*self._ranges[shard])] = x
+                self._moved(2 / len(self._ranges))
                 self._versions[shard] = version
                 if clock or request.kind == "join":
                     self._clocks[shard] = max(clock, number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -52,14 +53,18 @@ def info_of(
     )
 
 
-def weighted_mean(ones: list[Held]) -> Tensor:
-    """sum_i n_i g_i / sum_i n_i (P_s,), n_i: samples, in the first gradient's memory; of one, its own bits."""
+def weighted_mean(ones: list[Held], moved: Callable[[float], None]) -> Tensor:
+    """sum_i n_i g_i / sum_i n_i (P_s,), n_i: samples, in the first gradient's memory; of one, its own bits.
+
+    `moved` is told how many vectors that reads and writes.
+    """
     weights = [one.update.num_samples for one in ones]
     mean = ones[0].gradient
     if len(ones) == 1:
         return mean
     total = to_sum_type(mean)
     equal = len(set(weights)) == 1
+    moved(3 * (len(ones) - 1) + (2 if equal else 4))
     if not equal:
         total.mul_(weights[0])
     for one, weight in zip(ones[1:], weights[1:], strict=True):

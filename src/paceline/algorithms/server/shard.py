@@ -55,7 +55,7 @@ class Shard:
         self._applier = rules.apply.start(len(self._x), self._x.dtype)
         self._average: SharedAverage | None = None
         if rules.average is not None:
-            self._average = SharedAverage(ports.shared, rules.average, with_buffers=not shard_id)
+            self._average = SharedAverage(ports, rules.average, with_buffers=not shard_id)
         innermost = self._applier.innermost
         self._user = innermost if isinstance(innermost, UserApplier) else None
         if self._user is not None:
@@ -227,6 +227,7 @@ class Shard:
         if sender in self._given_s:
             self._admission.timed(sender, self._ports.clock.now_s() - self._given_s.pop(sender))
         gradient = message.x  # empty where only time is simulated
+        self._ports.moved(self._rules.codec.decoding_moves)
         if gradient.numel():
             gradient = self._rules.codec.decode(Encoded(gradient), len(self._x), self._x.dtype)
         update = info_of(message, sender, self._shared, self._id, gradient, self._settings[sender].missing)
@@ -276,7 +277,7 @@ class Shard:
 
     def _apply(self, ones: list[Held]) -> None:
         """One update from the mean of these gradients, weighted by samples."""
-        first, gradient, update = ones[0], weighted_mean(ones), as_one(ones, self._shared.version)
+        first, gradient, update = ones[0], weighted_mean(ones, self._ports.moved), as_one(ones, self._shared.version)
         if self._link is not None:  # before its own update, so that both are made at the same time
             numbers = [(one.update.worker_id, one.incarnation, one.update.sequence) for one in ones]
             about = [update.step, update.version_read, update.num_samples, len(update.missing)]
@@ -337,6 +338,7 @@ class Shard:
                 return
             if (clock := self._admission.clock(worker)) > number >= 0:
                 self._mailbox.send(worker, Message("clock", clock))
+            self._ports.moved(2.0 * self._applier.keeps_reads)
             echo = self._applier.read(worker, version)
             if echo is not None:
                 self._mailbox.send(worker, Message("echo", number, x=echo))
