@@ -89,10 +89,10 @@ def machine(workers: int, batch_size: int | None, *, code: Code = CPP, used: int
 
 
 def law(workers: int, gradient_s: float, code: Code) -> float:
-    """n* = m / (T_c / T_u + 1), with T_u alone on the machine, its vectors interleaved: update, copy, and three atomics."""
+    """n* = m / (T_c / T_u + 1), with T_u alone on the machine, interleaved: one pass of three vectors, three atomics."""
     sockets = Sockets()
     far = (1 + sockets.remote_factor) / 2
-    update_s = code.vector_bytes * (4 * far + 1) / CORE_BYTES_PER_S + 3 * sockets.far_atomic_s
+    update_s = code.vector_bytes * (2 * far + 1) / CORE_BYTES_PER_S + 3 * sockets.far_atomic_s
     return workers / (gradient_s / update_s + 1)
 
 
