@@ -114,7 +114,7 @@ def test_all_ways_to_clip(change, scaled):
         {"frozen": True},
         {"change": clear_a_layer},
     ],
-    ids=str,
+    ids=["plain", "two passes", "scaled", "unscaled", "three scaled passes", "a frozen layer", "a cleared layer"],
 )
 def test_no_false_alarm(harmless, set_to_none):
     assert messages("lockstep", set_to_none=set_to_none, **harmless) == []
