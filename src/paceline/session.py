@@ -267,22 +267,18 @@ class Session:
 
     def base_arguments(self) -> dict[str, Any]:
         """What `BaseReplica` needs."""
+        memory = self.algorithm.memory
         return {
             "binding": self.binding,
-            "recorder": self._recorder(),
+            "recorder": self.ring if self.records is None and self.environment is not None else self.records,
             "waits": [*self.arena.waits(self.clock), *self._peer_waits()],
-            "staleness": self.arena.staleness if self.algorithm.memory.staleness_counts else None,
+            "staleness": self.arena.staleness if memory.staleness_counts else None,
             "stopped": self.stopped,
-            "counts": self.ports.counts if self.algorithm.memory.mailbox or self.algorithm.memory.collectives else None,
+            "counts": self.ports.counts if memory.mailbox or memory.collectives else None,
             "incarnation": self.environment.incarnation if self.environment is not None else 0,
             "num_workers": self.ports.num_workers,
             "slow": self._options.get("slow", {}).get(self.worker_id, 1.0),
         }
-
-    def _recorder(self) -> Any:
-        if self.records is not None:
-            return self.records
-        return self.ring if self.environment is not None else None
 
     def final_model(self, out: torch.Tensor) -> FinalMean | None:
         """Copies the run's newest model into `out` (P,), at the end of the training.

@@ -246,17 +246,12 @@ class Counts:
     unresolved_exchanges: int = 0  # of these, those of which it never became known whether the peer has averaged
 
 
-def _has_passed(vectors: float, of: torch.Tensor | None = None) -> None:
-    """Real time has."""
-
-
 @dataclass(frozen=True)
 class Ports:
     """What one worker program is given.
 
-    A program that reads and writes vectors by itself says so by `moved`: how many it reads, plus how many it writes, as long
-    as `shared.x` or as the vector `of`. Where time is virtual, that takes the time of so much memory traffic. What the
-    replica, the collectives and the mailbox move, they count themselves.
+    A program that reads and writes vectors by itself says by `moved` how many, reads plus writes, as long as `shared.x` or as
+    `of`: where time is virtual, that takes time. What replica, collectives and mailbox move, they count themselves.
     """
 
     worker_id: int
@@ -265,7 +260,7 @@ class Ports:
     random: Random  # seeded by the run's seed and the worker's id
     shared: Any  # the kind of SharedParameters that `Algorithm.memory` asks for
     staleness: StalenessCounts
-    moved: Callable[..., None] = _has_passed  # (vectors, of=None)
+    moved: Callable[..., None] = lambda *_, **__: None  # (vectors, of=None); real time has passed by itself
     collectives: Collectives | None = None
     mailbox: Mailbox | None = None
     concurrency: Concurrency | None = None
