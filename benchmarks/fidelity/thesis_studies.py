@@ -146,7 +146,8 @@ def batch_and_step(runs: Runs) -> Study:
         says = ", ".join(
             f"{value:g}: {100 * a:.0f} % ({100 * b:.0f} %)" for value, a, b in zip(values, failed, broken, strict=True)
         )
-        holds = _grows(failed) and _grows(broken) and failed[-1] > failed[0] and broken[-1] > broken[0]
+        grows = [_grows(one) and one[-1] > one[0] for one in (failed, broken)]
+        holds = True if all(grows) else None if any(grows) else False
         study.claim(
             claim, holds, f"not at 5 % of the initial loss (of these worse than at the start, or crashed): {says}"
         )
@@ -275,7 +276,7 @@ def _contention(study: Study, found: dict[tuple[str, int, int, str], dict[str, A
     says += f"; with unbounded retries {min(retried):.2f} to {max(retried):.2f} times where n* is up to 0.5"
     study.claim(NEAR_LAW, min(errors) >= 0.8 and max(errors) <= 1.25, says)
     says = f"n falls from T_p = inf to 1 to 0 in {sum(ordered)} of {len(ordered)} settings, mean staleness in {sum(dropped)}"
-    study.claim(BOUND, all(ordered) and all(dropped), says)
+    study.claim(BOUND, True if all(ordered) and all(dropped) else None if all(ordered) else False, says)
 
 
 def backoff(runs: Runs) -> Study:
