@@ -96,7 +96,8 @@ def training_lines() -> list[str]:
         "",
         f"The same machines train {TASK} for {EPOCHS:g} epochs with batches of {BATCH_SIZE} each: every gradient is computed,"
         f" in simulated time; training loss is the mean over {WINDOW} gradients. The learning rate is one gradient's: `sync`"
-        " multiplies it by their number (`rate=linear`, as published), asynchronously each gradient is an update. Accuracy is,"
+        " multiplies it by their number (`rate=linear`, as published), asynchronously each gradient is an update. A server's"
+        " sums and answers take time, too (`docs/simulated_traffic.md`), which so small a model hardly feels. Accuracy is,"
         " as published, that of a moving average, here over the last 2,000 gradients or so: the newest parameters' own"
         " varies by several percent from one update to the next at these rates.",
         "",

@@ -124,7 +124,7 @@ def about() -> list[str]:
         "Made again since Leashed is charged the 3 vectors that an attempt moves, before 5, and locks are taken so, before"
         " handed over in order. Bounded leashed makes up to 2.4 times the updates; with 68 workers the mean staleness of"
         " locks is 58 and 66, before 34; back-off now helps the read-write lock and not the mutex, before the other way round."
-        " Trainings at steps that are too large also differ with the machine that computes them, by rounding: those of Hogwild! have.",
+        " Trainings at steps that are too large also differ with the machine that computes them, by rounding.",
     ]
 
 
