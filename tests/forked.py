@@ -56,8 +56,10 @@ class Python:
 
     def __init__(self, words, folder=".", environment=None, errors=Warning, own_output=True):
         self.args = list(map(str, words))
-        self._written = tempfile.TemporaryDirectory()
-        self._files = [str(Path(self._written.name) / stream) for stream in ("output", "errors")] if own_output else []
+        self._written = tempfile.TemporaryDirectory() if own_output else None
+        self._files = (
+            [str(Path(self._written.name) / stream) for stream in ("output", "errors")] if self._written else []
+        )
         environment = dict(os.environ if environment is None else environment)
         arguments = (self.args, str(folder), environment, self._files, errors)
         self._process = fork_server_context().Process(target=_main, args=arguments)
@@ -103,7 +105,8 @@ class Python:
         self._process.kill()  # where it has no session of its own yet
         self._process.join()
         self._process.close()
-        self._written.cleanup()
+        if self._written is not None:
+            self._written.cleanup()
 
 
 def run(words, folder=".", environment=None, errors=Warning):
@@ -129,7 +132,8 @@ def _main(words, folder, environment, files, errors):
     os.chdir(folder)
     multiprocessing.process.ORIGINAL_DIR = str(Path.cwd())
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     multiprocessing.util.spawnv_passfds = _fork
     fork_server_context()  # now: later this process may have threads
     subprocess.Popen = subprocess_handler.Popen = _popen

@@ -9,6 +9,7 @@ from torch import nn
 from paceline import checkpoint
 from paceline.checkpoint import Parameters
 from paceline.checkpointing import Checkpointer
+from paceline.supervised import Outcome
 
 
 class SupervisorOfTwo:
@@ -20,7 +21,8 @@ class SupervisorOfTwo:
         self.arena = SimpleNamespace(store=lambda name, value: None, plan=SimpleNamespace(num_servers=0))
         self.written = [0, 0]
         self.read = [0, 0]
-        self.spool = SimpleNamespace(num_written=self.written.__getitem__, num_read=self.read.__getitem__)
+        self.outcome = Outcome()
+        self.spool = SimpleNamespace(failure="", num_written=self.written.__getitem__, num_read=self.read.__getitem__)
 
     def drain(self):
         self.read[:] = self.written
@@ -76,12 +78,12 @@ def test_lockstep_needs_the_part_of_a_worker_that_was_lost(ready, tmp_path):
     supervisor, look = ready
     supervisor.algorithm.lockstep = True
     supervisor.workers[1].running = False
-    (tmp_path / "20" / "worker-1.pt").rename(tmp_path / "part")
+    (tmp_path / "20" / "worker-1.pt.sha256").rename(tmp_path / "part")
     for _ in range(3):
         supervisor.written[0] += 1
         supervisor.drain()
         assert not look()
-    (tmp_path / "part").rename(tmp_path / "20" / "worker-1.pt")
+    (tmp_path / "part").rename(tmp_path / "20" / "worker-1.pt.sha256")
     assert not look()
     supervisor.written[0] += 1
     supervisor.drain()

@@ -1,6 +1,19 @@
-"""`python -m paceline`: the command, for launchers that start Python modules."""
+"""The command `paceline`, and `python -m paceline`: Ctrl-C and SIGTERM are heard from the first import on."""
 
-from paceline.cli.app import main
+from __future__ import annotations
+
+from paceline import interrupts
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """What the installed command runs."""
+    interrupts.install()
+    from paceline.cli.app import main as run
+
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -7,33 +7,33 @@ on, also where it held the join point. Each worker writes what it has into the r
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline import files
 from paceline.algorithms import registry
-from paceline.errors import UsageError
+from paceline.errors import NotWrittenError, UsageError, name_workers
+from paceline.held_folder import run_folder
+from paceline.interrupts import Interruption, noted
 from paceline.joining import check_joinable, num_places
 from paceline.meeting import Meeting
-from paceline.observe.report import write_report
 from paceline.observe.run import RunData, read_events
 from paceline.observe.summary import summarize
-from paceline.observe.trace import write_trace
-from paceline.paths import make_folder
+from paceline.observe.written import write_run
 from paceline.system import machine, versions
 
 __all__ = ["Agent", "free_address", "name_of"]
 
 _LOOK_EVERY_S = 0.05
-_GRACE_S = 5.0
+_GRACE_S = 20.0  # workers that are told to end write what they have; Slurm and Kubernetes give half a minute
 _TIMES = ("started_s", "gradient_started_s", "gradient_ended_s", "ended_s")
 
 
@@ -89,6 +89,7 @@ class Agent:
     notes: list[str] = field(default_factory=list)
     _children: list[_Child] = field(default_factory=list)
     _num_restarted: int = 0
+    _locks: tuple[int, ...] = ()
 
     def run(self) -> RunData | None:
         """Returns when all workers of this machine have ended; what they trained, if they did.
@@ -98,9 +99,7 @@ class Agent:
         """
         if self.algorithm is not None:
             check_joinable(registry.build(self.algorithm))
-        meeting = Meeting(self.address, self.key, self.deadline_s)
-        previous = signal.signal(signal.SIGTERM, _interrupt)
-        try:
+        with self._held_folder(), contextlib.closing(Meeting(self.address, self.key, self.deadline_s)) as meeting:
             of = num_places(meeting, self.of, own=self.workers)
             if self.workers > of:
                 raise UsageError(
@@ -109,19 +108,27 @@ class Agent:
                 )
             where = "Holding" if meeting.holds else "Joining at"
             into = f", into {self.folder}" if self.trains else ""
-            if self.trains:
-                make_folder(self.folder)
             self.say(f"{where} {self.address}: {self.workers} of {of} workers start here{into}")
-            for _ in range(self.workers):
-                self._start(of)
-            while not all(child.reported for child in self._children):
-                self._look(of)
-                time.sleep(_LOOK_EVERY_S)
-        finally:
-            self._end_all()
-            signal.signal(signal.SIGTERM, previous)
-            meeting.close()
-        return self._result(of) if self.trains else None
+            with noted() as interruption:
+                try:
+                    for _ in range(self.workers):
+                        self._start(of)
+                    while not interruption and not all(child.reported for child in self._children):
+                        self._look(of)
+                        time.sleep(_LOOK_EVERY_S)
+                finally:
+                    self._end_all()
+                return self._result(of, interruption) if self.trains else None
+
+    @contextlib.contextmanager
+    def _held_folder(self) -> Iterator[None]:
+        """The workers hold it as well: they go on if the agent is killed."""
+        if not self.trains:
+            yield
+            return
+        with run_folder(self.folder) as lock:
+            self._locks = (lock,)
+            yield
 
     def _start(self, of: int) -> None:
         environment = {
@@ -138,7 +145,9 @@ class Agent:
         if self.algorithm is not None:
             environment["PACELINE_ALGORITHM"] = self.algorithm
         # A session of its own: Ctrl-C comes to this process, which ends the workers.
-        process = subprocess.Popen([sys.executable, *self.command], env=environment, start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, *self.command], env=environment, start_new_session=True, pass_fds=self._locks
+        )
         self._children.append(_Child(process))
 
     def _look(self, of: int) -> None:
@@ -186,7 +195,7 @@ class Agent:
         """Whether all workers were turned away for something that the user can put right."""
         return bool(self._children) and all(child.process.returncode == 2 for child in self._children)
 
-    def _result(self, of: int) -> RunData:
+    def _result(self, of: int, interruption: Interruption) -> RunData:
         """What the workers of this machine did, from what they wrote."""
         written = _written(self.folder)
         own = [written[child.process.pid] for child in self._children if child.process.pid in written]
@@ -205,11 +214,14 @@ class Agent:
             "seed": 0,
             "command": " ".join(sys.argv),
         }
+        reason = f"Interrupted by {interruption.name}." if interruption else ""
+        if not ended and not interruption:
+            reason = " ".join(self.notes) or "No worker called paceline.attach."
         notes = [*self.notes, *dict.fromkeys(note for one in ended for note in one["notes"])]
         result = {
             **about,
-            "outcome": "stopped" if ended else "crashed",
-            "outcome_reason": "" if ended else " ".join(self.notes) or "No worker called paceline.attach.",
+            "outcome": "stopped" if ended or interruption else "crashed",
+            "outcome_reason": reason,
             **summarize(records, num_workers=of, wall_s=wall_s, gossip=True),
             "gossip": True,
             "workers_here": sorted(records),
@@ -224,18 +236,21 @@ class Agent:
             "versions": versions(),
         }
         run = RunData({**about, "join": self.address, "workers_started_here": self.workers}, result, records, [])
-        run.save(self.folder)
-        write_trace(run, self.folder / "trace.json")
-        title = f"{about['task']}: {about['algorithm']}"
-        write_report([run], self.folder / "report.html", title=title, command=about["command"])
+        write_run(run, self.folder, title=f"{about['task']}: {about['algorithm']}", command=about["command"])
+        silent = [one["worker"] for one in own if one["state"] != "ended" and self._ended_well(one["pid"])]
+        if silent:
+            error = NotWrittenError(
+                f"What {name_workers(silent)} measured is missing in {self.folder}, as it could not be written."
+            )
+            error.run = run
+            raise error
         return run
+
+    def _ended_well(self, pid: int) -> bool:
+        return any(child.process.pid == pid and child.process.returncode == 0 for child in self._children)
 
 
 def _written(folder: Path) -> dict[int, dict[str, Any]]:
     """What workers wrote about themselves, by process id."""
-    found = [json.loads(path.read_text()) for path in folder.glob("worker-*.json")]
+    found = [files.read_json(path, {}) for path in folder.glob("worker-*.json")]
     return {one["pid"]: one for one in found}
-
-
-def _interrupt(signum: int, frame: Any) -> None:
-    raise KeyboardInterrupt

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline import checkpoint
 from paceline.algorithms import Algorithm
 from paceline.attached_replica import AttachedReplica
 from paceline.batches import BatchPlan, length_of
@@ -27,6 +26,7 @@ from paceline.loop_evaluation import Evaluate
 from paceline.memory.waiting import RunStopped
 from paceline.session import model_words
 from paceline.sources import ABSENT, END, BatchClaims, one_by_one
+from paceline.worker_storage import completed
 
 __all__ = ["Worker", "attach"]
 
@@ -314,10 +314,7 @@ class Worker:
 
     def _maybe_complete(self) -> None:
         """Worker 0 marks a checkpoint complete when all have saved their parts, where no supervisor does."""
-        environment, number = self._environment, self._incomplete
-        if number is None or environment is None or environment.checkpoint is None:
-            return
-        if checkpoint.complete(environment.checkpoint, number, list(range(self.num_workers)), {}):
+        if self._incomplete is not None and completed(self._environment, self._incomplete, self.num_workers):
             self._incomplete = None
 
     def _taken_so_far(self) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,7 +16,7 @@ from typing import Any
 
 import torch
 
-from paceline import probes
+from paceline import files, probes
 from paceline.flat import FlatBinding
 from paceline.measurements import (
     QUICK,
@@ -306,12 +305,10 @@ def write(measured: Calibration, cluster: Cluster, out: Path) -> Path:
 
 def write_file(cluster: Cluster, comments: Sequence[str], out: Path) -> Path:
     """Writes a cluster file with comments at its head, if it is TOML; whole or not at all."""
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".calibration-") as folder:
-        draft = cluster.save(Path(folder) / out.name)
-        if out.suffix == ".toml":
-            lines = [f"# {line}".rstrip() for line in comments]
-            draft.write_text("\n".join([*lines, "", draft.read_text(encoding="utf-8")]), encoding="utf-8")
-        draft.replace(out)
+    from paceline.simulator.cluster_file import as_text
+
+    lines = [f"# {line}".rstrip() for line in comments] + [""] if out.suffix == ".toml" else []
+    files.write_text(out, "\n".join([*lines, as_text(cluster, out)]))
     return out
 
 

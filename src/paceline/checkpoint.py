@@ -1,15 +1,7 @@
-"""Checkpoints of a run: `checkpoint/<n>/` with the parameters, one file per worker, and `complete.json` once all are there.
-
-Every file is written under another name and renamed, so that a kill at any instant leaves the last complete checkpoint as it
-was. Numbers n grow; a new complete checkpoint replaces the older ones.
-"""
+"""What a checkpoint of a run holds: the parameters, and what each worker and each server has of its own."""
 
 from __future__ import annotations
 
-import json
-import os
-import pickle
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,15 +9,35 @@ from typing import Any
 
 import torch
 
+from paceline import tensor_files
+from paceline.checkpoint_files import (
+    PARAMETERS,
+    all_there,
+    check,
+    clear,
+    complete,
+    describe,
+    is_complete,
+    load_part,
+    newest,
+    newest_or_none,
+    numbers,
+    parts,
+    remove,
+    write_part,
+)
+from paceline.checkpoint_files import end as end_files
 from paceline.errors import UsageError
 
 __all__ = [
     "Parameters",
     "all_there",
+    "check",
     "clear",
     "complete",
     "describe",
     "end",
+    "is_complete",
     "load_model",
     "load_optimizer_state",
     "load_parameters",
@@ -34,15 +46,15 @@ __all__ = [
     "load_worker",
     "newest",
     "newest_or_none",
+    "numbers",
+    "remove",
     "same_round",
     "save_parameters",
     "save_server",
     "save_worker",
 ]
 
-_PARAMETERS = "parameters.pt"
-_COMPLETE = "complete.json"
-_ENDING = "ending"
+_MOST = 2**62  # batches and versions are counted in 64 bits
 
 
 @dataclass(frozen=True)
@@ -55,14 +67,76 @@ class Parameters:
     buffers: dict[str, torch.Tensor]
 
 
+# Writing
+
+
 def save_parameters(folder: Path, number: int, parameters: Parameters) -> None:
     """Writes the shared part."""
-    _save(_inside(folder, number) / _PARAMETERS, vars(parameters))
+    write_part(folder, number, PARAMETERS, vars(parameters))
 
 
 def save_server(folder: Path, number: int | None, shard_id: int, state: dict[str, Any]) -> None:
     """Writes one server's part: `range`, `x` and `version` of its shard, and the `rule`'s state."""
-    _save(_inside(folder, number) / f"server-{shard_id}.pt", state)
+    write_part(folder, number, f"server-{shard_id}.pt", state)
+
+
+def save_worker(
+    folder: Path,
+    number: int | None,
+    worker_id: int,
+    optimizer: torch.optim.Optimizer,
+    taken: int,
+    model: tuple[int, int, torch.Tensor] | None = None,
+    program: dict[str, Any] | None = None,
+) -> None:
+    """Writes one worker's part: its optimizer's state, the batches it has taken, its random state.
+
+    `number` None is the end of the run: `end` gives it a number. `model` is (version, updates, x (P,)) where every worker has
+    its own; `program` is what the algorithm's program keeps of its own.
+    """
+    taken = max(0, taken)  # who was stopped before its first batch gave that one back
+    state: dict[str, Any] = {"optimizer": optimizer.state_dict(), "taken": taken, "random": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        state["random on the GPU"] = torch.cuda.get_rng_state()
+    if model is not None:
+        state |= dict(zip(("version", "updates", "x"), model, strict=True))
+    if program is not None:
+        state["program"] = program
+    write_part(folder, number, f"worker-{worker_id}.pt", state)
+
+
+def end(folder: Path, parameters: Parameters) -> int:
+    """Turns what the workers saved at the end of the run into a checkpoint with the given parameters; returns its number."""
+    number = max([parameters.next_batch, *(taken + 1 for taken in numbers(folder))])
+    write_part(folder, None, PARAMETERS, vars(parameters))
+    end_files(folder, number)
+    return number
+
+
+# Reading
+
+
+def load_parameters(checkpoint: Path) -> Parameters:
+    """Reads the shared part; where servers hold the vector, theirs counts, which has its version and their state with it."""
+    state = load_part(checkpoint, PARAMETERS)
+    assert state is not None  # every complete checkpoint has it
+    is_sound = (
+        state.keys() == {"x", "version", "next_batch", "buffers"}
+        and _is_vector(state["x"])
+        and _is_count(state["version"])
+        and _is_count(state["next_batch"], most=int(checkpoint.name))
+        and _are_tensors(state["buffers"])
+    )
+    if not is_sound:
+        raise _unsound(checkpoint, PARAMETERS)
+    parameters = Parameters(**state)
+    states = _server_states(checkpoint)
+    if not states:
+        return parameters
+    x = torch.cat([one["x"] for one in states])
+    if x.shape != parameters.x.shape:
+        raise _unsound(checkpoint, "server-0.pt")
+    return replace(parameters, x=x, version=states[0]["version"])
 
 
 def load_rule_state(checkpoint: Path, begin: int, end: int) -> dict[str, torch.Tensor]:
@@ -86,102 +160,57 @@ def load_rule_state(checkpoint: Path, begin: int, end: int) -> dict[str, torch.T
 
 
 def _server_states(checkpoint: Path) -> list[dict[str, Any]]:
-    return sorted(map(_load, checkpoint.glob("server-*.pt")), key=lambda state: state["range"])
+    """Those of all shards, in the order of their ranges, which make up the vector."""
+    states, names = [], parts(checkpoint, "server-")
+    for name in names:
+        state = load_part(checkpoint, name)
+        is_sound = (
+            state is not None
+            and state.keys() >= {"range", "x", "version", "rule"}
+            and _is_vector(state["x"])
+            and _is_count(state["version"])
+            and isinstance(state["range"], list | tuple)
+            and len(state["range"]) == 2
+            and all(_is_count(end) for end in state["range"])
+            and state["range"][1] - state["range"][0] == len(state["x"])
+            and _are_tensors(state["rule"])
+        )
+        if not is_sound:
+            raise _unsound(checkpoint, name)
+        states.append(state)
+    states.sort(key=lambda state: state["range"])
+    ends = [0, *(state["range"][1] for state in states)]
+    if any(state["range"][0] != begin for state, begin in zip(states, ends, strict=False)):
+        raise _unsound(checkpoint, names[0])
+    return states
 
 
-def save_worker(
-    folder: Path,
-    number: int | None,
-    worker_id: int,
-    optimizer: torch.optim.Optimizer,
-    taken: int,
-    model: tuple[int, torch.Tensor] | None = None,
-    program: dict[str, Any] | None = None,
-) -> None:
-    """Writes one worker's part: its optimizer's state, the batches it has taken, its random state.
-
-    `number` None is the end of the run: `end` gives it a number. `model` is (version, x (P,)) where every worker has its own;
-    `program` is what the algorithm's program keeps of its own.
-    """
-    state: dict[str, Any] = {"optimizer": optimizer.state_dict(), "taken": taken, "random": torch.get_rng_state()}
-    if torch.cuda.is_initialized():
-        state["random on the GPU"] = torch.cuda.get_rng_state()
-    if model is not None:
-        state |= {"version": model[0], "x": model[1]}
-    if program is not None:
-        state["program"] = program
-    _save(_inside(folder, number) / f"worker-{worker_id}.pt", state)
-
-
-def complete(
-    folder: Path,
-    number: int,
-    workers: list[int],
-    about: dict[str, Any],
-    *,
-    keep: Path | None = None,
-    num_servers: int = 0,
-) -> bool:
-    """Marks a checkpoint as complete if every part is there, and removes older ones; returns whether it is.
-
-    Args:
-        folder: the run's `checkpoint` folder.
-        number: which checkpoint.
-        workers: ids of the workers whose parts it needs.
-        about: what a resumed run must know besides, as JSON: samples trained on, time trained, ...
-        keep: an older one that stays.
-        num_servers: whose parts it needs.
-    """
-    if not all_there(folder, number, workers, num_servers):
-        return False
-    inside = folder / str(number)
-    content = json.dumps({"number": number, "workers": workers, **about})
-    temporary = inside / f".{_COMPLETE}"
-    temporary.write_text(content)
-    temporary.rename(inside / _COMPLETE)
-    for older in folder.iterdir():
-        if older.name.isdigit() and int(older.name) < number and older != keep:
-            shutil.rmtree(older)
-    return True
-
-
-def all_there(folder: Path, number: int, workers: list[int], num_servers: int = 0) -> bool:
-    """Whether the parameters and these workers' and servers' parts of a checkpoint are written."""
-    names = [_PARAMETERS, *(f"worker-{one}.pt" for one in workers), *(f"server-{one}.pt" for one in range(num_servers))]
-    return all((folder / str(number) / name).exists() for name in names)
-
-
-def newest(folder: Path) -> Path:
-    """The newest complete checkpoint in a run's `checkpoint` folder.
-
-    Raises:
-        UsageError: there is none.
-    """
-    found = newest_or_none(folder)
-    if found is None:
-        raise UsageError(f"There is no complete checkpoint in {folder}; start the run again without --resume.")
-    return found
-
-
-def newest_or_none(folder: Path) -> Path | None:
-    """The newest complete checkpoint in a folder, if it holds one."""
-    found = [path.parent for path in folder.glob(f"*/{_COMPLETE}")]
-    return max(found, key=lambda path: int(path.name)) if found else None
-
-
-def describe(checkpoint: Path) -> dict[str, Any]:
-    """What `complete` wrote about a checkpoint."""
-    return json.loads((checkpoint / _COMPLETE).read_text())
-
-
-def load_parameters(checkpoint: Path) -> Parameters:
-    """Reads the shared part; where servers hold the vector, theirs counts, which has its version and their state with it."""
-    parameters = Parameters(**_load(checkpoint / _PARAMETERS))
-    states = _server_states(checkpoint)
-    if not states:
-        return parameters
-    x = torch.cat([state["x"] for state in states])
-    return replace(parameters, x=x, version=states[0]["version"])
+def _load_worker(checkpoint: Path, worker_id: int) -> dict[str, Any] | None:
+    """One worker's part; None for one that was not there."""
+    name = f"worker-{worker_id}.pt"
+    state = load_part(checkpoint, name)
+    if state is None:
+        return None
+    optimizer, random = state.get("optimizer"), state.get("random")
+    is_sound = (
+        isinstance(optimizer, dict)
+        and isinstance(optimizer.get("state"), dict)
+        and isinstance(optimizer.get("param_groups"), list)
+        and optimizer["param_groups"]
+        and all(isinstance(one, dict) and isinstance(one.get("params"), list) for one in optimizer["param_groups"])
+        and _is_count(state.get("taken"))
+        and isinstance(random, torch.Tensor)
+        and random.dtype == torch.uint8
+        and random.shape == torch.get_rng_state().shape
+        and (
+            "x" not in state
+            or (_is_vector(state["x"]) and _is_count(state.get("version")) and _is_count(state.get("updates")))
+        )
+        and isinstance(state.get("program", {}), dict)
+    )
+    if not is_sound:
+        raise _unsound(checkpoint, name)
+    return state
 
 
 def load_worker(
@@ -196,10 +225,9 @@ def load_worker(
     comes to the right one by itself, since it goes through its schedule again. Before, `expect` is called with the number of
     parameters that the saved optimizer's first group has.
     """
-    path = checkpoint / f"worker-{worker_id}.pt"
-    if not path.exists():
+    state = _load_worker(checkpoint, worker_id)
+    if state is None:
         return 0
-    state = _load(path)
     saved = state["optimizer"]["param_groups"]
     expect(len(saved[0]["params"]))
     settings = optimizer.state_dict()["param_groups"]
@@ -215,66 +243,46 @@ def load_worker(
     return state["taken"]
 
 
-def load_model(checkpoint: Path, worker_id: int) -> tuple[int, torch.Tensor] | None:
-    """(version, x (P,)) of one worker, where each had a model of its own; None for one that was not there."""
-    path = checkpoint / f"worker-{worker_id}.pt"
-    state = _load(path) if path.exists() else {}
-    return (state["version"], state["x"]) if "x" in state else None
+def load_model(checkpoint: Path, worker_id: int) -> tuple[int, int, torch.Tensor] | None:
+    """(version, updates, x (P,)) of one worker, where each had a model of its own; None for one that was not there."""
+    state = _load_worker(checkpoint, worker_id) or {}
+    return (state["version"], state["updates"], state["x"]) if "x" in state else None
 
 
 def load_program(checkpoint: Path, worker_id: int) -> dict[str, Any] | None:
     """What one worker's program kept of its own; None where it kept nothing, or was not there."""
-    path = checkpoint / f"worker-{worker_id}.pt"
-    return _load(path).get("program") if path.exists() else None
+    return (_load_worker(checkpoint, worker_id) or {}).get("program")
 
 
 def load_optimizer_state(checkpoint: Path) -> dict[int, dict[str, torch.Tensor]]:
     """The state that all workers shared, as the first of them saved it: by parameter's index, then by name."""
-    path = checkpoint / f"worker-{min(describe(checkpoint)['workers'])}.pt"
-    return _load(path)["optimizer"]["state"]
+    state = _load_worker(checkpoint, min(describe(checkpoint)["workers"]))
+    assert state is not None  # it has a part of each of them
+    return state["optimizer"]["state"]
 
 
 def same_round(checkpoint: Path, workers: list[int]) -> bool:
-    """Whether these workers' parts are all there and have taken equally many batches."""
+    """Whether these workers' parts are all there, and have taken equally many batches; the checkpoint need not be complete."""
     paths = [checkpoint / f"worker-{worker}.pt" for worker in workers]
-    return all(path.exists() for path in paths) and len({_load(path)["taken"] for path in paths}) == 1
+    if not all(path.exists() for path in paths):
+        return False
+    return len({tensor_files.load(path, "The checkpoint file")["taken"] for path in paths}) == 1
 
 
-def end(folder: Path, parameters: Parameters) -> int:
-    """Turns what the workers saved at the end of the run into a checkpoint with the given parameters; returns its number."""
-    numbers = [int(path.name) for path in folder.glob("*") if path.name.isdigit()]
-    number = max([parameters.next_batch, *(taken + 1 for taken in numbers)])
-    ending = _inside(folder, None)
-    _save(ending / _PARAMETERS, vars(parameters))
-    ending.rename(folder / str(number))
-    return number
+def _is_vector(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 1 and value.is_floating_point()
 
 
-def clear(folder: Path, keep: Path | None) -> None:
-    """Removes what a killed run left unfinished, and every checkpoint but the one that this run starts from.
-
-    A newer one that was all but complete would be taken for this run's.
-    """
-    for path in folder.glob("*"):
-        if (path.name.isdigit() and path != keep) or path.name == _ENDING:
-            shutil.rmtree(path)
+def _is_count(value: Any, most: int = _MOST) -> bool:
+    return type(value) is int and 0 <= value <= most
 
 
-def _inside(folder: Path, number: int | None) -> Path:
-    inside = folder / (_ENDING if number is None else str(number))
-    inside.mkdir(parents=True, exist_ok=True)
-    return inside
+def _are_tensors(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(one, torch.Tensor) for one in value.values())
 
 
-def _save(path: Path, content: dict[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    torch.save(content, temporary)
-    temporary.rename(path)
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is damaged"
-        raise UsageError(f"The checkpoint file {path} cannot be read: {why}; resume from another run.") from error
+def _unsound(checkpoint: Path, name: str) -> UsageError:
+    return UsageError(
+        f"The checkpoint file {checkpoint / name} holds what no run writes, such as a number out of range; start the run again"
+        " without it."
+    )

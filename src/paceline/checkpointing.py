@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import checkpoint
+from paceline.errors import NotWrittenError
 from paceline.supervisor import Supervisor
 
 __all__ = ["Checkpointer"]
@@ -42,19 +43,13 @@ class Checkpointer:
         # Rounds depend on how many take part: lockstep goes on from a checkpoint of all workers, or from an earlier one.
         lockstep = supervisor.algorithm is not None and supervisor.algorithm.lockstep
         needed = [worker.worker_id for worker in supervisor.workers] if lockstep else running
-        for path in self._folder.glob("*"):
-            if not path.name.isdigit() or (path / "complete.json").exists():
+        for number in checkpoint.numbers(self._folder):
+            if checkpoint.is_complete(self._folder, number) or not needed:
                 continue
-            number = int(path.name)
-            if self._recorded(supervisor, number, needed, running):
-                checkpoint.complete(
-                    self._folder,
-                    number,
-                    needed,
-                    about(number),
-                    keep=self._resumed,
-                    num_servers=supervisor.arena.plan.num_servers,
-                )
+            if number in supervisor.outcome.left_out:  # a part of it could not be written: room for the next one
+                checkpoint.remove(self._folder, number)
+            elif self._recorded(supervisor, number, needed, running):
+                self._complete(supervisor, number, needed, about(number), self._resumed)
         if self._every_s == 0:
             supervisor.arena.store("checkpoint_epoch", -1)
         elif elapsed_s - self._last_s >= self._every_s:
@@ -62,6 +57,16 @@ class Checkpointer:
             epoch_s = elapsed_s / epochs_done if epochs_done else math.inf
             # No worker may have entered the epoch that is asked for; where epochs are short, leave one in between.
             supervisor.arena.store("checkpoint_epoch", int(epochs_done) + (1 if epoch_s > 1.0 else 2))
+
+    def _complete(
+        self, supervisor: Supervisor, number: int, workers: list[int], about: dict[str, Any], keep: Path | None = None
+    ) -> None:
+        assert supervisor.arena is not None
+        num_servers = supervisor.arena.plan.num_servers
+        try:
+            checkpoint.complete(self._folder, number, workers, about, keep=keep, num_servers=num_servers)
+        except NotWrittenError as error:
+            supervisor.outcome.leave_out(number, str(error))
 
     def _recorded(self, supervisor: Supervisor, number: int, needed: list[int], running: list[int]) -> bool:
         """Whether every update in a checkpoint is on record for good, so that a kill cannot leave one out of the other.
@@ -75,7 +80,9 @@ class Checkpointer:
                 return False
             self._written[number] = {worker: supervisor.spool.num_written(worker) for worker in running}
         before = self._written[number]
-        return all(supervisor.spool.num_read(worker) > before.get(worker, -1) for worker in running)
+        return not supervisor.spool.failure and all(
+            supervisor.spool.num_read(worker) > before.get(worker, -1) for worker in running
+        )
 
     def end(
         self, supervisor: Supervisor, parameters: checkpoint.Parameters, about: Callable[[int], dict[str, Any]]
@@ -83,11 +90,23 @@ class Checkpointer:
         """Writes the last checkpoint from what the workers saved when they ended.
 
         In lockstep it stays incomplete where the run was stopped between two workers' updates of one round.
+
+        Raises:
+            NotWrittenError: it, or a part of it, cannot be written; the last complete one is as it was.
         """
         assert supervisor.algorithm is not None
-        number = checkpoint.end(self._folder, parameters)
+        left_out = supervisor.outcome.left_out
+        try:
+            if None in left_out:
+                raise NotWrittenError(left_out[None])
+            number = checkpoint.end(self._folder, parameters)
+        except NotWrittenError as error:
+            supervisor.outcome.leave_out(None, str(error))
+            checkpoint.remove(self._folder, None)
+            raise
         ended = [worker.worker_id for worker in supervisor.workers if worker.ended]
         if supervisor.algorithm.lockstep and not checkpoint.same_round(self._folder / str(number), ended):
             return
-        assert supervisor.arena is not None
-        checkpoint.complete(self._folder, number, ended, about(number), num_servers=supervisor.arena.plan.num_servers)
+        self._complete(supervisor, number, ended, about(number))
+        if number in left_out:
+            raise NotWrittenError(left_out[number])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from numbers import Real
+from typing import Any
 
 __all__ = [
     "ClippingWarning",
     "DivergedError",
+    "NotWrittenError",
     "OverrideWarning",
     "PacelineError",
     "PeerLostError",
@@ -40,6 +42,16 @@ class ClippingWarning(UserWarning):
 
 class UsageError(PacelineError, ValueError):
     """The input is wrong: the message names it and the remedy. The CLI prints the message and exits with code 2."""
+
+
+class NotWrittenError(PacelineError):
+    """A file cannot be written: the message names it, why, and the remedy. What was there before is as it was.
+
+    Attributes:
+        run: where a run has ended and only its files are missing, what it measured (`RunData`); else None.
+    """
+
+    run: Any = None
 
 
 class WorkerLostError(PacelineError, RuntimeError):

@@ -28,6 +28,7 @@ from paceline.environment import WorkerEnvironment
 from paceline.errors import UsageError
 from paceline.evaluation import NICENESS, ModelEvaluator
 from paceline.goals import Goal
+from paceline.interrupts import leave_to_supervisor
 from paceline.loop_evaluation import Evaluate, loop_evaluator
 from paceline.memory import atomics
 from paceline.memory.waiting import RunStopped, wait_briefly, wake_all
@@ -234,6 +235,7 @@ def _start_process(board: EvaluationBoard, arena: Arena, evaluator: ModelEvaluat
         return _Forked(process)
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        leave_to_supervisor()
         if os.getppid() == parent:  # it has not died before
             torch.set_num_threads(1)
             os.setpriority(os.PRIO_PROCESS, 0, NICENESS)

@@ -15,8 +15,10 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -24,9 +26,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from paceline import tensor_files
 from paceline.algorithms import Algorithm, registry
 from paceline.environment import Invitation, WorkerEnvironment
-from paceline.errors import PacelineError, UsageError, WorkerLostError
+from paceline.errors import NotWrittenError, PacelineError, UsageError, WorkerLostError
+from paceline.interrupts import Interruption, ended_by_system, noted
 from paceline.joined_claims import JoinedClaims
 from paceline.meeting import Meeting, MeetingLostError
 from paceline.observe.run import write_events, write_json
@@ -117,6 +121,8 @@ class JoinedRun:
         self._meeting = Meeting(invitation.address, invitation.key, deadline_s)
         self._counts = Counts()
         self._stale = False  # its parameters are not the others'
+        self._signals = contextlib.ExitStack()
+        self._interruption = Interruption()
         try:
             num_workers = num_places(self._meeting, invitation.of, own=1)
             algorithm.check(num_workers)
@@ -146,7 +152,7 @@ class JoinedRun:
             worker_id,
             num_workers,
             self._counts,
-            lambda: False,
+            lambda: self.leaves,
             incarnation=environment.incarnation,
             host=meeting.host,
             key=self._key,
@@ -186,6 +192,17 @@ class JoinedRun:
         environment = self.environment
         return JoinedClaims(self._meeting, peers.mailbox, environment.worker_id, environment.num_workers, self.notes)
 
+    def heed_signals(self, stop: Callable[[], object]) -> None:
+        """From now on Ctrl-C and SIGTERM let this worker end its training in order, by `stop`; the others go on without it."""
+        self._signals.enter_context(ended_by_system())
+        self._interruption = self._signals.enter_context(noted(patient=True))
+        self._signals.enter_context(self._interruption.calls(stop))
+
+    @property
+    def leaves(self) -> bool:
+        """Whether this worker has been told to end, and the others have not."""
+        return bool(self._interruption)
+
     def end(self) -> None:
         """Says that the data is used up, so that nobody comes in any more.
 
@@ -201,23 +218,33 @@ class JoinedRun:
             )
 
     def write(self, state: str, model: nn.Module, records: np.ndarray | None = None, **figures: Any) -> None:
-        """Writes what `paceline launch` wants to know into its folder: who this is, and at the end what it did."""
+        """Writes what `paceline launch` wants to know into its folder: who this is, and at the end what it did.
+
+        Where that cannot be written, the user's program goes on all the same: it may have a model to save.
+        """
         if self._out is None:
             return
+        try:
+            self._write(self._out, state, model, records, **figures)
+        except NotWrittenError as error:
+            warnings.warn(str(error), stacklevel=2)
+
+    def _write(
+        self, out: Path, state: str, model: nn.Module, records: np.ndarray | None = None, **figures: Any
+    ) -> None:
         worker_id = self.environment.worker_id
         if records is not None:
-            write_events(self._out / f"events-{worker_id}.jsonl", records)
-            temporary = self._out / f".model-{worker_id}.tmp"
-            torch.save(_on_cpu(model.state_dict()), temporary)  # every worker has the same
-            temporary.replace(self._out / "model.pt")
+            write_events(out / f"events-{worker_id}.jsonl", records)
+            tensor_files.save(out / "model.pt", _on_cpu(model.state_dict()))  # every worker has the same
         about = {"worker": worker_id, "incarnation": self.environment.incarnation, "pid": os.getpid(), "state": state}
         about |= {"algorithm": self._spec, "notes": self.notes, **figures}
         about["unresolved_exchanges"] = self._counts.unresolved_exchanges
-        write_json(self._out / f"worker-{worker_id}-{self.environment.incarnation}.json", about)
+        write_json(out / f"worker-{worker_id}-{self.environment.incarnation}.json", about)
 
     def close(self, *, failed: bool) -> None:
-        """Leaves the join point; whoever holds it takes it along."""
+        """Leaves the join point; whoever holds it takes it along. Raises what a signal has left to be raised."""
         self._meeting.close()
+        self._signals.close()
 
     # At the join point
 

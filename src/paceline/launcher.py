@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline import checkpoint
+import numpy as np
+
 from paceline.algorithms import Algorithm, registry
 from paceline.bounds import check_run
 from paceline.checkpointing import Checkpointer
 from paceline.chosen_algorithm import given_algorithm
+from paceline.earlier_part import EarlierPart, forget
 from paceline.environment import WorkerEnvironment
-from paceline.errors import PacelineError, UsageError, WorkerLostError
+from paceline.errors import NotWrittenError, PacelineError, UsageError, WorkerLostError
 from paceline.goals import Goal
+from paceline.held_folder import run_folder
+from paceline.interrupts import noted
 from paceline.judging import Judge
 from paceline.observe.progress import Progress
-from paceline.observe.report import write_report
 from paceline.observe.run import RunData, write_json
-from paceline.observe.trace import write_trace
-from paceline.paths import make_folder
+from paceline.observe.written import write_run
 from paceline.placement import placement_registry
-from paceline.recording import Recording, batches_done, earlier_part, keep_earlier_part
+from paceline.recording import Recording
 from paceline.slow_workers import checked_factors
-from paceline.supervised import check_launch
+from paceline.supervised import check_launch, ended_in_order
 from paceline.supervisor import Supervisor
 
 __all__ = ["launch", "raise_failure"]
@@ -85,11 +87,15 @@ def launch(
     A run that is stopped hands out no more batches, so that its loops end by themselves; whoever waits for others then goes on
     after its `with`. Evaluations are made by a process of their own beside worker 0's, and end with that.
 
+    Ctrl-C, and SIGTERM where the program leaves that to the system, stop it likewise: parameters, records and result are
+    written, and then the signal takes its course.
+
     Returns:
         The run: records, evaluations, and `result` with outcome `converged`, `stopped` or `diverged`.
 
     Raises:
-        UsageError: something cannot be launched as asked.
+        UsageError: something cannot be launched as asked, or another process writes the folder.
+        NotWrittenError: the disk did not take a file; the error's `run` is what was measured, if the run has ended.
         WorkerLostError: a worker died that the algorithm cannot go on without.
         PacelineError: a worker's function raised an exception; its traceback is in the message.
     """
@@ -113,13 +119,115 @@ def launch(
         evaluate_every_samples=evaluate_every_samples,
     )
     folder = Path(out) if out is not None else Path(resume) if resume is not None else None
-    previous, newest = earlier_part(Path(resume)) if resume is not None else (RunData(), None)
-    saved = checkpoint.load_parameters(newest) if newest is not None else None
-    recording = Recording(previous, workers, lockstep=False)
-    judge = Judge(goal, recording)
-    checkpointer = None
+    config = {"workers": workers, "backend": backend, "seed": seed, "placement": placement} | dataclasses.asdict(goal)
+    environment = WorkerEnvironment(
+        worker_id=0,
+        num_workers=workers,
+        incarnation=0,
+        algorithm=None,
+        seed=seed,
+        connection=None,
+        checkpoint=folder / "checkpoint" if folder is not None else None,
+        placement=placement,
+        options={
+            "intra_op_threads": intra_op_threads,
+            "pin": placement_registry.build(placement).pin,
+            "goal": goal if goal.any or folder is not None else None,
+            "slow": factors,
+        },
+    )
+    with run_folder(folder, Path(resume) if resume is not None else None):
+        earlier = EarlierPart.of(Path(resume) if resume is not None else None)
+        launched = _Launched(
+            train,
+            Recording(earlier.run, workers, lockstep=False),
+            goal,
+            earlier,
+            folder,
+            {**config, "slow": factors or None},
+            on_progress,
+        )
+        options = {**environment.options, "batches_done": earlier.batches_done}
+        environment = replace(environment, resume=earlier.checkpoint, options=options)
+        return launched.run(named, environment, restarts, checkpoint_every_s)
 
-    def about_checkpoint(number: int) -> dict[str, Any]:
+
+class _Launched:
+    """One call of `launch`, once its arguments have been found right."""
+
+    def __init__(
+        self,
+        train: Callable[[], Any],
+        recording: Recording,
+        goal: Goal,
+        earlier: EarlierPart,
+        folder: Path | None,
+        config: dict[str, Any],
+        on_progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self._train = train
+        self._recording = recording
+        self._goal = goal
+        self._earlier = earlier
+        self._folder = folder
+        self._config = config
+        self._on_progress = on_progress
+        self._judge = Judge(goal, recording)
+        self._checkpointer: Checkpointer | None = None
+        self._supervisor: Supervisor | None = None
+
+    def run(
+        self, algorithm: Algorithm | None, environment: WorkerEnvironment, restarts: int, checkpoint_every_s: float
+    ) -> RunData:
+        try:
+            if self._folder is not None:
+                write_json(self._folder / "config.json", self._config)
+                self._earlier.keep(self._folder)
+                self._checkpointer = Checkpointer(
+                    self._folder / "checkpoint", checkpoint_every_s, self._earlier.checkpoint
+                )
+            saved = self._earlier.saved
+            self._supervisor = supervisor = Supervisor(
+                self._train,
+                num_workers=self._config["workers"],
+                algorithm=algorithm,
+                environment=environment,
+                backend=self._config["backend"],
+                restarts=restarts,
+                folder=self._folder,
+                on_tick=self._tick,
+                on_end=self._end,
+                first_batch=saved.next_batch if saved is not None else 0,
+                first_version=saved.version if saved is not None else 0,
+            )
+            supervisor.outcome.notes += self._earlier.notes
+            with noted() as interruption:
+                try:
+                    supervisor.run()
+                except KeyboardInterrupt:
+                    if supervisor.started_s is not None:
+                        supervisor.outcome.interrupt(interruption.name)
+                        self._finish(supervisor)
+                    raise
+                finally:
+                    self._judge.close()
+                if supervisor.started_s is None and supervisor.outcome.kind == "usage":
+                    raise_failure(supervisor)
+                if supervisor.arena is None and supervisor.all_returned:
+                    raise UsageError(f"{self._name} never called paceline.attach, so its workers shared nothing.")
+                return self._finish(supervisor)
+        except BaseException:
+            if self._folder is not None and (self._supervisor is None or self._supervisor.started_s is None):
+                forget(self._folder, self._earlier)
+            raise
+
+    @property
+    def _name(self) -> str:
+        return getattr(self._train, "__name__", "train")
+
+    def _about_checkpoint(self, number: int) -> dict[str, Any]:
+        recording, supervisor = self._recording, self._supervisor
+        assert supervisor is not None
         return {
             "samples": recording.samples,
             "elapsed_s": recording.elapsed_s(supervisor),
@@ -128,119 +236,78 @@ def launch(
             "batches_missed": recording.batches_missed,
         }
 
-    if resume is None and folder is not None and folder.is_dir() and any(folder.iterdir()):
-        raise UsageError(f"{folder} is not empty: choose another `out`, or go on with that run by `resume`.")
-    is_new = folder is not None and not folder.exists()
-    if folder is not None:
-        make_folder(folder)
-        keep_earlier_part(folder, previous)
-        checkpointer = Checkpointer(folder / "checkpoint", checkpoint_every_s, newest)
-
-    def tick(supervisor: Supervisor) -> None:
+    def _tick(self, supervisor: Supervisor) -> None:
+        recording = self._recording
         _learn_algorithm(recording, supervisor)
         recording.take(supervisor)
-        judge.tick(supervisor)
-        if checkpointer is not None:
+        self._judge.tick(supervisor)
+        if self._checkpointer is not None:
             assert supervisor.arena is not None
             epochs_done = float(supervisor.arena.load("epoch"))
-            checkpointer.tick(supervisor, recording.elapsed_s(supervisor), epochs_done, about_checkpoint)
-        if on_progress is not None:
-            share = judge.share_done(recording.elapsed_s(supervisor))
-            on_progress(recording.progress(supervisor, share_done=share, epoch=None))
+            self._checkpointer.tick(supervisor, recording.elapsed_s(supervisor), epochs_done, self._about_checkpoint)
+        if self._on_progress is not None:
+            share = self._judge.share_done(recording.elapsed_s(supervisor))
+            self._on_progress(recording.progress(supervisor, share_done=share, epoch=None))
 
-    def end(supervisor: Supervisor) -> None:
-        recording.take(supervisor)
-        judge.end(supervisor)
-        judge.close()
+    def _end(self, supervisor: Supervisor) -> None:
+        self._recording.take(supervisor)
+        self._judge.end(supervisor)
+        self._judge.close()
 
-    supervisor = Supervisor(
-        train,
-        num_workers=workers,
-        algorithm=named,
-        environment=WorkerEnvironment(
-            worker_id=0,
-            num_workers=workers,
-            incarnation=0,
-            algorithm=None,
-            seed=seed,
-            connection=None,
-            checkpoint=folder / "checkpoint" if folder is not None else None,
-            resume=newest,
-            placement=placement,
-            options={
-                "intra_op_threads": intra_op_threads,
-                "pin": placement_registry.build(placement).pin,
-                "goal": goal if goal.any or folder is not None else None,
-                "slow": factors,
-                "batches_done": batches_done(previous, saved.next_batch) if saved is not None else (),
-            },
-        ),
-        backend=backend,
-        restarts=restarts,
-        folder=folder,
-        on_tick=tick,
-        on_end=end,
-        first_batch=saved.next_batch if saved is not None else 0,
-        first_version=saved.version if saved is not None else 0,
-    )
-    config = {"workers": workers, "backend": backend, "seed": seed, "placement": placement} | dataclasses.asdict(goal)
-    config |= {"slow": factors or None}
-    if folder is not None:
-        write_json(folder / "config.json", config)
-    try:
-        supervisor.run()
-    finally:
-        judge.close()
-    unattached = supervisor.arena is None and supervisor.all_returned
-    refused = supervisor.started_s is None and supervisor.outcome.kind == "usage"
-    if folder is not None and resume is None and (unattached or refused):
-        _take_back(folder, supervisor, is_new=is_new)
-    if refused:
+    def _finish(self, supervisor: Supervisor) -> RunData:
+        """Writes what has come of it; raises what ended it as `crashed`."""
+        recording, folder = self._recording, self._folder
+        _learn_algorithm(recording, supervisor)
+        recorded = recording.records(supervisor)
+        records = recording.decided(supervisor, recorded)
+        about = {
+            "task": self._name,
+            "algorithm": registry.spec(supervisor.algorithm) if supervisor.algorithm is not None else None,
+            "workers": self._config["workers"],
+            "backend": self._config["backend"],
+            "seed": self._config["seed"],
+            "command": " ".join(sys.argv),
+        }
+        not_written = self._save_end(supervisor, records)
+        goal = self._goal
+        result = recording.result(
+            supervisor,
+            records,
+            recorded,
+            about=about,
+            target_loss=goal.target_loss,
+            target_accuracy=goal.target_accuracy,
+        )
+        if supervisor.algorithm is not None and supervisor.algorithm.gossip and supervisor.arena is not None:
+            result["consensus_distance"] = supervisor.arena.shared.consensus_distance(supervisor.parameters(0).x)
+        run = RunData({**self._config, **about}, result, records, recording.evaluations)
+        if folder is not None:
+            title = f"{about['task']}: {about['algorithm']}"
+            try:
+                write_run(run, folder, recorded=recorded, title=title, command=about["command"])
+                supervisor.spool.remove()
+            except NotWrittenError as error:
+                not_written = error
         raise_failure(supervisor)
-    if unattached:
-        raise UsageError(
-            f"{getattr(train, '__name__', 'train')} never called paceline.attach, so its workers shared nothing."
-        )
-    _learn_algorithm(recording, supervisor)
-    recorded = recording.records(supervisor)
-    records = recording.decided(supervisor, recorded)
-    about = {
-        "task": getattr(train, "__name__", "train"),
-        "algorithm": registry.spec(supervisor.algorithm) if supervisor.algorithm is not None else None,
-        "workers": workers,
-        "backend": backend,
-        "seed": seed,
-        "command": " ".join(sys.argv),
-    }
-    result = recording.result(
-        supervisor, records, recorded, about=about, target_loss=goal.target_loss, target_accuracy=goal.target_accuracy
-    )
-    if supervisor.algorithm is not None and supervisor.algorithm.gossip and supervisor.arena is not None:
-        result["consensus_distance"] = supervisor.consensus_distance()
-    run = RunData({**config, **about}, result, records, recording.evaluations)
-    if folder is not None:
-        if checkpointer is not None and supervisor.outcome.name == "stopped" and supervisor.arena is not None:
-            # Each worker claimed one batch of the next epoch, and so learnt that this one had ended.
-            last_batch = max((int(rows["batch"].max()) for rows in records.values() if len(rows)), default=-1)
-            parameters = supervisor.parameters(min(supervisor.arena.load("next_batch"), last_batch + 1))
-            checkpointer.end(supervisor, parameters, about_checkpoint)
-        dataclasses.replace(run, records=recorded).save(folder)
-        write_trace(run, folder / "trace.json")
-        write_report(
-            [run], folder / "report.html", title=f"{about['task']}: {about['algorithm']}", command=about["command"]
-        )
-        supervisor.spool.remove()
-    raise_failure(supervisor)
-    return run
+        if not_written is not None:
+            not_written.run = run
+            raise not_written
+        return run
 
-
-def _take_back(folder: Path, supervisor: Supervisor, *, is_new: bool) -> None:
-    """Removes what was written for a run that never began: the same folder can be named again."""
-    supervisor.spool.remove()
-    (folder / "config.json").unlink()
-    if is_new:
-        with contextlib.suppress(OSError):  # the user's function has written into it
-            folder.rmdir()
+    def _save_end(self, supervisor: Supervisor, records: Mapping[int, np.ndarray]) -> NotWrittenError | None:
+        """Writes the last checkpoint of a run that has ended in order; returns why that could not be."""
+        outcome = supervisor.outcome
+        in_order = outcome.name == "stopped" and ended_in_order(supervisor.workers, outcome)
+        if self._checkpointer is None or supervisor.arena is None or not in_order:
+            return None
+        # Each worker claimed one batch of the next epoch, and so learnt that this one had ended.
+        last_batch = max((int(rows["batch"].max()) for rows in records.values() if len(rows)), default=-1)
+        parameters = supervisor.parameters(min(supervisor.arena.load("next_batch"), last_batch + 1))
+        try:
+            self._checkpointer.end(supervisor, parameters, self._about_checkpoint)
+        except NotWrittenError as error:
+            return error
+        return None
 
 
 def _learn_algorithm(recording: Recording, supervisor: Supervisor) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paceline.errors import UsageError, printable
 
-__all__ = ["check_new_file", "check_new_folder", "make_folder"]
+__all__ = ["check_new_file", "check_new_folder"]
 
 
 def check_new_folder(path: Path, what: str) -> None:
@@ -27,18 +27,6 @@ def check_new_folder(path: Path, what: str) -> None:
         _check_folder(nearest, what)
     except OSError as error:
         raise _impossible(what, error) from error
-
-
-def make_folder(path: Path) -> None:
-    """Makes a folder, with those around it, unless it is there.
-
-    Raises:
-        UsageError: it cannot be made.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _impossible(printable(str(path)), error) from error
 
 
 def check_new_file(path: Path, what: str) -> None:

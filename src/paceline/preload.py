@@ -6,8 +6,10 @@ import torch
 
 import paceline.task_worker
 import paceline.worker_process  # noqa: F401
+from paceline.interrupts import leave_to_supervisor
 from paceline.memory import warm_up
 
+leave_to_supervisor()
 warm_up()
 # The first optimizer of a process imports half of torch's compiler, which takes a second.
 torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)

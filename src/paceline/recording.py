@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from paceline import checkpoint
-from paceline.injection import was_injected
+from paceline.earlier_part import shift_times
 from paceline.memory.records import RECORD_DTYPE, without_waiting
 from paceline.observe.progress import Progress, WorkerProgress
-from paceline.observe.run import RunData, save_events
+from paceline.observe.run import RunData
 from paceline.observe.summary import WINDOW, repeated_batches, summarize, unrecorded
-from paceline.spool import read_spool
 from paceline.supervisor import Supervisor
 from paceline.system import machine, versions
 
-__all__ = ["Recording", "batches_done", "earlier_part", "keep_earlier_part", "last_s"]
-
-_TIMES = ("started_s", "gradient_started_s", "gradient_ended_s", "ended_s")
+__all__ = ["Recording", "last_s"]
 
 
 class Recording:
@@ -122,7 +117,7 @@ class Recording:
         """
         records = dict(self.previous.records)  # a resumed run may have fewer workers than before
         for worker, rows in supervisor.spool.records().items():
-            _shift(rows, self.elapsed_before_s - (supervisor.started_s or 0.0))
+            shift_times(rows, self.elapsed_before_s - (supervisor.started_s or 0.0))
             before = self.previous.records.get(worker)
             records[worker] = np.concatenate([before, rows]) if before is not None else rows
         return records
@@ -189,6 +184,7 @@ class Recording:
             "torn_updates": outcome.torn_updates,
             "restarts": outcome.restarts,
             **served(supervisor),
+            "checkpoints_failed": len(outcome.left_out),
             "events_lost": supervisor.spool.lost,
             "records_lost": records_lost,
             "batches_repeated": repeated_batches(records),
@@ -201,14 +197,15 @@ class Recording:
         }
 
     def _records_lost(self, supervisor: Supervisor, recorded: Mapping[int, np.ndarray]) -> int:
-        """Updates without a record; where every worker has a model of its own, since the run was resumed."""
+        """Updates without a record."""
         arena, algorithm = supervisor.arena, supervisor.algorithm
         if arena is None or algorithm is None:
             return 0
         if self.gossip:
             own = [recorded[worker][len(self.previous.records.get(worker, ())) :] for worker in sorted(recorded)]
             written = [np.count_nonzero(rows["applied_version"] >= 1) for rows in own]
-            return sum(max(0, made - int(n)) for made, n in zip(arena.shared.updates(), written, strict=False))
+            lost = sum(max(0, made - int(n)) for made, n in zip(arena.shared.updates(), written, strict=False))
+            return self.previous.result.get("records_lost", 0) + lost
         undone = [(first, last) for shard, first, last in supervisor.servers.lost if shard == 0]
         return unrecorded(recorded, arena.shared.version, waits=algorithm.lets_gradients_wait, undone=undone)
 
@@ -216,50 +213,6 @@ class Recording:
 def last_s(records: Mapping[int, np.ndarray]) -> float:
     """When the last step ended: the run's duration."""
     return max((float(rows["ended_s"].max()) for rows in records.values() if len(rows)), default=0.0)
-
-
-def earlier_part(folder: Path) -> tuple[RunData, Path]:
-    """What an interrupted or finished run recorded up to its newest complete checkpoint, and that checkpoint.
-
-    Updates after the checkpoint are left out: the resumed run makes them again.
-
-    Raises:
-        UsageError: the folder holds no run, or no complete checkpoint.
-    """
-    run = RunData.load(folder, decided=False)
-    newest = checkpoint.newest(folder / "checkpoint")
-    about = checkpoint.describe(newest)
-    saved, injected = checkpoint.load_parameters(newest), was_injected(run.config)
-    records, later = {}, {}
-    for worker in sorted({*run.records, *(int(path.stem.partition("-")[2]) for path in folder.glob("events-*.bin"))}):
-        parts: Sequence[np.ndarray] = [run.records[worker]] if worker in run.records else []
-        spool = folder / f"events-{worker}.bin"
-        if spool.exists():  # the run was killed before it could write its events in their final form
-            unfinished = read_spool(spool)
-            _shift(unfinished, -about["started_s"])
-            parts = [*parts, unfinished]
-        if parts:
-            rows = np.concatenate(parts)
-            made = np.where(rows["applied_version"] > 0, rows["applied_version"], rows["gradient_version"])
-            if injected:  # what waits is in the checkpoint: it counts from when it came
-                made = np.minimum(made, rows["gradient_version"] + 1)
-            own = checkpoint.load_model(newest, worker)
-            is_in = made <= (own[0] if own is not None else saved.version)
-            records[worker], later[worker] = rows[is_in], rows[~is_in]
-    result = {"samples": about["samples"], "wall_s": about["elapsed_s"], "initial_loss": about["initial_loss"]}
-    missed = {batch for batch in _batches(later) if 0 <= batch < saved.next_batch} - _batches(records)
-    result["batches_missed"] = about.get("batches_missed", 0) + len(missed)
-    evaluations = [one for one in run.evaluations if one["elapsed_s"] <= about["elapsed_s"]]
-    return RunData(run.config, result, records, evaluations), newest
-
-
-def batches_done(previous: RunData, next_batch: int) -> frozenset[int]:
-    """Batches from `next_batch` on that have made updates of the checkpoint: they were under way as it was taken."""
-    return frozenset(batch for batch in _batches(previous.records) if batch >= next_batch)
-
-
-def _batches(records: Mapping[int, np.ndarray]) -> set[int]:
-    return {batch for rows in records.values() for batch in rows["batch"].tolist()}
 
 
 def served(supervisor: Supervisor) -> dict[str, Any]:
@@ -271,18 +224,7 @@ def served(supervisor: Supervisor) -> dict[str, Any]:
     return {
         "shards": counts(),
         "server_restarts": supervisor.servers.restarts,
+        "snapshots_failed": supervisor.outcome.snapshots_failed,
         "lost_updates": sum(last - first + 1 for _, first, last in lost),
         "lost_versions": [list(one) for one in lost],
     }
-
-
-def keep_earlier_part(folder: Path, previous: RunData) -> None:
-    """Writes what `earlier_part` found in its final form, before the spool files are used anew."""
-    save_events(folder, previous.records)
-    for path in folder.glob("events-*.bin"):
-        path.unlink()
-
-
-def _shift(records: np.ndarray, by_s: float) -> None:
-    for column in _TIMES:
-        records[column] += by_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -15,17 +15,18 @@ from typing import Any
 
 import torch
 
-from paceline import checkpoint
+from paceline import checkpoint, tensor_files
 from paceline.algorithms import registry
 from paceline.arena import Arena, ArenaPlan
 from paceline.environment import WorkerEnvironment, current_environment
+from paceline.errors import NotWrittenError, PacelineError, UsageError
 from paceline.memory.segment import Segment
 from paceline.memory.served import SecondCopy
 from paceline.memory.waiting import raise_if_stopped, wait_briefly
 from paceline.peers import Peers
 from paceline.real_clock import RealClock
 from paceline.transport.base import Ports
-from paceline.worker_process import Ready, Welcome
+from paceline.worker_process import NotSaved, Ready, Welcome
 
 __all__ = ["Restored", "ServerMain", "ServerStorage", "TakeOver", "TookOver"]
 
@@ -85,7 +86,9 @@ class ServerMain:
         shard_id = (environment.worker_id - plan.num_workers) % plan.num_servers
         is_copy = environment.worker_id >= plan.num_workers + plan.num_servers
         snapshot_s = getattr(algorithm, "snapshot_s", 0.0)
-        storage = ServerStorage(shard_id, arena, self.snapshots, snapshot_s, environment.checkpoint, environment.resume)
+        storage = ServerStorage(
+            shard_id, arena, self.snapshots, snapshot_s, environment.checkpoint, environment.resume, connection.send
+        )
         connection.send(Ready())
         while not wait_briefly(arena.address("go"), 0):
             raise_if_stopped(arena.address("abort"))
@@ -151,7 +154,8 @@ class ServerStorage:
     """A server's snapshots, and its part of the run's checkpoints; implements `Storage`.
 
     A snapshot is copied at once and written by a thread, under another name and renamed: a kill at any instant leaves the last
-    one whole. While one is being written, no other is begun.
+    one whole. While one is being written, no other is begun. What cannot be written is told to the supervisor, and tried again
+    when the next one's time has come.
 
     Args:
         shard_id: this server's.
@@ -160,6 +164,7 @@ class ServerStorage:
         every_s: at most one snapshot in this time.
         folder: the run's `checkpoint` folder, or None.
         resume: the checkpoint that the run goes on from, or None.
+        tell: takes news for the supervisor, from the thread that calls `keep`, `checkpoint` and `close`.
     """
 
     def __init__(
@@ -170,6 +175,7 @@ class ServerStorage:
         every_s: float,
         folder: Path | None,
         resume: Path | None,
+        tell: Callable[[NotSaved], object] = lambda news: None,
     ) -> None:
         self._shard_id = shard_id
         self._shared = arena.shared
@@ -178,8 +184,11 @@ class ServerStorage:
         self._folder = folder
         self._resume = resume
         self._restored: dict[str, Any] | None = None
-        self._kept_version = -1
-        self._kept_at_s = time.monotonic()
+        self._tell = tell
+        self._tried_version = -1
+        self._tried_at_s = -math.inf
+        self._has_one = False
+        self._failed = ""  # why the last one could not be written, until that has been told
         self._writer: threading.Thread | None = None
         self._due = threading.Event()
         self._idle = threading.Event()
@@ -194,8 +203,10 @@ class ServerStorage:
         """
         if restarted:
             assert self._path is not None
-            self._restored = torch.load(self._path, weights_only=True)
-            assert self._restored is not None
+            try:
+                self._restored = tensor_files.load(self._path, "its snapshot")
+            except UsageError as error:
+                raise PacelineError(f"it died, and nobody can take its place: {error}.") from error
             self._shared.restore(self._restored["x"])
             return self._restored["version"] + 1, self._shared.version
         begin, end = self._shared.ranges[self._shard_id]
@@ -210,14 +221,16 @@ class ServerStorage:
 
     def keep(self, state: Callable[[], dict[str, Any]], version: int) -> None:
         """Begins a snapshot if there is something new, the last one is written, and its time has come; the first at once."""
-        if self._path is None or version == self._kept_version or not self._idle.is_set():
+        if self._path is None or not self._idle.is_set():
             return
+        if self._failed:
+            self._tell_failure()
+            self._tried_version = -1  # it is tried again, also where nothing has changed since
         now_s = time.monotonic()
-        if self._kept_version >= 0 and now_s - self._kept_at_s < self._every_s:
+        if version == self._tried_version or now_s - self._tried_at_s < self._every_s:
             return
-        first = self._kept_version < 0
-        self._kept_version, self._kept_at_s = version, now_s
-        if first:  # before the first update is applied there must be something to go on from
+        self._tried_version, self._tried_at_s = version, now_s
+        if not self._has_one:  # before the first update is applied there must be something to go on from
             self._write(state())
             return
         if self._writer is None:
@@ -232,7 +245,10 @@ class ServerStorage:
         if self._folder is not None:
             now = state()
             kept = {"range": tuple(now["range"]), "x": now["x"], "version": now["version"], "rule": now["rule"]}
-            checkpoint.save_server(self._folder, number, self._shard_id, kept)
+            try:
+                checkpoint.save_server(self._folder, number, self._shard_id, kept)
+            except NotWrittenError as error:
+                self._tell(NotSaved(str(error), number))
 
     def close(self) -> None:
         """Ends the thread that writes."""
@@ -241,6 +257,8 @@ class ServerStorage:
             self._state = None
             self._due.set()
             self._writer.join()
+        if self._failed:
+            self._tell_failure()
 
     def _write_all(self) -> None:
         while True:
@@ -256,6 +274,13 @@ class ServerStorage:
 
     def _write(self, state: dict[str, Any]) -> None:
         assert self._path is not None
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        torch.save(state, temporary)
-        temporary.rename(self._path)
+        try:
+            tensor_files.save(self._path, state, sync=False)
+            self._has_one = True
+        except NotWrittenError as error:
+            self._failed = str(error)
+
+    def _tell_failure(self) -> None:
+        why, self._failed = self._failed, ""
+        with contextlib.suppress(OSError):  # the supervisor is gone: so will this process be
+            self._tell(NotSaved(why, is_snapshot=True))

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from paceline import files
 from paceline.algorithms import registry
 from paceline.arena import Arena
 from paceline.server_process import Restored, ServerMain, TakeOver, TookOver
 from paceline.supervised import Outcome, WorkerState
-from paceline.worker_process import Done, Failure, Ready
+from paceline.worker_process import Done, Failure, NotSaved, Ready
 
 __all__ = ["Servers"]
 
@@ -73,12 +74,13 @@ class Servers:
         snapshots = None
         copies = arena.plan.request.copies > 1
         if own_processes and not copies:
-            if folder is None:
-                folder = Path(tempfile.mkdtemp(prefix="paceline-"))
-                self._own_folder = str(folder)
-            snapshots = folder.resolve() / "servers"
-            shutil.rmtree(snapshots, ignore_errors=True)
-            snapshots.mkdir(parents=True)
+            with files.writing(folder or Path(tempfile.gettempdir())):
+                if folder is None:
+                    folder = Path(tempfile.mkdtemp(prefix="paceline-"))
+                    self._own_folder = str(folder)
+                snapshots = folder.resolve() / "servers"
+                shutil.rmtree(snapshots, ignore_errors=True)
+                snapshots.mkdir(parents=True)
         self._main = ServerMain(registry.spec(algorithm), snapshots)
         for server in range(arena.plan.num_server_programs):
             self.states.append(WorkerState(arena.plan.num_workers + server))
@@ -94,6 +96,10 @@ class Servers:
         match message:
             case Ready():
                 state.ready = True
+            case NotSaved(is_snapshot=True):
+                self._outcome.count_failed_snapshot(message.why)
+            case NotSaved():
+                self._outcome.leave_out(message.number, message.why)
             case Done():
                 state.ended = True
             case Failure():

@@ -34,7 +34,7 @@ from paceline.transport.base import Message
 from paceline.transport.device import StagedMailbox, copies_for
 from paceline.transport.parameters import AVERAGE
 from paceline.worker_process import Hello, join_run
-from paceline.worker_storage import WorkerStorage
+from paceline.worker_storage import WorkerStorage, save_or_tell
 
 __all__ = ["Session", "model_words"]
 
@@ -110,6 +110,8 @@ class Session:
             self.ports = ports_for(environment, algorithm.memory, self.ports, self.membership)
         elif isinstance(self.membership, JoinedRun) and self.peers is not None:
             self.ports = self.membership.ports(self.ports, self.peers)
+        if isinstance(self.membership, JoinedRun):
+            self.membership.heed_signals(lambda: self.arena.store("abort", 1))
         self._storage = WorkerStorage(self._resume, self.worker_id)
         self.ports = replace(self.ports, storage=self._storage)
         self.ring = self.arena.ring(self.arena.participant_id)
@@ -295,6 +297,8 @@ class Session:
         if self.membership is None or not self.algorithm.gossip:
             return None
         if isinstance(self.membership, JoinedRun):
+            if self.membership.leaves:
+                return FinalMean(out, float("nan"), 1)  # the others need not end because of this one
             self.membership.end()
         if self._copies is None or self.peers is None:
             return take_final_mean(self.ports, out, self.membership.deadline_s)
@@ -327,7 +331,7 @@ class Session:
             optimizer.state[parameter][key] = self.arena.extra(name)
 
     def save(self, number: int | None, optimizer: torch.optim.Optimizer, taken: int, *, parameters: bool) -> None:
-        """Saves this worker's part of a checkpoint.
+        """Saves this worker's part of a checkpoint, as `save_or_tell` does.
 
         Args:
             number: the first batch of the epoch that begins; None: the run's end, whose parameters the supervisor saves.
@@ -336,12 +340,14 @@ class Session:
             parameters: whether this worker saves the parameters, too.
         """
         assert self.environment is not None
+        save_or_tell(self.environment, number, lambda: self._save(number, optimizer, taken, parameters=parameters))
+
+    def _save(self, number: int | None, optimizer: torch.optim.Optimizer, taken: int, *, parameters: bool) -> None:
+        assert self.environment is not None
         folder = self.environment.checkpoint
         assert folder is not None
-        model = self.arena.shared.own() if self.algorithm.gossip else None
-        checkpoint.save_worker(folder, number, self.worker_id, optimizer, taken, model, self._storage.state())
-        if parameters:
-            assert number is not None
+        self._storage.save(folder, number, optimizer, taken, self.arena.shared if self.algorithm.gossip else None)
+        if parameters and number is not None:
             checkpoint.save_parameters(folder, number, self.parameters(next_batch=number))
             for server in range(self.ports.num_servers):
                 assert self.peers is not None
@@ -371,9 +377,7 @@ class Session:
         before = self.environment.taken if self.environment is not None else 0
         if self._resume is None:
             return before
-        own = checkpoint.load_model(self._resume, self.worker_id)
-        if own is not None:
-            self.arena.shared.restore(*own)
+        self._storage.restore_model(self.arena.shared)
         return before + checkpoint.load_worker(self._resume, self.worker_id, optimizer, expect)
 
     def close(self, *, failed: bool = False) -> None:

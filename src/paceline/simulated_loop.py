@@ -25,6 +25,8 @@ from paceline.final_mean import FinalMean, take_final_mean
 from paceline.flat import FlatBinding
 from paceline.global_randomness import GlobalRandomness, undisturbed
 from paceline.goals import Goal
+from paceline.held_folder import run_folder
+from paceline.interrupts import Interruption, noted
 from paceline.loop_evaluation import Evaluate, loop_evaluator
 from paceline.observe.run import RunData
 from paceline.paths import check_new_folder
@@ -76,7 +78,7 @@ def simulate(
         faults: what goes wrong, and when; a killed worker leaves its function where it is (`finally` is run), returns nothing,
             and is in `result["workers_lost"]`.
         intra_op_threads: threads inside one PyTorch operation, as `launch` gives its workers.
-        out: the run's folder; None: nothing is written.
+        out: the run's folder, new or empty; None: nothing is written.
         target_loss: stop once the mean of the last 100 losses of applied gradients that `worker.report` told is at most this.
         target_accuracy: instead: stop once the `evaluate` that `attach` was given finds at least this.
         limit_s: stop after so many virtual seconds.
@@ -85,6 +87,8 @@ def simulate(
             epoch (10,000 samples where `worker.batches` cannot know how long one is). Evaluations take no virtual time.
 
     A run that is stopped ends at that instant: the workers are cut off where they are (`finally` is run) and return nothing.
+    So it is by Ctrl-C, and by SIGTERM where the program leaves that to the system; what was simulated is written before they
+    take their course.
 
     Returns:
         The run, on virtual time; its outcome is converged, stopped or diverged.
@@ -107,8 +111,6 @@ def simulate(
     folder = Path(out) if out is not None else None
     if folder is not None:
         check_new_folder(folder, str(folder))
-    if folder is not None and folder.is_dir() and any(folder.iterdir()):
-        raise UsageError(f"{folder} is not empty: choose another `out`.")
     faults = Faults.given(faults)
     faults.check(cluster.workers)
     goal = Goal(
@@ -118,19 +120,21 @@ def simulate(
         limit_samples=limit_samples,
         evaluate_every_samples=evaluate_every_samples,
     )
-    simulation = _Simulation(train, cluster, named, seed, faults, goal, is_evaluated=goal.any or folder is not None)
-    began, began_s = time.time(), time.perf_counter()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(intra_op_threads)
-    try:
-        run = simulation.run()
-    finally:
-        torch.set_num_threads(threads)
-    if folder is not None:
-        host = {"began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)), "out": str(folder)}
-        host |= {"simulated_in_s": time.perf_counter() - began_s, "events": simulation.scheduler.num_events}
-        write_simulation(run, folder, host=host, command="")
-    return run
+    with run_folder(folder):
+        simulation = _Simulation(train, cluster, named, seed, faults, goal, is_evaluated=goal.any or folder is not None)
+        began, began_s = time.time(), time.perf_counter()
+        with noted() as interruption, interruption.calls(simulation.scheduler.cut):
+            threads = torch.get_num_threads()
+            torch.set_num_threads(intra_op_threads)
+            try:
+                run = simulation.run(interruption)
+            finally:
+                torch.set_num_threads(threads)
+            if folder is not None:
+                host = {"began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)), "out": str(folder)}
+                host |= {"simulated_in_s": time.perf_counter() - began_s, "events": simulation.scheduler.num_events}
+                write_simulation(run, folder, host=host, command="")
+            return run
 
 
 class _Simulation:
@@ -168,7 +172,7 @@ class _Simulation:
         self._joined: list[Program] = []  # workers that wait for the others to attach
         self._name = getattr(train, "__name__", "train")
 
-    def run(self) -> RunData:
+    def run(self, interruption: Interruption) -> RunData:
         """Runs all workers to their end."""
         states = GlobalRandomness()
         self.scheduler.on_resume = states.enter
@@ -186,7 +190,9 @@ class _Simulation:
         finally:
             states.leave()
         if self.record is None:
+            interruption.raise_if_any()
             raise UsageError(f"{self._name} never called paceline.attach, so its workers shared nothing.")
+        self.record.interrupted_by(interruption)
         assert self.machine is not None
         config = {
             "task": self._name,

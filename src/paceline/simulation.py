@@ -25,7 +25,9 @@ from paceline.config import TrainConfig
 from paceline.errors import DivergedError, UsageError
 from paceline.evaluation import Evaluator, about_evaluated
 from paceline.flat import FlatBinding
+from paceline.held_folder import run_folder
 from paceline.injection import inject, injected
+from paceline.interrupts import Interruption, noted
 from paceline.observe.run import RunData
 from paceline.paths import check_new_folder
 from paceline.placement import Bind, Interleave, placement_registry
@@ -79,31 +81,37 @@ def simulate_task(
             are loaded either.
         faults: what goes wrong, and when; as in a real run, `config.restarts` deaths are answered by a new incarnation, except
             where a method needs all workers: it ends.
-        out: the run's folder; None: nothing is written. Host times, dates and paths are only in its `host.json`.
+        out: the run's folder, new or empty; None: nothing is written. Host times, dates and paths are only in its `host.json`.
         command: the command line, for the report and `host.json`.
+
+    Ctrl-C, and SIGTERM where the program leaves that to the system, end it at that instant: what was simulated is written, and
+    then the signal takes its course.
 
     Returns:
         The run, on virtual time; `result["outcome"]` is converged, stopped, diverged or crashed.
 
     Raises:
-        UsageError: the configuration cannot be run; nothing was written.
+        UsageError: the configuration cannot be run, or `out` holds something; nothing was written.
+        NotWrittenError: the disk did not take a file; the error's `run` is what was simulated.
     """
     if out is not None:
         check_new_folder(out, str(out))
     # Timing only makes no cycles, and a collection that walks through thousands of programs finds nothing.
-    with uncollected() if timing_only else nullcontext():
+    with run_folder(out), uncollected() if timing_only else nullcontext():
         simulation = _Simulation(
             config, cluster or Cluster(workers=config.workers), timing_only, num_parameters, faults
         )
         simulation.algorithm.warn()
         began, began_s = time.time(), time.perf_counter()
-        run = simulation.run()
-        if out is not None:
+        with noted() as interruption, interruption.calls(simulation.machine.scheduler.cut):
+            run = simulation.run(interruption)
+            if out is None:
+                return run
             host = {"began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)), "command": command}
             host |= {"simulated_in_s": time.perf_counter() - began_s, "events": simulation.machine.scheduler.num_events}
             host |= {"out": str(out), "data": str(config.data) if config.data is not None else None}
             write_simulation(run, out, host=host, command=command)
-    return run
+            return run
 
 
 class _Simulation:
@@ -306,7 +314,7 @@ class _Simulation:
 
         return make
 
-    def run(self) -> RunData:
+    def run(self, interruption: Interruption) -> RunData:
         """Runs all programs; one intra-op thread count for all, the caller's random state untouched."""
         threads = torch.get_num_threads()
         torch.set_num_threads(self.config.intra_op_threads)
@@ -320,6 +328,7 @@ class _Simulation:
                 self.machine.start_servers(self.algorithm.serve)
                 self._run_programs()
                 del replicas
+            self.record.interrupted_by(interruption)
         finally:
             torch.set_num_threads(threads)
         return self.record.finish(self._config_record(), num_parameters=self.num_parameters)

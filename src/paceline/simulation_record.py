@@ -14,11 +14,11 @@ import torch
 
 from paceline.config import TrainConfig
 from paceline.evaluation import ModelEvaluator
+from paceline.interrupts import Interruption
 from paceline.memory.records import RECORD_DTYPE, RECORD_STRUCT, without_waiting
-from paceline.observe.report import write_report
-from paceline.observe.run import RunData, write_json
+from paceline.observe.run import RunData
 from paceline.observe.summary import WINDOW, summarize, unrecorded
-from paceline.observe.trace import write_trace
+from paceline.observe.written import write_run
 from paceline.simulator.machine import SimulatedMachine
 from paceline.system import machine, versions
 from paceline.transport.parameters import AVERAGE
@@ -107,6 +107,12 @@ class SimulationRecord:
     def end(self, outcome: str, reason: str, trace: str = "") -> None:
         """Says how the run ended, if not by itself."""
         self._outcome, self._reason, self._trace = outcome, reason, trace
+
+    def interrupted_by(self, interruption: Interruption) -> None:
+        """A signal has ended the run, if one has: whoever sent it does not wait for an evaluation."""
+        if interruption and self._outcome == "stopped":
+            self.end("stopped", f"Interrupted by {interruption.name}.")
+            self._evaluator = None
 
     def _watch(self, fields: tuple[float, ...]) -> None:
         if fields[_APPLIED] < 1:
@@ -287,9 +293,13 @@ class _Snapshot:
 
 def write_simulation(run: RunData, out: Path, *, host: dict[str, Any], command: str) -> None:
     """Writes a run's folder. All of it but `host.json` and the report depends on the simulation only."""
-    run.save(out)
-    write_json(out / "host.json", {**host, "machine": machine(), "versions": versions()})
     workers = min(max(1, len(run.records)), _TRACED_WORKERS)
-    write_trace(run, out / "trace.json", max_steps_per_worker=_TRACED_STEPS // workers, max_workers=_TRACED_WORKERS)
-    title = f"{run.config['task']}: {run.config['algorithm']}, simulated"
-    write_report([run], out / "report.html", title=title, command=command)
+    write_run(
+        run,
+        out,
+        title=f"{run.config['task']}: {run.config['algorithm']}, simulated",
+        command=command,
+        max_traced_steps=_TRACED_STEPS // workers,
+        max_traced_workers=_TRACED_WORKERS,
+        host={**host, "machine": machine(), "versions": versions()},
+    )

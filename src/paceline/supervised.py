@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from multiprocessing import reduction
 from typing import Any
@@ -18,7 +18,16 @@ from paceline.errors import UsageError, shown
 from paceline.placement import placement_registry
 from paceline.worker_process import Failure, process_main, run_worker
 
-__all__ = ["Outcome", "WorkerState", "check_launch", "pickled", "refuse_inside_worker", "start_process", "start_thread"]
+__all__ = [
+    "Outcome",
+    "WorkerState",
+    "check_launch",
+    "ended_in_order",
+    "pickled",
+    "refuse_inside_worker",
+    "start_process",
+    "start_thread",
+]
 
 
 @dataclass
@@ -52,6 +61,32 @@ class Outcome:
     torn_updates: int = 0
     restarts: int = 0
     notes: list[str] = field(default_factory=list)
+    left_out: dict[int | None, str] = field(default_factory=dict)  # checkpoints that failed, and why; None: the last
+    snapshots_failed: int = 0
+    interrupted: bool = False
+
+    def interrupt(self, by: str) -> None:
+        """Ctrl-C or SIGTERM has ended the run."""
+        self.interrupted = True
+        if self.name == "stopped":
+            self.reason = f"Interrupted by {by}."
+
+    def leave_out(self, number: int | None, why: str) -> None:
+        """A checkpoint cannot be written: it is left out. Said once."""
+        if not self.left_out:
+            self.notes.append(f"A checkpoint is left out, and the one before it stays: {why}")
+        self.left_out.setdefault(number, why)
+
+    def count_failed_snapshot(self, why: str) -> None:
+        """A server cannot write what a successor would go on from. Said once; it tries again."""
+        if not self.snapshots_failed:
+            self.notes.append(f"A server's snapshot failed, so that more is lost should it die before the next: {why}")
+        self.snapshots_failed += 1
+
+
+def ended_in_order(workers: Iterable[WorkerState], outcome: Outcome) -> bool:
+    """Whether all workers ended by themselves, but for those whose death was noticed and repaired."""
+    return all((one.ended and one.failure is None) or one.worker_id in outcome.workers_lost for one in workers)
 
 
 def check_launch(*, num_workers: int, backend: str, placement: str, num_servers: int = 0) -> None:

@@ -18,6 +18,7 @@ from paceline.checkpoint import Parameters
 from paceline.environment import WorkerEnvironment
 from paceline.errors import PacelineError
 from paceline.fork_server import fork_server_context
+from paceline.interrupts import noted_by
 from paceline.memory import failpoints
 from paceline.memory.waiting import wake_all
 from paceline.reception import Reception
@@ -25,11 +26,12 @@ from paceline.server_process import ServerMain
 from paceline.servers import Servers
 from paceline.spool import Spool
 from paceline.supervised import Outcome, WorkerState, check_launch, pickled, start_process, start_thread
-from paceline.worker_process import Done, Failure, Hello, Ready
+from paceline.worker_process import Done, Failure, Hello, NotSaved, Ready
 
 __all__ = ["Supervisor"]
 
 _POLL_S = 0.05
+_INTERRUPTED_GRACE_S = 15.0  # Slurm and Kubernetes give half a minute, in which files are written, too
 _RUN_HAS_ENDED = "The run has ended."
 _SERVERS_DEADLINE_S = 30.0
 _START_DEADLINE_S = 300.0  # importing the user's modules and loading data; a hang beyond it is an error
@@ -73,7 +75,7 @@ class Supervisor:
         check_launch(num_workers=num_workers, backend=backend, placement=environment.placement)
         self.num_workers = num_workers
         self.outcome = Outcome()
-        self.spool = Spool(folder, num_workers)
+        self.spool = Spool(folder, num_workers, self.outcome.notes.append)
         self.started_s: float | None = None  # when all workers were ready and were told to go
         self.ready_after_s: float | None = None  # how long that took
         self.workers = [WorkerState(worker_id) for worker_id in range(num_workers)]
@@ -105,8 +107,12 @@ class Supervisor:
     # Life of the run
 
     def run(self) -> None:
-        """Starts the workers and returns when all have ended; `outcome` says how. Ctrl-C stops them and is raised again."""
+        """Starts the workers and returns when all have ended; `outcome` says how. Ctrl-C stops them and is raised again.
+
+        A signal that `interrupts.noted` has noted is raised here, between two looks at the workers.
+        """
         begun_s = time.monotonic()
+        interruption = noted_by()
         intra_op_threads = torch.get_num_threads()
         try:
             if self._backend == "threads":
@@ -115,6 +121,7 @@ class Supervisor:
                 self._start(worker)
             while any(worker.running for worker in self.workers):
                 self._wait_for_news()
+                interruption.raise_if_any()
                 if self.started_s is None and time.monotonic() - begun_s > _START_DEADLINE_S:
                     missing = [worker.worker_id for worker in self.workers if not worker.ready]
                     raise PacelineError(
@@ -130,7 +137,7 @@ class Supervisor:
                 self._drain()
                 self._on_end(self)
         except BaseException:
-            self._interrupt(grace_s=5.0)
+            self._interrupt(grace_s=_INTERRUPTED_GRACE_S)
             raise
         finally:
             self._drain()
@@ -149,11 +156,6 @@ class Supervisor:
     def arena(self) -> Arena | None:
         """The workers' shared memory; None until the first of them has said what it needs."""
         return self._reception.arena
-
-    @property
-    def all_ended(self) -> bool:
-        """Whether all workers trained, and ended by themselves."""
-        return self.started_s is not None and all(one.ended and one.failure is None for one in self.workers)
 
     @property
     def all_returned(self) -> bool:
@@ -184,11 +186,6 @@ class Supervisor:
         version = self.arena.shared.snapshot(x)
         buffers = {name: self.arena.extra(name).clone() for name in self.arena.plan.extra if name.startswith("buffer ")}
         return Parameters(x, version, next_batch, buffers)
-
-    def consensus_distance(self) -> float:
-        """Mean squared distance of the workers' own models from their mean."""
-        assert self.arena is not None
-        return self.arena.shared.consensus_distance(self.parameters(0).x)
 
     def _end_servers(self) -> None:
         """Lets the servers end, which still have what the workers sent last to write down."""
@@ -264,6 +261,8 @@ class Supervisor:
                 self._welcome(worker, message)
             case Ready():
                 self._count_ready(worker)
+            case NotSaved():
+                self.outcome.leave_out(message.number, message.why)
             case Done():
                 worker.ended = True
                 self._tell_waiters(worker)

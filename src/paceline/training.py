@@ -11,7 +11,6 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from paceline import checkpoint
 from paceline.algorithms import Algorithm, parse, registry, spec
 from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.delayed import Delayed
@@ -20,20 +19,21 @@ from paceline.batches import BatchPlan, Partition, Skewed, partition_registry
 from paceline.bounds import check_vectors
 from paceline.checkpointing import Checkpointer
 from paceline.config import TrainConfig
+from paceline.earlier_part import EarlierPart, forget
 from paceline.environment import WorkerEnvironment
-from paceline.errors import UsageError
+from paceline.errors import NotWrittenError, UsageError
 from paceline.evaluation import Evaluator, about_evaluated
+from paceline.held_folder import run_folder
 from paceline.injection import inject, injected
+from paceline.interrupts import noted
 from paceline.observe.progress import Progress
-from paceline.observe.report import write_report
 from paceline.observe.run import RunData, write_json
-from paceline.observe.trace import write_trace
-from paceline.paths import make_folder
+from paceline.observe.written import write_run
 from paceline.placement import placement_registry
-from paceline.recording import Recording, batches_done, earlier_part, keep_earlier_part, last_s
+from paceline.recording import Recording, last_s
 from paceline.shared_dataset import share_dataset
 from paceline.specs import check_optimizer
-from paceline.supervised import check_launch
+from paceline.supervised import check_launch, ended_in_order
 from paceline.supervisor import Supervisor
 from paceline.task_worker import TaskWorker
 from paceline.tasks.base import targets_of
@@ -65,12 +65,18 @@ def train(
     Returns:
         The run; `result["outcome"]` is converged, stopped, diverged or crashed.
 
+    Ctrl-C, and SIGTERM where the program leaves that to the system, end it as a target would: parameters, records and result
+    are written, and then the signal takes its course.
+
     Raises:
-        UsageError: the configuration cannot be run; nothing was written.
+        UsageError: the configuration cannot be run, or another process writes the folder; nothing was written.
+        NotWrittenError: the disk did not take a file; the error's `run` is what was measured, if the run has ended.
     """
-    training = _Training(config, out if out is not None else resume, resume, command, on_progress)
-    training.algorithm.warn()
-    return training.run()
+    folder = out if out is not None else resume
+    with run_folder(folder, resume):
+        training = _Training(config, folder, resume, command, on_progress)
+        training.algorithm.warn()
+        return training.run()
 
 
 class _Training:
@@ -110,7 +116,8 @@ class _Training:
         parameters = self.evaluator.model.parameters()
         check_optimizer(self.config.optimizer, self._rate, config.momentum, parameters=parameters)
         self.train_set, self.dataset_segment = share_dataset(train_set)
-        previous, self.checkpoint = earlier_part(resume) if resume is not None else (RunData(), None)
+        self.earlier = EarlierPart.of(resume)
+        previous = self.earlier.run
         if resume is not None:
             self._check_same_delay(previous)
             self._check_same_rule(previous)
@@ -123,8 +130,11 @@ class _Training:
         gossip = self.algorithm.gossip
         self.recording = Recording(previous, config.workers, lockstep=self.algorithm.together, gossip=gossip)
         self.checkpointer = (
-            Checkpointer(out / "checkpoint", config.checkpoint_every_s, self.checkpoint) if out is not None else None
+            Checkpointer(out / "checkpoint", config.checkpoint_every_s, self.earlier.checkpoint)
+            if out is not None
+            else None
         )
+        self.supervisor: Supervisor = None  # type: ignore[assignment]  # until the run begins
         self.last_progress_s = -math.inf
         self.next_evaluation_samples = self.recording.samples + self._evaluate_every
         self.initial_loss = self._initial_loss(train_set, previous)
@@ -141,6 +151,8 @@ class _Training:
 
     def _check_same_rule(self, previous: RunData) -> None:
         """The state of the servers' rule is in the checkpoint, and no other rule's."""
+        if previous.config.get("algorithm") is None:
+            return
         earlier = parse(previous.config["algorithm"])
         before, now = _innermost(earlier.server_rule), _innermost(self.algorithm.server_rule)
         if before is not None and now is not None and type(before) is not type(now):
@@ -181,12 +193,40 @@ class _Training:
     # The run
 
     def run(self) -> RunData:
+        try:
+            return self._run()
+        except BaseException:
+            if self.out is not None and not self._has_begun:
+                forget(self.out, self.earlier)
+            raise
+
+    def _run(self) -> RunData:
         if self.out is not None:
-            make_folder(self.out)
             write_json(self.out / "config.json", self._config_record())
-            keep_earlier_part(self.out, self.recording.previous)
-        saved = checkpoint.load_parameters(self.checkpoint) if self.checkpoint is not None else None
-        self.supervisor = Supervisor(
+            self.earlier.keep(self.out)
+        self.supervisor = self._make_supervisor()
+        self.supervisor.outcome.notes += self.earlier.notes
+        with noted() as interruption:
+            try:
+                self.supervisor.run()
+            except KeyboardInterrupt:
+                if self._has_begun:
+                    self.supervisor.outcome.interrupt(interruption.name)
+                    self._finish()
+                raise
+            finally:
+                self.evaluator.finish()
+            if self.supervisor.outcome.kind == "usage":
+                raise UsageError(self.supervisor.outcome.reason)
+            return self._finish()
+
+    @property
+    def _has_begun(self) -> bool:
+        return self.supervisor is not None and self.supervisor.started_s is not None
+
+    def _make_supervisor(self) -> Supervisor:
+        saved = self.earlier.saved
+        return Supervisor(
             TaskWorker(dataclasses.replace(self.config, algorithm=spec(self.algorithm)), self.plan, self.train_set),
             num_workers=self.config.workers,
             algorithm=self.algorithm,
@@ -198,15 +238,13 @@ class _Training:
                 seed=self.config.seed,
                 connection=None,
                 checkpoint=self.out / "checkpoint" if self.out is not None else None,
-                resume=self.checkpoint,
+                resume=self.earlier.checkpoint,
                 placement=self.config.placement,
                 optimizer_state=self.config.optimizer_state,
                 options={
                     "intra_op_threads": self.config.intra_op_threads,
                     "slow": self.config.slow or {},
-                    "batches_done": batches_done(self.recording.previous, saved.next_batch)
-                    if saved is not None
-                    else (),
+                    "batches_done": self.earlier.batches_done,
                     "pin": placement_registry.build(self.config.placement).pin,
                 },
             ),
@@ -218,17 +256,6 @@ class _Training:
             first_batch=saved.next_batch if saved is not None else 0,
             first_version=saved.version if saved is not None else 0,
         )
-        try:
-            self.supervisor.run()
-        except KeyboardInterrupt:
-            if self.checkpointer is not None and self.supervisor.all_ended:
-                self._save_end(self.supervisor)
-            raise
-        finally:
-            self.evaluator.finish()
-        if self.supervisor.outcome.kind == "usage":
-            raise UsageError(self.supervisor.outcome.reason)
-        return self._finish()
 
     def _tick(self, supervisor: Supervisor) -> None:
         self.recording.take(supervisor)
@@ -284,21 +311,26 @@ class _Training:
 
     def _finish(self) -> RunData:
         supervisor, recording, outcome = self.supervisor, self.recording, self.supervisor.outcome
-        recorded, own = recording.records(supervisor), None
+        recorded, own, not_saved = recording.records(supervisor), None, None
         records = recording.decided(supervisor, recorded)
         if supervisor.arena is not None and supervisor.started_s is not None:
-            samples = sum(int(rows["samples"][rows["applied_version"] >= 1].sum()) for rows in records.values())
-            about = {"elapsed_s": last_s(records), "samples": samples, "train_loss": recording.loss}
-            final = self.evaluator.now(supervisor.arena, about)
-            recording.evaluations.append(final)
-            own = self.evaluator.own_models(supervisor.arena, final)
-            if outcome.name == "stopped" and not self.evaluator.finite:
-                outcome.name, outcome.reason = (
-                    "diverged",
-                    f"The parameters are not finite at version {final['version']}.",
-                )
-            if self.checkpointer is not None and outcome.name == "stopped":
-                self._save_end(supervisor)
+            if not outcome.interrupted:  # whoever ended it may not wait for long
+                samples = sum(int(rows["samples"][rows["applied_version"] >= 1].sum()) for rows in records.values())
+                about = {"elapsed_s": last_s(records), "samples": samples, "train_loss": recording.loss}
+                final = self.evaluator.now(supervisor.arena, about)
+                recording.evaluations.append(final)
+                own = self.evaluator.own_models(supervisor.arena, final)
+                if outcome.name == "stopped" and not self.evaluator.finite:
+                    outcome.name, outcome.reason = (
+                        "diverged",
+                        f"The parameters are not finite at version {final['version']}.",
+                    )
+            in_order = ended_in_order(supervisor.workers, outcome)
+            if self.checkpointer is not None and outcome.name == "stopped" and in_order:
+                try:
+                    self._save_end(supervisor)
+                except NotWrittenError as error:
+                    not_saved = error
         about = {
             key: getattr(self.config, key) for key in ("task", "algorithm", "workers", "backend", "seed", "batch_size")
         }
@@ -317,11 +349,12 @@ class _Training:
             result |= own
         run = RunData(self._config_record(), result, records, recording.evaluations)
         if self.out is not None:
-            dataclasses.replace(run, records=recorded).save(self.out)
-            write_trace(run, self.out / "trace.json")
             title = f"{self.config.task}: {self.config.algorithm}"
-            write_report([run], self.out / "report.html", title=title, command=self.command)
+            write_run(run, self.out, recorded=recorded, title=title, command=self.command)
             supervisor.spool.remove()
+        if not_saved is not None:
+            not_saved.run = run
+            raise not_saved
         return run
 
     def _save_end(self, supervisor: Supervisor) -> None:

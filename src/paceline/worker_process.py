@@ -7,7 +7,6 @@ import ctypes
 import os
 import pickle
 import select
-import signal
 import threading
 import traceback
 from collections.abc import Callable
@@ -21,11 +20,12 @@ import torch
 from paceline.arena import Arena, ArenaPlan
 from paceline.environment import WorkerEnvironment, set_environment
 from paceline.errors import DivergedError, PacelineError, UsageError, WorkerLostError
+from paceline.interrupts import leave_to_supervisor
 from paceline.memory import failpoints, placement
 from paceline.memory.segment import Segment
 from paceline.memory.waiting import RunStopped, have_core_each, raise_if_stopped, wait_briefly
 
-__all__ = ["Done", "Failure", "Hello", "Ready", "Welcome", "join_run", "run_worker"]
+__all__ = ["Done", "Failure", "Hello", "NotSaved", "Ready", "Welcome", "join_run", "run_worker"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,21 @@ class Failure:
     kind: str  # "diverged" | "worker-lost" | "usage" | "error"
     message: str
     trace: str = ""
+
+
+@dataclass(frozen=True)
+class NotSaved:
+    """A part of a checkpoint cannot be written (the worker, or server, goes on), or a server's snapshot.
+
+    Args:
+        why: a sentence.
+        number: of the checkpoint; None: the last one.
+        is_snapshot: of a server's own.
+    """
+
+    why: str
+    number: int | None = None
+    is_snapshot: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,7 +149,6 @@ def run_worker(target: Callable[[], Any], environment: WorkerEnvironment, *, own
 
 
 def _prepare_process(environment: WorkerEnvironment) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the supervisor decides
     _keep_freed_memory(one_arena=environment.worker_id >= environment.num_workers)
     _end_with_supervisor(environment.connection)
     torch.set_num_threads(int(environment.options.get("intra_op_threads", 1)))
@@ -184,6 +198,7 @@ def _keep_freed_memory(*, one_arena: bool) -> None:
 
 def process_main(connection: Connection) -> None:
     """Entry point of a worker's process: the supervisor sends what to run."""
+    leave_to_supervisor()
     pickled, environment, num_handles = connection.recv()
     environment.options["handles"] = tuple(reduction.recv_handle(connection) for _ in range(num_handles))
     environment.connection = connection

@@ -1,14 +1,56 @@
-"""What a worker's program keeps of its own from one step to the next, in the worker's part of a checkpoint."""
+"""A worker's part of checkpoints: what its program keeps of its own in it, and what happens where it cannot be written."""
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline import checkpoint
+import torch
 
-__all__ = ["WorkerStorage"]
+from paceline import checkpoint
+from paceline.environment import WorkerEnvironment
+from paceline.errors import NotWrittenError
+from paceline.worker_process import NotSaved
+
+__all__ = ["WorkerStorage", "completed", "save_or_tell"]
+
+_END_PAUSES_S = (0.0, 0.3, 1.0)  # before each try to write the last checkpoint
+
+
+def save_or_tell(environment: WorkerEnvironment, number: int | None, save: Callable[[], object]) -> None:
+    """Calls what writes a part of a checkpoint; where that fails, training goes on, and the supervisor or the user is told.
+
+    Args:
+        environment: of the worker.
+        number: of the checkpoint; None: the last one, which is tried again, as there will be no other.
+        save: raises `NotWrittenError`.
+    """
+    failure = ""
+    for pause_s in (0.0,) if number is not None else _END_PAUSES_S:
+        time.sleep(pause_s)
+        try:
+            save()
+            return
+        except NotWrittenError as error:
+            failure = str(error)
+    if environment.supervised:
+        environment.connection.send(NotSaved(failure, number))
+    else:
+        warnings.warn(f"A checkpoint is left out: {failure}", stacklevel=3)
+
+
+def completed(environment: WorkerEnvironment | None, number: int, num_workers: int) -> bool:
+    """Marks a checkpoint as complete once all workers' parts are there, where no supervisor does; whether it is behind us."""
+    if environment is None or environment.checkpoint is None:
+        return True
+    folder, workers = environment.checkpoint, list(range(num_workers))
+    if not checkpoint.all_there(folder, number, workers):
+        return False
+    save_or_tell(environment, number, lambda: checkpoint.complete(folder, number, workers, {}))
+    return True
 
 
 class WorkerStorage:
@@ -23,6 +65,7 @@ class WorkerStorage:
         self._resume = resume
         self._worker_id = worker_id
         self._state: Callable[[], dict[str, Any]] | None = None
+        self._updates_before = 0  # of its own model, up to the checkpoint
 
     def restore(self) -> dict[str, Any] | None:
         """What the program kept in the checkpoint."""
@@ -35,6 +78,20 @@ class WorkerStorage:
     def checkpoint(self, state: Callable[[], dict[str, Any]], number: int | None) -> None:
         """A worker's checkpoints are its session's to write."""
 
-    def state(self) -> dict[str, Any] | None:
-        """What a checkpoint of now holds."""
-        return self._state() if self._state is not None else None
+    def save(
+        self, folder: Path, number: int | None, optimizer: torch.optim.Optimizer, taken: int, own_model: Any
+    ) -> None:
+        """Writes the worker's part of a checkpoint; `own_model`: its vector, where every worker has one; else None."""
+        model = None
+        if own_model is not None:
+            version, updates, x = own_model.own()
+            model = version, self._updates_before + updates, x
+        program = self._state() if self._state is not None else None
+        checkpoint.save_worker(folder, number, self._worker_id, optimizer, taken, model, program)
+
+    def restore_model(self, own_model: Any) -> None:
+        """Gives the worker's vector what the checkpoint has of it, if every worker had one."""
+        found = checkpoint.load_model(self._resume, self._worker_id) if self._resume is not None else None
+        if found is not None:
+            version, self._updates_before, x = found
+            own_model.restore(version, x)

@@ -64,7 +64,7 @@ def test_resume_takes_the_runs_configuration_and_what_is_given_now(run, training
     assert (call.config.workers, call.config.seed, call.config.steps, call.config.epochs) == (4, 9, 100, None)
     assert (call.out, call.resume) == (old, old)
     (old / "config.json").write_text("{")
-    assert "cannot be read" in run("train", "--resume", old).stderr
+    assert "config.json is damaged" in run("train", "--resume", old).stderr
 
 
 def test_interrupted(run, training, tmp_path):

@@ -1,7 +1,5 @@
 """A run that is resumed goes on where its checkpoint was."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,8 @@ import torch
 import paceline as pl
 from contracts.runs import plain_run, run_task
 from contracts.table import ROWS, Row, rows
-from paceline import checkpoint
+from paceline import checkpoint, checkpoint_files
+from rewritten import rewrite
 
 EXACT = {"sgd(weight_decay=0.001)": {"momentum": 0.9, "learning_rate": 0.05}, "adamw": {"learning_rate": 0.002}}
 UNEVEN, BATCHES = {"batch_size": 7}, 206  # in an epoch: three workers divide neither these nor the run's
@@ -108,7 +107,7 @@ def test_a_checkpoint_taken_while_others_are_ahead_or_behind(row, ahead, tmp_pat
     newest = checkpoint.newest(tmp_path / "checkpoint")
     saved = checkpoint.load_parameters(newest)
     changed = {"next_batch": saved.next_batch - ahead} if ahead > 0 else {"version": saved.version + ahead}
-    checkpoint.save_parameters(newest.parent, int(newest.name), replace(saved, **changed))
+    rewrite(newest, checkpoint_files.PARAMETERS, **changed)
     run, _ = run_task(row, resume=tmp_path, out=tmp_path, epochs=3)
     batches = np.concatenate([rows["batch"] for rows in run.records.values()])
     missed = {358, 359} if ahead < 0 else set()

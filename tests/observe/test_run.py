@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from paceline.earlier_part import EarlierPart
 from paceline.errors import UsageError
 from paceline.memory.records import RECORD_DTYPE
 from paceline.observe.run import RunData, read_events, write_events, write_json
-from paceline.recording import keep_earlier_part
 
 from .synthetic import empty, make_run
 
@@ -119,7 +119,7 @@ def test_what_a_resumed_run_keeps_of_its_earlier_part_is_in_no_other_file(tmp_pa
     made = make_run(workers=4, steps=5)
     made.save(tmp_path)
     earlier = RunData(made.config, {}, {worker: own[:2] for worker, own in made.records.items()})
-    keep_earlier_part(tmp_path, earlier)
+    EarlierPart(earlier).keep(tmp_path)
     loaded = RunData.load(tmp_path)
     assert all(same(loaded.records[worker], earlier.records[worker]) for worker in range(4))
 

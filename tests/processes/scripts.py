@@ -11,17 +11,18 @@ import forked
 
 
 @contextlib.contextmanager
-def started(folder, source, *arguments, anew=False):
+def started(folder, source, *arguments, anew=False, **environment):
     """The running program, forked or `anew`; whatever becomes of the test, its process group is gone afterwards."""
     script = folder / "script.py"
     script.write_text(textwrap.dedent(source))
     if not anew:
-        with forked.Python([script, *arguments], folder) as process:
+        with forked.Python([script, *arguments], folder, {**os.environ, **environment}) as process:
             yield process
         return
     process = subprocess.Popen(
         [sys.executable, "-W", "error", script, *map(str, arguments)],
         cwd=folder,
+        env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -7,11 +7,11 @@ import signal
 
 import pytest
 
-from paceline.study import folder, runner
+from paceline.study import runner
 from paceline.study.runner import run_study
 from paceline.study.table import load_table
 
-CALLS = [(pathlib.Path, "replace"), (pathlib.Path, "rename"), (pathlib.Path, "mkdir"), (folder.os, "fsync")]
+CALLS = [(pathlib.Path, "replace"), (pathlib.Path, "rename"), (pathlib.Path, "mkdir"), (os, "fsync")]
 
 
 def killed(study, path, log, at_call):

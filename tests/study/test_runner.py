@@ -90,6 +90,7 @@ def test_trials_from_another_machine_are_said_to_be(timed, tmp_path):
     trial = json.loads(path.read_text())
     trial["environment"]["machine"]["processor"] = "abacus"
     path.write_text(json.dumps(trial))
+    path.with_name("SHA256SUMS").unlink()
     (note,) = run_study(timed(), tmp_path).notes
     assert "1 earlier trials were run" in note
     assert (load_table(tmp_path)["environment.processor"] == "abacus").sum() == 1
@@ -192,7 +193,7 @@ def test_half_a_trial_is_removed(timed, tmp_path):
 def test_a_folder_is_held_by_one(timed, tmp_path):
     from paceline.study.folder import StudyFolder
 
-    with StudyFolder(tmp_path / "held").held(), pytest.raises(UsageError, match="Another process runs"):
+    with StudyFolder(tmp_path / "held").held(), pytest.raises(UsageError, match="is in use by process"):
         run_study(timed(), tmp_path / "held")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")

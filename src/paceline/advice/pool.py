@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import signal
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
@@ -14,6 +13,7 @@ from typing import Any, Self
 
 from paceline.errors import PacelineError
 from paceline.fork_server import fork_server_context
+from paceline.interrupts import leave_to_supervisor
 
 __all__ = ["Pool"]
 
@@ -135,9 +135,7 @@ def _end(process: ForkServerProcess) -> None:
 
 def _work(line: Connection) -> None:
     """A process of a pool."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole process group; the pool's owner ends this one
+    leave_to_supervisor()
     import torch
 
     from paceline.tasks.base import keep_data

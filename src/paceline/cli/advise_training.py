@@ -17,7 +17,7 @@ from paceline.cli.console import complain, err, out, say
 from paceline.cli.durations import per_second, seconds
 from paceline.cli.simulate import described
 from paceline.errors import UsageError
-from paceline.paths import make_folder
+from paceline.held_folder import run_folder
 
 if TYPE_CHECKING:
     from paceline.advice.answer import Advice, Circumstances, Target
@@ -103,9 +103,10 @@ def training(
     circumstances = Circumstances(
         slow=factors, kills_per_s=kills_per_s, cluster=None if cluster is None else str(cluster)
     )
-    place = folder or options.default_out("advice", options.task_word(program))
-    found = _advise(program, target, circumstances, most, specs, budget_s, data, seed)
-    _show(found, _write(found, place), as_json=as_json)
+    with options.out_folder(folder, "advice", options.task_word(program)) as place, run_folder(place):
+        found = _advise(program, target, circumstances, most, specs, budget_s, data, seed)
+        page = _write(found, place)
+    _show(found, page, as_json=as_json)
     if found.best is None:
         from paceline.advice.words import verdict
 
@@ -208,7 +209,6 @@ def _write(advice: Advice, folder: Path) -> Path:
     from paceline.advice.report import write_report
     from paceline.observe.run import write_json
 
-    make_folder(folder)
     write_json(folder / "advice.json", as_json(advice))
     return write_report(advice, folder / "advice.html", command=options.write_command(sys.argv[1:]))
 

@@ -15,6 +15,7 @@ import typer
 import typer.core
 
 import paceline
+from paceline import interrupts
 from paceline.cli.advise import advise
 from paceline.cli.algorithms import algorithms
 from paceline.cli.calibrate import calibrate
@@ -57,13 +58,15 @@ class _Verbs(typer.core.TyperGroup):
         except PacelineError as error:
             complain(str(error))
             raise typer.Exit(1) from error
-        except OSError as error:
+        except OSError as error:  # of a file that is read, or of the machine: what is written says so by itself
+            if isinstance(error, BrokenPipeError):
+                raise  # who reads the output has had enough of it
             about = "" if error.filename is None else f"{error.filename}: "
             complain(_sentence(f"{about}{error.strerror or error}; choose another place."))
             raise typer.Exit(2 if error.errno in _NO_SUCH_NAMES else 1) from error
         except KeyboardInterrupt as error:
             complain("Stopped.")
-            raise typer.Exit(130) from error
+            raise typer.Exit(interrupts.exit_code(error)) from error
 
 
 app = typer.Typer(
@@ -105,7 +108,8 @@ def _about(
 
 
 def main() -> None:
-    """What the installed command runs: wrong options, too, are one sentence and exit code 2."""
+    """Runs the command line: wrong options, too, are one sentence and exit code 2."""
+    interrupts.install()
     try:
         os.getcwd()  # noqa: PTH109
     except OSError as error:
@@ -120,8 +124,9 @@ def main() -> None:
         ):  # empty where a group of verbs was called without one: it is help
             complain(_sentence(f"{message}. See {command} --help."))
         code = error.exit_code
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt) as error:  # before a verb began; the first is Typer's word for the second
         complain("Stopped.")
-        code = 130
+        code = interrupts.exit_code(error.__context__ or error)
+    interrupts.uninstall()
     gc.freeze()  # the interpreter's last collections would walk through all of PyTorch: half a second, for nothing
     sys.exit(code if isinstance(code, int) else 0)

@@ -12,11 +12,12 @@ import typer
 
 from paceline.bounds import RUNS, SEED
 from paceline.cli import options
-from paceline.cli.console import err, out, say
+from paceline.cli.console import complain, err, out, say
 from paceline.cli.train import execute, outcome_line, read_result, settings
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import NotWrittenError, PacelineError, UsageError
 from paceline.fork_server import fork_server_context
-from paceline.paths import make_folder
+from paceline.held_folder import run_folder
+from paceline.interrupts import noted
 
 if TYPE_CHECKING:
     from paceline.config import TrainConfig
@@ -70,11 +71,26 @@ def compare(
     fork_server_context()  # it loads PyTorch while this process does
     configs = _configurations(given, specs, counts, repeats)
     options.tell_what_is_overridden(configs)
-    folder = out or options.default_out(options.task_word(configs[0].task), "compare")
-    make_folder(folder)
-    runs = {name: _one(config, folder / name) for name, config in _named(configs)}
-    _show(runs, folder, as_json=as_json)
-    if any(run.result["outcome"] == "crashed" for run in runs.values()):
+    import paceline.training  # noqa: F401  (now: a signal during imports ends the process at once, and leaves what is there)
+
+    runs, not_written = {}, []
+    words = options.task_word(configs[0].task), "compare"
+    with options.out_folder(out, *words) as folder, run_folder(folder), noted() as interruption:
+        for name, config in _named(configs):
+            if interruption:
+                break
+            try:
+                runs[name], failed = _one(config, folder / name)
+                not_written += [failed] if failed is not None else []
+            except KeyboardInterrupt:
+                if not interruption:
+                    raise
+                break
+        if runs:
+            _show(runs, folder, as_json=as_json and not interruption)
+    for error in not_written[:1]:
+        complain(str(error))
+    if not_written or any(run.result["outcome"] == "crashed" for run in runs.values()):
         raise typer.Exit(1)
 
 
@@ -115,18 +131,20 @@ def _named(configs: list[TrainConfig]) -> list[tuple[str, TrainConfig]]:
     ]
 
 
-def _one(config: TrainConfig, folder: Path) -> RunData:
+def _one(config: TrainConfig, folder: Path) -> tuple[RunData, NotWrittenError | None]:
     """One run of the comparison; an error of its own ends this run and not the others."""
     from paceline.observe.run import RunData
 
+    not_written = None
     try:
-        run = execute(config, folder)
+        run, not_written = execute(config, folder)
     except (PacelineError, RuntimeError, OSError, MemoryError) as error:
         record = dataclasses.asdict(config) | {"data": None if config.data is None else str(config.data)}
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, PacelineError) else str(error)
         run = RunData(config=record, result={**record, "outcome": "crashed", "outcome_reason": reason})
+        not_written = error if isinstance(error, NotWrittenError) else None
     err().print(outcome_line(run.result), soft_wrap=True)
-    return run
+    return run, not_written
 
 
 def _show(runs: dict[str, RunData], folder: Path, *, as_json: bool) -> None:

@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 from paceline.bounds import COUNT, DEADLINE_S, SECONDS_ABOVE_0, check_workers
 from paceline.cli import options
 from paceline.cli.console import err, say
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import NotWrittenError, PacelineError, UsageError
 from paceline.fork_server import fork_server_context
 from paceline.loops import is_loop
 from paceline.slow_workers import checked_factors, slow_factors
@@ -130,30 +130,35 @@ def launch(
         key = Path(os.environ["PACELINE_KEY"])
 
     from paceline.agent import Agent, free_address, name_of
-    from paceline.cli.train import show
+    from paceline.cli.train import end, show
 
-    folder = out or options.default_out("launch", name_of(command), str(os.getpid()))
-    agent = Agent(
-        command=command,
-        address=join or free_address(),
-        workers=workers,
-        of=of,
-        key=key,
-        algorithm=algorithm,
-        restarts=restarts,
-        deadline_s=deadline or 600,
-        folder=folder,
-        say=say,
-        trains=not _calibrates(command),
-    )
-    run = agent.run()
+    not_written = None
+    with options.out_folder(out, "launch", name_of(command)) as folder:
+        agent = Agent(
+            command=command,
+            address=join or free_address(),
+            workers=workers,
+            of=of,
+            key=key,
+            algorithm=algorithm,
+            restarts=restarts,
+            deadline_s=deadline or 600,
+            folder=folder,
+            say=say,
+            trains=not _calibrates(command),
+        )
+        try:
+            run = agent.run()
+        except NotWrittenError as error:
+            if error.run is None:
+                raise
+            run, not_written = error.run, error
     if agent.refused:
         raise typer.Exit(2)
     if run is None:
         raise typer.Exit(1 if agent.failed else 0)
     show(run, folder, as_json=as_json)
-    if run.result["outcome"] == "crashed":
-        raise typer.Exit(1)
+    end(run, not_written)
 
 
 def _refuse(given: dict[str, Any], names: tuple[str, ...], why: str) -> None:
@@ -174,7 +179,7 @@ def _launch_function(reference: str, given: dict[str, Any]) -> None:
 
     fork_server_context()  # it loads PyTorch while this process does
     from paceline.algorithms import registry
-    from paceline.cli.train import show
+    from paceline.cli.train import end, show
     from paceline.launcher import launch as run_launch
     from paceline.loops import load_loop
     from paceline.observe.progress import LiveTable
@@ -182,32 +187,37 @@ def _launch_function(reference: str, given: dict[str, Any]) -> None:
     if algorithm is not None:
         registry.build(algorithm).check(workers)
     loop = load_loop(reference)
-    folder = out or options.default_out("launch", loop.path.stem, *([algorithm.partition("(")[0]] if algorithm else []))
-    title = f"{reference}: {algorithm or 'as attach says'}, {workers} worker{'s' * (workers > 1)}, into {folder}"
-    try:
-        with LiveTable(title, console=err()) as live:
-            run = run_launch(
-                loop,
-                workers=workers,
-                algorithm=algorithm,
-                seed=given.get("seed", 0),
-                restarts=given["restarts"],
-                out=folder,
-                target_loss=given.get("target_loss"),
-                target_accuracy=given.get("target_accuracy"),
-                limit_s=limit_s,
-                slow=slow,
-                on_progress=live.update,
-            )
-    except UsageError:
-        raise
-    except PacelineError:
-        if not (folder / "result.json").is_file():
+    words = [loop.path.stem, *([algorithm.partition("(")[0]] if algorithm else [])]
+    not_written = None
+    with options.out_folder(out, "launch", *words) as folder:
+        title = f"{reference}: {algorithm or 'as attach says'}, {workers} worker{'s' * (workers > 1)}, into {folder}"
+        try:
+            with LiveTable(title, console=err()) as live:
+                run = run_launch(
+                    loop,
+                    workers=workers,
+                    algorithm=algorithm,
+                    seed=given.get("seed", 0),
+                    restarts=given["restarts"],
+                    out=folder,
+                    target_loss=given.get("target_loss"),
+                    target_accuracy=given.get("target_accuracy"),
+                    limit_s=limit_s,
+                    slow=slow,
+                    on_progress=live.update,
+                )
+        except UsageError:
             raise
-        run = _crashed(folder)  # its outcome says so
+        except NotWrittenError as error:
+            if error.run is None:
+                raise
+            run, not_written = error.run, error
+        except PacelineError:
+            if not (folder / "result.json").is_file():
+                raise
+            run = _crashed(folder)  # its outcome says so
     show(run, folder, as_json=given["as_json"])
-    if run.result["outcome"] == "crashed":
-        raise typer.Exit(1)
+    end(run, not_written)
 
 
 def _crashed(folder: Path) -> RunData:

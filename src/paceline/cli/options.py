@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline import files
 from paceline.bounds import check_run
 from paceline.cli.console import say
 from paceline.errors import OverrideWarning, UsageError
+from paceline.held_folder import is_empty
 from paceline.paths import check_new_folder
 
 if TYPE_CHECKING:
     from paceline.config import TrainConfig
 
-__all__ = ["check_numbers", "check_out", "check_specs", "default_out", "tell_what_is_overridden", "write_command"]
+__all__ = ["check_numbers", "check_out", "check_specs", "out_folder", "tell_what_is_overridden", "write_command"]
 
 
 class _Backend(StrEnum):
@@ -33,6 +36,8 @@ class _OptimizerState(StrEnum):
     shared = "shared"
 
 
+_RUNS = Path("runs")
+_MOST_FOLDERS = 10_000  # that commands make in one second
 _LENGTH, _SGD, _RUN = "How long", "How to step", "The run"
 
 Task = Annotated[str | None, typer.Option(help="Built-in task, or path/to/file.py:function; default digits-mlp")]
@@ -126,17 +131,47 @@ def tell_what_is_overridden(configs: Iterable[TrainConfig]) -> None:
 def check_out(out: Path) -> None:
     """Refuse a folder that cannot be made or written into, or that holds something."""
     check_new_folder(out, f"--out {out}")
-    if out.is_dir() and any(out.iterdir()):
+    if out.is_dir() and not is_empty(out):
         go_on = f", or go on with that run: --resume {out}" if (out / "config.json").is_file() else ""
         raise UsageError(f"--out {out} is not empty; choose another folder{go_on}.")
 
 
-def default_out(*words: str) -> Path:
-    """`runs/<words>-<time>`, a folder that does not exist yet."""
+@contextlib.contextmanager
+def out_folder(out: Path | None, *words: str) -> Iterator[Path]:
+    """The folder that the user named, or a new one, `runs/<words>-<time>`, removed again if nothing comes into it.
+
+    It is new also where several commands look at the same instant: each makes its own.
+    """
+    if out is not None:
+        yield out
+        return
+    made_parent = not _RUNS.exists()
+    made = _new_folder(*words)
+    try:
+        yield made
+    finally:
+        with contextlib.suppress(OSError):  # it holds something, as it should
+            made.rmdir()
+            if made_parent:
+                _RUNS.rmdir()
+
+
+def _new_folder(*words: str) -> Path:
     name = "-".join(re.sub(r"[^A-Za-z0-9_.]+", "-", word).strip("-.") for word in words)
-    stem = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    candidates = [stem, *(stem.with_name(f"{stem.name}-{number}") for number in range(2, 100))]
-    return next(path for path in candidates if not path.exists())
+    stem = _RUNS / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    error: OSError | None = None
+    for number in range(1, _MOST_FOLDERS):
+        path = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
+        try:
+            path.mkdir(parents=True)
+            return path
+        except (FileExistsError, FileNotFoundError) as taken:  # or somebody has just removed the parent
+            error = taken
+        except OSError as other:
+            error = other
+            break
+    assert error is not None
+    raise UsageError(str(files.not_written(stem, error)))
 
 
 def task_word(reference: str) -> str:

@@ -12,8 +12,8 @@ import typer
 from paceline.bounds import PARAMETERS
 from paceline.cli import options
 from paceline.cli.console import say
-from paceline.cli.train import settings, show
-from paceline.errors import UsageError
+from paceline.cli.train import end, settings, show
+from paceline.errors import NotWrittenError, UsageError
 from paceline.slow_workers import slow_factors
 from paceline.system import uncollected
 
@@ -92,22 +92,25 @@ def simulate(
     options.check_specs(config)
     options.tell_what_is_overridden([config])
     word = config.algorithm.partition("(")[0]
-    folder = out or options.default_out("simulated", options.task_word(config.task), word)
-
-    say(f"{config.task}: {config.algorithm}, {config.workers} simulated workers, into {folder}")
-    command = options.write_command(sys.argv[1:])
-    run = simulate_task(
-        config,
-        cluster=simulated,
-        timing_only=timing_only,
-        num_parameters=parameters,
-        faults=faults,
-        out=folder,
-        command=command,
-    )
+    not_written = None
+    with options.out_folder(out, "simulated", options.task_word(config.task), word) as folder:
+        say(f"{config.task}: {config.algorithm}, {config.workers} simulated workers, into {folder}")
+        try:
+            run = simulate_task(
+                config,
+                cluster=simulated,
+                timing_only=timing_only,
+                num_parameters=parameters,
+                faults=faults,
+                out=folder,
+                command=options.write_command(sys.argv[1:]),
+            )
+        except NotWrittenError as error:
+            if error.run is None:
+                raise
+            run, not_written = error.run, error
     show(run, folder, as_json=as_json)
-    if run.result["outcome"] == "crashed":
-        raise typer.Exit(1)
+    end(run, not_written)
 
 
 def _faults(kills: list[str]) -> Faults:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline import files
 from paceline.bounds import PASSES, PROCESSORS, SPARSE_SEED
 from paceline.cli.console import out, say
 from paceline.errors import UsageError, printable
@@ -125,7 +126,7 @@ def predict(
         if not as_json:
             print("\n".join(printable(line) for line in lines))
     else:
-        write.write_text("\n".join(lines) + "\n")
+        files.write_text(write, "\n".join(lines) + "\n")
     if as_json:
         print(json.dumps(measures))
     elif measures:

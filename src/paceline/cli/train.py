@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline import files
 from paceline.cli import options
-from paceline.cli.console import err, out, say
-from paceline.errors import UsageError
+from paceline.cli.console import complain, err, out, say
+from paceline.errors import NotWrittenError, UsageError
 from paceline.fork_server import fork_server_context
 from paceline.slow_workers import slow_factors
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from paceline.config import TrainConfig
     from paceline.observe.run import RunData
 
-__all__ = ["execute", "outcome_line", "settings", "train"]
+__all__ = ["end", "execute", "outcome_line", "settings", "train"]
 
 
 def train(
@@ -63,7 +64,6 @@ def train(
     options.check_numbers(given)
     if resume is not None:
         given = _resumed(resume, given)
-        options.check_numbers(given)
     if out is not None and (resume is None or out.resolve() != resume.resolve()):
         options.check_out(out)
 
@@ -71,14 +71,25 @@ def train(
     from paceline.config import TrainConfig
 
     known = {one.name for one in dataclasses.fields(TrainConfig)}
-    config = TrainConfig(**{key: value for key, value in given.items() if key in known})
+    given = {key: value for key, value in given.items() if key in known}
+    try:
+        config = TrainConfig(**given)
+    except UsageError as error:
+        if resume is None:
+            raise
+        raise UsageError(
+            f"{resume / 'config.json'} is damaged, or does not go with what was given now: {error}"
+        ) from error
+    options.check_numbers(given)
     options.check_specs(config)
     options.tell_what_is_overridden([config])
-    folder = out or resume or options.default_out(options.task_word(config.task), config.algorithm.partition("(")[0])
-    run = execute(config, folder, resume=resume)
+    import paceline.training  # noqa: F401  (now: a signal during imports ends the process at once, and leaves what is there)
+
+    words = options.task_word(config.task), config.algorithm.partition("(")[0]
+    with options.out_folder(out or resume, *words) as folder:
+        run, not_written = execute(config, folder, resume=resume)
     show(run, folder, as_json=as_json)
-    if run.result["outcome"] == "crashed":
-        raise typer.Exit(1)
+    end(run, not_written)
 
 
 def settings(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -91,8 +102,8 @@ def settings(arguments: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def execute(config: TrainConfig, folder: Path, *, resume: Path | None = None) -> RunData:
-    """Train into a folder, with live figures on stderr."""
+def execute(config: TrainConfig, folder: Path, *, resume: Path | None = None) -> tuple[RunData, NotWrittenError | None]:
+    """Train into a folder, with live figures on stderr; returns the run, and what of its files could not be written."""
     from paceline.observe.progress import LiveTable
     from paceline.training import train as run_training
 
@@ -101,7 +112,11 @@ def execute(config: TrainConfig, folder: Path, *, resume: Path | None = None) ->
     title = f"{config.task}: {config.algorithm}, {workers}, into {folder}"
     try:
         with LiveTable(title, console=err()) as live:
-            return run_training(config, out=folder, resume=resume, command=command, on_progress=live.update)
+            return run_training(config, out=folder, resume=resume, command=command, on_progress=live.update), None
+    except NotWrittenError as error:
+        if error.run is None:
+            raise
+        return error.run, error
     except KeyboardInterrupt:
         if (folder / "checkpoint").is_dir():
             say(f"Go on from the last checkpoint: paceline train --resume {folder}")
@@ -120,6 +135,14 @@ def show(run: RunData, folder: Path, *, as_json: bool) -> None:
     console.print(f"Trace:  {folder / 'trace.json'} (open it at ui.perfetto.dev)", soft_wrap=True)
     if as_json:
         print(json.dumps(read_result(run, folder)), flush=True)
+
+
+def end(run: RunData, not_written: NotWrittenError | None = None) -> None:
+    """Ends the command with code 1 where the run crashed, or a file of it is missing, which is said."""
+    if not_written is not None:
+        complain(str(not_written))
+    if not_written is not None or run.result["outcome"] == "crashed":
+        raise typer.Exit(1)
 
 
 def outcome_line(result: dict[str, Any]) -> Text:
@@ -146,14 +169,9 @@ def _resumed(resume: Path, given: dict[str, Any]) -> dict[str, Any]:
         raise UsageError(f"--resume {resume} is no run's folder: it has no config.json.")
     if not (resume / "checkpoint").is_dir():
         raise UsageError(f"--resume {resume} has no checkpoint to go on from; start it anew with another --out.")
-    try:
-        saved = json.loads(path.read_text())
-    except ValueError as error:
-        raise UsageError(f"{path} cannot be read ({error}); start the run anew with another --out.") from error
+    saved = files.read_json(path, {})
     for one, other in (("epochs", "steps"), ("target_loss", "target_accuracy")):
         if one in given or other in given:
             saved.pop(one, None)
             saved.pop(other, None)
-    if saved.get("data") is not None:
-        saved["data"] = Path(saved["data"])
     return {**saved, **given}

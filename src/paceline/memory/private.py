@@ -18,11 +18,14 @@ class PrivateVector:
     Args:
         x: the vector, kept.
         version: updates that were applied to it before.
+
+    Attributes:
+        updates: of the changes that it has had here, those that were updates.
     """
 
     def __init__(self, x: torch.Tensor, version: int = 0) -> None:
         self.x = x
-        self.version = version
+        self.version, self.updates = version, 0
         self.waited_s = 0.0
 
     def writing(self) -> AbstractContextManager[None]:
@@ -32,6 +35,7 @@ class PrivateVector:
     def advance(self, updates: int = 1) -> int:
         """Counts one update, or with 0 a change that is none; returns the version that it made."""
         self.version += 1
+        self.updates += updates
         return self.version
 
     def snapshot(self, out: torch.Tensor) -> int:
@@ -39,9 +43,9 @@ class PrivateVector:
         out.copy_(self.x)
         return self.version
 
-    def own(self) -> tuple[int, torch.Tensor]:
-        """(version, copy (P,))."""
-        return self.version, self.x.clone()
+    def own(self) -> tuple[int, int, torch.Tensor]:
+        """(version, updates, copy (P,))."""
+        return self.version, self.updates, self.x.clone()
 
     def restore(self, version: int, x: torch.Tensor) -> None:
         """Gives the vector the values of `x` (P,), and its version."""

@@ -157,10 +157,10 @@ class ReplicatedVector:
 
         return self._lock(worker).copied(copy, f"worker {worker}")
 
-    def own(self) -> tuple[int, torch.Tensor]:
-        """(version, copy (P,)) of this worker's vector, which another of its programs may be writing."""
+    def own(self) -> tuple[int, int, torch.Tensor]:
+        """(version, updates in this memory, copy (P,)) of this worker's vector; another of its programs may be writing it."""
         copy = torch.empty_like(self.x)
-        return self.model(self._owner, copy), copy
+        return self.model(self._owner, copy), load(self._version + 24), copy
 
     def restore(self, version: int, x: torch.Tensor) -> None:
         """Gives this worker's vector the values of `x` (P,), and its version."""

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
@@ -20,16 +20,28 @@ from typing import Any
 
 import numpy as np
 
+from paceline import files
 from paceline.errors import UsageError
 from paceline.memory.records import RECORD_DTYPE, without_waiting
 
-__all__ = ["RunData", "read_events", "save_events", "write_events", "write_json", "write_text"]
+__all__ = [
+    "RunData",
+    "check_records",
+    "read_events",
+    "save_events",
+    "write_events",
+    "write_json",
+    "write_text",
+]
 
 _LINES_PER_CHUNK = 50_000
 _NAMES: tuple[str, ...] = RECORD_DTYPE.names or ()
 _SHARED_DTYPE = np.dtype([("worker", np.int64), *RECORD_DTYPE.descr])
+_MOST = 2**53  # beyond it, JSON's readers may lose digits
+_MOST_WORKERS = 10_000_000
+_MOST_S = 1e10  # three centuries
 _MOST_FILES = 256  # thousands of files take longer to make than to fill, and are no use to anybody
-_EVENTS_FILE = re.compile(r"events-(\d+)(?:-(\d+))?\.jsonl")
+_EVENTS_FILE = re.compile(r"events-(\d{1,18})(?:-(\d{1,18}))?\.jsonl", re.ASCII)
 
 
 @dataclass(slots=True)
@@ -58,10 +70,14 @@ class RunData:
 
         Returns:
             The folder.
+
+        Raises:
+            NotWrittenError: a file cannot be written; those after it are not, so that there is no result without the rest.
         """
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "result.json").unlink(missing_ok=True)  # until all is written anew
+        with files.writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "result.json").unlink(missing_ok=True)  # until all is written anew
         write_json(folder / "config.json", self.config)
         save_events(folder, self.records)
         write_json(folder / "evaluations.json", self.evaluations)
@@ -84,15 +100,26 @@ class RunData:
         if not (folder / "config.json").is_file():
             raise UsageError(f"{folder} is not the folder of a run: it has no config.json.")
         records = _read_all_events(folder)
-        result = _read_json(folder / "result.json", {})
-        if decided and result.get("version") is not None and not result.get("gossip"):
-            records = without_waiting(records, result["version"])
-        return cls(
-            config=_read_json(folder / "config.json", {}),
-            result=result,
-            records=records,
-            evaluations=_read_json(folder / "evaluations.json", []),
-        )
+        result = files.read_json(folder / "result.json", {})
+        version = result.get("version")
+        if decided and version is not None and not result.get("gossip"):
+            if type(version) is not int:
+                raise UsageError(f"{folder / 'result.json'} is damaged: its version is {version!r}.")
+            records = without_waiting(records, version)
+        evaluations = files.read_json(folder / "evaluations.json", [])
+        if not all(isinstance(one, dict) and _is_evaluation(one) for one in evaluations):
+            raise UsageError(f"{folder / 'evaluations.json'} is damaged: it holds something else than evaluations.")
+        return cls(files.read_json(folder / "config.json", {}), result, records, evaluations)
+
+
+def _is_evaluation(one: dict[str, Any]) -> bool:
+    """Whether it has a time, and its figures are numbers that are known or not."""
+    numbers = [one.get(name) for name in ("version", "samples", "train_loss", "test_loss", "test_accuracy")]
+    return _is_number(one.get("elapsed_s")) and all(value is None or _is_number(value) for value in numbers)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def write_events(path: str | Path, records: np.ndarray) -> None:
@@ -102,7 +129,7 @@ def write_events(path: str | Path, records: np.ndarray) -> None:
     """
     _check_dtype(records)
     chunks = (records[at : at + _LINES_PER_CHUNK] for at in range(0, len(records), _LINES_PER_CHUNK))
-    _write_atomically(Path(path), chain.from_iterable(map(_lines, chunks)))
+    files.write_chunks(Path(path), chain.from_iterable(map(_lines, chunks)))
 
 
 def save_events(folder: Path, records: Mapping[int, np.ndarray]) -> None:
@@ -118,17 +145,18 @@ def save_events(folder: Path, records: Mapping[int, np.ndarray]) -> None:
             for column in _NAMES:
                 named[column] = rows[column]
             name = f"events-{workers[0]}-{workers[-1]}.jsonl"
-            _write_atomically(folder / name, _lines(named))
+            files.write_chunks(folder / name, _lines(named))
             written.add(name)
             continue
         lines = _lines(rows)
         for worker_id, own in group:
             name = f"events-{worker_id}.jsonl"
-            _write_atomically(folder / name, islice(lines, len(own)))
+            files.write_chunks(folder / name, islice(lines, len(own)))
             written.add(name)
-    for path in folder.glob("events-*.jsonl"):
-        if path.name not in written and _EVENTS_FILE.fullmatch(path.name):
-            path.unlink()
+    with files.writing(folder):
+        for path in folder.glob("events-*.jsonl"):
+            if path.name not in written and _EVENTS_FILE.fullmatch(path.name):
+                path.unlink()
 
 
 def _read_all_events(folder: Path) -> dict[int, np.ndarray]:
@@ -139,6 +167,8 @@ def _read_all_events(folder: Path) -> dict[int, np.ndarray]:
         if match is None:
             continue
         first, last = int(match[1]), int(match[2] or match[1])
+        if not first <= last < first + _MOST_WORKERS:
+            raise UsageError(f"{path} is no name of a file of events: remove it.")
         workers = range(first, last + 1)
         if twice := [worker for worker in workers if worker in records]:
             raise UsageError(
@@ -146,8 +176,10 @@ def _read_all_events(folder: Path) -> dict[int, np.ndarray]:
             )
         if match[2] is None:
             records[first] = read_events(path)
+            check_records(records[first], path)
             continue
         rows = _read_events(path, _SHARED_DTYPE)
+        check_records(rows, path)
         ends = np.searchsorted(rows["worker"], workers, side="right").tolist()
         in_order = not (np.diff(rows["worker"]) < 0).any() and ends[-1] == len(rows)
         if not in_order or (len(rows) and (rows["worker"][0] < first or not _is_whole(path))):
@@ -230,9 +262,14 @@ def read_events(path: str | Path) -> np.ndarray:
 
 
 def _read_events(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
-    lines = path.read_text(encoding="utf-8").split("\n")
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise UsageError(f"{path} is damaged: {error}.") from None
     unfinished = lines.pop()
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         if unfinished and isinstance(json.loads(unfinished), dict):
             lines.append(unfinished)
     records = np.empty(len(lines), dtype)
@@ -242,10 +279,29 @@ def _read_events(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
             rows = [_row(event, dtype) for event in json.loads("[" + ",".join(chunk) + "]")]
             if len(rows) != len(chunk):
                 raise ValueError("a line holds more or less than one event")
-        except (ValueError, KeyError, TypeError):
+            records[at : at + len(chunk)] = rows
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise _damaged(path, chunk, at, dtype) from None
-        records[at : at + len(chunk)] = rows
     return records
+
+
+def check_records(records: np.ndarray, path: Path) -> None:
+    """Refuses records that no run makes, as of a file that was damaged where its form is still right.
+
+    Raises:
+        UsageError: names the file and the first of them.
+    """
+    is_sound = np.ones(len(records), bool)
+    for name in _NAMES:
+        values = records[name]
+        if values.dtype.kind == "i":
+            is_sound &= (values >= -1) & (values < _MOST)
+        elif name != "loss":
+            is_sound &= np.isfinite(values) & (np.abs(values) < _MOST_S)
+    if not is_sound.all():
+        raise UsageError(
+            f"{path}, event {int(np.argmin(is_sound)) + 1}: it holds what no run writes: the file is damaged."
+        )
 
 
 def _row(event: dict[str, Any], dtype: np.dtype[Any]) -> tuple[float, ...]:
@@ -258,7 +314,7 @@ def _damaged(path: Path, lines: list[str], lines_before: int, dtype: np.dtype[An
             np.array(_row(json.loads(line), dtype), dtype)
         except KeyError as missing:
             return UsageError(f"{path}, line {number}: the event has no {missing}.")
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError, RecursionError):
             return UsageError(f"{path}, line {number} is not an event: {line[:80]!r}.")
     return UsageError(f"{path}: lines {lines_before + 1} to {lines_before + len(lines)} are not events.")
 
@@ -270,7 +326,7 @@ def write_json(path: str | Path, value: Any) -> None:
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file atomically: a reader sees the old file or the new one, never a part."""
-    _write_atomically(Path(path), [text])
+    files.write_text(Path(path), text)
 
 
 def _plain(value: Any) -> Any:
@@ -286,24 +342,3 @@ def _plain(value: Any) -> Any:
         case None | bool() | int() | str():
             return value
     return str(value)
-
-
-def _read_json(path: Path, default: Any) -> Any:
-    if not path.is_file():
-        return default
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UsageError(f"{path} is damaged: {error}.") from None
-
-
-def _write_atomically(path: Path, chunks: Iterable[str]) -> None:
-    temporary, rest = path.with_name(f".{path.name}.{os.getpid()}.tmp"), iter(chunks)
-    try:
-        with temporary.open("wb") as file:
-            for text in iter(lambda: "".join(islice(rest, _LINES_PER_CHUNK)), ""):
-                file.write(text.encode(errors="backslashreplace"))  # names of files may be no UTF-8
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

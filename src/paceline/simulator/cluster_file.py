@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline import files
 from paceline.bounds import SIMULATED_WORKERS
 from paceline.errors import UsageError
 from paceline.plain_files import read_table
@@ -24,7 +25,7 @@ from paceline.simulator.cluster import Cluster
 from paceline.simulator.compute import ComputeTime, Recorded, compute_registry
 from paceline.simulator.sockets import Sockets
 
-__all__ = ["as_table", "from_table", "read", "write"]
+__all__ = ["as_table", "as_text", "from_table", "read", "write"]
 
 _TABLES = {
     "slow": "slowness",
@@ -100,20 +101,23 @@ def check_names(table: Any, where: str) -> None:
 
 
 def write(cluster: Cluster, path: Path) -> Path:
-    """Writes a cluster to a file."""
+    """Writes a cluster to a file, whole or not at all."""
+    files.write_text(path, as_text(cluster, path))
+    return path
+
+
+def as_text(cluster: Cluster, path: Path) -> str:
+    """What `write` writes: TOML or JSON, as the file's name says."""
     table = as_table(cluster)
     if path.suffix == ".json":
-        text = json.dumps(table, indent=2) + "\n"
-    elif path.suffix == ".toml":
+        return json.dumps(table, indent=2) + "\n"
+    if path.suffix == ".toml":
         tables = {name: table.pop(name) for name in _TABLES if name in table}
         lines = [f"{key} = {json.dumps(value)}" for key, value in table.items()]  # numbers, strings and lists agree
         for name, factors in tables.items():
             lines += ["", f"[{name}]", *(f"{key} = {factor}" for key, factor in factors.items())]
-        text = "\n".join(lines) + "\n"
-    else:
-        raise UsageError(f"A cluster file is .toml or .json, not {path.name}.")
-    path.write_text(text, encoding="utf-8")
-    return path
+        return "\n".join(lines) + "\n"
+    raise UsageError(f"A cluster file is .toml or .json, not {path.name}.")
 
 
 def as_table(cluster: Cluster) -> dict[str, Any]:

@@ -125,6 +125,7 @@ class Scheduler:
         self._hub = getcurrent()
         self._servants: list[greenlet] = []  # for programs that serve; those that have nothing to do
         self._ended = False
+        self._cut = False
         self._runs_torch = runs_torch
         self._let_others_run = self._switch_with_torch if runs_torch else self._switch
         self.time_s = self._now  # one object, which thousands of clocks share
@@ -190,6 +191,10 @@ class Scheduler:
         """Ends the simulation after the events planned for this instant; unfinished programs are cut off."""
         self.call_at(self.now_s, self._end)
 
+    def cut(self) -> None:
+        """Ends the simulation where it is; unlike `stop` it may be called at any point, as by a signal."""
+        self._cut = self._ended = True
+
     def stop_at(self, at_s: float) -> None:
         """Ends the simulation then, if anything would still happen: what waits for ever by then is a deadlock as ever."""
         self.call_at(at_s, lambda: self.stop() if self._due or self._instants else None)
@@ -242,7 +247,7 @@ class Scheduler:
             if not program.over:
                 self._throw(program)
                 self._finished(program)  # where it had not begun
-        self._ended = ended or not self._num_main
+        self._ended = ended or self._cut or not self._num_main
 
     def run(self) -> None:
         """Runs until all main programs have ended, or `stop`.

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
+from paceline import files
 from paceline.bounds import PARAMETERS, check_memory
 from paceline.errors import UsageError, shown
 from paceline.integrations.factorization import HogwildMatrixFactorization
@@ -206,8 +207,9 @@ def _rate(arrays: Arrays, ratings: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write_model(path: Path, arrays: Arrays) -> None:
-    """One NPZ file of plain arrays."""
-    np.savez(path, **arrays)  # type: ignore[arg-type]
+    """One NPZ file of plain arrays, whole or not at all."""
+    with files.replacing(path) as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def _read_model(path: Path) -> Arrays:

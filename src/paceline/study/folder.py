@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import UsageError
+from paceline import files
+from paceline.errors import NotWrittenError, UsageError
+from paceline.held_folder import held
 from paceline.observe.run import write_json, write_text
 from paceline.study.study_file import Study
 from paceline.study.trial import Trial
@@ -20,12 +21,16 @@ from paceline.system import machine, versions
 __all__ = ["StudyFolder"]
 
 _UNFINISHED = ".unfinished-"
+_SUMS = "SHA256SUMS"  # of a trial's files, as sha256sum --check reads it
+_REMEDY = "remove its trial's folder, and run the study again"
+_HASH = re.compile(r"[0-9a-f]+", re.ASCII)
 
 
 class StudyFolder:
     """`study.toml`, `environment.json`, `plan.json`, `trials/<hash>/`, the tables and the report.
 
     A trial is written into a folder with another name, brought to the disk, and renamed: a folder named by a hash is complete.
+    Its files have checksums there, without which those of earlier versions are read as they are.
 
     Args:
         path: of the folder.
@@ -57,30 +62,40 @@ class StudyFolder:
         Raises:
             UsageError: somebody does.
         """
-        self.trials.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise UsageError(f"Another process runs the study in {self.path}; wait for it, or end it.") from error
+        with held(self.path):
+            with files.writing(self.path):
+                self.trials.mkdir(exist_ok=True)
             yield
 
     def begin(self, study: Study) -> None:
         """Writes down what is about to be run, and removes what a kill has left of a trial or a file."""
-        for path in self.path.glob(".*.tmp"):
-            path.unlink()
         write_text(self.path / "study.toml", study.as_text())
         write_json(self.path / "environment.json", {"machine": machine(), "versions": versions()})
-        for path in self.trials.glob(f"{_UNFINISHED}*"):
-            shutil.rmtree(path)
+        with files.writing(self.trials):
+            for path in self.trials.glob(f"{_UNFINISHED}*"):
+                shutil.rmtree(path)
 
     def write_plan(self, trials: Mapping[str, Trial]) -> None:
         """Which trials belong to the study, in their order."""
         write_json(self.path / "plan.json", [{"hash": name, "factors": one.factors} for name, one in trials.items()])
 
     def plan(self) -> list[dict[str, Any]]:
-        """What `write_plan` wrote; empty before that."""
-        return _read(self.path / "plan.json") or []
+        """What `write_plan` wrote; empty before that.
+
+        Raises:
+            UsageError: it is damaged.
+        """
+        path = self.path / "plan.json"
+        plan = files.read_json(path, [])
+        if not all(
+            isinstance(one, dict)
+            and isinstance(one.get("factors"), dict)
+            and _HASH.fullmatch(str(one.get("hash")))
+            and all(value is None or isinstance(value, str | int | float) for value in one["factors"].values())
+            for one in plan
+        ):
+            raise UsageError(f"{path} is damaged: it holds something else than trials; run the study again.")
+        return plan
 
     def done(self, name: str) -> bool:
         """Whether a trial has been run."""
@@ -93,12 +108,18 @@ class StudyFolder:
     def add(self, name: str, write: Callable[[Path], None]) -> None:
         """Puts a trial into the folder, whose files `write` writes: all of them, or nothing."""
         unfinished = self.trials / f"{_UNFINISHED}{name}"
-        unfinished.mkdir()
-        write(unfinished)
-        for path in [*unfinished.iterdir(), unfinished]:
-            _to_disk(path)
-        unfinished.rename(self.trials / name)
-        _to_disk(self.trials)
+        try:
+            with files.writing(unfinished):
+                unfinished.mkdir()
+                write(unfinished)
+                sums = [f"{files.digest_of(path)}  {path.name}\n" for path in sorted(unfinished.iterdir())]
+                files.write_text(unfinished / _SUMS, "".join(sums))
+                files.to_disk(unfinished)
+                unfinished.rename(self.trials / name)
+                files.to_disk(self.trials)
+        except NotWrittenError:
+            shutil.rmtree(unfinished, ignore_errors=True)  # there is little room, or it would not have come to this
+            raise
 
     def trial(self, name: str) -> dict[str, Any]:
         """A trial's `trial.json`.
@@ -108,26 +129,35 @@ class StudyFolder:
         """
         path = self.trials / name / "trial.json"
         if (found := _read(path)) is None:
-            raise UsageError(f"{path} is missing; remove its trial's folder, and run the study again.")
+            raise UsageError(f"{path} is missing; {_REMEDY}.")
         return found
 
     def result(self, name: str) -> dict[str, Any]:
-        """A trial's `result.json`."""
+        """A trial's `result.json`.
+
+        Raises:
+            UsageError: it is damaged.
+        """
         return _read(self.trials / name / "result.json") or {}
 
 
 def _read(path: Path) -> Any:
+    """What a trial's JSON file holds; None where there is none, and never was."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        sums = dict(line.split("  ")[::-1] for line in _lines(path.with_name(_SUMS)))
+        if sums and sums.get(path.name) != files.digest_of(path):
+            raise ValueError(f"its checksum is not the one in {_SUMS}")
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("it holds no names and values")
+        return found
     except FileNotFoundError:
         return None
-    except ValueError as error:
-        raise UsageError(f"{path} is damaged ({error}); remove its trial's folder, and run the study again.") from error
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}).") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is damaged ({error}); {_REMEDY}.") from error
 
 
-def _to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []

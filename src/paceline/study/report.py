@@ -183,5 +183,5 @@ def read_study_file(folder: Path) -> dict[str, Any]:
     """What `study.toml` says, nothing if there is none or it is damaged: a report is written from its table all the same."""
     try:
         return tomllib.loads(read_text(folder / "study.toml"))
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return {}

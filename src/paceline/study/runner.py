@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import OverrideWarning, PacelineError
+from paceline.interrupts import ended_by_system, noted
 from paceline.observe.run import RunData, write_json
 from paceline.simulation import simulate_task
 from paceline.study.design import plan_trials
@@ -124,11 +125,12 @@ class _Running:
         with keep_data(), warnings.catch_warnings():
             warnings.simplefilter("ignore", OverrideWarning)  # said once, by whoever asked for the study
             self._load_data()
-            with self.folder.held():
+            with ended_by_system(), noted() as interruption, self.folder.held():
                 self.folder.begin(self.study)
                 self.folder.write_plan(self.planned)
                 try:
                     for trial in trials:
+                        interruption.raise_if_any()
                         self._one(trial, total)
                 except KeyboardInterrupt:
                     write_tables(self.folder.path)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import os
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import UsageError
+from paceline import files
+from paceline.errors import UsageError, first_line, shown
+from paceline.plain_files import read_table
 from paceline.study.folder import StudyFolder
+from paceline.study.limits import is_number
 from paceline.study.rows import flat_row
 from paceline.study.study_file import TARGETS
 
@@ -47,15 +48,12 @@ def load_table(folder: Path | str) -> pandas.DataFrame:
         UsageError: it is no study's folder, or pandas is missing.
     """
     check_installed()
-    import pandas
-
     path = Path(folder)
     if (path / "plan.json").is_file() and (path / "trials").is_dir():
         return _frame(_rows(StudyFolder(path)))
-    if (path / "table.parquet").is_file():
-        return pandas.read_parquet(path / "table.parquet")
-    if (path / "table.csv").is_file():
-        return pandas.read_csv(path / "table.csv", dtype={"trial": str})
+    for name in ("table.parquet", "table.csv"):
+        if (path / name).is_file():
+            return _read_written(path / name)
     raise UsageError(f"{path} holds no study: run one with `paceline study run FILE --out {path}`.")
 
 
@@ -63,16 +61,13 @@ def write_tables(folder: Path | str) -> pandas.DataFrame:
     """Writes `table.parquet` and `table.csv` from the trials, and returns the table."""
     table, path = load_table(folder), Path(folder)
     for name, write in (("table.parquet", table.to_parquet), ("table.csv", table.to_csv)):
-        temporary = path / f".{name}.{os.getpid()}.tmp"  # `study table` may be asked while the study is run
-        write(temporary, index=False)
-        temporary.replace(path / name)
+        with files.replacing(path / name) as file:  # `study table` may be asked while the study is run
+            write(file, index=False)
     return table
 
 
 def _rows(folder: StudyFolder) -> list[dict[str, Any]]:
-    study = tomllib.loads((folder.path / "study.toml").read_text(encoding="utf-8"))
-    targets = study.get("targets", TARGETS)
-    target = study.get("target", min(targets))
+    targets, target = _targets(folder.path / "study.toml")
     rows = []
     for number, planned in enumerate(folder.plan()):
         name = planned["hash"]
@@ -81,6 +76,31 @@ def _rows(folder: StudyFolder) -> list[dict[str, Any]]:
         trial = {**folder.trial(name), "number": number, "factors": planned["factors"]}
         rows.append(flat_row(trial, folder.result(name), targets=targets, target=target, folder=folder.trials / name))
     return rows
+
+
+def _targets(path: Path) -> tuple[list[float], float]:
+    """The study's targets, and the one by which its methods are compared."""
+    study = read_table(path, "The study file")
+    targets = study.get("targets", list(TARGETS)) if isinstance(study, dict) else None
+    if not isinstance(targets, list) or not targets or not all(map(is_number, targets)):
+        raise UsageError(f"The study file {path} is damaged: its targets are no list of numbers.")
+    target = study.get("target", min(targets))
+    if target not in targets:
+        raise UsageError(f"The study file {path} is damaged: its target {shown(target)} is none of its targets.")
+    return targets, target
+
+
+def _read_written(path: Path) -> pandas.DataFrame:
+    import pandas
+
+    try:
+        if path.suffix == ".parquet":
+            return pandas.read_parquet(path)
+        return pandas.read_csv(path, dtype={"trial": str})
+    except Exception as error:  # PyArrow and pandas raise what they like at damaged bytes
+        raise UsageError(
+            f"{path} is damaged ({first_line(error)}), and there are no trials to write it anew."
+        ) from error
 
 
 def _frame(rows: list[dict[str, Any]]) -> pandas.DataFrame:

@@ -1,0 +1,159 @@
+"""Files that are there whole or not at all: written under another name, brought to the disk, and renamed.
+
+Every file of a run, a study or a model is written this way, so that a kill at any instant, a full disk or a lost power supply
+leaves the old file or the new one. What cannot be written is one sentence (`NotWrittenError`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+from paceline.errors import NotWrittenError, UsageError
+
+__all__ = [
+    "clear_unfinished",
+    "digest_of",
+    "new_file",
+    "not_written",
+    "read_json",
+    "replacing",
+    "to_disk",
+    "write_chunks",
+    "write_text",
+    "writing",
+]
+
+_CHUNKS_AT_ONCE = 50_000
+_MAKE_ROOM, _PERMISSION = "make room there", "choose a place that you may write to"
+_REMEDIES = {
+    errno.ENOSPC: _MAKE_ROOM,
+    errno.EDQUOT: _MAKE_ROOM,
+    errno.EACCES: _PERMISSION,
+    errno.EPERM: _PERMISSION,
+    errno.EROFS: _PERMISSION,
+    errno.EIO: "its disk may be failing, so choose another place",
+}
+
+
+def not_written(path: Path, error: OSError) -> NotWrittenError:
+    """The sentence about a file that cannot be written, with a remedy."""
+    why = error.strerror or type(error).__name__
+    remedy = _REMEDIES.get(error.errno or 0, "choose another place")
+    return NotWrittenError(f"{path} cannot be written ({why}): {remedy}.")
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns what the system says of a folder or file within into the sentence about it; `path` where it names none."""
+    try:
+        yield
+    except OSError as error:
+        raise not_written(Path(error.filename) if isinstance(error.filename, str) else path, error) from error
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
+    """An open file for what `path` shall hold; that is there, and on the disk, once the `with` has ended without an error.
+
+    Costs: some milliseconds, until the disk has it. The folder's name for it is not waited for: after a lost power supply the
+    old file may be there.
+
+    Args:
+        path: of the file.
+        sync: whether to wait for the disk; what no longer matters once the machine has stopped need not.
+
+    Raises:
+        NotWrittenError: it cannot be; `path` is as it was.
+    """
+    if path.exists() and not path.is_file():
+        raise NotWrittenError(f"{path} is no file but a folder, a device or the like: name another.")
+    target = path.resolve() if path.is_symlink() else path  # the link stays
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with new_file(temporary) as file:
+            yield file
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        temporary.replace(target)
+    except OSError as error:
+        raise not_written(path, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def write_chunks(path: Path, chunks: Iterable[str]) -> None:
+    """Writes text that need not be in memory as a whole.
+
+    Raises:
+        NotWrittenError: as `replacing`.
+    """
+    rest = iter(chunks)
+    with replacing(path) as file:
+        for text in iter(lambda: "".join(islice(rest, _CHUNKS_AT_ONCE)), ""):
+            file.write(text.encode(errors="backslashreplace"))
+
+
+def write_text(path: Path, text: str, *, sync: bool = True) -> None:
+    """Writes a text file, as `replacing` does: a reader sees the old one or the new one, never a part.
+
+    Raises:
+        NotWrittenError: as `replacing`.
+    """
+    with replacing(path, sync=sync) as file:
+        file.write(text.encode(errors="backslashreplace"))
+
+
+def read_json(path: Path, default: Any) -> Any:
+    """What a JSON file of ours holds, which is of the same type as `default`; that where there is no file.
+
+    Raises:
+        UsageError: it cannot be read, or is damaged.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return default
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is damaged: {error}.") from None
+    if not isinstance(value, type(default)):
+        raise UsageError(f"{path} is damaged: it holds something else than what a run writes there.")
+    return value
+
+
+def new_file(path: Path) -> IO[bytes]:
+    """A file to write, emptied if it is there; every file that Paceline writes is opened here."""
+    return path.open("wb")
+
+
+def digest_of(path: Path) -> str:
+    """The SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def to_disk(folder: Path) -> None:
+    """Waits until the disk has the names of a folder's files."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def clear_unfinished(folder: Path) -> None:
+    """Removes what a killed process had begun to write into a folder; for whoever holds it."""
+    for path in folder.glob(".*.tmp"):
+        with contextlib.suppress(OSError):
+            path.unlink()

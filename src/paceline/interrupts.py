@@ -1,0 +1,194 @@
+"""Ctrl-C and SIGTERM: what they meet ends in order, once; the second one ends the process at once.
+
+A run notes the first and ends as it would at its end: parameters, records and result are written, and then it is raised.
+SIGTERM, by which Slurm, Kubernetes and others say that the time is up, is treated as Ctrl-C is. Must stay quick to import: the
+command line installs its handlers before it loads anything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+__all__ = [
+    "Interruption",
+    "Terminated",
+    "exit_code",
+    "install",
+    "leave_to_supervisor",
+    "noted",
+    "noted_by",
+    "uninstall",
+]
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_IMPORTS = "<frozen importlib"
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came, and is dealt with as Ctrl-C is.
+
+    Attributes:
+        is_left_to_system: whether the program has no handler of its own, so that SIGTERM should end it.
+    """
+
+    is_left_to_system = False
+
+
+class Interruption:
+    """Whether a signal has come.
+
+    Attributes:
+        signum: which one; 0: none.
+    """
+
+    def __init__(self) -> None:
+        self.signum = 0
+        self._calls: list[Callable[[], object]] = []
+
+    def __bool__(self) -> bool:
+        return self.signum != 0
+
+    @property
+    def name(self) -> str:
+        """In a sentence."""
+        return "SIGTERM" if self.signum == signal.SIGTERM else "Ctrl-C"
+
+    def note(self, signum: int) -> None:
+        """A signal has come."""
+        self.signum = signum
+        for call in self._calls:
+            call()
+
+    def raise_if_any(self) -> None:
+        """Raises `KeyboardInterrupt` if one has."""
+        if self.signum:
+            raise Terminated if self.signum == signal.SIGTERM else KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def calls(self, call: Callable[[], object]) -> Iterator[None]:
+        """Within, a signal also calls this, between any two steps of the program: it must not mind where."""
+        self._calls.append(call)
+        if self.signum:
+            call()
+        try:
+            yield
+        finally:
+            self._calls.remove(call)
+
+
+_current: Interruption | None = None  # of the run that is going on in the main thread
+
+
+@contextlib.contextmanager
+def noted(*, patient: bool = False) -> Iterator[Interruption]:
+    """Within, the first signal is noted, and raised as `KeyboardInterrupt` at the end; the second ends the process at once.
+
+    A patient one lets further SIGTERMs pass: where a job's processes all get one, who started this one may send another.
+
+    Inside another one, and in other threads, it is that one's. Handlers of the program's own stay, and then nothing is noted.
+    A program that leaves SIGTERM to the system is ended by it after `ended_by_system`, as it would have been at once.
+    """
+    global _current
+    if _current is not None or threading.current_thread() is not threading.main_thread():
+        interruption = noted_by()
+        yield interruption
+        interruption.raise_if_any()
+        return
+    interruption = Interruption()
+    before = {one: signal.getsignal(one) for one in _SIGNALS}
+    ours = [one for one in _SIGNALS if before[one] in (signal.default_int_handler, signal.SIG_DFL, _interrupt)]
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        for one in ours:
+            signal.signal(one, _pass if patient and one == signal.SIGTERM else signal.SIG_DFL)
+        interruption.note(signum)
+
+    for one in ours:
+        signal.signal(one, note)
+    _current = interruption
+    try:
+        try:
+            yield interruption
+            interruption.raise_if_any()
+        except Terminated as error:
+            error.is_left_to_system = before[signal.SIGTERM] == signal.SIG_DFL
+            raise
+    finally:
+        _current = None
+        for one in ours:  # the command line says one more sentence, which nothing shall spoil
+            signal.signal(one, signal.SIG_DFL if interruption and before[one] is _interrupt else before[one])
+
+
+@contextlib.contextmanager
+def ended_by_system() -> Iterator[None]:
+    """Around `noted` and what is put in order after it: a program that leaves SIGTERM to the system is ended by it here."""
+    try:
+        yield
+    except Terminated as error:
+        if error.is_left_to_system:
+            os.kill(os.getpid(), signal.SIGTERM)
+        raise
+
+
+def noted_by() -> Interruption:
+    """What the run that is going on has noted."""
+    return Interruption() if _current is None else _current
+
+
+def install() -> None:
+    """The command line's handlers; a signal that whoever started the command lets it ignore stays ignored."""
+    for one in _SIGNALS:
+        if signal.getsignal(one) in (signal.default_int_handler, signal.SIG_DFL):
+            signal.signal(one, _interrupt)
+
+
+def uninstall() -> None:
+    """From here on a signal ends the process without a word: all is said and written."""
+    for one in _SIGNALS:
+        if signal.getsignal(one) is _interrupt:
+            signal.signal(one, signal.SIG_DFL)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    uninstall()
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_IMPORTS):  # an exception may get lost there, or come out as a traceback
+            _end_at_once(signum)
+        frame = frame.f_back
+    raise Terminated if signum == signal.SIGTERM else KeyboardInterrupt
+
+
+def _end_at_once(signum: int) -> None:
+    os.write(2, b"paceline: Stopped.\n")
+    os._exit(128 + signum)
+
+
+def leave_to_supervisor() -> None:
+    """In a worker's process, or one that starts such: signals to the whole group, or job, are the supervisor's to heed.
+
+    What the user's code starts from here hears SIGTERM again, which is how data loaders end their processes.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _pass)
+    signal.siginterrupt(signal.SIGTERM, False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    os.register_at_fork(after_in_child=_hear_again)
+
+
+def _pass(signum: int, frame: FrameType | None) -> None:
+    """Unlike SIG_IGN, this is not inherited by other programs."""
+
+
+def _hear_again() -> None:
+    if signal.getsignal(signal.SIGTERM) is _pass:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def exit_code(error: BaseException | None) -> int:
+    """Of a command that a signal has ended: 143 after SIGTERM, 130 after Ctrl-C."""
+    return 128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)

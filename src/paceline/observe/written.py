@@ -1,0 +1,65 @@
+"""A run's folder at its end: what was recorded, a trace, a report."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import NotWrittenError
+from paceline.observe.report import write_report
+from paceline.observe.run import RunData, write_json
+from paceline.observe.trace import write_trace
+
+__all__ = ["write_run"]
+
+
+def write_run(
+    run: RunData,
+    folder: Path,
+    *,
+    title: str,
+    command: str,
+    recorded: Mapping[int, np.ndarray] | None = None,
+    max_traced_steps: int = 10_000,
+    max_traced_workers: int = 256,
+    host: dict[str, Any] | None = None,
+) -> None:
+    """Writes all that a run's folder has at its end.
+
+    Args:
+        run: as its trace and report show it.
+        folder: made if missing.
+        title: of the report.
+        command: the command line, for the report.
+        recorded: the records to save, where they are not the run's.
+        max_traced_steps: of each worker.
+        max_traced_workers: the first so many.
+        host: for `host.json`, of a simulation: what depends on where and when it was made.
+
+    Raises:
+        NotWrittenError: something cannot be written: what was measured, in which case the folder is as that of a run that was
+            killed, or only the trace or the report. The error's `run` is this one.
+    """
+    try:
+        (run if recorded is None else dataclasses.replace(run, records=dict(recorded))).save(folder)
+        failed = None
+        for write in (
+            lambda: write_json(folder / "host.json", host) if host is not None else None,
+            lambda: write_trace(
+                run, folder / "trace.json", max_steps_per_worker=max_traced_steps, max_workers=max_traced_workers
+            ),
+            lambda: write_report([run], folder / "report.html", title=title, command=command),
+        ):
+            try:
+                write()
+            except NotWrittenError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+    except NotWrittenError as error:
+        error.run = run
+        raise
