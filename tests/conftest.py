@@ -59,6 +59,14 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_runtime_folder(tmp_path_factory):
+    """Where runs that stay on this machine keep their key."""
+    folder = tmp_path_factory.mktemp("runtime")
+    folder.chmod(0o700)
+    os.environ["XDG_RUNTIME_DIR"] = str(folder)
+
+
 @pytest.fixture(scope="session")
 def fork_server():
     import paceline.training  # noqa: F401  (before the collector is told that what is loaded stays)

@@ -7,7 +7,6 @@ in which no machine has two of them. Messages go over the mailbox that training 
 from __future__ import annotations
 
 import contextlib
-import json
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -49,7 +48,7 @@ class _Place:
     store: Any
     worker_id: int
     num_workers: int
-    host: str
+    host: str | None
     key: Path | None
     lost: Callable[[], bool]
     leave: Callable[[], None]
@@ -95,10 +94,10 @@ def _invited(environment: WorkerEnvironment) -> _Place:
     meeting = Meeting(invitation.address, invitation.key, environment.deadline_s)
     try:
         num_workers = num_places(meeting, invitation.of, own=1)
-        if json.loads(meeting.agree("hello", json.dumps({"algorithm": "calibrate"})))["algorithm"] != "calibrate":
+        if meeting.agree_words("hello", {"algorithm": "calibrate"}).get("algorithm") != "calibrate":
             raise UsageError(f"A training meets at {invitation.address}: choose another port to calibrate.")
         worker_id = meeting.add("calibrating", 1) - 1
-        if worker_id >= num_workers:
+        if not 0 <= worker_id < num_workers:
             raise UsageError(
                 f"All {num_workers} places at {invitation.address} are taken: choose another port, or start with a higher"
                 " --of."
@@ -106,7 +105,7 @@ def _invited(environment: WorkerEnvironment) -> _Place:
     except BaseException:
         meeting.close()
         raise
-    return _Place(meeting, worker_id, num_workers, meeting.host, invitation.key, lambda: meeting.lost, meeting.close)
+    return _Place(meeting, worker_id, num_workers, meeting.host, meeting.key, lambda: meeting.lost, meeting.close)
 
 
 def _connect(mailbox: ZmqMailbox, place: _Place, deadline_s: float) -> None:

@@ -136,8 +136,8 @@ class Membership:
 
         return claim
 
-    def address(self) -> tuple[str, Path | None]:
-        """The address by which the others reach this worker, and the key file, which is needed off loopback.
+    def address(self) -> tuple[str | None, Path | None]:
+        """The address by which the others reach this worker, and the key file; neither is needed on one machine.
 
         Raises:
             UsageError: the workers are on several machines, and there is no key file.

@@ -27,12 +27,12 @@ class HostedServers:
         arena: this worker's; its vector is the run's.
         store: where the members of the run meet.
         seed: of the run.
-        host: address of this machine by which the workers reach it.
-        key: the run's key file; needed off loopback.
+        host: address of this machine by which the workers reach it; None: they are on this machine.
+        key: the run's key file; needed with `host`.
     """
 
     def __init__(
-        self, algorithm: Algorithm, arena: Arena, store: Any, seed: int, *, host: str, key: Path | None
+        self, algorithm: Algorithm, arena: Arena, store: Any, seed: int, *, host: str | None, key: Path | None
     ) -> None:
         self._algorithm = algorithm
         self._arena = arena

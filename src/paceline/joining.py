@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import secrets
-import socket
 import sys
 import time
 import warnings
@@ -36,11 +34,12 @@ from paceline.meeting import Meeting, MeetingLostError
 from paceline.observe.run import write_events, write_json
 from paceline.peers import Peers
 from paceline.transport.base import Counts, Mailbox, Message, PeerBack, Ports, Received
+from paceline.transport.peers import read_incarnation, read_peer
+from paceline.transport.way_in import is_heard
 
 __all__ = ["JoinedRun", "check_joinable", "num_places"]
 
 _PLACE_DEADLINE_S = 5.0  # how long a late comer looks for a place whose worker has died
-_PROBE_S = 2.0
 _LATE_CONNECT_S = 3.0
 _LOOK_EVERY_S = 2.0
 _joined = False  # places are taken by processes
@@ -71,7 +70,9 @@ def num_places(meeting: Meeting, of: int | None, own: int) -> int:
     Raises:
         UsageError: another number was agreed on.
     """
-    agreed = int(meeting.agree("of", str(own if of is None else of)))
+    agreed = read_incarnation(meeting.agree("of", str(own if of is None else of)))
+    if not agreed:
+        raise MeetingLostError(meeting.address)
     if of is not None and of != agreed:
         raise UsageError(
             f"The run at {meeting.address} has {agreed} workers in all, and not {of}: give the same --of on every machine"
@@ -116,7 +117,7 @@ class JoinedRun:
         check_joinable(algorithm)
         self.deadline_s = deadline_s
         self.notes: list[str] = []
-        self._key, self._out = invitation.key, invitation.out
+        self._out = invitation.out
         self._spec = registry.spec(algorithm)
         self._meeting = Meeting(invitation.address, invitation.key, deadline_s)
         self._counts = Counts()
@@ -155,7 +156,7 @@ class JoinedRun:
             lambda: self.leaves,
             incarnation=environment.incarnation,
             host=meeting.host,
-            key=self._key,
+            key=meeting.key,
             connect=False,
         )
         try:
@@ -249,11 +250,11 @@ class JoinedRun:
     # At the join point
 
     def _agree(self, words: dict[str, str]) -> None:
-        agreed = json.loads(self._meeting.agree("hello", json.dumps(words)))
+        agreed = self._meeting.agree_words("hello", words)
         for what, mine in words.items():
-            if agreed[what] != mine:
+            if agreed.get(what) != mine:
                 raise UsageError(
-                    f"This worker's {what} is {mine}, and the run at {self._meeting.address} has {agreed[what]}: build the"
+                    f"This worker's {what} is {mine}, and the run at {self._meeting.address} has {agreed.get(what)}: build the"
                     " same model and name the same algorithm everywhere, or choose another port for another run."
                 )
 
@@ -268,7 +269,7 @@ class JoinedRun:
             for worker_id in range(num_workers):
                 key = f"place/{worker_id}"
                 holder = meeting.get(key).decode() if meeting.check([key]) else ""
-                incarnation = int(holder.split()[0]) + 1 if holder else 0
+                incarnation = (read_incarnation(holder.split()[0]) or 0) + 1 if holder.split() else 0
                 if holder and not self._has_died(worker_id, incarnation - 1):
                     continue
                 mine = f"{incarnation} {token}"
@@ -285,15 +286,10 @@ class JoinedRun:
         """Whether nobody listens any more where a worker said that it would; the kernel of its machine knows first."""
         if not self._meeting.check([f"peer/{worker_id}"]):
             return False  # it is just coming
-        told, endpoint = self._meeting.get(f"peer/{worker_id}").decode().split()
-        if int(told) < incarnation:
+        told = read_peer(self._meeting.get(f"peer/{worker_id}"))
+        if told is None or told[0] < incarnation:
             return False  # likewise, in the place of one that has died
-        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_S).close()
-        except OSError:
-            return True
-        return False
+        return not is_heard(told[1])
 
     # The start
 

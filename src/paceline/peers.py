@@ -43,8 +43,8 @@ class Peers:
         counts: messages and bytes are added there.
         stopped: whether the run is being stopped.
         incarnation: how many processes this worker has had before.
-        host: address of this machine by which the others reach it.
-        key: the run's key file; needed off loopback.
+        host: address of this machine by which the others reach it; None: all are on this machine.
+        key: the run's key file; needed with `host`.
         connect: waits for all others at once; otherwise the caller does.
         num_servers: members after the workers. Who has servers talks to them only, and waits for nobody at the start; and
             where the run is being stopped, they still answer.
@@ -60,7 +60,7 @@ class Peers:
         *,
         incarnation: int = 0,
         num_servers: int = 0,
-        host: str = "127.0.0.1",
+        host: str | None = None,
         key: Path | None = None,
         connect: bool = True,
     ) -> None:

@@ -62,8 +62,8 @@ def own_part(store: Any, name: str) -> Any:
     return _dist.PrefixStore(f"paceline/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}", store)
 
 
-def address_of(store: Any, worker_id: int, num_workers: int, deadline_s: float) -> tuple[str, Path | None]:
-    """The address by which the others reach this worker, and the key file, which is needed off loopback.
+def address_of(store: Any, worker_id: int, num_workers: int, deadline_s: float) -> tuple[str | None, Path | None]:
+    """The address by which the others reach this worker, and the key file; neither is needed on one machine.
 
     Raises:
         UsageError: the workers are on several machines, and there is no key file.
@@ -79,7 +79,7 @@ def address_of(store: Any, worker_id: int, num_workers: int, deadline_s: float) 
         )
     machines = {store.get(one).decode() for one in keys}
     if len(machines) == 1:
-        return "127.0.0.1", Path(key) if key else None
+        return None, None
     wait_for_readers(store, "machine", worker_id, range(num_workers))
     if not key:
         raise UsageError(
@@ -91,8 +91,9 @@ def address_of(store: Any, worker_id: int, num_workers: int, deadline_s: float) 
 
 
 def machine_of_this() -> str:
-    """Tells machines apart, and the networks of one machine's containers; says nothing about them."""
-    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/net').readlink()}"
+    """Tells machines apart, and the containers of one machine; says nothing about them."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return " ".join([boot, *(str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in ("net", "pid"))])
 
 
 def wait_for_readers(store: Any, what: str, worker_id: int, workers: Sequence[int]) -> None:

@@ -126,7 +126,7 @@ class Session:
     def _meet_peers(self) -> None:
         environment, membership = self.environment, self.membership
         assert not isinstance(membership, JoinedRun)
-        host, key = membership.address() if membership is not None else ("127.0.0.1", None)
+        host, key = membership.address() if membership is not None else (None, None)
         store = mailbox_part(membership.store) if membership is not None else self.arena.shared_store()
         if membership is not None and environment is not None and self.ports.num_servers and not self.worker_id:
             self.servers = HostedServers(self.algorithm, self.arena, store, environment.seed, host=host, key=key)

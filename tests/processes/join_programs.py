@@ -102,7 +102,8 @@ def hold(address, key, namespace, connection):
     """Holds the join point, and nothing else."""
     if namespace is not None:
         enter_namespace(namespace)
-    connection.send(Meeting(address, Path(key) if key else None, 10).holds)
+    meeting = Meeting(address, Path(key) if key else None, 10)
+    connection.send(meeting.holds)
     signal.pause()
 
 

@@ -166,8 +166,8 @@ def test_keys(crew, tmp_path):
     workers = placed([first, second])
     (wrong,) = crew.start(1, environment={"PACELINE_KEY": str(other)})
     (none,) = crew.start(1, environment={"PACELINE_KEY": ""})
-    assert "all need the same --key" in refused(wrong)
-    assert "all need the same --key" in refused(none)
+    assert "all workers need the same --key" in refused(wrong)
+    assert "all workers need the same --key" in refused(none)
     ends(crew, workers.values())
 
 

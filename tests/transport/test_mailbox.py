@@ -1,3 +1,4 @@
+import os
 import socket
 import threading
 from contextlib import suppress
@@ -10,9 +11,10 @@ from torch.distributed import HashStore
 from leftovers import wait_until
 from paceline.errors import PacelineError, PeerLostError, UsageError, WorkerLostError
 from paceline.transport.base import Counts, Message, PeerBack, PeerLeft, Received
-from paceline.transport.inbox import HIGH_WATER_MARK, end_context
+from paceline.transport.inbox import HIGH_WATER_MARK, Inbox, end_context
 from paceline.transport.keys import create_keys
 from paceline.transport.mailbox import ZmqMailbox
+from paceline.transport.peers import introduction
 from paceline.transport.wire import HEADER_BYTES, Sort, pack
 from transport.conftest import DEADLINE_S, connect
 
@@ -226,8 +228,8 @@ def test_back_pressure_is_an_error_and_loses_nothing(mailboxes):
 
 def test_garbage_is_counted_and_dropped(mailboxes, store):
     a, b = mailboxes(2)
-    host, port = store.get("peer/1").decode().rpartition("//")[2].rsplit(":", 1)
-    with socket.create_connection((host, int(port))) as raw:
+    endpoint = store.get("peer/1").decode().split()[1]
+    with raw_connection(endpoint) as raw:
         raw.sendall(b"\xff" + bytes(8) + b"\x7f" + b"no such protocol, sorry" * 20)
         raw.settimeout(DEADLINE_S)
         with suppress(ConnectionResetError):
@@ -235,7 +237,7 @@ def test_garbage_is_counted_and_dropped(mailboxes, store):
                 pass
     context = zmq.Context()
     stranger = context.socket(zmq.DEALER)
-    stranger.connect(f"tcp://{host}:{port}")
+    stranger.connect(endpoint)
     forged, _ = pack(Sort.MESSAGE, Message("forged"), 0, 0)
     hello, _ = pack(Sort.HELLO, Message("hello", x=torch.zeros(5, dtype=torch.uint8)), 0, 0)
     for frames in (
@@ -257,6 +259,94 @@ def test_garbage_is_counted_and_dropped(mailboxes, store):
     a.send(1, Message("still good"))
     assert received(b).message == Message("still good")
     assert (b.dropped, b.refused) == (7, 1)
+
+
+def raw_connection(endpoint):
+    raw = socket.socket(socket.AF_UNIX)
+    raw.connect(endpoint.removeprefix("ipc://"))
+    return raw
+
+
+def test_a_hello_in_the_first_zmtp_which_tells_no_connection_is_dropped(mailboxes, store):
+    """68 bytes: an empty identity, and a frame with a hello in it."""
+    a, b = mailboxes(2)
+    hello, _ = pack(Sort.HELLO, Message("hello"), 0, 1)
+    with raw_connection(store.get("peer/1").decode().split()[1]) as raw:
+        raw.sendall(b"\x01\x00" + bytes([len(hello) + 1, 0]) + hello)
+        while not b.dropped:
+            assert b.receive(0.05) is None
+    a.send(1, Message("still good"))
+    assert received(b).message == Message("still good")
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "tcp://", "tcp://127.0.0.1", "tcp://127.0.0.1:0", "tcp://127.0.0.1:99999", "tcp://:1", "tcp://127.0.0.1:*", "ipc://*",
+        "ipc://socket", "ipc:///" + 200 * "x", "inproc://x", "udp://127.0.0.1:1", "tcp://no.such.host.at.all:1",
+    ],
+)  # fmt: skip
+def test_a_hello_from_nowhere_is_its_senders_error(mailboxes, store, endpoint):
+    """A peer that knows the run's name, so any of its members."""
+    a, b, _ = mailboxes(3)
+    hello, memory = pack(Sort.HELLO, Message("hello", 1, x=introduction(b._run, endpoint)), 2, 1)
+    context = zmq.Context()
+    with context.socket(zmq.DEALER) as stranger:
+        stranger.connect(store.get("peer/1").decode().split()[1])
+        stranger.send_multipart([hello] if memory is None else [hello, memory])
+        a.send(1, Message("still good"))
+        assert received(b).message == Message("still good")
+        while not b.dropped and 2 in b.peers():
+            b.receive(0.05)
+        a.send(1, Message("and on"))
+        assert received(b).message == Message("and on")
+    context.term()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "garbage", "", "0", "0 ", " ipc:///x", "-1 ipc:///proc/1/fd/1", f"{10**30} ipc:///proc/1/fd/1", "0 tcp://127.0.0.1:1",
+        "x y z", "\x00\x00", "é è",
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_in_the_store_is_nobodys_address_or_end(store, value):
+    """Where another launcher holds it, strangers can write there."""
+    with ZmqMailbox(store, 0, 2) as a:
+        store.set("peer/1", value)
+        if value != "0":  # an end, and no address
+            store.set("ended/1", value)
+        a.connect(0.1, needs_all=False)
+        assert a.awaited() == {1}
+        store.delete_key("ended/1")
+        with ZmqMailbox(store, 1, 2) as b:
+            assert connect(a, b) == [None, None]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a socket away")
+def test_another_users_socket_is_not_dialled(store, tmp_path):
+    """It would be told the run's name, and sent vectors."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as trap, ZmqMailbox(store, 0, 2) as a:
+        trap.bind(f"ipc://{tmp_path}/trap")
+        os.chown(tmp_path / "trap", 65534, 65534)
+        store.set("peer/1", f"0 ipc://{tmp_path}/trap")
+        a.connect(0.3, needs_all=False)
+        assert not trap.poll(100)
+
+
+def test_strangers_that_nobody_has_time_for_do_not_stop_the_sockets(tmp_path):
+    """Each leaves a word for the mailbox, which is computing; more of them than a queue holds."""
+    keys = create_keys(tmp_path / "key")
+    context = zmq.Context()
+    inbox = Inbox(context, "127.0.0.1", keys, 5.0)
+    address = ("127.0.0.1", int(inbox.endpoint.rpartition(":")[2]))
+    for _ in range(3000):
+        with socket.create_connection(address) as raw:
+            raw.sendall(b"\x01\x00" + bytes(60))
+    with socket.create_connection(address, DEADLINE_S) as raw:
+        assert raw.recv(1) == b"\xff", "it greets"
+    inbox.close()
+    context.term()
 
 
 def test_closing_ends_a_receive_in_another_thread(mailboxes):
@@ -293,7 +383,7 @@ def test_who_closes_together_waits_for_nobody():
 
 def test_with_the_same_key_they_talk(mailboxes, tmp_path):
     create_keys(tmp_path / "key")
-    a, b = mailboxes(2, keys=tmp_path / "key")
+    a, b = mailboxes(2, host="127.0.0.1", keys=tmp_path / "key")
     a.send(1, Message("secret", x=torch.ones(50_000)))
     assert received(b).message.x.sum() == 50_000
 
@@ -301,8 +391,8 @@ def test_with_the_same_key_they_talk(mailboxes, tmp_path):
 def test_with_another_key_or_none_they_do_not(store, tmp_path):
     for name in "ab":
         create_keys(tmp_path / name)
-    a = ZmqMailbox(store, 0, 3, keys=tmp_path / "a")
-    b = ZmqMailbox(store, 1, 3, keys=tmp_path / "b")
+    a = ZmqMailbox(store, 0, 3, host="127.0.0.1", keys=tmp_path / "a")
+    b = ZmqMailbox(store, 1, 3, host="127.0.0.1", keys=tmp_path / "b")
     c = ZmqMailbox(store, 2, 3)
     with a, b, c:
         errors = connect(a, b, c, timeout_s=2.0)
@@ -314,7 +404,7 @@ def test_with_another_key_or_none_they_do_not(store, tmp_path):
 
 def test_whoever_knows_only_the_public_key_is_not_let_in(mailboxes, store, tmp_path):
     keys = create_keys(tmp_path / "key")
-    _, b = mailboxes(2, keys=tmp_path / "key")
+    _, b = mailboxes(2, host="127.0.0.1", keys=tmp_path / "key")
     context = zmq.Context()
     stranger = context.socket(zmq.DEALER)
     stranger.curve_publickey, stranger.curve_secretkey = zmq.curve_keypair()
@@ -332,6 +422,7 @@ def test_whoever_knows_only_the_public_key_is_not_let_in(mailboxes, store, tmp_p
     ("host", "why"),
     [
         ("192.0.2.1", "needs a key file"),
+        ("127.0.0.1", "needs a key file"),
         ("0.0.0.0", "must be told one address"),
         ("example", "give an IP address"),
         ("127.0.0.1.5", "give an IP address"),

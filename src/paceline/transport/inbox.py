@@ -8,11 +8,12 @@ import threading
 from typing import NamedTuple
 
 import zmq
-from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from paceline.errors import UsageError
+from paceline.transport.door import Door
 from paceline.transport.keys import Keys
+from paceline.transport.way_in import WayIn
 from paceline.transport.wire import Sort, sort_of
 
 __all__ = ["Frames", "Inbox", "Lost", "end_context", "limit"]
@@ -21,6 +22,7 @@ HIGH_WATER_MARK = 16  # messages to or from one peer that wait in a socket
 _MAX_MESSAGE_BYTES = 1 << 32
 _END_MARGIN_S = 2.0
 
+_MONITOR = "inproc://inbox"  # of a context, in which there is one inbox
 _REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
@@ -73,43 +75,50 @@ class Inbox:
 
     Args:
         context: whose sockets these are.
-        host: address to listen on; the system chooses the port.
-        keys: let in only those that have the same ones; None: anyone who can reach `host`.
+        host: address to listen on, at a port that the system chooses; None: only this user's processes on this machine get in.
+        keys: let in only those that have the same ones; needed with `host`.
         peer_deadline_s: silence after which a connection counts as lost.
     """
 
-    def __init__(self, context: zmq.Context, host: str, keys: Keys | None, peer_deadline_s: float) -> None:
-        _check_host(host, keys)
+    def __init__(self, context: zmq.Context, host: str | None, keys: Keys | None, peer_deadline_s: float) -> None:
+        if host is not None:
+            _check_host(host, keys)
         self.refused = 0  # connections that did not get past the handshake: other protocols, other keys
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._router = context.socket(zmq.ROUTER)
         limit(self._router, peer_deadline_s)
-        self._door = context.socket(zmq.REP) if keys is not None else None
-        if keys is not None and self._door is not None:
-            self._public = z85.decode(keys.public)
-            self._door.bind("inproc://zeromq.zap.01")  # where ZeroMQ asks whom to let in (ZAP, RFC 27)
-            self._router.curve_server = True
-            self._router.curve_publickey, self._router.curve_secretkey = keys
-        self._monitor = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED | _REFUSALS)
+        self._door = Door(context, self._router, keys) if keys is not None else None
+        # Without an end, as ZeroMQ's thread waits where there is none: strangers, each of whom leaves a word, would stop it.
+        self._monitor = context.socket(zmq.PAIR)
+        self._monitor.setsockopt(zmq.RCVHWM, 0)
+        self._router.monitor(_MONITOR, zmq.EVENT_DISCONNECTED | _REFUSALS)
+        self._monitor.connect(_MONITOR)
         self._poller = zmq.Poller()
-        for socket in (self._router, self._monitor, self._wake, self._door):
-            if socket is not None:
-                self._poller.register(socket, zmq.POLLIN)
+        for socket in (self._router, self._monitor, self._wake):
+            self._poller.register(socket, zmq.POLLIN)
+        if self._door is not None:
+            self._poller.register(self._door.asked, zmq.POLLIN)
+        self._way_in: WayIn | None = None
         try:
-            self._router.ipv6 = ":" in host
-            self._router.bind(f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*")
-        except zmq.ZMQError as error:
+            if host is None:
+                self._way_in = WayIn(self._router)
+                self.endpoint: str = self._way_in.endpoint
+            else:
+                self._router.ipv6 = ":" in host
+                self._router.bind(f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*")
+                self.endpoint = self._router.get_string(zmq.LAST_ENDPOINT)
+        except (zmq.ZMQError, OSError) as error:
             self.close()
-            raise UsageError(f"Cannot listen on {host}: {error.strerror}. Name an address of this machine.") from None
-        self.endpoint: str = self._router.get_string(zmq.LAST_ENDPOINT)
+            where, remedy = (host, "Name an address of this machine") if host else ("a socket", "See TMPDIR")
+            raise UsageError(f"Cannot listen on {where}: {error.strerror}. {remedy}.") from None
 
     def read(self, timeout_s: float | None) -> list[Frames | Lost]:
         """Waits for something to come; empty after `timeout_s` (None: no limit), or when woken."""
         ready = dict(zmq.zmq_poll(self._poller.sockets, -1 if timeout_s is None else int(timeout_s * 1e3)))
         if self._wake in ready:
             os.eventfd_read(self._wake)
-        if self._door is not None and self._door in ready:
-            self._answer_the_door(self._door)
+        if self._door is not None and self._door.asked in ready:
+            self._door.answer()
         found: list[Frames] = []
         if self._router in ready:
             found.append(self._read_one())
@@ -129,9 +138,12 @@ class Inbox:
     def close(self) -> None:
         """Takes no more connections."""
         self._router.disable_monitor()
-        for socket in (self._router, self._monitor, self._door):
-            if socket is not None:
-                socket.close(linger=0)
+        for socket in (self._router, self._monitor):
+            socket.close(linger=0)
+        if self._door is not None:
+            self._door.close()
+        if self._way_in is not None:
+            self._way_in.close()
         os.close(self._wake)
 
     def _read_one(self) -> Frames:
@@ -144,7 +156,12 @@ class Inbox:
         while more:
             more, well_formed = self._router.recv(copy=False).more, False
         head = first.bytes
-        connection = int(first.get(zmq.SRCFD)) if sort_of(head) == Sort.HELLO else -1
+        connection = -1
+        if sort_of(head) == Sort.HELLO:
+            try:
+                connection = int(first.get(zmq.SRCFD))
+            except zmq.ZMQError:  # who speaks ZMTP 1.0, as no worker does, is said to come from nowhere
+                well_formed = False
         return Frames(identity, head, memory, connection, well_formed)
 
     def _read_all(self) -> list[Frames]:
@@ -163,12 +180,6 @@ class Inbox:
                 self.refused += 1
         return lost
 
-    def _answer_the_door(self, door: zmq.Socket) -> None:
-        _, request, _, _, _, _, *credentials = door.recv_multipart()
-        known = credentials == [self._public]
-        verdict = [b"200", b"OK"] if known else [b"400", b"another key"]
-        door.send_multipart([b"1.0", request, *verdict, b"", b""])
-
 
 def _is_hello(one: Frames) -> bool:
     return sort_of(one.head) == Sort.HELLO
@@ -181,5 +192,5 @@ def _check_host(host: str, keys: Keys | None) -> None:
         raise UsageError(f"Cannot listen on {host!r}: give an IP address of this machine.") from None
     if address.is_unspecified:
         raise UsageError(f"Cannot listen on {host}: peers must be told one address of this machine.")
-    if keys is None and not address.is_loopback:
-        raise UsageError(f"Listening on {host}, which other machines can reach, needs a key file (`keys`).")
+    if keys is None:
+        raise UsageError(f"Listening on {host}, which others can reach, needs a key file (`keys`).")

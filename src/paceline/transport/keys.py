@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
+import stat
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +14,9 @@ import zmq
 
 from paceline.errors import UsageError
 
-__all__ = ["Keys", "create_keys", "load_keys"]
+__all__ = ["Keys", "create_keys", "load_keys", "own_keys"]
+
+_REMEDY = "Set XDG_RUNTIME_DIR to a folder that only you may use, or give all workers a key file (--key)."
 
 
 class Keys(NamedTuple):
@@ -51,3 +57,50 @@ def load_keys(path: Path) -> Keys:
     except (ValueError, zmq.ZMQError):
         raise UsageError(f"The key file {path} holds no key pair: make a new one for all workers.") from None
     return Keys(public, secret)
+
+
+def own_keys() -> Keys:
+    """This user's key on this machine, for runs that do not leave it; whoever asks first makes it.
+
+    It lies in $XDG_RUNTIME_DIR, or, where that is not a folder of the user's alone, in one for temporary files that is.
+
+    Raises:
+        UsageError: that folder is somebody else's, or nothing can be written there.
+    """
+    path = _own_folder() / "paceline.key"
+    if not path.exists():
+        new = path.with_name(f".{secrets.token_hex(8)}.key")
+        create_keys(new)
+        try:
+            path.hardlink_to(new)
+        except FileExistsError:  # another was as quick
+            pass
+        except OSError as error:
+            raise UsageError(f"Cannot write the key file {path}: {error.strerror}. {_REMEDY}") from None
+        finally:
+            new.unlink()
+    return load_keys(path)
+
+
+def _own_folder() -> Path:
+    folder = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
+    if folder.is_absolute() and _is_own(folder):
+        return folder
+    folder = Path(tempfile.gettempdir()) / f"paceline-{os.geteuid()}"
+    try:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+    except OSError as error:
+        raise UsageError(f"Cannot make the folder {folder}: {error.strerror}. {_REMEDY}") from None
+    if not _is_own(folder):
+        raise UsageError(f"Others than you own {folder}, or may write or read in it. {_REMEDY}")
+    return folder
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether it is a folder, and no link to one, that only this user may use."""
+    try:
+        about = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o077

@@ -17,7 +17,16 @@ from paceline.transport.base import Counts, Message, PeerBack, PeerLeft, Receive
 from paceline.transport.inbox import Frames, Inbox, Lost, end_context
 from paceline.transport.keys import load_keys
 from paceline.transport.matching import Arrivals
-from paceline.transport.peers import Dialler, Peer, introduction, mark_ended, read_introduction
+from paceline.transport.peers import (
+    Dialler,
+    Peer,
+    introduction,
+    mark_ended,
+    read_incarnation,
+    read_introduction,
+    read_peer,
+)
+from paceline.transport.way_in import is_own
 from paceline.transport.wire import MalformedFrameError, Parcel, Sort, pack, unpack
 
 __all__ = ["ZmqMailbox"]
@@ -42,8 +51,9 @@ class ZmqMailbox:
         worker_id: of this worker.
         num_workers: of the run.
         incarnation: how many times this worker has been started before.
-        host: address of this machine, by which others reach it; other than loopback only with `keys`.
-        keys: file made by `create_keys`, the same for all workers; encrypts, and keeps strangers out.
+        host: address of this machine, by which others reach it; None: all workers are processes of one user on one
+            machine, whose kernel lets in nobody else.
+        keys: file made by `create_keys`, the same for all workers; encrypts, and keeps strangers out. Needed with `host`.
         counts: where messages and bytes are counted.
         peer_deadline_s: a peer without a sign of life for so long has left.
         send_deadline_s: how long `send` waits for a peer that takes no more messages, and `close` for what is under way.
@@ -62,7 +72,7 @@ class ZmqMailbox:
         num_workers: int,
         *,
         incarnation: int = 0,
-        host: str = "127.0.0.1",
+        host: str | None = None,
         keys: Path | None = None,
         counts: Counts | None = None,
         peer_deadline_s: float = 5.0,
@@ -74,6 +84,8 @@ class ZmqMailbox:
         self._incarnation = incarnation
         self._counts = counts if counts is not None else Counts()
         self._send_deadline_s = send_deadline_s
+        self._is_local = host is None
+        self._elsewhere: set[int] = set()  # peers that have come to where no worker of this run can be
         self._silence = f"its connection broke, or it gave no sign of life for {peer_deadline_s:g} s"
         self.dropped = 0
         own_keys = None if keys is None else load_keys(keys)
@@ -277,9 +289,13 @@ class ZmqMailbox:
             return None
         if parcel.sort is Sort.HELLO:
             told = read_introduction(received.message.x)
-            return parcel if told is not None and told[0] == self._run else None
+            return parcel if told is not None and told[0] == self._run and self._may_dial(told[1]) else None
         expected = peer.identity == frames.identity and peer.incarnation == received.incarnation
         return parcel if expected and (peer.here or parcel.sort is not Sort.MESSAGE) else None
+
+    def _may_dial(self, endpoint: str) -> bool:
+        """Whether none but a worker of this run can answer there: the kernel, or the key, keeps all others out."""
+        return is_own(endpoint) if self._is_local else endpoint.startswith("tcp://")
 
     # Peers that come and go
 
@@ -340,9 +356,17 @@ class ZmqMailbox:
         try:
             incarnation, endpoint = -1, ""
             if not peer.endpoint and self._store.check([key]):
-                newest, endpoint = self._store.get(key).decode().split()
-                incarnation = int(newest)
-            has_ended = self._store.check([ended]) and int(self._store.get(ended)) >= max(incarnation, peer.incarnation)
+                told = read_peer(self._store.get(key))
+                if told is not None and self._may_dial(told[1]):
+                    incarnation, endpoint = told
+                elif told is not None:
+                    self._elsewhere.add(worker_id)
+            end = (
+                read_incarnation(self._store.get(ended).decode("ascii", "replace"))
+                if self._store.check([ended])
+                else None
+            )
+            has_ended = end is not None and end >= max(incarnation, peer.incarnation)
         except RuntimeError:  # the store is gone; the peer may still come by itself
             return
         with self._changed:
@@ -387,7 +411,9 @@ class ZmqMailbox:
             raise PacelineError("This mailbox is closed.")
 
     def _why_missing(self, missing: set[int], timeout_s: float) -> str:
-        silent = sorted(worker_id for worker_id in missing if self._peers[worker_id].endpoint)
+        silent = sorted(
+            worker_id for worker_id in missing if self._peers[worker_id].endpoint or worker_id in self._elsewhere
+        )
         absent = sorted(missing - set(silent))
         parts = [f"{name_workers(absent)} {'have' if absent[1:] else 'has'} not come"] if absent else []
         if silent:

@@ -18,12 +18,16 @@ import torch
 import zmq
 
 from paceline.transport.base import Message
+from paceline.transport.door import prove
 from paceline.transport.inbox import limit
 from paceline.transport.keys import Keys
+from paceline.transport.way_in import is_endpoint
 from paceline.transport.wire import Sort, pack
 
-__all__ = ["Dialler", "Peer", "introduction", "mark_ended", "read_introduction"]
+__all__ = ["Dialler", "Peer", "introduction", "mark_ended", "read_incarnation", "read_introduction", "read_peer"]
 
+_MOST_BYTES = 1024  # of an introduction
+_MOST_DIGITS = 9  # of an incarnation, which has 32 bits in a message
 _HANDSHAKE_S = 1.0  # what a connection that comes about at all needs at most, nearly always
 
 
@@ -74,12 +78,24 @@ def introduction(run: str, endpoint: str) -> torch.Tensor:
 
 def read_introduction(x: torch.Tensor | None) -> tuple[str, str] | None:
     """Run and endpoint from a hello; None where it is malformed."""
-    if x is None or x.dtype != torch.uint8 or x.numel() > 1024:
+    if x is None or x.dtype != torch.uint8 or x.numel() > _MOST_BYTES:
         return None
     words = bytes(x.tolist()).split(b" ")
-    if len(words) != 2 or not all(word.isascii() for word in words) or not words[1].startswith(b"tcp://"):
+    if len(words) != 2 or not all(word.isascii() for word in words) or not is_endpoint(words[1].decode("ascii")):
         return None
     return words[0].decode("ascii"), words[1].decode("ascii")
+
+
+def read_peer(value: bytes) -> tuple[int, str] | None:
+    """Incarnation and endpoint from what a worker said in the store; None where it is malformed: others may write there."""
+    incarnation, _, endpoint = value.decode("ascii", "replace").partition(" ")
+    number = read_incarnation(incarnation)
+    return (number, endpoint) if number is not None and is_endpoint(endpoint) else None
+
+
+def read_incarnation(text: str) -> int | None:
+    """What was said of an incarnation; None where it is none."""
+    return int(text) if text.isdecimal() and text.isascii() and len(text) <= _MOST_DIGITS else None
 
 
 def mark_ended(store: Any, worker_id: int, incarnation: int) -> None:
@@ -127,8 +143,7 @@ class Dialler:
         socket.routing_id = f"{self._worker_id}.{self._incarnation}.{peer.dial_number}".encode()
         socket.ipv6 = "[" in peer.endpoint
         if self._keys is not None:
-            socket.curve_publickey, socket.curve_secretkey = self._keys
-            socket.curve_serverkey = self._keys.public
+            prove(socket, self._keys)
         socket.connect(peer.endpoint)
         self.say(peer, Sort.HELLO, Message("hello", peer.dial_number, x=self.hello))
 
