@@ -1,6 +1,6 @@
 """The mailbox against a bare pyzmq ping-pong between two processes of one machine: round trips in turn, in one run.
 
-    python benchmarks/mailbox.py [--pairs 15] [--out FILE]
+    python benchmarks/mailbox.py [--pairs 15] [--against bare | tcp] [--out FILE]
 
 Prints a table and writes benchmarks/results/mailbox.md. Every pair is one burst of round trips of ours and one of the peer's;
 who goes first alternates. The bare peer is the shortest program there is: a ROUTER and a DEALER on loopback, no header, and
@@ -8,6 +8,8 @@ what it receives are bytes. "copied" uses pyzmq's defaults: one copy at `send` (
 at once) and one at `recv`. "uncopied" does without both, so that nobody may write to the array while it is under way; it is
 printed for comparison. "copied, polls three" is a control: before each message the bare peer polls its socket, that socket's
 monitor and an eventfd, as a mailbox must that notices a lost connection and another thread's wish at once.
+
+Against `tcp` the peer is the same mailbox, unencrypted, over TCP on loopback in place of Unix sockets, as it was once.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import timeit
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -39,14 +42,38 @@ DEADLINE_S = 60.0
 SIZES = {"100 bytes": (100, 300, "1.5"), "4 MB": (4_000_000, 20, "1.1"), "40 MB": (40_000_000, 3, "")}
 
 
+class Loopback:
+    """A port, for comparison: in place of `WayIn`."""
+
+    def __init__(self, listener: zmq.Socket) -> None:
+        listener.bind("tcp://127.0.0.1:*")
+        self.endpoint = listener.get_string(zmq.LAST_ENDPOINT)
+
+    def close(self) -> None:
+        """Nothing is left of a port."""
+
+
+def mailbox_over(kind: str, *words: Any) -> ZmqMailbox:
+    """A mailbox over Unix sockets or TCP."""
+    if kind == "unix":
+        return ZmqMailbox(*words)
+    with (
+        mock.patch("paceline.transport.inbox.WayIn", Loopback),
+        mock.patch.object(ZmqMailbox, "_may_dial", return_value=True),
+    ):
+        made = ZmqMailbox(*words)
+        made.connect(DEADLINE_S)
+        return made
+
+
 # The echoes, each in a process of its own
 
 
-def mailbox_echo(port: int) -> None:
+def mailbox_echo(port: int, kind: str) -> None:
     """Sends every message back."""
     torch.set_num_threads(1)
     store = torch.distributed.TCPStore("127.0.0.1", port)
-    with ZmqMailbox(store, 1, 2) as mailbox:
+    with mailbox_over(kind, store, 1, 2) as mailbox:
         mailbox.connect(DEADLINE_S)
         while isinstance(received := mailbox.receive(), Received):
             mailbox.send(0, received.message)
@@ -85,12 +112,12 @@ def bare_echo(pipe: Any, polls: bool) -> None:
 class Ours:
     """Round trips of the mailbox."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str = "unix") -> None:
         store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         context = multiprocessing.get_context("spawn")
-        self._process = context.Process(target=mailbox_echo, args=(store.port,), daemon=True)
+        self._process = context.Process(target=mailbox_echo, args=(store.port, kind), daemon=True)
         self._process.start()
-        self._mailbox = ZmqMailbox(store, 0, 2)
+        self._mailbox = mailbox_over(kind, store, 0, 2)
         self._mailbox.connect(DEADLINE_S)
 
     def round_trips_s(self, num_bytes: int, count: int) -> list[float]:
@@ -171,7 +198,7 @@ def parts() -> list[str]:
     head, _ = pack(Sort.MESSAGE, message, 0, 0)
     received, arrivals = unpack(head, None).received, Arrivals()
     context = zmq.Context()
-    inbox = Inbox(context, "127.0.0.1", None, 5.0)
+    inbox = Inbox(context, None, None, 5.0)
 
     def match() -> None:
         arrivals.add(received)
@@ -200,44 +227,66 @@ def main() -> None:
     """Measures and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=15, help="interleaved pairs per ratio (default 15)")
-    parser.add_argument("--out", type=Path, default=RESULTS / "mailbox.md", help="where the table is written")
+    parser.add_argument("--against", choices=("bare", "tcp"), default="bare", help="the peer (default bare)")
+    parser.add_argument("--out", type=Path, help="where the table is written")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    ours, bare, polling = Ours(), Bare(), Bare(polls=True)
-    rows = []
+    load = os.getloadavg()[0]
+    ours, rows = Ours(), []
+    peers: dict[str, Any] = {}  # for each row of a size, how the peer makes a burst of round trips
+    if arguments.against == "bare":
+        bare, polling = Bare(), Bare(polls=True)
+        peers["copied"] = lambda num_bytes, count: bare.round_trips_s(num_bytes, count, True)
+        peers["copied, polls three"] = lambda num_bytes, count: polling.round_trips_s(num_bytes, count, True)
+        peers["uncopied"] = lambda num_bytes, count: bare.round_trips_s(num_bytes, count, False)
+        others: list[Any] = [bare, polling]
+    else:
+        others = [over_tcp := Ours("tcp")]
+        peers["the mailbox over TCP"] = over_tcp.round_trips_s
     for size, (num_bytes, count, target) in SIZES.items():
-        for peer, copy, how in (
-            (bare, True, "copied"),
-            (polling, True, "copied, polls three"),
-            (bare, False, "uncopied"),
-        ):
+        if (
+            arguments.against == "tcp"
+        ):  # the two are so alike that short bursts are fairer on a machine that does other things
+            count = max(1, count // 6)
+        for how, burst in peers.items():
             pairs = [
                 pair(
                     lambda: ours.round_trips_s(num_bytes, count),
-                    lambda: peer.round_trips_s(num_bytes, count, copy),
+                    lambda: burst(num_bytes, count),
                     bool(index % 2),
                 )
                 for index in range(arguments.pairs + 1)
             ][1:]
-            rows.append(row(size, how, pairs, target if how == "copied" else ""))
+            aim = "1.0" if arguments.against == "tcp" else target if how == "copied" else ""
+            rows.append(row(size, how, pairs, aim))
             print(rows[-1], flush=True)
-    for one in (ours, bare, polling):
+    for one in (ours, *others):
         one.close()
+    if arguments.against == "tcp":
+        out = arguments.out or RESULTS / "mailbox_tcp.md"
+        title, names = "# The mailbox over Unix sockets against the same over TCP on loopback", ("peer", "Unix", "TCP")
+    else:
+        out = arguments.out or RESULTS / "mailbox.md"
+        title, names = (
+            "# Mailbox against a bare pyzmq ping-pong, two processes of one machine",
+            ("bare pyzmq", "ours", "bare"),
+        )
     about, package = machine(), versions()
     head = [
-        "# Mailbox against a bare pyzmq ping-pong, two processes on loopback",
+        title,
         "",
         f"Machine: {about['processor']}, {about['cores']} cores, {about['memory_gib']} GiB, {about['system']}."
         f" Python {package['python']}, PyTorch {package['torch']}, pyzmq {zmq.__version__}, libzmq {zmq.zmq_version()}.",
-        f"Command: `python benchmarks/mailbox.py --pairs {arguments.pairs}`.",
+        f"Command: `python benchmarks/mailbox.py --pairs {arguments.pairs} --against {arguments.against}`."
+        f" Load average before: {load:.1f}.",
         "Round trips; medians over interleaved pairs of bursts, in brackets the middle half; less is better. What copied and"
         " uncopied mean: `benchmarks/mailbox.py`.",
         "",
-        "| message | bare pyzmq | ours | bare | ratio | target |",
+        f"| message | {' | '.join(names)} | ratio | target |",
         "|---|---|---|---|---|---|",
     ]
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text("\n".join([*head, *rows, "", *parts(), ""]))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text("\n".join([*head, *rows, "", *(parts() if arguments.against == "bare" else []), ""]).rstrip() + "\n")
 
 
 if __name__ == "__main__":
