@@ -12,6 +12,7 @@ import torch
 
 from paceline.errors import PacelineError, PeerLostError, UsageError, WorkerLostError, name_workers
 from paceline.transport.base import Mailbox, Message, PeerBack, PeerLeft, Received
+from paceline.transport.checks import MalformedMessageError
 
 __all__ = ["Circle"]
 
@@ -64,7 +65,7 @@ class Circle:
             if isinstance(arrival, PeerLeft) and arrival.peer in answers:
                 self._left[arrival.peer] = arrival.reason
             elif (received := self._checked(arrival)) is not None:
-                answers[received.sender] = _read(received.message)
+                answers[received.sender] = _read(received)
         return [answers[worker] for worker in range(self.num_workers)]
 
     def tell(self, words: Any = None) -> Any:
@@ -79,7 +80,7 @@ class Circle:
             if arrival is None:
                 raise WorkerLostError(f"While {self.what}: worker 0 said nothing for {self.deadline_s:g} s. {_ADVICE}")
             if (received := self._checked(arrival)) is not None:
-                return _read(received.message)
+                return _read(received)
 
     def meet(self) -> None:
         """Returns when all have come here."""
@@ -116,7 +117,7 @@ class Circle:
             if arrival is None:
                 return None
             if isinstance(arrival, Received):  # and not an event; worker 0 may have left after it had said this
-                return _failure(_read(arrival.message))
+                return _failure(arrival)
 
     def _checked(self, arrival: Received | PeerLeft | PeerBack) -> Received | None:
         if isinstance(arrival, PeerBack):
@@ -124,7 +125,7 @@ class Circle:
         if isinstance(arrival, PeerLeft):
             raise self.lost(arrival.peer, arrival.reason)
         if arrival.message.kind == "failed":
-            self._heard = _failure(_read(arrival.message))
+            self._heard = _failure(arrival)
             raise self._heard
         return arrival
 
@@ -140,14 +141,19 @@ class Circle:
             self._say(to, "failed", failure)
 
 
-def _read(message: Message) -> Any:
-    assert message.x is not None
-    return json.loads(bytes(message.x.numpy()))
+def _read(received: Received) -> Any:
+    x = received.message.x
+    try:
+        return json.loads(bytes(x.numpy()) if x is not None and x.dtype == torch.uint8 else b"")
+    except (ValueError, RecursionError):
+        raise MalformedMessageError(received.sender, received.message, "that is no text") from None
 
 
-def _failure(told: dict[str, Any]) -> PacelineError:
+def _failure(received: Received) -> PacelineError:
     """Another worker's error, here."""
-    sentence = told["sentence"]
-    if told["usage"] and told["of"] != 0:
-        sentence = f"Worker {told['of']}: {sentence}"
-    return UsageError(sentence) if told["usage"] else PacelineError(sentence)
+    match _read(received):
+        case {"sentence": str(sentence), "usage": bool(usage), "of": int(of)}:
+            if usage and of != 0:
+                sentence = f"Worker {of}: {sentence}"
+            return UsageError(sentence) if usage else PacelineError(sentence)
+    raise MalformedMessageError(received.sender, received.message, "that says nothing of an error")

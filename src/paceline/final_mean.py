@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from paceline.errors import PeerLostError
 from paceline.half_types import sum_type
 from paceline.observe.summary import summarize
 from paceline.transport.base import Counts, Mailbox, Message, PeerBack, Ports, Received
+from paceline.transport.checks import MalformedMessageError, checked_vector
 
 __all__ = ["FinalMean", "mean_of_all", "own_figures", "take_final_mean"]
 
@@ -69,27 +71,33 @@ def mean_of_all(mailbox: Mailbox, worker_id: int, num_workers: int, x: torch.Ten
             mailbox.send(collector, Message("final", collector, x=x))
         except PeerLostError:
             continue
-        answer = _receive(mailbox, deadline_s, "mean", collector)
-        if answer is not None and answer.x is not None:
-            return FinalMean(answer.x, answer.weight, answer.number)
+        answer = _receive(mailbox, deadline_s, "mean", collector, x)
+        if answer is not None:
+            return FinalMean(answer[0], answer[1].weight, answer[1].number)
     return _collect(mailbox, worker_id, num_workers, x, deadline_s)
 
 
-def _receive(mailbox: Mailbox, deadline_s: float, kind: str, sender: int, number: int | None = None) -> Message | None:
-    """What comes from a worker, which may have come late or been away; None: it has left, or nothing has come in time."""
-    answer = mailbox.receive(deadline_s, kind=kind, sender=sender, number=number)
-    while isinstance(answer, PeerBack):
+def _receive(
+    mailbox: Mailbox, deadline_s: float, kind: str, sender: int, x: torch.Tensor, number: int | None = None
+) -> tuple[torch.Tensor, Message] | None:
+    """A vector like `x` from a worker, which may have come late or been away; None: it has left, or none has come in time."""
+    while True:
         answer = mailbox.receive(deadline_s, kind=kind, sender=sender, number=number)
-    return answer.message if isinstance(answer, Received) else None
+        if isinstance(answer, PeerBack):
+            continue
+        if not isinstance(answer, Received):
+            return None
+        with contextlib.suppress(MalformedMessageError):  # the right one may follow
+            return checked_vector(answer, x), answer.message
 
 
 def _collect(mailbox: Mailbox, worker_id: int, num_workers: int, x: torch.Tensor, deadline_s: float) -> FinalMean:
     models = {worker_id: x}
     for other in range(worker_id + 1, num_workers):
         if other in mailbox.peers():
-            answer = _receive(mailbox, deadline_s, "final", other, number=worker_id)
-            if answer is not None and answer.x is not None:
-                models[other] = answer.x
+            answer = _receive(mailbox, deadline_s, "final", other, x, number=worker_id)
+            if answer is not None:
+                models[other] = answer[0]
     mean = torch.stack(list(models.values())).mean(dim=0, dtype=sum_type(x.dtype)).to(x.dtype)
     distances = [float((one.double() - mean).square().sum()) for one in models.values()]
     consensus_distance = sum(distances) / len(distances)

@@ -34,6 +34,7 @@ from paceline.meeting import Meeting, MeetingLostError
 from paceline.observe.run import write_events, write_json
 from paceline.peers import Peers
 from paceline.transport.base import Counts, Mailbox, Message, PeerBack, Ports, Received
+from paceline.transport.checks import MalformedMessageError, checked_vector
 from paceline.transport.peers import read_incarnation, read_peer
 from paceline.transport.way_in import is_heard
 
@@ -327,12 +328,16 @@ class JoinedRun:
                     with contextlib.suppress(WorkerLostError):
                         mailbox.send(other, Message("start", index, x=raw))
                 continue
-            answer = mailbox.receive(self.deadline_s, kind="start", sender=0, number=index)
-            while isinstance(answer, PeerBack):
+            raw = torch.empty(tensor.nbytes, dtype=torch.uint8, device="meta")  # as it was sent: bytes
+            while True:
                 answer = mailbox.receive(self.deadline_s, kind="start", sender=0, number=index)
-            if not isinstance(answer, Received) or answer.message.x is None:
-                return False
-            tensor.copy_(answer.message.x.view(tensor.dtype).view(tensor.shape))
+                if isinstance(answer, PeerBack):
+                    continue
+                if not isinstance(answer, Received):
+                    return False
+                with contextlib.suppress(MalformedMessageError):  # the right one may follow
+                    tensor.copy_(checked_vector(answer, raw).view(tensor.dtype).view(tensor.shape))
+                    break
         return True
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -63,6 +65,45 @@ class OptimizerSettings(NamedTuple):
             raise ValueError(f"no optimizer {name!r}")
         groups = tuple(SettingsGroup(_tuples(ranges), _tuples(values)) for ranges, values in groups)
         return cls(name, groups, _tuples(missing))
+
+    def check(self, num_parameters: int) -> None:
+        """Whether the optimizer can be made of it, for a vector of so many elements.
+
+        Raises:
+            TypeError, ValueError: no.
+        """
+        if not self.groups:
+            raise ValueError("no groups")
+        for first, last in (*self.missing, *(own for group in self.groups for own in group.ranges)):
+            if not (type(first) is type(last) is int and 0 <= first <= last <= num_parameters):
+                raise ValueError(f"elements {first} to {last} of {num_parameters}")
+        for group in self.groups:
+            values = dict(group.values)
+            rate = values.pop("lr", None)
+            if not isinstance(rate, int | float) or not 0 <= rate < math.inf:
+                raise ValueError(f"a learning rate of {rate}")
+            _check_values(self.name, tuple(values.items()))
+
+
+@functools.lru_cache(maxsize=64)  # learning rates change, and little else does
+def _check_values(name: str, values: tuple[tuple[str, Any], ...]) -> None:
+    """Whether the optimizer takes them: its own checks, and the types of its defaults, which it leaves unchecked."""
+    kind, own, probe = _BY_NAME[name], dict(values), [nn.Parameter(torch.zeros(1))]
+    defaults, known = kind(probe, lr=1e-3).defaults, inspect.signature(kind).parameters.keys()
+    if own and not own.keys() >= defaults.keys() - {"lr"}:  # where only time is simulated there is a rate alone
+        raise ValueError(f"no {sorted(defaults.keys() - own.keys() - {'lr'})}")
+    for key in own.keys() & defaults.keys():
+        if not _is_alike(own[key], defaults[key]):
+            raise TypeError(f"{key}={own[key]!r}")
+    kind(probe, lr=1e-3, **{key: own[key] for key in own.keys() & defaults.keys() & known})
+
+
+def _is_alike(value: Any, default: Any) -> bool:
+    if isinstance(default, tuple):
+        return isinstance(value, tuple) and len(value) == len(default) and all(map(_is_alike, value, default))
+    if default is None or isinstance(default, bool):
+        return value is None or isinstance(value, bool)
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def settings_of(

@@ -12,7 +12,8 @@ from paceline.bounds import SECONDS_ABOVE_0
 from paceline.errors import PeerLostError, WorkerLostError
 from paceline.half_types import to_sum_type
 from paceline.topology import Ring, Topology, metropolis_weights
-from paceline.transport.base import Mailbox, Message, PeerBack, PeerLeft, Ports, Replica
+from paceline.transport.base import Mailbox, Message, PeerBack, PeerLeft, Ports, Received, Replica
+from paceline.transport.checks import MalformedMessageError, checked_vector
 from paceline.transport.parameters import MemoryRequest
 
 __all__ = ["DPSGD"]
@@ -63,7 +64,7 @@ class DPSGD(Algorithm):
             for reader in self.topology.sends_to(me, n, k):
                 self._send(reader, Message("model", k, x=x), mailbox)
             replica.gradient(at=x, version=k)
-            neighbours = {j: self._model_of(j, k, mailbox) for j in sorted(W) if j != me}
+            neighbours = {j: self._model_of(j, k, x, ports) for j in sorted(W) if j != me}
             with shared.writing():
                 mixed = to_sum_type(x)
                 mixed.mul_(W[me])
@@ -79,17 +80,22 @@ class DPSGD(Algorithm):
                 else:  # the round has no batch for this worker, which only averages
                     replica.absent(shared.advance(updates=0))
 
-    def _model_of(self, j: int, k: int, mailbox: Mailbox) -> torch.Tensor:
+    def _model_of(self, j: int, k: int, x: torch.Tensor, ports: Ports) -> torch.Tensor:
         """The model (P,) that neighbour `j` had at the beginning of round `k`."""
-        received = mailbox.receive(self.deadline_s, kind="model", sender=j, number=k)
-        while isinstance(received, PeerBack):
-            received = mailbox.receive(self.deadline_s, kind="model", sender=j, number=k)
-        if received is None:
-            raise self._lost(j, k, f"did not send its model within {self.deadline_s:g} s")
-        if isinstance(received, PeerLeft):
-            raise self._lost(j, k, f"did not send its model: it has left ({received.reason})")
-        assert received.message.x is not None
-        return received.message.x
+        assert ports.mailbox is not None
+        while True:
+            match ports.mailbox.receive(self.deadline_s, kind="model", sender=j, number=k):
+                case None:
+                    raise self._lost(j, k, f"did not send its model within {self.deadline_s:g} s")
+                case PeerLeft(reason=reason):
+                    raise self._lost(j, k, f"did not send its model: it has left ({reason})")
+                case Received() as received:
+                    try:
+                        return checked_vector(received, x)
+                    except MalformedMessageError:  # the right one may follow
+                        ports.counts.peer_failures += 1
+                case PeerBack():
+                    pass
 
     def _send(self, reader: int, message: Message, mailbox: Mailbox) -> None:
         try:

@@ -34,7 +34,8 @@ import torch
 
 from paceline.algorithms.deadline import MeasuredDeadline
 from paceline.errors import PeerLostError
-from paceline.transport.base import Lock, Message, PeerLeft, Ports
+from paceline.transport.base import Lock, Message, PeerLeft, Ports, Received
+from paceline.transport.checks import checked_vector
 
 __all__ = ["Exchanges", "Request"]
 
@@ -146,8 +147,15 @@ class Exchanges:
         self._counts.unresolved_exchanges += len(self.aside)
         self.aside.clear()
 
-    def answered(self, peer: int, answer: Message) -> None:
-        """An answer has come: makes this worker's half."""
+    def answered(self, received: Received) -> None:
+        """An answer has come: makes this worker's half.
+
+        Raises:
+            MalformedMessageError: it has another vector than this worker's.
+        """
+        peer, _, answer = received
+        if answer.x is not None:
+            checked_vector(received, self._x)
         request = self._resolve(peer, answer.number)
         if request is None:
             return
@@ -198,8 +206,14 @@ class Exchanges:
 
     # Answering
 
-    def requested(self, peer: int, request: Message) -> bool:
-        """Answers a request, refuses it, or keeps it until the own exchange is over; whether it has answered."""
+    def requested(self, received: Received) -> bool:
+        """Answers a request, refuses it, or keeps it until the own exchange is over; whether it has answered.
+
+        Raises:
+            MalformedMessageError: it is none.
+        """
+        peer, _, request = received
+        checked_vector(received, self._x)
         own = self.own
         crossed = own if own is not None and own.peer == peer else self.aside.get(peer)
         if crossed is not None and peer > self._me:

@@ -33,6 +33,7 @@ from paceline.transport.base import (
     Ports,
     Received,
 )
+from paceline.transport.checks import MalformedMessageError, checked_vector
 
 __all__ = ["PairwiseAveraging"]
 
@@ -40,6 +41,7 @@ __all__ = ["PairwiseAveraging"]
 _KINDS = (
     "turn", "end", "invite", "request", "answer", "busy", "withdraw", "answered", "done", "gone", "model?",
 )  # fmt: skip
+_OWN_KINDS = ("turn", "end")  # what the compute program says to this one
 _TURN, _INVITE = Message("turn"), Message("invite")
 _END, _END_AFTER_ONE_MORE = Message("end"), Message("end", 1)
 
@@ -112,11 +114,17 @@ class PairwiseAveraging:
             except PeerLostError:
                 continue
             answer = self._mailbox.receive(self._deadline.value_s, kind="model", sender=peer)
-            if isinstance(answer, Received) and answer.message.x is not None:
-                with self._lock, self._shared.writing():
-                    self._x.copy_(answer.message.x)
-                    self._ports.moved(2)
-                return
+            if not isinstance(answer, Received):
+                continue
+            try:
+                x = checked_vector(answer, self._x)
+            except MalformedMessageError:
+                self._counts.peer_failures += 1
+                continue
+            with self._lock, self._shared.writing():
+                self._x.copy_(x)
+                self._ports.moved(2)
+            return
 
     # The communication program
 
@@ -124,7 +132,10 @@ class PairwiseAveraging:
         """Requests, answers and averages until it is told to end; as `Concurrency.serve` says."""
         exchanges = self._exchanges
         if isinstance(event, Received):
-            self._take(event.sender, event.message)
+            try:
+                self._take(event)
+            except MalformedMessageError:
+                self._counts.peer_failures += 1
         elif event is not None:
             self._note(event)
         elif exchanges.own is not None and self._now_s() >= exchanges.own.until_s:
@@ -147,8 +158,11 @@ class PairwiseAveraging:
         self._counts.peer_failures += failed is not None
         self._is_gone(event.peer, failed)
 
-    def _take(self, peer: int, message: Message) -> None:
+    def _take(self, received: Received) -> None:
         exchanges, partners = self._exchanges, self._partners
+        peer, _, message = received
+        if (message.kind in _OWN_KINDS) != (peer == self._ports.worker_id):
+            raise MalformedMessageError(peer, message, "to one that is not itself")
         match message.kind:
             case "turn":
                 partners.turn += 1
@@ -158,11 +172,11 @@ class PairwiseAveraging:
                     self._want(peer)
             case "request":
                 partners.hears(peer)
-                if exchanges.requested(peer, message) and self._ending is not None:
+                if exchanges.requested(received) and self._ending is not None:
                     self._ending.answered()
             case "answer":
                 partners.hears(peer)
-                exchanges.answered(peer, message)
+                exchanges.answered(received)
             case "busy" | "answered":
                 partners.hears(peer)
                 failed = exchanges.refused(peer, message.number, was_answered=message.kind == "answered")

@@ -17,7 +17,7 @@ from paceline.transport.parameters import shard_ranges
 
 __all__ = ["COUNTED", "SecondCopy", "ServedVector"]
 
-COUNTED = ("dropped", "duplicate", "incomplete", "backups")
+COUNTED = ("dropped", "duplicate", "incomplete", "backups", "malformed")
 _COPY = 16 + 8 * len(COUNTED)
 
 

@@ -42,7 +42,7 @@ class SimulatedShard:
         self.average = average
         self.buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.version = 0
-        self.counts = {"dropped": 0, "duplicate": 0, "incomplete": 0, "backups": 0}
+        self.counts = {"dropped": 0, "duplicate": 0, "incomplete": 0, "backups": 0, "malformed": 0}
         self.core: Core | None = None
         self._update_vectors = update_vectors
 

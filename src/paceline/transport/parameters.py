@@ -135,7 +135,7 @@ class ServedParameters(SharedParameters, Protocol):
         ...
 
     def count(self, what: str, number: int = 1) -> None:
-        """Counts for the run's result: updates `dropped` or `duplicate`, rounds `incomplete`, `backups` where they change."""
+        """Counts for the result: `dropped` and `duplicate` updates, `incomplete` rounds, `backups`, `malformed` messages."""
         ...
 
     def restore(self, x: torch.Tensor, version: int | None = None) -> None:

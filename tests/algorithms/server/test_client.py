@@ -7,7 +7,7 @@ import torch
 
 from paceline.algorithms.server.client import Client
 from paceline.errors import WorkerLostError
-from paceline.transport.base import Message, PeerBack, PeerLeft, Received
+from paceline.transport.base import Counts, Message, PeerBack, PeerLeft, Received
 
 WORKERS, SIZE = 2, 4
 FIRST, SECOND = WORKERS, WORKERS + 1  # the servers
@@ -41,6 +41,7 @@ def client_of(*script):
         num_servers=2,
         moved=lambda _: None,
         clock=SimpleNamespace(now_s=lambda: box.now_s),
+        counts=Counts(),
     )
     return Client(ports), box
 

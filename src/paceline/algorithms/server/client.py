@@ -9,13 +9,15 @@ from typing import NamedTuple
 import torch
 
 from paceline.algorithms.server.codec import Codec, NoCodec
-from paceline.errors import PeerLostError, WorkerLostError
+from paceline.errors import PeerLostError, UsageError, WorkerLostError
 from paceline.optimizers import OptimizerSettings
 from paceline.transport.base import Message, PeerBack, PeerLeft, Ports, Received
+from paceline.transport.checks import MalformedMessageError, checked_number, checked_vector, checked_weight
 
 __all__ = ["Answer", "Client"]
 
 _RETURN_DEADLINE_S = 60.0  # for a server that takes a dead one's place
+_MOST_MALFORMED = 10  # answers to one request
 _FINAL = -1  # the number of the last request
 
 
@@ -52,6 +54,7 @@ class Client:
         self._mailbox = ports.mailbox
         self._moved = ports.moved
         self._now_s = ports.clock.now_s
+        self._counts = ports.counts
         self._first_server = ports.num_workers
         self._ranges = ports.shared.ranges
         self._shards = range(ports.num_servers)
@@ -74,6 +77,10 @@ class Client:
     def tell(self, settings: OptimizerSettings) -> None:
         """Tells the servers which optimizer applies this worker's gradients, where that has changed."""
         if settings != self._settings:
+            if self._settings is not None and settings.name != self._settings.name:
+                raise UsageError(
+                    f"A server cannot go on with {settings.name} in place of {self._settings.name}: begin a new run."
+                )
             self._settings = settings
             self._told = Message("settings", x=settings.to_tensor())
             for shard in self._shards:
@@ -132,11 +139,22 @@ class Client:
         for shard in sorted(requests, reverse=True):
             self._send(shard, requests[shard])
         answers: dict[int, Answer] = {}
-        begun_s = self._now_s()
+        begun_s, num_malformed = self._now_s(), 0
         while missing := requests.keys() - answers.keys():
             match self._mailbox.receive(self._patience_s(missing, begun_s)):
-                case Received(sender=sender, message=message) if (shard := sender - self._first_server) in self._shards:
-                    answer = self._hear(shard, message, requests.get(shard))
+                case Received(sender=sender) as received if (shard := sender - self._first_server) in self._shards:
+                    try:
+                        answer = self._hear(shard, received, requests.get(shard))
+                    except MalformedMessageError as error:
+                        num_malformed += 1
+                        self._counts.peer_failures += 1
+                        if num_malformed > _MOST_MALFORMED:
+                            raise WorkerLostError(
+                                f"Shard {shard} of the parameter server cannot be used: {error}"
+                            ) from None
+                        if shard in missing:  # the answer may have been that
+                            self._send(shard, requests[shard])
+                        continue
                     if answer is not None:
                         answers.setdefault(shard, answer)
                 case PeerLeft(peer=peer, reason=reason) if (shard := peer - self._first_server) in self._shards:
@@ -176,23 +194,25 @@ class Client:
                 self._mailbox.send(server, Message("echo", message.number, x=echo))
             self._mailbox.send(server, message)
 
-    def _hear(self, shard: int, message: Message, request: Message | None) -> Answer | None:
+    def _hear(self, shard: int, received: Received, request: Message | None) -> Answer | None:
         """Takes what a shard sends; returns its answer to the request, if it is that."""
-        kind, number, applied, x, version = message
+        kind, number, _, _, version = received.message
+        part = self.x[slice(*self._ranges[shard])]
         if kind == "echo":
-            self._echoes[shard] = x
+            self._echoes[shard] = checked_vector(received, part)
         elif kind == "clock":
-            self._clock_of_next[shard] = number
-        elif request is not None and number == request.number:  # else an answer given twice
+            self._clock_of_next[shard] = checked_number(received, number)
+        elif request is not None and number == request.number and kind in ("x", "ack"):  # else an answer given twice
+            applied = checked_weight(received, least=-1)
+            checked_number(received, version)
+            x = checked_vector(received, part) if kind == "x" else part
             clock = self._clock_of_next.pop(shard, 0)
-            if kind == "x" and x is not None:
-                self.x[slice(*self._ranges[shard])] = x
+            if kind == "x":
+                part.copy_(x)
                 self._moved(2 / len(self._ranges))
                 self._versions[shard] = version
                 if clock or request.kind == "join":
                     self._clocks[shard] = max(clock, number)
                     self.sequence = max(self.sequence, clock)
-                return Answer(int(applied), version)
-            if kind == "ack":
-                return Answer(int(applied), version)
+            return Answer(applied, version)
         return None

@@ -10,8 +10,8 @@ both run the same kernels, and nothing below relies on that: what counts is whic
 2. A worker sends again what was not answered. Either the copy has that update, and the worker's last number with it: it is a
    duplicate, and answered. Or it has not: then nobody has seen it, and it is decided anew. Gradients that wait for others, and
    requests, are not in the log for the same reason.
-3. The log is numbered without gaps. After a gap (a connection that broke) the copy confirms nothing until it has the whole
-   state again. So what is confirmed is a prefix.
+3. The log is numbered without gaps. After a gap (a connection that broke), or an entry that makes no sense, the copy confirms
+   nothing until it has the whole state again, which it asks for. So what is confirmed is a prefix.
 4. A word that outlives both names the copy that has everything ever answered; the server alone writes it. It is cleared before
    the server answers anything without the copy, and set once a copy has the state and all that was logged after it.
 5. Only who has seen the server's process end, and finds its copy in that word, lets the copy take over: a server that is
@@ -32,7 +32,7 @@ from paceline.transport.base import Mailbox, Message, PeerBack, PeerLeft, Ports,
 
 __all__ = ["CopyLink", "Log", "state_from", "state_messages"]
 
-_HAS = "copy-has"  # what the copy confirms
+_HAS = "copy-has"  # what the copy confirms; -1: that it needs the whole state
 _STATE, _PART = "copy-state", "copy-part"  # `version` counts the parts that follow
 _UNFINISHED = frozenset(("copy-ones", "copy-echo"))  # a mean follows
 _LOOK_EVERY_S = 0.05  # at whether to take over
@@ -77,7 +77,14 @@ class CopyLink:
     def hear(self, event: Received | PeerLeft | PeerBack | None) -> None:
         """Takes what comes from the copy."""
         match event:
-            case Received(incarnation=incarnation, message=Message(kind=kind, number=number)) if kind == _HAS:
+            case Received(message=Message(kind=kind, number=number)) if (
+                kind != _HAS or not -1 <= number <= self._logged
+            ):
+                self._shared.count("malformed")
+            case Received(message=Message(number=-1)):
+                self._lose()
+                self._send_state()
+            case Received(incarnation=incarnation, message=Message(number=number)):
                 self._confirmed = max(self._confirmed, number)
                 if not self._here:  # it had taken nothing for too long, and does so again
                     self._send_state()
@@ -137,6 +144,7 @@ class Log:
         self._server = ports.num_workers + shard_id
         self._promoted = ports.promoted
         self.ports: Ports | None = None
+        self._is_lost = False
 
     def __iter__(self) -> Iterator[list[Message]]:
         last: int | None = None  # None: something is missing
@@ -151,15 +159,17 @@ class Log:
                 case Received(message=message):
                     if message.kind == _STATE:
                         last, entry = message.number - 1, []
-                    if last is None or message.number != last + 1:
-                        last = None
+                    if last is None or message.number <= last or not message.kind.startswith("copy-"):
+                        continue
+                    if message.number > last + 1:
+                        last = self._ask_again()
                         continue
                     last = message.number
                     entry.append(message)
                     if message.kind not in _UNFINISHED and not (message.kind in (_STATE, _PART) and message.version):
                         yield entry
                         entry = []
-                        self._confirm(last)
+                        last = self._ask_again() if self._is_lost else self._confirm(last)
                 case PeerLeft(reason="ended"):
                     return
                 case PeerLeft():
@@ -169,9 +179,18 @@ class Log:
                 case _:
                     pass
 
-    def _confirm(self, number: int) -> None:
+    def begin_anew(self) -> None:
+        """The last entry made no sense."""
+        self._is_lost = True
+
+    def _ask_again(self) -> None:
+        self._is_lost = False
+        self._confirm(-1)
+
+    def _confirm(self, number: int) -> int:
         with contextlib.suppress(PeerLostError):  # its event is on its way
             self._mailbox.send(self._server, Message(_HAS, number))
+        return number
 
 
 def state_messages(state: dict[str, Any]) -> list[Message]:

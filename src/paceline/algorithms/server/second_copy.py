@@ -12,6 +12,9 @@ from paceline.transport.base import Message, Ports
 
 __all__ = ["SecondCopy", "serve_shard"]
 
+_MOST_MALFORMED = 10  # entries; more are no accident
+_NONSENSE = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
 
 def serve_shard(shard_id: int, rules: ShardRules, ports: Ports) -> None:
     """The program of a shard's server, or of its second copy."""
@@ -26,9 +29,16 @@ class SecondCopy(Shard):
 
     def run(self) -> None:
         """Follows; serves if the server dies; ends with it if it ends."""
-        log = Log(self._ports, self._id)
+        log, num_malformed = Log(self._ports, self._id), 0
         for first, *more in log:
-            self._replay(first, more)
+            try:
+                self._replay(first, more)
+            except _NONSENSE:  # some of it may have been replayed: so all begins anew
+                num_malformed += 1
+                if num_malformed > _MOST_MALFORMED:
+                    raise
+                self._shared.count("malformed")
+                log.begin_anew()
         if log.ports is not None:
             self._take_over(log.ports)
             super().run()

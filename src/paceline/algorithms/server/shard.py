@@ -11,15 +11,16 @@ from torch import Tensor
 from paceline.algorithms.server.admission import Verdict
 from paceline.algorithms.server.average import SharedAverage, without_average
 from paceline.algorithms.server.choices import Choices
-from paceline.algorithms.server.codec import Encoded
 from paceline.algorithms.server.copies import CopyLink
 from paceline.algorithms.server.held import DROPPED, Held, Known, as_one, cloned, info_of, weighted_mean
+from paceline.algorithms.server.incoming import check_form, read_choice, read_gradient, read_settings
 from paceline.algorithms.server.rules import ShardRules
 from paceline.algorithms.server.update import UpdateInfo
 from paceline.algorithms.server.user import UserApplier
 from paceline.errors import PeerLostError, WorkerLostError
 from paceline.optimizers import OptimizerSettings
 from paceline.transport.base import Message, PeerBack, PeerLeft, Ports, Received
+from paceline.transport.checks import MalformedMessageError, checked_vector
 
 __all__ = ["RETURN_DEADLINE_S", "Shard"]
 
@@ -99,8 +100,10 @@ class Shard:
             case event if self._link is not None and self._link.is_about(event):
                 self._link.hear(event)
             case Received() as received:
-                self._not_back.discard(received.sender)
-                self._hear(received)
+                try:
+                    self._hear(received)
+                except MalformedMessageError:
+                    self._shared.count("malformed")
             case PeerLeft(peer=peer, reason=reason):
                 self._left(peer, reason)
             case PeerBack(peer=peer):
@@ -172,19 +175,19 @@ class Shard:
     # Messages
 
     def _hear(self, received: Received) -> None:
-        sender, incarnation, message = received
-        self._without_x.discard(sender)
+        sender, _, message = received
+        check_form(received, self._ports.num_workers)
+        self._not_back.discard(sender)
+        if message.kind not in ("push", "push-only"):
+            self._without_x.discard(sender)
         match message.kind:
-            case "push":
-                self._push(sender, incarnation, message)
-            case "push-only":
-                self._without_x.add(sender)
-                self._push(sender, incarnation, message)
-            case "settings" if message.x is not None:
-                self._settings[sender] = OptimizerSettings.from_tensor(message.x)
+            case "push" | "push-only":
+                self._push(received, read_gradient(received, self._rules.codec, self._x))
+            case "settings":
+                self._settings[sender] = read_settings(received, self._settings, self._shared.ranges)
                 self._log("copy-settings", message.x, about=sender)
-            case "echo" if message.x is not None:
-                self._echoes[sender] = message.x
+            case "echo":
+                self._echoes[sender] = checked_vector(received, self._x)
             case "join":
                 if message.number:  # it takes part, and counts on from where another shard has told it
                     self._hear_clock(sender, message.number)
@@ -203,15 +206,14 @@ class Shard:
                 self._awaiting_end.add(sender)
             case "clock":
                 self._hear_clock(sender, message.number)
-            case "choice" if message.x is not None:
-                self._admission.choose(message.number, tuple(message.x.tolist()))
+            case "choice":
+                self._admission.choose(message.number, read_choice(received, self._ports.num_workers))
             case "save" if self._ports.storage is not None:
                 self._ports.storage.checkpoint(self.state, message.number)
-            case _:
-                pass  # nothing that a worker of this version sends
 
-    def _push(self, sender: int, incarnation: int, message: Message) -> None:
-        assert message.x is not None
+    def _push(self, received: Received, gradient: Tensor) -> None:
+        sender, incarnation, message = received
+        (self._without_x.add if message.kind == "push-only" else self._without_x.discard)(sender)
         if sender not in self._settings:
             return  # it told this server's predecessor: as it learns of the change, it sends both again
         if sender not in self._present:  # it was taken for dead, and is not
@@ -226,13 +228,11 @@ class Shard:
             return
         if sender in self._given_s:
             self._admission.timed(sender, self._ports.clock.now_s() - self._given_s.pop(sender))
-        gradient = message.x  # empty where only time is simulated
         self._ports.moved(self._rules.codec.decoding_moves)
-        if gradient.numel():
-            gradient = self._rules.codec.decode(Encoded(gradient), len(self._x), self._x.dtype)
         update = info_of(message, sender, self._shared, self._id, gradient, self._settings[sender].missing)
         one = Held(update, incarnation, gradient, self._echoes.pop(sender, None))
-        verdict = self._admission.admit(update) if self._applier.accepts(update) else Verdict.DROP
+        lacks_echo = one.echo is None and self._rules.apply.echoes
+        verdict = self._admission.admit(update) if self._applier.accepts(update) and not lacks_echo else Verdict.DROP
         match verdict:
             case Verdict.APPLY:
                 self._apply([one])

@@ -1,0 +1,99 @@
+"""What a shard reads from a message, checked before anything is changed by it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline.algorithms.server.codec import Codec, Encoded
+from paceline.errors import UsageError
+from paceline.flat import Ranges
+from paceline.optimizers import OptimizerSettings
+from paceline.transport.base import Received
+from paceline.transport.checks import MOST, MalformedMessageError, checked_number, checked_weight
+
+__all__ = ["check_form", "read_choice", "read_gradient", "read_settings"]
+
+_FROM_WORKERS = frozenset(("push", "push-only", "settings", "echo", "join", "bye", "fetch", "final", "clock", "save"))
+_COUNTED = frozenset(("push", "push-only", "join", "clock", "choice", "save"))  # whose number counts something
+
+
+def check_form(received: Received, num_workers: int) -> None:
+    """Whether one who says this may, and with such numbers.
+
+    Raises:
+        MalformedMessageError: not so.
+    """
+    sender, _, message = received
+    if message.kind in _FROM_WORKERS and sender >= num_workers:
+        raise MalformedMessageError(sender, message, "which only workers send")
+    if message.kind == "choice" and sender != num_workers:
+        raise MalformedMessageError(sender, message, "which only the first shard's server sends")
+    if message.kind in _COUNTED:
+        checked_number(received, message.number, 1 if message.kind in ("push", "push-only") else 0)
+    checked_number(received, message.version)
+
+
+def read_gradient(received: Received, codec: Codec, x: Tensor) -> Tensor:
+    """The gradient (n,) of a push, for a shard whose parameters are `x` (n,); empty where only time is simulated.
+
+    Raises:
+        MalformedMessageError: there is none, it is none of this codec, or it is the mean of no number of samples.
+    """
+    sender, _, message = received
+    checked_weight(received)
+    if message.x is None:
+        raise MalformedMessageError(sender, message, "without its vector")
+    if not x.numel() and not message.x.numel():
+        return message.x
+    try:
+        return codec.decode(Encoded(message.x), len(x), x.dtype)
+    except ValueError as error:
+        raise MalformedMessageError(sender, message, f"with a wrong vector ({error})") from None
+
+
+def read_choice(received: Received, num_workers: int) -> tuple[int, ...]:
+    """The workers of a choice.
+
+    Raises:
+        MalformedMessageError: it names none of this run's.
+    """
+    sender, _, message = received
+    x = message.x
+    if x is None or x.dtype != torch.int64 or x.numel() > num_workers:
+        raise MalformedMessageError(sender, message, "without workers' ids")
+    workers = tuple(x.tolist())
+    if not all(0 <= one < num_workers for one in workers) or len(set(workers)) < len(workers):
+        raise MalformedMessageError(sender, message, "with ids that are no workers'")
+    return workers
+
+
+def read_settings(received: Received, known: dict[int, OptimizerSettings], ranges: Ranges) -> OptimizerSettings:
+    """An optimizer's settings.
+
+    Args:
+        received: the message.
+        known: what the workers have said before.
+        ranges: of all shards; empty where only time is simulated.
+
+    Raises:
+        MalformedMessageError: they are none, or of another optimizer than this worker's was.
+        UsageError: they are of another optimizer than the other workers'.
+    """
+    sender, _, message = received
+    try:
+        if message.x is None or message.x.dtype != torch.uint8:
+            raise ValueError("no bytes")
+        settings = OptimizerSettings.from_tensor(message.x)
+        settings.check(ranges[-1][1] or MOST)
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+        raise MalformedMessageError(sender, message, f"with bytes that are no optimizer's ({error})") from None
+    others = known.get(sender) or next(iter(known.values()), settings)
+    if (settings.name, len(settings.groups)) != (others.name, len(others.groups)):
+        if sender in known:
+            raise MalformedMessageError(sender, message, "of another optimizer than its last")
+        raise UsageError(
+            f"The workers have different optimizers: {others.name} with {len(others.groups)} groups, and {settings.name} with"
+            f" {len(settings.groups)}."
+        )
+    return settings
