@@ -113,4 +113,15 @@ def test_the_result_of_one_run():
     assert "95 % at most" in text
     assert "not reached (loss of 0.4)" in shown(result_table(make_run(diverged_at=10).result), 80)
     assert "unknown" in shown(result_table({}), 80)
+
+
+def test_a_run_says_what_it_has_noted_once():
+    """Such as which number `backups=auto` goes by: who only looks at the terminal shall read it, too."""
+    run = make_run(slow=1).result | {"notes": ["One node.", "Worker 1 was late."], "records_lost": 2}
+    text = shown(result_table(run), 80)
+    assert "One node." in text
+    assert "Worker 1 was late." in text
+    assert "records lost" in text
+    crashed = run | {"outcome": "crashed", "outcome_reason": "Worker 1 was late. It has died."}
+    assert shown(result_table(crashed), 80).count("Worker 1 was late.") == 1
     assert shown(comparison_table([{}, {}]), 80)

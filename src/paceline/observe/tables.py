@@ -156,6 +156,10 @@ def _lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         line("failed publishes", figure(result, "failed_publishes"))
     if result.get("workers_lost"):
         lines.append(("workers lost", ", ".join(map(str, result["workers_lost"]))))
+    if result.get("records_lost"):
+        line("records lost", figure(result, "records_lost"))
+    told = result.get("outcome_reason") or ""
+    lines.extend(("note", str(note)) for note in result.get("notes") or () if note not in told)
     return lines
 
 
