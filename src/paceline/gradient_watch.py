@@ -35,9 +35,8 @@ def watch_gradients(parameters: Sequence[nn.Parameter], optimizer: torch.optim.O
         parameters: that the loop trains.
         optimizer: the loop's; the warning is given where it steps.
     """
-    backward_left: dict[
-        int, tuple[int, int]
-    ] = {}  # by parameter: where its gradient lay, and PyTorch's count of changes
+    # By parameter: where its gradient lay when backward ended, and PyTorch's count of changes.
+    backward_left: dict[int, tuple[int, int]] = {}
     num_steps = 0
 
     def note(index: int, parameter: torch.Tensor) -> None:

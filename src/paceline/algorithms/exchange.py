@@ -89,9 +89,8 @@ class Exchanges:
         # A list, as it is nearly always empty: a deque takes 600 bytes, and there may be thousands of simulated workers.
         self.held: list[tuple[int, Message]] = []
         self._answered: dict[int, int] = {}  # by partner: its last request that was answered
-        self._untold: dict[
-            int, int
-        ] = {}  # by partner: its withdrawn request, of which it could not be told what became
+        # By partner: its withdrawn request, of which it could not be told what became.
+        self._untold: dict[int, int] = {}
 
     # Requesting
 

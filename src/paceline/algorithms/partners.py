@@ -46,9 +46,8 @@ class Partners:
         self._is_late = ports.incarnation > 0
         self._heard: set[int] = set()  # partners that something has come from since they are there
         self._returned: set[int] = set()  # partners that have been lost from sight
-        self._pauses: dict[
-            int, tuple[int, int]
-        ] = {}  # by partner: the turn that ends its pause, and the pause's length
+        # By partner: the turn that ends its pause, and the pause's length.
+        self._pauses: dict[int, tuple[int, int]] = {}
         self._reachable: Set[int] = frozenset()  # as the mailbox last said, and the partners among them
         self._reachable_partners: list[int] = []
 
