@@ -116,7 +116,7 @@ def test_state_of_owned_pieces_stays_on_its_device():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     binding = FlatBinding(model.parameters(), on_any_device=True)
-    pieces = [Piece(0, 64, 0), Piece(binding.offsets[1], 3, 64)]
+    pieces = [Piece(binding.offsets[0], 64, 0), Piece(binding.offsets[1], 3, 64)]
     owned = OwnedPieces(binding, optimizer, pieces)
     shapes = [
         {name: (value.device.type, *value.shape) for name, value in one.items()} for one in optimizer.state.values()

@@ -11,7 +11,12 @@ import paceline as pl
 from paceline.errors import ClippingWarning
 
 BATCHES = [(torch.randn(6, 4, generator=torch.Generator().manual_seed(k)), torch.arange(6) % 3) for k in range(12)]
-MEAN_OF_CLIPPED = ["lockstep", "parameter-server", "parameter-server(backups=1)", "local-sgd(warmup_steps=5)"]
+MEAN_OF_CLIPPED = [
+    "lockstep",
+    "parameter-server",
+    "parameter-server(mode=sync(backups=1))",
+    "local-sgd(warmup_steps=5)",
+]
 OTHERS = [
     "all-reduce", "local-sgd", "d-psgd", "ad-psgd", "hogwild", "locked", "leashed", "parameter-server(mode=async)",
     "downpour", "adaptive-revision",

@@ -101,6 +101,10 @@ def all_reduced(vectors, weights, members):
     return by_threads(program, members)
 
 
+def moved(num_vectors, of=None):
+    """Real workers are not charged for it."""
+
+
 def overlapped(vectors, weights, members):
     """As `all-reduce` makes it, in two buckets."""
 
@@ -108,7 +112,8 @@ def overlapped(vectors, weights, members):
         g = vectors[worker].clone()
         g[0] = g[-1] = 0  # its padding
         replica = SimpleNamespace(samples=weights[worker], missing=(), ranges=())
-        mean = _OverlappedMean(replica, collectives, AgreedGradient(replica, collectives), len(vectors), P)
+        ports = SimpleNamespace(num_workers=len(vectors), shared=SimpleNamespace(x=torch.empty(P)), moved=moved)
+        mean = _OverlappedMean(replica, collectives, AgreedGradient(replica, collectives), ports)
         for bucket in (g[40:], g[:40]):
             mean.begin(bucket)
         mean.finish()
@@ -123,7 +128,8 @@ def strips(vectors, weights, members):
 
     def program(worker, collectives):
         replica = SimpleNamespace(samples=weights[worker], missing=(), ranges=())
-        owned = OwnedStrips(replica, collectives, AgreedGradient(replica, collectives), worker, len(vectors), P)
+        numbers = worker, len(vectors), P
+        owned = OwnedStrips(replica, collectives, AgreedGradient(replica, collectives), *numbers, moved)
         for bucket in (vectors[worker][40:].clone(), vectors[worker][:40].clone()):
             owned.begin(bucket)
         owned.finish()
@@ -181,7 +187,7 @@ def served(vectors, weights, _):
         Held(UpdateInfo(worker_id=worker, num_samples=weight, **update), 0, vector.clone(), None)
         for worker, (vector, weight) in enumerate(zip(vectors, weights, strict=True))
     ]
-    return [weighted_mean(held)]
+    return [weighted_mean(held, moved)]
 
 
 def final(vectors, weights, _):

@@ -314,7 +314,7 @@ class _Simulation:
 
         return make
 
-    def run(self, interruption: Interruption) -> RunData:
+    def run(self, interruption: Interruption | None = None) -> RunData:
         """Runs all programs; one intra-op thread count for all, the caller's random state untouched."""
         threads = torch.get_num_threads()
         torch.set_num_threads(self.config.intra_op_threads)
@@ -328,7 +328,8 @@ class _Simulation:
                 self.machine.start_servers(self.algorithm.serve)
                 self._run_programs()
                 del replicas
-            self.record.interrupted_by(interruption)
+            if interruption is not None:
+                self.record.interrupted_by(interruption)
         finally:
             torch.set_num_threads(threads)
         return self.record.finish(self._config_record(), num_parameters=self.num_parameters)

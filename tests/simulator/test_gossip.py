@@ -215,7 +215,7 @@ def test_averages_of_pairs_are_counted_at_both_workers_and_are_fewer_on_a_slow_n
     """What the docstring says. An exchange is a request and an answer of a million bytes, in memory that takes no time."""
     rate = 2 * 1_000_064 / (0.01 * gradients_per_exchange)
     network = {"bandwidth_bytes_per_s": rate, "latency_s": 1e-6}
-    cluster = Cluster(workers=workers, compute_s=Normal(), core_bytes_per_s=1e20, **network)
+    cluster = Cluster(workers=workers, compute_s=Normal(), core_bytes_per_s=1e18, **network)
     config = pl.TrainConfig(algorithm="ad-psgd", steps=200)
     result = pl.simulate_task(config, cluster=cluster, timing_only=True, num_parameters=250_000).result
     assert result["averages_per_step"] == pytest.approx(averages, rel=0.06)

@@ -15,7 +15,7 @@ from paceline.transport.base import Message, PeerBack, PeerLeft
 from paceline.transport.parameters import MemoryRequest
 
 LATENCY_S, RATE = 0.5, 100.0
-WIRED = {"latency_s": LATENCY_S, "bandwidth_bytes_per_s": RATE, "core_bytes_per_s": 1e20}  # nobody waits for a copy
+WIRED = {"latency_s": LATENCY_S, "bandwidth_bytes_per_s": RATE, "core_bytes_per_s": 1e18}  # nobody waits for a copy
 MESSAGE = Message("m", x=torch.zeros(100 - HEADER_BYTES, dtype=torch.uint8))  # 1 s on the wire
 
 

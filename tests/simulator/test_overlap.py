@@ -18,7 +18,7 @@ from paceline.simulator.network import HEADER_BYTES
 from paceline.simulator.overlap import FORWARD_SHARE, declared_buckets, shares_until_complete
 
 NETWORK = {"latency_s": 50e-6, "bandwidth_bytes_per_s": 1.25e9}
-WIRED = NETWORK | {"core_bytes_per_s": 1e20}  # and memory that takes no time
+WIRED = NETWORK | {"core_bytes_per_s": 1e18}  # and memory that takes no time
 
 
 def timed(algorithm, cluster, *, parameters, steps=3, **named):

@@ -162,7 +162,7 @@ class _OverlappedMean:
                 vector[0] = 0.0
             if total:
                 vector.div_(total)
-            self._moved(2, of=vector)
+            self._moved(2, of=bucket)  # of half types it is twice that, as is not known where only time is simulated
             if vector is not bucket:
                 bucket.copy_(vector)
         self._under_way.clear()
