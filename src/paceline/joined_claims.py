@@ -34,17 +34,22 @@ class JoinedClaims:
         self._worker_id, self._num_workers = worker_id, num_workers
         self._notes = notes
         self._numbers: list[int] = []
+        self._by_ids = False  # the join point is of no use any more
         self._next = 0  # the first that this worker has not seen claimed
         with contextlib.suppress(MeetingLostError):
-            self._next = meeting.add("next batch", 0)
+            self._next = max(0, meeting.add("next batch", 0))
 
     def __call__(self) -> int:
         """The next number."""
-        if not self._numbers and not self._meeting.lost:
+        if not self._numbers and not self._by_ids:
             try:
-                self._next = self._meeting.add("next batch", _CLAIM_BATCHES)
-                self._numbers.extend(range(self._next - _CLAIM_BATCHES, self._next))
+                begin = self._meeting.add("next batch", _CLAIM_BATCHES) - _CLAIM_BATCHES
+                if begin < self._next:
+                    raise MeetingLostError(self._meeting.address)  # its count went back, so it is of no use
+                self._next = begin + _CLAIM_BATCHES
+                self._numbers.extend(range(begin, self._next))
             except MeetingLostError:
+                self._by_ids = True
                 self._notes.append(
                     f"The join point is gone: batches from {self._next:,} on were dealt out by worker ids."
                 )
