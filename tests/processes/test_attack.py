@@ -1,0 +1,192 @@
+"""Strangers attack runs of every method with sockets: no run ends, no vector is accepted, and the loss is as it was.
+
+`make soak` sends 100,000 random and 20,000 mutated frames to each; `make test` a few.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import leftovers
+import paceline as pl
+from paceline.transport.keys import create_keys
+from processes.attacker import attack_in_a_fork
+from processes.join_programs import CONTEXT, DEADLINE_S, free_address
+from processes.test_doors import WITH_MAILBOX, ports, tree
+
+SOAK_RESULT = Path(os.environ.get("PACELINE_SOAK_ATTACK_RESULT", "benchmarks/results/soak_attack.json"))
+FRAMES = {False: (2_000, 500), True: (100_000, 20_000)}  # random and mutated, by whether this is `make soak`
+UNDISTURBED = {False: 3, True: 10}
+WORKERS, BATCHES, WAITS_AT = 2, 200, 60
+HERE, THERE = "10.231.79.1", "10.231.79.2"
+LAUNCHED = [f"{name}(deadline_s=3600.0)" if name == "d-psgd" else name for name in WITH_MAILBOX]
+JOINED = ["joined on loopback", "joined with a key"]
+
+pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+
+
+class Trains:
+    """A fixed number of batches; in the midst of them it waits until the attack is over."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __call__(self):
+        torch.manual_seed(0)
+        x = torch.randn(BATCHES, 8, 16)
+        y = x @ torch.randn(16, 1)
+        model = nn.Linear(16, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.005)
+        with pl.attach(model, optimizer, algorithm=os.environ.get("ATTACKED")) as worker:
+            for made, (inputs, outputs) in enumerate(worker.batches(list(zip(x, y, strict=True)))):
+                if made == WAITS_AT:
+                    (self.folder / f"waits-{worker.worker_id}").touch()
+                    leftovers.wait_until(lambda: (self.folder / "attacked").exists(), "the attack is over", 3600)
+                optimizer.zero_grad()
+                (model(inputs) - outputs).square().mean().backward()
+                optimizer.step()
+        with torch.no_grad():
+            loss = float((model(x) - y).square().mean())
+        (self.folder / f"loss-{worker.worker_id}").write_text(str(loss))
+
+
+def join(folder, environment):
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    Trains(folder)()
+
+
+def run(how, folder, address, key):
+    """One run to its end; raises where it does not end well."""
+    if how not in JOINED:
+        result = pl.launch(Trains(folder), workers=WORKERS, algorithm=how).result
+        assert result["outcome"] == "stopped", result["outcome_reason"]
+        assert result["workers_lost"] == []
+        assert sum(one["malformed"] for one in result.get("shards", ())) == 0
+        assert result["peer_failures"] == 0 or "ad-psgd" in how
+        return
+    environment = {"PACELINE_JOIN": address, "PACELINE_OF": str(WORKERS), "ATTACKED": "ad-psgd"}
+    if key is not None:
+        environment["PACELINE_KEY"] = str(key)
+    members = [CONTEXT.Process(target=join, args=(folder, environment)) for _ in range(WORKERS)]
+    for one in members:
+        one.start()
+    for one in members:
+        one.join()
+    assert [one.exitcode for one in members] == [0] * WORKERS
+
+
+def listening():
+    """What the run's processes listen at: addresses, and paths to Unix sockets."""
+    processes = tree(os.getpid())
+    found = []
+    for one in ports(processes):
+        host, port = one.split(":")
+        raw = int(host, 16).to_bytes(4, sys.byteorder) if len(host) == 8 else b"\x7f\0\0\1"
+        found.append([".".join(map(str, raw)), int(port, 16)])
+    for pid in processes:
+        for path in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                if path.is_socket() and not str(path.readlink()).startswith("socket:"):
+                    found.append(str(path))
+            except OSError:
+                continue
+    return found
+
+
+def loss_of(how, folder, key, host, frames=None, namespaces=()):
+    """The loss after one run, and what strangers could do meanwhile."""
+    folder.mkdir()
+    failures, counts = [], {}
+    address = free_address(host)
+
+    def watched():
+        try:
+            run(how, folder, address, key)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=watched)
+    thread.start()
+    leftovers.wait_until(lambda: failures or len(list(folder.glob("waits-*"))) == WORKERS, "all are in the midst of it")
+    assert not failures, failures
+    if frames is not None:
+        targets = listening()
+        assert targets
+        for place, namespace in enumerate(namespaces):
+            own = [share // len(namespaces) for share in frames]
+            where = [*targets, [host, int(address.rpartition(":")[2])]]
+            counts["another network" if namespace else "another user"] = {
+                "ports": sum(not isinstance(one, str) for one in targets),
+                "sockets": sum(isinstance(one, str) for one in targets),
+                **attack_in_a_fork(where, *own, place, namespace),
+            }
+    (folder / "attacked").touch()
+    thread.join(DEADLINE_S)
+    assert not failures, failures
+    assert not thread.is_alive()
+    losses = [float(path.read_text()) for path in folder.glob("loss-*")]
+    assert len(losses) == WORKERS
+    return max(losses), counts
+
+
+@pytest.fixture
+def network():
+    """Another network, whose machine reaches this one by a wire; its name, or None where none can be made."""
+    if shutil.which("ip") is None:
+        yield None
+        return
+    name, wires = f"paceline-{os.getpid()}-x", [f"plx{os.getpid() % 100_000}{side}" for side in "ab"]
+    commands = [
+        f"netns add {name}", f"link add {wires[0]} type veth peer name {wires[1]} netns {name}",
+        f"address add {HERE}/24 dev {wires[0]}", f"link set {wires[0]} up",
+        f"-n {name} address add {THERE}/24 dev {wires[1]}", f"-n {name} link set {wires[1]} up",
+    ]  # fmt: skip
+    made = [subprocess.run(["ip", *one.split()], check=False, capture_output=True).returncode for one in commands]
+    yield name if not any(made) else None
+    subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+    subprocess.run(["ip", "link", "delete", wires[0]], check=False, capture_output=True)
+
+
+@pytest.mark.parametrize("how", [*LAUNCHED, *JOINED])
+@pytest.mark.parametrize("is_soak", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_strangers_change_nothing(how, is_soak, network, tmp_path):
+    """Writes what became of each method's attack to PACELINE_SOAK_ATTACK_RESULT."""
+    key, host, begun_s = None, "127.0.0.1", time.monotonic()
+    if how == "joined with a key":
+        if network is None:
+            pytest.skip("this machine makes no network namespaces, so no other machine can be played")
+        create_keys(key := tmp_path / "run.key")
+        host = HERE
+    quiet = []
+    for number in range(UNDISTURBED[is_soak]):
+        folder = tmp_path / f"quiet-{number}"
+        quiet.append(loss_of(how, folder, key, host)[0])
+    namespaces = [None] if network is None else [None, network]
+    loss, counts = loss_of(how, tmp_path / "loud", key, host, FRAMES[is_soak], namespaces)
+    spread = max(quiet) - min(
+        quiet
+    )  # one more of the same would lie outside the others once in five times, and never far
+    assert min(quiet) - spread - 1e-3 <= loss <= max(quiet) + spread + 1e-3, (loss, quiet)
+    if how in JOINED:
+        assert sum(one["connections"] for one in counts.values()) > 0
+    else:
+        assert sum(one["ports"] + one["connections"] for one in counts.values()) == 0
+    if is_soak:
+        SOAK_RESULT.parent.mkdir(parents=True, exist_ok=True)
+        written = json.loads(SOAK_RESULT.read_text()) if SOAK_RESULT.exists() else {}
+        written[how] = {
+            "undisturbed_runs": len(quiet), "undisturbed_loss": [min(quiet), max(quiet)], "loss": loss, "run_ended_well": True,
+            "frames": dict(zip(("random", "mutated"), FRAMES[True], strict=True)), "strangers": counts,
+            "took_s": round(time.monotonic() - begun_s, 1),
+        }  # fmt: skip
+        SOAK_RESULT.write_text(json.dumps(written, indent=2) + "\n")
