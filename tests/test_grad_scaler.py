@@ -49,6 +49,7 @@ def check_finite(found):
         assert all(torch.isfinite(p).all() for p in x)
 
 
+@pytest.mark.filterwarnings("ignore::paceline.errors.ClippingWarning")  # under lockstep each clips its own gradient
 @pytest.mark.parametrize("unscale", [False, True], ids=["", "unscaled and clipped by the loop"])
 @pytest.mark.parametrize("fused", [False, True], ids=["", "fused"])
 @pytest.mark.parametrize("algorithm", ["all-reduce", "lockstep"])
