@@ -10,6 +10,7 @@ import paceline as pl
 from contracts.runs import run_function
 from paceline.batches import BatchPlan
 from paceline.flat import FlatBinding
+from paceline.held_folder import run_folder
 from paceline.simulation import _Simulation
 from paceline.simulator import Cluster
 from paceline.tasks import Task, load_task
@@ -218,6 +219,7 @@ def run_task(algorithm, optimizer, name, workers, backend, out=None, resume=None
         x = torch.empty(binding.num_elements)
         simulation.machine.shared.snapshot(x)
         return run, binding.views(x)
-    training = _Training(pl.TrainConfig(**{**vars(config), "backend": backend}), out, resume, "", None)
-    run = training.run()
+    with run_folder(out, resume):
+        training = _Training(pl.TrainConfig(**{**vars(config), "backend": backend}), out, resume, "", None)
+        run = training.run()
     return run, FlatBinding(load_task(name).model().parameters()).views(training.supervisor.parameters(0).x)
