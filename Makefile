@@ -13,8 +13,8 @@ ON_TWO_CORES := -n auto --maxprocesses 2 --dist loadfile --no-loadscope-reorder
 
 help:
 	@echo "make run    install into .venv, train digits with six algorithms, compare them; then one slow worker, next to DDP"
-	@echo "make test   every test, in a quarter to half an hour on two cores"
-	@echo "make quick  the tests that need no worker processes: some two minutes"
+	@echo "make test   every test, in some ten to twenty minutes on two cores"
+	@echo "make quick  the tests that need no worker processes: some three minutes"
 	@echo "make soak   marathons: workers killed again and again, command lines drawn by the thousand"
 	@echo "make lint   ruff, pyright, import-linter"
 	@echo "make bench  speed against plain PyTorch loops, as ratios"

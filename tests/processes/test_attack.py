@@ -173,10 +173,11 @@ def test_strangers_change_nothing(how, is_soak, network, tmp_path):
         quiet.append(loss_of(how, folder, key, host)[0])
     namespaces = [None] if network is None else [None, network]
     loss, counts = loss_of(how, tmp_path / "loud", key, host, FRAMES[is_soak], namespaces)
-    spread = max(quiet) - min(
-        quiet
-    )  # one more of the same would lie outside the others once in five times, and never far
-    assert min(quiet) - spread - 1e-3 <= loss <= max(quiet) + spread + 1e-3, (loss, quiet)
+    # One more of ten lies outside their range once in five times, and never far. Of three the range says nothing, and may be
+    # empty: there, a factor of two tells a strange vector, as poisoned models' losses are ten and more times as large.
+    spread = max(quiet) - min(quiet)
+    least, most = (min(quiet) - spread, max(quiet) + spread) if is_soak else (min(quiet) / 2, 2 * max(quiet))
+    assert least - 1e-3 <= loss <= most + 1e-3, (loss, quiet)
     if how in JOINED:
         assert sum(one["connections"] for one in counts.values()) > 0
     else:
