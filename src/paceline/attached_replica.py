@@ -15,23 +15,21 @@ import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from paceline.accruals import Accruals, LateLosses
+from paceline.attached_gradient import AttachedGradient
 from paceline.batches import length_of
-from paceline.buckets import GradientBuckets
 from paceline.errors import DivergedError, UsageError
 from paceline.grad_scaling import take_over_scaling
 from paceline.half_types import is_finite
 from paceline.optimizers import OptimizerSettings, raw_step, scaled_step, settings_of
 from paceline.owned_pieces import OwnedPieces
-from paceline.replica import BaseReplica
 from paceline.transport.base import Collectives, Piece
 
 __all__ = ["AttachedReplica"]
 
-_call_after_backward = torch.autograd.Variable._execution_engine.queue_callback  # pyright: ignore
 _CHECK_EVERY_STEPS = 64  # how often parameters are checked for infinities, as the loop need not report its loss
 
 
-class AttachedReplica(BaseReplica):
+class AttachedReplica(AttachedGradient):
     """A replica whose gradients come from the user's loop.
 
     Args:
@@ -54,21 +52,11 @@ class AttachedReplica(BaseReplica):
         self.num_begun = 0
         self._optimizer = optimizer
         self._raw_step = raw_step(optimizer)
-        self._g: torch.Tensor | None = None
-        self._g_is_mine = False  # the program has asked for g: it may have changed it
-        self._absent = self._ended = False
+        self._ended = False
         self._inside = False  # the replica itself is stepping: its hooks keep still
-        self._state = "idle"  # idle -> gradient -> apply -> idle: what the program waits for
         self._ranges: dict[Any, tuple[int, int]] = {}  # where each parameter lies in the flat vector, once asked for
         self._kept: list[torch.Tensor | None] | None = None
-        self._ready: Callable[[torch.Tensor], None] | None = None
-        self._finish: Callable[[], None] | None = None
-        self._handing_out = False  # between a backward pass's first gradient and its end
-        self._call_after_backward = _call_after_backward
-        self._handed_out = False  # what the gradients hold has been handed out, and is what came back
-        self._g_version = 0  # PyTorch's count of changes of `g` when it was handed out
         self._owned: OwnedPieces | None = None
-        self.accumulates = False  # backward passes only add: a later one hands out what they add up to
         # To switch to the program and back; not under no_grad, which would cost as much as all else that a hook does: the
         # program touches no tensor that autograd follows.
         self._program = greenlet(lambda: None)
@@ -186,99 +174,6 @@ class AttachedReplica(BaseReplica):
             if self._ended:
                 return
             yield self.step
-
-    @property
-    def g(self) -> torch.Tensor:
-        """The gradient as one vector (P,), gathered when first asked for in a step."""
-        if self._g is None:
-            self._g = self.binding.zeros()
-        if not self._g_is_mine:
-            self._g_is_mine = True
-            if self._absent:
-                self._g.zero_()
-            else:
-                self._missing = self.binding.gather_gradients(self._g)
-        return self._g
-
-    def gradient(
-        self,
-        at: torch.Tensor,
-        version: int,
-        ready: Callable[[torch.Tensor], None] | None = None,
-        finish: Callable[[], None] | None = None,
-    ) -> None:
-        """Lets the loop run its forward and backward pass on `at` (P,).
-
-        With `ready`, buckets are handed out during backward and `finish` is called at its end, from within the loop's call of
-        `backward`: what the loop then does with the gradients, such as to clip them or to look for infinities in them, it
-        does with what came back. A second backward pass before the step adds to that, and all is handed out again, which is
-        right for whatever is linear; `accumulates` saves the sending.
-        """
-        self._read_version = version
-        self.binding.bind(at)
-        self._g_is_mine = self._handed_out = False
-        self._missing = self.ranges if self._absent else None
-        self._ready, self._finish, self._hands_out = ready, finish, ready is not None
-        if ready is not None and self._buckets is None:
-            if self._g is None:
-                self._g = self.binding.zeros()
-            self._buckets = GradientBuckets(self.binding, self._g, self._on_gradient, num_workers=self._num_workers)
-        self._gradient_started_s = self._now_s()
-        if self._absent:
-            self._gradient_ended_s = self._gradient_started_s
-            if ready is not None:
-                self._hand_out_nothing(ready)
-        else:
-            self._hand_over("gradient")
-
-    def _on_gradient(self, index: int) -> None:
-        """Backward has added to a parameter's gradient."""
-        if self._ready is None or self._state != "gradient":
-            return
-        if self.accumulates:
-            self._handed_out = False
-            return
-        assert self._buckets is not None
-        if not self._handing_out:
-            self._handing_out = True
-            self._missing = None
-            self._buckets.begin(self._ready)
-            self._call_after_backward(self._end_of_backward)
-        if self._buckets.under_way and self._slowness is None:  # a slow worker hands out at the end of its time
-            self._buckets.complete(index)
-
-    def _hand_out_all(self) -> None:
-        """The step comes without a backward pass that handed out: all gradients are there."""
-        assert self._buckets is not None
-        assert self._ready is not None
-        self._missing = None
-        self._buckets.begin(self._ready)
-        self._end_of_backward()
-
-    def _end_of_backward(self) -> None:
-        assert self._buckets is not None
-        assert self._g is not None
-        self._handing_out = False
-        if self._slowness is not None:
-            self._slowness.sleep(self._gradient_started_s)
-        self._gradient_ended_s = self._now_s()  # what follows are waits
-        self._buckets.complete_all()
-        if self._finish is not None:
-            self._finish()
-        self.binding.bind_gradients(self._g, self.missing)
-        self._g_version = self._g._version
-        self._handed_out = True
-
-    def _hand_out_nothing(self, ready: Callable[[torch.Tensor], None]) -> None:
-        """Takes part without a batch; `g` becomes what the others' gradients come to."""
-        assert self._buckets is not None
-        assert self._g is not None
-        self._g.zero_()
-        for bucket in self._buckets.vectors:
-            ready(bucket)
-        if self._finish is not None:
-            self._finish()
-        self.binding.bind_gradients(self._g, self.missing)
 
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:
         """Lets the optimizer take its one step on `to` (P,), a copy of `of` if given: the loop's own call of `step`.

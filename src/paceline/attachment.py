@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +12,6 @@ from torch import nn
 
 from paceline.algorithms import Algorithm
 from paceline.attached_replica import AttachedReplica
-from paceline.batches import BatchPlan, length_of
 from paceline.chosen_algorithm import chosen_algorithm
 from paceline.environment import Invitation, WorkerEnvironment, current_environment
 from paceline.errors import DivergedError, UsageError
@@ -25,8 +23,7 @@ from paceline.joining import JoinedRun
 from paceline.loop_evaluation import Evaluate
 from paceline.memory.waiting import RunStopped
 from paceline.session import model_words
-from paceline.sources import ABSENT, END, BatchClaims, one_by_one
-from paceline.worker_storage import completed
+from paceline.worker_batches import WorkerBatches
 
 __all__ = ["Worker", "attach"]
 
@@ -109,10 +106,6 @@ class Worker:
         self._evaluate = evaluate
         self._hooks: list[Any] = []
         self._undo: list[Callable[[], None]] = []
-        self._claims: dict[tuple[int, int], BatchClaims] = {}
-        self._taken = 0
-        self._epoch = 0
-        self._incomplete: int | None = None  # a checkpoint that not all workers have written
         self._copy: torch.Tensor | None = None
         self._replica: Any = None  # an AttachedReplica, once the `with` is entered
         self._consensus_distance: float | None = None
@@ -150,7 +143,7 @@ class Worker:
             self.algorithm.warn(stacklevel=4)
             if self.num_workers > 1 and self.algorithm.clips_before_the_mean:
                 self._undo.append(watch_gradients(self._session.binding.parameters, self._optimizer))
-        self._taken = self._session.restore(self._optimizer)
+        taken = self._session.restore(self._optimizer)
         kind = simulation.replica_kind if simulation is not None else AttachedReplica
         base, lockstep = self._session.base_arguments(), self.algorithm.lockstep
         self._replica = kind(self._optimizer, alone=self.num_workers == 1, lockstep=lockstep, **base)
@@ -161,6 +154,17 @@ class Worker:
             self._optimizer.register_step_post_hook(self._replica.after_step),
             self._model.register_forward_pre_hook(self._before_forward),
         ]
+        self._batches = WorkerBatches(
+            worker_id=self.worker_id,
+            num_workers=self.num_workers,
+            algorithm=self.algorithm,
+            environment=self._environment,
+            session=self._session,
+            replica=self._replica,
+            optimizer=self._optimizer,
+            taken=taken,
+            bind_newest=lambda: self._session.binding.bind(self._newest()),
+        )
         self._session.binding.bind(self._newest())
         if self._environment is not None:
             # HACK: PyTorch's schedulers warn when they step before the optimizer did, which they rightly do in an epoch that a
@@ -190,7 +194,7 @@ class Worker:
             if not failed:
                 environment = self._environment
                 if environment is not None and environment.supervised and environment.checkpoint is not None:
-                    self._session.save(None, self._optimizer, self._taken_so_far() - is_cut, parameters=False)
+                    self._session.save(None, self._optimizer, self._batches.taken_so_far() - is_cut, parameters=False)
                 self._load_final()
                 if self._replica is not None and not self._session.stopped():
                     self._replica.make_state_whole(self._session.ports.collectives)
@@ -207,36 +211,7 @@ class Worker:
         for hook in self._hooks[2:]:  # from here on, a step begins when its batch is handed out
             hook.remove()
         del self._hooks[2:]
-        epoch, self._epoch = self._epoch, self._epoch + 1
-        if self._epoch > 1 and self._session.stopped():  # a loop of very many epochs goes through those that are left
-            return
-        seed = self._environment.seed if self._environment is not None else 0
-        alone = self.num_workers == 1 and self._environment is None
-        plan_and_fetch = None if alone else one_by_one(loader, seed)
-        if plan_and_fetch is None:
-            yield from self._whole_or_strided(loader)
-            return
-        plan, fetch = plan_and_fetch
-        claims = self._claims_for(plan)
-        for number in self._numbers(claims, epoch):
-            started_s = self._replica.now_s()
-            if number == ABSENT:
-                self._replica.begin(started_s, -1, None, absent=True)
-                continue
-            batch = fetch(plan.indices(number))
-            if not self._replica.num_begun:
-                self._session.tell_epoch(plan.batches_per_epoch * length_of(batch))
-            self._replica.begin(started_s, number, batch)
-            yield batch
-        # What the loop does between two epochs, such as to evaluate, it does on a copy that nobody else writes.
-        if self._replica.idle:
-            self._session.binding.bind(self._newest())
-        if self._replica.num_begun == 0 and epoch == 0 and plan.batches_per_epoch < self.num_workers:
-            warnings.warn(
-                f"This worker got no batch: {plan.batches_per_epoch} batches an epoch are too few for"
-                f" {self.num_workers} workers.",
-                stacklevel=2,
-            )
+        yield from self._batches.epoch(loader)
 
     def report(self, loss: torch.Tensor | float) -> None:
         """Tells the run this step's loss, for its curves and targets, and to end it as diverged when it is not finite.
@@ -274,102 +249,6 @@ class Worker:
             return {}
         figures = own_figures(records, self._session.ports.counts, gossip=self.algorithm.gossip)
         return {**figures, "consensus_distance": self._consensus_distance}
-
-    # Batches
-
-    def _numbers(self, claims: BatchClaims, epoch: int) -> Iterator[int]:
-        plan, first = claims.plan, True
-        if self.algorithm.lockstep:
-            rounds = plan.rounds_per_epoch(self.num_workers)
-            claims.taken = max(claims.taken, epoch * rounds)  # the loop may have left the epoch before at a `break`
-            while claims.taken < (epoch + 1) * rounds:
-                first = self._maybe_save(claims, epoch, first, parameters=self.worker_id == 0)
-                self._maybe_complete()
-                yield claims.next()
-                if self._session.stopped():
-                    return
-            return
-        while not self._session.stopped():
-            number = claims.next(end=(epoch + 1) * plan.batches_per_epoch)
-            if number == END:
-                return
-            parameters = number % plan.batches_per_epoch == 0
-            claims.taken -= 1
-            first = self._maybe_save(claims, epoch, first, parameters=parameters)
-            claims.taken += 1
-            yield number
-
-    def _maybe_save(self, claims: BatchClaims, epoch: int, first: bool, *, parameters: bool) -> bool:
-        """Saves this worker's part of the epoch's checkpoint before its first batch, if one is asked for."""
-        environment = self._environment
-        if not first or epoch == 0 or environment is None or environment.checkpoint is None:
-            return False
-        self._session.arena.store("epoch", max(epoch, self._session.arena.load("epoch")))
-        if self._session.arena.load("checkpoint_epoch") in (-1, epoch):
-            number = epoch * claims.plan.batches_per_epoch
-            self._session.save(number, self._optimizer, claims.taken, parameters=parameters)
-            if parameters and not environment.supervised:
-                self._incomplete = number
-        return False
-
-    def _maybe_complete(self) -> None:
-        """Worker 0 marks a checkpoint complete when all have saved their parts, where no supervisor does."""
-        if self._incomplete is not None and completed(self._environment, self._incomplete, self.num_workers):
-            self._incomplete = None
-
-    def _taken_so_far(self) -> int:
-        return max((claims.taken for claims in self._claims.values()), default=self._taken)
-
-    def _claims_for(self, plan: BatchPlan) -> BatchClaims:
-        """The claims on one data set; a second data set of another size would need a counter of its own."""
-        key = (plan.num_samples, plan.batch_size)
-        if key not in self._claims:
-            if self._claims:
-                raise UsageError(
-                    "worker.batches was given loaders of different sizes; use it for the training data only."
-                )
-            self._claims[key] = BatchClaims(
-                plan,
-                worker_id=self.worker_id,
-                num_workers=self.num_workers,
-                lockstep=self.algorithm.lockstep,
-                taken=self._taken,
-                **self._session.batch_claims(),
-            )
-        return self._claims[key]
-
-    def _whole_or_strided(self, loader: Iterable[Any]) -> Iterator[Any]:
-        if self.algorithm.lockstep and self.num_workers > 1:
-            raise UsageError(
-                "Lockstep methods need to know how many batches there are: give worker.batches a DataLoader with a sized data"
-                " set, or a list of batches."
-            )
-        if self.num_workers == 1:
-            yield from self._whole(loader)
-            return
-        iterator = iter(loader)
-        index = -1
-        while not self._session.stopped():
-            started_s = self._replica.now_s()
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                return
-            index += 1
-            if index % self.num_workers != self.worker_id:
-                continue
-            self._replica.begin(started_s, -1, batch)
-            yield batch
-
-    def _whole(self, loader: Iterable[Any]) -> Iterator[Any]:
-        begin, now_s = self._replica.begin, self._replica.now_s
-        started_s = now_s()
-        for batch in loader:
-            begin(started_s, -1, batch)
-            yield batch
-            if self._session.stopped():
-                return
-            started_s = now_s()
 
     # Parameters at the beginning and at the end
 
