@@ -60,8 +60,13 @@ class LateLosses:
         else:
             self.write(*fields)
 
-    def settle(self, loss: float) -> None:
-        """This is the loss of the step whose record is held, if one is."""
-        if self._held is not None:
-            self.write(*self._held[:-1], loss)
-            self._held = None
+    def settle(self, loss: float, samples: int | None = None) -> bool:
+        """This is the loss of the step whose record is held, and the number of its samples; returns whether one is."""
+        if self._held is None:
+            return False
+        fields, self._held = list(self._held), None
+        fields[_LOSS] = loss
+        if samples is not None:
+            fields[_SAMPLES] = samples
+        self.write(*fields)
+        return True

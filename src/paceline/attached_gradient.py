@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from paceline.buckets import GradientBuckets
+from paceline.own_batches import OwnBatches
 from paceline.replica import BaseReplica
 
 __all__ = ["AttachedGradient"]
@@ -37,6 +38,8 @@ class AttachedGradient(BaseReplica):
         self._call_after_backward = _call_after_backward
         self._handed_out = False  # what the gradients hold has been handed out, and is what came back
         self._g_version = 0  # PyTorch's count of changes of `g` when it was handed out
+        self._own: OwnBatches | None = None  # of a loop that fetches its batches by itself, as long as it seems to
+        self._told_samples = 0  # by the loop, of this step
         self.accumulates = False
 
     def _hand_over(self, waiting_for: str) -> None:
@@ -69,6 +72,9 @@ class AttachedGradient(BaseReplica):
         `backward`: what the loop then does with the gradients, such as to clip them or to look for infinities in them, it
         does with what came back. A second backward pass before the step adds to that, and all is handed out again, which is
         right for whatever is linear; `accumulates` saves the sending.
+
+        Raises:
+            NoGradient: the loop has ended.
         """
         self._read_version = version
         self.binding.bind(at)
@@ -87,6 +93,17 @@ class AttachedGradient(BaseReplica):
         else:
             self._hand_over("gradient")
 
+    def _weigh(self) -> int:
+        """Counts the samples of batches that the loop has fetched by itself: a gradient never weighs 0.
+
+        Returns:
+            how many have not been counted before.
+        """
+        if self._own is None:
+            return 0
+        before, self.samples = self.samples, self._told_samples or max(1, self._own.samples)
+        return self.samples - before
+
     def _on_gradient(self, index: int) -> None:
         """Backward has added to a parameter's gradient."""
         if self._ready is None or self._state != "gradient":
@@ -97,6 +114,7 @@ class AttachedGradient(BaseReplica):
         assert self._buckets is not None
         if not self._handing_out:
             self._handing_out = True
+            self._weigh()
             self._missing = None
             self._buckets.begin(self._ready)
             self._call_after_backward(self._end_of_backward)

@@ -8,24 +8,29 @@ shared that would need a lock, and the optimizer's own step runs exactly once wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from greenlet import GreenletExit, getcurrent, greenlet
+from torch import nn
 
 from paceline.accruals import Accruals, LateLosses
 from paceline.attached_gradient import AttachedGradient
 from paceline.batches import length_of
-from paceline.errors import DivergedError, UsageError
+from paceline.errors import DivergedError, NoGradient, RunStopped, UsageError, WorkerLostError
 from paceline.grad_scaling import take_over_scaling
 from paceline.half_types import is_finite
 from paceline.optimizers import OptimizerSettings, raw_step, scaled_step, settings_of
+from paceline.own_batches import OwnBatches
 from paceline.owned_pieces import OwnedPieces
 from paceline.transport.base import Collectives, Piece
 
 __all__ = ["AttachedReplica"]
 
+_NAN = math.nan
 _CHECK_EVERY_STEPS = 64  # how often parameters are checked for infinities, as the loop need not report its loss
 
 
@@ -72,13 +77,22 @@ class AttachedReplica(AttachedGradient):
 
     def start(self, program: Callable[[], None]) -> None:
         """Runs the program up to where it waits for its first step."""
+
+        def run() -> None:
+            try:
+                with suppress(NoGradient):
+                    program()
+            except WorkerLostError as error:  # others have seen before this worker that the run is over, and left
+                self._raise_if_stopped(error)
+                raise
+
         loop = getcurrent()
-        self._program = greenlet(program, parent=loop)
+        self._program = greenlet(run, parent=loop)
         self._resume, self._return = self._program.switch, loop.switch
         self._resume()
 
     def end(self, *, failed: bool = False) -> None:
-        """Ends the program: its steps are over; or, where it waits for the loop, or that has failed, at once.
+        """Ends the program: its steps are over, also one that was begun and gets no gradient; or, if that has failed, at once.
 
         Either way it releases what it holds.
         """
@@ -87,34 +101,114 @@ class AttachedReplica(AttachedGradient):
         if self._buckets is not None:
             self._buckets.remove()
             self.binding.release_gradients()
-        if self._state == "idle" and not failed and not self._program.dead:
-            self._resume()
-        elif not self._program.dead:
+        if self._own is not None:
+            self._own.close()
+        if self._program.dead:
+            return
+        if failed:
             self._program.throw(GreenletExit)
+        elif self._state == "idle":
+            self._resume()
+        else:
+            self.samples, self._batch, self._absent = 0, -1, True
+            self._gradient_started_s = self._gradient_ended_s = self._now_s()
+            self._program.throw(NoGradient)
 
     def begin(self, started_s: float, batch_number: int, batch: Any, *, absent: bool = False) -> None:
         """Begins a step: the program reads the parameters that the gradient will be computed at."""
-        if self._state == "gradient":  # the loop did not step: it accumulates, or skipped a step that all had agreed on
-            self.samples = self.samples if absent else _samples_of(batch) + (0 if self._handed_out else self.samples)
-            return
-        self._records.settle(self.loss)
+        samples = 0 if absent else _samples_of(batch)
+        if self._state != "gradient":
+            self._records.settle(self.loss)
+            self._begin(started_s, batch_number, samples, absent=absent)
+        elif self._is_untouched:
+            self._give(batch_number, samples)
+        elif not absent:  # the loop did not step: it accumulates, or skipped a step that all had agreed on
+            self.samples = samples + (0 if self._handed_out else self.samples)
+
+    def _begin(self, started_s: float, batch_number: int, samples: int, *, absent: bool = False) -> None:
         self.num_begun += 1
         self._batch = batch_number
-        self.samples = 0 if absent else _samples_of(batch)
+        self.samples = samples
         self._absent = absent
         self._scaled = self._overflowed = False
         self._begin_step(started_s)
         self._resume()
 
-    def report(self, loss: float) -> None:
-        """The loss of the step under way, or of the one just made: loops report before `step()` or after it."""
-        self.loss = loss
-        self._records.settle(self.loss)
+    def _give(self, batch_number: int, samples: int) -> None:
+        """The step under way, begun without a batch, gets one after all; or there is none for it, and it is over."""
+        self._records.settle(_NAN)
+        self._batch, self.samples = batch_number, samples
+        if not samples:
+            self._absent, self._missing = True, self.ranges
+            self._gradient_ended_s = self._gradient_started_s
+            if self._ready is not None:
+                self._hand_out_nothing(self._ready)
+            self._resume()
 
-    def begin_if_idle(self, inputs: Any = None) -> None:
-        """Begins a step where the loop fetches its batches by itself; `inputs` are the model's."""
-        if self._state == "idle" and not self._ended:
-            self.begin(self._now_s(), -1, inputs or None)
+    # A loop without `worker.batches`: its next step begins when the last one ends, whatever parts of the model it calls.
+
+    def watch(self, model: nn.Module) -> None:
+        """The loop may fetch its batches by itself; the first step then begins when it first calls something of the model.
+
+        Not at once: where batches come from `worker.batches`, parameters are read when the first is there.
+        """
+        self._own = OwnBatches(model, self.binding.parameters, self._called)
+
+    def takes_batches(self) -> None:
+        """The loop uses `worker.batches` from now on."""
+        if self._own is not None:
+            if self._own.touched:
+                self._weigh()
+            self._own.close()
+            self._own = None
+
+    def _called(self) -> None:
+        assert self._own is not None
+        self._raise_if_stopped()
+        if self._state == "idle":
+            self._begin_without_batch()
+        elif self._handed_out:
+            self._own.forget()
+            self.samples = 0
+        self._records.settle(_NAN)  # of the last step, if nobody has reported it
+
+    def _begin_next(self) -> None:
+        assert self._own is not None
+        self._raise_if_stopped()
+        self._own.begin_step()
+        self._told_samples = 0
+        if self._state == "idle":
+            self._begin_without_batch()
+        else:  # GradScaler has left the step out, and the program still waits for a gradient
+            self.samples = 0
+
+    def _begin_without_batch(self, samples: int = 0) -> None:
+        self._begin(self._now_s(), -1, samples)
+
+    def _raise_if_stopped(self, cause: Exception | None = None) -> None:
+        if self._stopped():
+            raise RunStopped("the run was stopped") from cause
+
+    @property
+    def _is_untouched(self) -> bool:
+        """Whether the step under way was begun without a batch, and the loop has done nothing for it so far."""
+        return self._state == "gradient" and not self.samples and not (self._own is not None and self._own.touched)
+
+    def report(self, loss: float, samples: int | None = None) -> int:
+        """The loss of the step under way, or of the one just made: loops report before `step()` or after it.
+
+        Returns:
+            the number of that step.
+        """
+        if self._state == "gradient" and not self._is_untouched:
+            self.loss = loss
+            if samples is not None:
+                self._told_samples = samples
+                if self._own is None:
+                    self.samples = samples
+            return self.step
+        self._records.settle(loss, samples)
+        return self.step - (self._state == "gradient")
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The optimizer is about to step: the gradient is ready, and the program says on what it is applied."""
@@ -124,8 +218,10 @@ class AttachedReplica(AttachedGradient):
             raise UsageError(
                 "Optimizers with closures evaluate several gradients per step; attach needs one: use step()."
             )
-        if self._state == "idle":
-            self.begin_if_idle()
+        if self._state == "idle":  # nothing of the model was called, or the loop makes several steps with one batch
+            self._begin_without_batch(self.samples if self._own is None else 0)
+        self._records.settle(_NAN)
+        self._weigh()
         if not self._handed_out:
             if self._slowness is not None:
                 self._slowness.sleep(self._gradient_started_s)
@@ -157,8 +253,10 @@ class AttachedReplica(AttachedGradient):
             for parameter, gradient in zip(self.binding.parameters, self._kept, strict=True):
                 parameter.grad = gradient
             self._kept = None
-            return
-        self._resume()
+        else:
+            self._resume()
+        if self._own is not None:
+            self._begin_next()
 
     # The program's side
 
@@ -168,12 +266,11 @@ class AttachedReplica(AttachedGradient):
 
     def steps(self) -> Iterator[int]:
         """This worker's steps, from 1; the loop decides how many."""
-        while True:
+        while not self._ended:
             self._state = "idle"
             self._return()
-            if self._ended:
-                return
-            yield self.step
+            if not self._ended:
+                yield self.step
 
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:
         """Lets the optimizer take its one step on `to` (P,), a copy of `of` if given: the loop's own call of `step`.

@@ -61,6 +61,10 @@ def attach(
     round. A parameter without a gradient makes no step: no weight decay, no momentum, no state. Where workers make one
     update together, it makes one if it has a gradient on any of them.
 
+    A loop may fetch its batches by itself, without `worker.batches`. Each step then begins when the last one ends, whatever
+    parts of the model it calls, and calls without gradients count for nothing. Its workers have to draw different batches;
+    their samples are those that the model, or the first part of it, is called with.
+
     Costs per step: two hooks of the optimizer and four switches of a greenlet, about 15 us, besides the algorithm's own cost.
 
     Args:
@@ -152,8 +156,8 @@ class Worker:
         self._hooks = [
             self._optimizer.register_step_pre_hook(self._replica.before_step),
             self._optimizer.register_step_post_hook(self._replica.after_step),
-            self._model.register_forward_pre_hook(self._before_forward),
         ]
+        self._replica.watch(self._model)
         self._batches = WorkerBatches(
             worker_id=self.worker_id,
             num_workers=self.num_workers,
@@ -170,12 +174,6 @@ class Worker:
             # HACK: PyTorch's schedulers warn when they step before the optimizer did, which they rightly do in an epoch that a
             # resumed run skips, or in which others had all the batches. They ask this attribute; without it, they warn.
             self._optimizer._opt_called = True  # type: ignore[attr-defined]
-
-    def _before_forward(self, module: nn.Module, inputs: Any) -> None:
-        """Begins a step of a loop that fetches its batches by itself, and so would not learn that the run is over."""
-        if self._session.stopped():
-            raise RunStopped("the run was stopped")
-        self._replica.begin_if_idle(inputs)
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> bool:
         """A loop that the run's end met while it waited goes on after its `with`, as those do that find no more batches."""
@@ -194,7 +192,9 @@ class Worker:
             if not failed:
                 environment = self._environment
                 if environment is not None and environment.supervised and environment.checkpoint is not None:
-                    self._session.save(None, self._optimizer, self._batches.taken_so_far() - is_cut, parameters=False)
+                    self._session.save(
+                        None, self._optimizer, max(0, self._batches.taken_so_far() - is_cut), parameters=False
+                    )
                 self._load_final()
                 if self._replica is not None and not self._session.stopped():
                     self._replica.make_state_whole(self._session.ports.collectives)
@@ -208,22 +208,27 @@ class Worker:
         is used. Of a `DataLoader` the data set, batch size, order, `drop_last` and `collate_fn` are used, not its processes;
         a sequence is taken as a sequence of batches; of any other iterable, worker i takes every num_workers-th batch.
         """
-        for hook in self._hooks[2:]:  # from here on, a step begins when its batch is handed out
-            hook.remove()
-        del self._hooks[2:]
+        self._replica.takes_batches()  # from here on, a step begins when its batch is handed out
         yield from self._batches.epoch(loader)
 
-    def report(self, loss: torch.Tensor | float) -> None:
+    def report(self, loss: torch.Tensor | float, samples: int | None = None) -> None:
         """Tells the run this step's loss, for its curves and targets, and to end it as diverged when it is not finite.
 
-        Call it before or after `optimizer.step()`, until the next batch is asked for.
+        Call it before or after `optimizer.step()`, until the next batch is asked for; without `batches`, until the model is
+        called again.
+
+        Args:
+            loss: of this step.
+            samples: of this step, where they are not told by what the model is called with; from before `step()` on they are
+                its weight in means, too (under all-reduce from before `backward()`).
 
         Raises:
             DivergedError: the loss is not finite.
         """
-        self._replica.report(loss.item() if isinstance(loss, torch.Tensor) else loss)
-        if not math.isfinite(self._replica.loss):
-            raise DivergedError(f"The loss became {self._replica.loss} at step {self._replica.step}.")
+        value = loss.item() if isinstance(loss, torch.Tensor) else loss
+        step = self._replica.report(value, samples)
+        if not math.isfinite(value):
+            raise DivergedError(f"The loss became {value} at step {step}.")
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:

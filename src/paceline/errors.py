@@ -8,6 +8,7 @@ from typing import Any
 __all__ = [
     "ClippingWarning",
     "DivergedError",
+    "NoGradient",
     "NotWrittenError",
     "OverrideWarning",
     "PacelineError",
@@ -68,6 +69,14 @@ class PeerLostError(WorkerLostError):
     def __init__(self, peer: int, why: str) -> None:
         super().__init__(f"Worker {peer} cannot be reached: {why}.")
         self.peer = peer
+
+
+class NoGradient(PacelineError):  # noqa: N818  (nor is this)
+    """To a worker's program: the user's loop has ended, and there will be no gradient for the step that was begun.
+
+    There are no further steps, and `replica.samples` is 0. A program that has told others of this step ends it as one without
+    a batch.
+    """
 
 
 class RunStopped(PacelineError):  # noqa: N818  (not an error of anybody: the run is over)

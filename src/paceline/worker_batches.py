@@ -57,6 +57,7 @@ class WorkerBatches:
         self._bind_newest = bind_newest
         self._claims: dict[tuple[int, int], BatchClaims] = {}
         self._epoch = 0
+        self._is_epoch_told = False
         self._incomplete: int | None = None  # a checkpoint that not all workers have written
 
     def epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
@@ -78,7 +79,8 @@ class WorkerBatches:
                 self._replica.begin(started_s, -1, None, absent=True)
                 continue
             batch = fetch(plan.indices(number))
-            if not self._replica.num_begun:
+            if not self._is_epoch_told:
+                self._is_epoch_told = True
                 self._session.tell_epoch(plan.batches_per_epoch * length_of(batch))
             self._replica.begin(started_s, number, batch)
             yield batch

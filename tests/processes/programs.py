@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 import paceline as pl
+from loops import coder
 from paceline.environment import current_environment
 
 
@@ -145,3 +146,14 @@ def has_sparse_gradients():
     model = nn.Sequential(nn.Embedding(8, 4, sparse=True), nn.Flatten(), nn.Linear(8, 1))
     loader = [(torch.randint(8, (2, 2)), torch.randn(2, 1))] * 8
     loop(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
+
+
+def calls_parts(folder):
+    """Draws its own batches, and leaves its model in a file."""
+    model, optimizer = coder.made()
+    with pl.attach(model, optimizer):
+        for x in coder.batches(20):
+            optimizer.zero_grad()
+            coder.loss_of(model, x).backward()
+            optimizer.step()
+    torch.save(coder.vector(model), f"{folder}/{worker_id()}.pt")

@@ -1,9 +1,13 @@
 """Loops as users write them: what they report, skip, break out of and do twice."""
 
+from functools import partial
+
 import numpy as np
 import pytest
+import torch
 
 import paceline as pl
+from loops import coder
 from processes import programs
 
 
@@ -50,3 +54,12 @@ def test_what_cannot_be_launched_writes_nothing(wrong, tmp_path):
 def test_backoff_refuses_times_that_cannot_be(spec):
     with pytest.raises(pl.UsageError, match=r"must be|from 0 to 1"):
         pl.launch(programs.plain, workers=1, algorithm=f"leashed(backoff={spec})")
+
+
+@pytest.mark.parametrize("algorithm", ["lockstep", "all-reduce", "d-psgd", "downpour(push=3, fetch=2)"])
+def test_a_loop_that_calls_parts_of_its_model_trains_them(algorithm, tmp_path):
+    run = pl.launch(partial(programs.calls_parts, str(tmp_path)), workers=2, algorithm=algorithm)
+    assert run.result["samples"] == 2 * 20 * 4
+    assert run.result["records_lost"] == 0
+    for worker in range(2):
+        assert coder.held_out_loss(torch.load(tmp_path / f"{worker}.pt")) < 0.9 * coder.held_out_loss(coder.initial())

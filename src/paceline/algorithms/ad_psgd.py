@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.pairwise import PairwiseAveraging
+from paceline.errors import NoGradient
 from paceline.topology import Ring, Topology
 from paceline.transport.base import Ports, Replica
 from paceline.transport.parameters import MemoryRequest
@@ -68,7 +70,7 @@ class ADPSGD(Algorithm):
         averaging = PairwiseAveraging(self.topology, self.peers, ports, lock)
         if ports.incarnation:
             averaging.take_model()
-        with averaging.in_background(ports.concurrency):
+        with averaging.in_background(ports.concurrency), suppress(NoGradient):
             for _ in replica.steps():
                 with lock:
                     version = shared.version

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
@@ -9,7 +10,7 @@ import torch
 
 from paceline.algorithms.base import Algorithm
 from paceline.bounds import SECONDS_ABOVE_0
-from paceline.errors import PeerLostError, WorkerLostError
+from paceline.errors import NoGradient, PeerLostError, WorkerLostError
 from paceline.half_types import to_sum_type
 from paceline.topology import Ring, Topology, metropolis_weights
 from paceline.transport.base import Mailbox, Message, PeerBack, PeerLeft, Ports, Received, Replica
@@ -63,7 +64,8 @@ class DPSGD(Algorithm):
             W = metropolis_weights(self.topology, me, n, k)
             for reader in self.topology.sends_to(me, n, k):
                 self._send(reader, Message("model", k, x=x), mailbox)
-            replica.gradient(at=x, version=k)
+            with suppress(NoGradient):  # the neighbours count on this worker's part in the round all the same
+                replica.gradient(at=x, version=k)
             neighbours = {j: self._model_of(j, k, x, ports) for j in sorted(W) if j != me}
             with shared.writing():
                 mixed = to_sum_type(x)

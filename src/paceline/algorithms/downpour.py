@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
@@ -19,6 +20,7 @@ from paceline.algorithms.server.rules import OnDeath, ShardRules
 from paceline.algorithms.server.shard import Shard
 from paceline.algorithms.server.warm_start import WarmStart
 from paceline.bounds import COUNT, COUNT_FROM_0, SECONDS, SERVERS
+from paceline.errors import NoGradient
 from paceline.flat import Ranges
 from paceline.half_types import sum_type
 from paceline.transport.base import Ports, Replica
@@ -106,26 +108,27 @@ class Downpour(Algorithm):
         client, accrued = Client(ports, self.codec), _Accrued(alone=self.push == 1)
         client.join()  # answered when the warm start is over, or to the one who makes it
         try:
-            for step in replica.steps():
-                replica.gradient(at=client.x, version=client.version)
-                ports.moved(accrued.add(replica.g, replica.samples, replica.missing))
-                pushes, fetches = step % self.push == 0, step % self.fetch == 0
-                if not fetches:
-                    replica.apply(to=client.x)  # the next gradient is computed where this one leads
-                if pushes:
-                    replica.missing = accrued.missing
-                    client.tell(replica.optimizer_settings())
-                    answer = client.push(*accrued.take(), fetch=fetches)
-                    if answer.applied_version > 0:
-                        # Counted from its arrival; the earlier of the two if the rule lets gradients wait.
-                        arrived = min(answer.applied_version, answer.version)
-                        replica.applied(answer.applied_version, gradient_version=arrived - 1)
+            with suppress(NoGradient):
+                for step in replica.steps():
+                    replica.gradient(at=client.x, version=client.version)
+                    ports.moved(accrued.add(replica.g, replica.samples, replica.missing))
+                    pushes, fetches = step % self.push == 0, step % self.fetch == 0
+                    if not fetches:
+                        replica.apply(to=client.x)  # the next gradient is computed where this one leads
+                    if pushes:
+                        replica.missing = accrued.missing
+                        client.tell(replica.optimizer_settings())
+                        answer = client.push(*accrued.take(), fetch=fetches)
+                        if answer.applied_version > 0:
+                            # Counted from its arrival; the earlier of the two if the rule lets gradients wait.
+                            arrived = min(answer.applied_version, answer.version)
+                            replica.applied(answer.applied_version, gradient_version=arrived - 1)
+                        else:
+                            replica.dropped(gradient_version=answer.version)
                     else:
-                        replica.dropped(gradient_version=answer.version)
-                else:
-                    if fetches:
-                        client.fetch()
-                    replica.accrued()
+                        if fetches:
+                            client.fetch()
+                        replica.accrued()
             if accrued.samples:
                 replica.missing = accrued.missing
                 client.tell(replica.optimizer_settings())

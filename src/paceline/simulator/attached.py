@@ -54,6 +54,18 @@ class SimulatedAttachedReplica(AttachedReplica):
             self._core.know_batch_size(self._uncomputed[-1])
         super().begin(started_s, batch_number, batch, absent=absent)
 
+    def _begin_without_batch(self, samples: int = 0) -> None:
+        self._goes_on = False
+        self._uncomputed[:] = [samples] if samples else []
+        super()._begin_without_batch(samples)
+
+    def _weigh(self) -> int:
+        samples = super()._weigh()
+        if samples > 0:
+            self._uncomputed.append(samples)
+            self._core.know_batch_size(samples)
+        return samples
+
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         """Copies `x` (P,) into this worker's private vector."""
         begun_s = self._now_s()

@@ -346,7 +346,7 @@ class Replica(Protocol):
         ready: Callable[[torch.Tensor], None] | None = None,
         finish: Callable[[], None] | None = None,
     ) -> None:
-        """Computes the mini-batch gradient at `at` (P,), which is `version` of the parameters.
+        """Computes the mini-batch gradient at `at` (P,), which is `version` of the parameters; raises `NoGradient` at the end.
 
         `ready` is called during the backward pass with one bucket of `g` after the other, as soon as it is complete: views
         that cover all of `g`, the last layers' first, in the same order and sizes on every worker and at every step. It may
