@@ -97,7 +97,8 @@ def launch(
         UsageError: something cannot be launched as asked, or another process writes the folder.
         NotWrittenError: the disk did not take a file; the error's `run` is what was measured, if the run has ended.
         WorkerLostError: a worker died that the algorithm cannot go on without.
-        PacelineError: a worker's function raised an exception; its traceback is in the message.
+        PacelineError: a worker's function raised an exception, whose traceback is in the message; all workers have died; or
+            none has made an update.
     """
     named = given_algorithm(algorithm)
     servers = named.memory.server_programs if named is not None else 0

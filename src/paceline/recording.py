@@ -13,7 +13,7 @@ from paceline.earlier_part import shift_times
 from paceline.memory.records import RECORD_DTYPE, without_waiting
 from paceline.observe.progress import Progress, WorkerProgress
 from paceline.observe.run import RunData
-from paceline.observe.summary import WINDOW, repeated_batches, summarize, unrecorded
+from paceline.observe.summary import NO_UPDATE, WINDOW, repeated_batches, summarize, unrecorded
 from paceline.supervisor import Supervisor
 from paceline.system import machine, versions
 
@@ -165,6 +165,8 @@ class Recording:
             outcome.name = "converged"
         records_lost = self._records_lost(supervisor, recorded)
         figures["steps"] += records_lost
+        if outcome.name == "stopped" and arena is not None and not (figures["steps"] or arena.load("abort")):
+            outcome.name, outcome.kind, outcome.reason = "crashed", "error", NO_UPDATE
         touched = getattr(arena.shared, "touched_slots", None) if arena is not None else None
         return {
             **about,

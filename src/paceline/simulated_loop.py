@@ -20,7 +20,7 @@ from paceline.bounds import check_run, check_simulation
 from paceline.chosen_algorithm import given_algorithm
 from paceline.config import TrainConfig
 from paceline.environment import WorkerEnvironment, set_environment
-from paceline.errors import DivergedError, UsageError
+from paceline.errors import DivergedError, PacelineError, UsageError, WorkerLostError
 from paceline.final_mean import FinalMean, take_final_mean
 from paceline.flat import FlatBinding
 from paceline.global_randomness import GlobalRandomness, undisturbed
@@ -29,6 +29,7 @@ from paceline.held_folder import run_folder
 from paceline.interrupts import Interruption, noted
 from paceline.loop_evaluation import Evaluate, loop_evaluator
 from paceline.observe.run import RunData
+from paceline.observe.summary import NO_UPDATE
 from paceline.paths import check_new_folder
 from paceline.simulation_record import SimulationRecord, write_simulation
 from paceline.simulator.attached import SimulatedAttachedReplica
@@ -97,7 +98,8 @@ def simulate(
         UsageError: something cannot be simulated as asked.
         WorkerLostError: an algorithm that cannot go on without a worker has lost one: by a fault, or because its loop ended
             early.
-        PacelineError: the workers wait for each other.
+            Or all workers were killed.
+        PacelineError: the workers wait for each other, or all have ended and none has made an update.
         Exception: whatever a worker's function raised, unless it was that the loss is not finite: that run has diverged.
     """
     if cluster is None:
@@ -207,6 +209,8 @@ class _Simulation:
         }
         run = self.record.finish(config, num_parameters=self._wanted.num_parameters)
         run.returned = self.returned
+        if run.result["outcome"] == "crashed":
+            raise WorkerLostError(run.result["outcome_reason"]) if self.machine.all_dead else PacelineError(NO_UPDATE)
         return run
 
     def _body(self, worker_id: int) -> Callable[[], None]:

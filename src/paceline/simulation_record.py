@@ -17,7 +17,7 @@ from paceline.evaluation import ModelEvaluator
 from paceline.interrupts import Interruption
 from paceline.memory.records import RECORD_DTYPE, RECORD_STRUCT, without_waiting
 from paceline.observe.run import RunData
-from paceline.observe.summary import WINDOW, summarize, unrecorded
+from paceline.observe.summary import NO_UPDATE, WINDOW, summarize, unrecorded
 from paceline.observe.written import write_run
 from paceline.simulator.machine import SimulatedMachine
 from paceline.system import machine, versions
@@ -156,6 +156,8 @@ class SimulationRecord:
         if not self._is_gossip:
             records = without_waiting(records, self._simulated.shared.version)
         wall_s = max((float(rows["ended_s"][-1]) for rows in records.values() if len(rows)), default=0.0)
+        if self._outcome == "stopped" and self._simulated.all_dead:
+            self.end("crashed", "All workers were killed, and no worker is left.")
         if self._outcome == "crashed":  # of it: until the others knew
             wall_s = max(wall_s, self._simulated.scheduler.now_s)
         own_models: dict[str, Any] = (
@@ -185,6 +187,8 @@ class SimulationRecord:
         figures["steps"] += records_lost
         if self._outcome == "stopped" and figures["time_to_target_s"] is not None:
             self._outcome = "converged"
+        if self._outcome == "stopped" and not figures["steps"] and self._simulated.all_ended:
+            self.end("crashed", NO_UPDATE)
         touched = getattr(self._simulated.shared, "touched_slots", None)
         result = {
             **{key: getattr(own, key) for key in ("task", "algorithm", "workers", "backend", "seed", "batch_size")},

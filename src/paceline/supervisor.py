@@ -102,6 +102,7 @@ class Supervisor:
             outcome=self.outcome,
         )
         self._folder = folder
+        self._first_death = ""
         self._context = fork_server_context()
 
     # Life of the run
@@ -340,6 +341,7 @@ class Supervisor:
         how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
         note = f"Worker {worker.worker_id} {how}."
         self.outcome.notes.append(note)
+        self._first_death = self._first_death or note
         if self.outcome.kind == "worker-lost":  # who waited for it, or for one who did, was faster to say so
             self.outcome.reason = f"{note} {self.outcome.reason}"
         if self.arena is None or self.started_s is None:
@@ -364,8 +366,8 @@ class Supervisor:
             self.outcome.restarts += 1
             worker.incarnation += 1
             self._start(worker)
-        elif not any(other.running or other.ended for other in self.workers):
-            self._fail(who, Failure("error", f"{how}, and no worker is left."))
+        if not any(other.running or other.ended for other in self.workers):
+            self._fail("", Failure("error", f"{self._first_death} By now no worker is left."))
 
     def _tell_waiters(self, worker: WorkerState) -> None:
         """Whoever waits in lockstep for a worker that has left need not go on waiting."""

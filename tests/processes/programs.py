@@ -1,5 +1,7 @@
 """Training functions that go wrong, for `launch`; they are found by name in worker processes."""
 
+import os
+
 import torch
 from torch import nn
 
@@ -157,3 +159,11 @@ def calls_parts(folder):
             coder.loss_of(model, x).backward()
             optimizer.step()
     torch.save(coder.vector(model), f"{folder}/{worker_id()}.pt")
+
+
+def exits_in_the_middle():
+    """Without a word: as a crash within a library would end it."""
+    model, optimizer, loader = pieces()
+    with pl.attach(model, optimizer) as worker:
+        for _ in worker.batches(loader):
+            os._exit(3 + worker_id())

@@ -1,5 +1,6 @@
 """How runs end other than by reaching their last batch: errors, divergence, targets."""
 
+import json
 import time
 
 import numpy as np
@@ -170,3 +171,15 @@ def test_what_depends_on_the_number_of_workers_resumes_with_the_same(settings, t
     same = pl.train(TrainConfig(workers=2, epochs=2, **settings), resume=tmp_path)
     assert same.result["outcome"] == "stopped"
     assert same.result["samples"] == 2 * 1437
+
+
+@pytest.mark.parametrize("algorithm", ["lockstep", "all-reduce", "local-sgd", "d-psgd", "hogwild", "parameter-server"])
+def test_a_run_whose_workers_have_all_died_is_no_success(algorithm, tmp_path):
+    with pytest.raises(
+        pl.PacelineError, match=r"Worker [01] ended with exit code [34]\..* no worker is left"
+    ) as raised:
+        pl.launch(programs.exits_in_the_middle, workers=2, algorithm=algorithm, out=tmp_path / "run")
+    raised.value.__traceback__ = None
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["outcome"] == "crashed"
+    assert result["workers_lost"] in ([0, 1], [1, 0])

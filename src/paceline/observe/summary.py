@@ -18,6 +18,7 @@ from paceline.memory.records import RECORD_DTYPE
 
 __all__ = [
     "FRACTIONS",
+    "NO_UPDATE",
     "WINDOW",
     "LossCurve",
     "applied_in_order",
@@ -30,6 +31,9 @@ __all__ = [
 
 FRACTIONS = ("0.75", "0.5", "0.25", "0.1", "0.05", "0.025")
 WINDOW = 100
+NO_UPDATE = (
+    "All workers have ended, and none has made an update: see whether loops have batches and call optimizer.step()."
+)
 
 
 @dataclass(frozen=True, slots=True)

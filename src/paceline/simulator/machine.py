@@ -132,6 +132,7 @@ class SimulatedMachine:
         self.shared: Any = self._shared_state()
         self.lost: list[int] = []
         self.restarts = 0
+        self._num_ended = 0
         self.restart: Callable[[int], object] | None = None
         self._restarts_left = restarts
         self._incarnations: dict[int, int] = {}  # of workers that were replaced
@@ -283,7 +284,18 @@ class SimulatedMachine:
 
     def end(self, worker_id: int) -> None:
         """A worker's program ends at this instant: so do its further programs, and the others learn of it."""
+        self._num_ended += 1
         self.scheduler.call_at(self.scheduler.now_s, partial(self._end, worker_id))
+
+    @property
+    def all_dead(self) -> bool:
+        """Whether every worker was killed and none of them replaced."""
+        return len(self.lost) - self.restarts == self.cluster.workers
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether every worker's program that was not killed has ended by itself, or that of the one in its place."""
+        return len(self.lost) - self.restarts + self._num_ended == self.cluster.workers
 
     def _end(self, worker_id: int) -> None:
         self.scheduler.end_worker(worker_id)
