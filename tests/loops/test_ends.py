@@ -82,12 +82,13 @@ def test_launched_workers_end_too(algorithm):
 @pytest.mark.parametrize("algorithm", families.ALL)
 def test_the_run_s_end_reaches_a_loop_without_batches(algorithm, by_parts):
     """It would never end by itself."""
-    left = threading.Semaphore(0)
+    left, both_are_in = threading.Semaphore(0), threading.Barrier(2)
 
     def loop():
         model, optimizer = made(lr=0.01)
         x = batches(1)[0]
         with pl.attach(model, optimizer):
+            both_are_in.wait()  # who comes when the run is over never enters
             while True:
                 optimizer.zero_grad()
                 (loss_of(model, x) if by_parts else model(x).square().mean()).backward()
