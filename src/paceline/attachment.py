@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,7 @@ from paceline.chosen_algorithm import chosen_algorithm
 from paceline.environment import Invitation, WorkerEnvironment, current_environment
 from paceline.errors import DivergedError, UsageError
 from paceline.evaluating import session_of
-from paceline.final_mean import own_figures
+from paceline.final_mean import FinalMean, own_figures
 from paceline.grad_scaling import ask_for_every_step
 from paceline.gradient_watch import watch_gradients
 from paceline.joining import JoinedRun
@@ -26,6 +27,9 @@ from paceline.session import model_words
 from paceline.worker_batches import WorkerBatches
 
 __all__ = ["Worker", "attach"]
+
+_LOCK_DEADLINE_S = 20.0  # less than a supervisor waits for its workers to end
+_BETWEEN_TRIES_S = 1e-3
 
 
 def attach(
@@ -264,10 +268,21 @@ class Worker:
         self._session.arena.shared.snapshot(x)
         return x
 
+    def _final_model(self) -> tuple[torch.Tensor, FinalMean | None]:
+        """The run's model (P,). Once the run is over nobody waits for a lock; but its holder is about to give it back."""
+        until_s = time.monotonic() + _LOCK_DEADLINE_S
+        while True:
+            try:
+                final = self._newest()
+                return final, self._session.final_model(final)
+            except RunStopped:
+                if time.monotonic() > until_s:
+                    raise
+                time.sleep(_BETWEEN_TRIES_S)
+
     def _load_final(self) -> None:
         """Leaves the model with the newest parameters, not with those that its last gradient was computed at."""
-        final = self._newest()
-        mean = self._session.final_model(final)
+        final, mean = self._final_model()
         self._consensus_distance = mean.consensus_distance if mean is not None else None
         self._session.binding.bind(final)
         if self._environment is not None and self._environment.joined is not None and mean is not None:
