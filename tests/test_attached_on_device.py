@@ -12,7 +12,7 @@ from paceline.flat import FlatBinding
 from paceline.memory.private import PrivateVector
 from paceline.owned_pieces import OwnedPieces, _like
 from paceline.session import Session
-from paceline.transport.base import Piece
+from paceline.transport.replica import Piece
 
 
 def made():

@@ -43,17 +43,6 @@ def held(address):
     holder.close()
 
 
-def in_a_fork(do):
-    """What `do` returns in another process, 0 to 255; 99: it raised."""
-    pid = os.fork()
-    if not pid:
-        try:
-            os._exit(do())
-        except BaseException:
-            os._exit(99)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
 def port_of(address):
     return int(address.rpartition(":")[2])
 
@@ -129,7 +118,7 @@ def test_a_fork_finds_it_lost_and_ends_nothing(held):
             one.close()
         return 7
 
-    assert in_a_fork(in_the_fork) == 7
+    assert forked.call(in_the_fork) == 7
     assert guest.add("n", 1) == holder.add("n", 0) == 1
 
 
@@ -250,7 +239,7 @@ def test_another_user_on_the_same_port_has_another_key(held):
             return 7 if "does not answer to this key" in str(error) else 8
         return 9
 
-    assert in_a_fork(come) == 7
+    assert forked.call(come) == 7
     assert guest.add("n", 1) == 1
 
 

@@ -11,8 +11,8 @@ from paceline.memory.segment import Layout, Segment
 from paceline.peers import Peers
 from paceline.shared_store import SharedStore
 from paceline.transport.base import Counts
+from paceline.transport.directory import mark_ended
 from paceline.transport.mailbox import ZmqMailbox
-from paceline.transport.peers import mark_ended
 
 DEADLINE_S = forked.AGAINST_HANGS_S
 

@@ -26,7 +26,8 @@ from paceline.half_types import is_finite
 from paceline.optimizers import OptimizerSettings, raw_step, scaled_step, settings_of
 from paceline.own_batches import OwnBatches
 from paceline.owned_pieces import OwnedPieces
-from paceline.transport.base import Collectives, Piece
+from paceline.transport.base import Collectives
+from paceline.transport.replica import Piece
 
 __all__ = ["AttachedReplica"]
 

@@ -38,6 +38,7 @@ __all__ = [
     "describe",
     "end",
     "is_complete",
+    "load_fitting",
     "load_model",
     "load_optimizer_state",
     "load_parameters",
@@ -137,6 +138,26 @@ def load_parameters(checkpoint: Path) -> Parameters:
     if x.shape != parameters.x.shape:
         raise _unsound(checkpoint, "server-0.pt")
     return replace(parameters, x=x, version=states[0]["version"])
+
+
+def load_fitting(checkpoint: Path, num_elements: int, dtype: torch.dtype, num_workers: int | None = None) -> Parameters:
+    """Reads the shared part for a model with so many elements, of a run that can only go on with so many workers (None: any).
+
+    Raises:
+        UsageError: it is of another model, or of a run with more or fewer workers.
+    """
+    saved = load_parameters(checkpoint)
+    if saved.x.shape != (num_elements,) or saved.x.dtype != dtype:
+        raise UsageError(
+            f"The checkpoint in {checkpoint} holds {saved.x.numel()} elements of {saved.x.dtype}, this model has"
+            f" {num_elements} of {dtype}; resume with the task that the run was started with."
+        )
+    num_before = len(describe(checkpoint)["workers"])
+    if num_workers is not None and num_before != num_workers:
+        raise UsageError(
+            f"Lockstep rounds depend on the number of workers: resume this run with {num_before}, not {num_workers}."
+        )
+    return saved
 
 
 def load_rule_state(checkpoint: Path, begin: int, end: int) -> dict[str, torch.Tensor]:

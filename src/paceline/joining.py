@@ -35,7 +35,7 @@ from paceline.observe.run import write_events, write_json
 from paceline.peers import Peers
 from paceline.transport.base import Counts, Mailbox, Message, PeerBack, Ports, Received
 from paceline.transport.checks import MalformedMessageError, checked_vector
-from paceline.transport.peers import read_incarnation, read_peer
+from paceline.transport.directory import read_incarnation, read_peer
 from paceline.transport.way_in import is_heard
 
 __all__ = ["JoinedRun", "check_joinable", "num_places"]

@@ -11,7 +11,8 @@ from torch import nn
 from paceline.errors import UsageError
 from paceline.flat import FlatBinding, Ranges
 from paceline.optimizers import ELEMENTWISE
-from paceline.transport.base import Collectives, Piece
+from paceline.transport.base import Collectives
+from paceline.transport.replica import Piece
 
 __all__ = ["OwnedPieces", "check_elementwise", "cut_flat_state", "in_pieces"]
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import lzma
+import tokenize
 import tomllib
 import zipfile
+import zlib
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,12 @@ from paceline.errors import UsageError, first_line
 __all__ = ["read_npz", "read_table"]
 
 _DEEPEST = 40
+_LONGEST = 2**63  # of an array's dimensions
+# What zipfile (also of encrypted files, and of unknown kinds), its decoders and NumPy's parser of headers raise.
+_DAMAGED = (
+    OSError, EOFError, ValueError, RuntimeError, SyntaxError, MemoryError,
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, tokenize.TokenError,
+)  # fmt: skip
 
 
 def read_table(path: Path, what: str) -> Any:
@@ -74,7 +83,7 @@ def read_npz(path: Path, remedy: str) -> dict[str, np.ndarray]:
             return {name: arrays[name] for name in arrays.files}
     except UsageError:
         raise
-    except Exception as error:  # zipfile, zlib and NumPy raise what they like at damaged bytes
+    except _DAMAGED as error:
         raise UsageError(
             f"{path} is not a readable NPZ file of plain arrays ({first_line(error)}); {remedy}."
         ) from error
@@ -87,6 +96,8 @@ def _check_member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> int:
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(file)
         held = entry.file_size - file.tell()
+    if not all(type(size) is int and 0 <= size < _LONGEST for size in shape):
+        raise ValueError(f"{entry.filename} claims a shape of {shape}")
     claimed = dtype.itemsize
     for size in shape:
         claimed *= size

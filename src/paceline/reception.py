@@ -12,7 +12,7 @@ from paceline.errors import UsageError
 from paceline.memory.segment import Segment
 from paceline.placement import placement_registry
 from paceline.supervised import WorkerState
-from paceline.transport.peers import mark_ended
+from paceline.transport.directory import mark_ended
 from paceline.worker_process import Hello, Welcome
 
 __all__ = ["Reception"]

@@ -21,17 +21,11 @@ from paceline.buckets import GradientBuckets
 from paceline.errors import DivergedError
 from paceline.flat import FlatBinding, Ranges
 from paceline.flat_parameters import FlatParameters
-from paceline.optimizers import (
-    ELEMENTWISE,
-    OptimizerSettings,
-    is_plain_sgd,
-    raw_step,
-    scaled_step,
-    settings_of,
-)
+from paceline.optimizers import ELEMENTWISE, OptimizerSettings, is_plain_sgd, raw_step, scaled_step, settings_of
 from paceline.owned_pieces import check_elementwise, cut_flat_state, in_pieces
 from paceline.slow_workers import Slowness
-from paceline.transport.base import Counts, Piece
+from paceline.transport.base import Counts
+from paceline.transport.replica import Piece
 
 __all__ = ["BaseReplica", "Recorder", "TaskReplica"]
 

@@ -184,8 +184,7 @@ class Session:
 
     def _read_checkpoint(self, resume: Path, num_workers: int) -> None:
         """Parameters and buffers of a checkpoint, into a model whose workers have no supervisor."""
-        saved = checkpoint.load_parameters(resume)
-        self._check_saved(saved, resume, self.binding.num_elements, self.binding.dtype, num_workers)
+        saved = self._load_checkpoint(resume, num_workers)
         self._initial_version = saved.version
         with torch.no_grad():
             for parameter, view in zip(self.binding.parameters, self.binding.views(saved.x), strict=True):
@@ -222,8 +221,7 @@ class Session:
     def _write_initial(self, arena: Arena, x: torch.Tensor) -> None:
         """The parameters that the run starts from, into `x` (P,): the model's own, or the checkpoint's."""
         if self._resume is not None:
-            saved = checkpoint.load_parameters(self._resume)
-            self._check_saved(saved, self._resume, x.numel(), x.dtype, arena.plan.num_workers)
+            saved = self._load_checkpoint(self._resume, arena.plan.num_workers)
             x.copy_(saved.x)
             buffers = saved.buffers
             if self._shared_state:
@@ -236,19 +234,9 @@ class Session:
         for name in self._averages:
             arena.extra(AVERAGE + name).copy_(buffers[name])
 
-    def _check_saved(
-        self, saved: checkpoint.Parameters, resume: Path, num_elements: int, dtype: torch.dtype, num_workers: int
-    ) -> None:
-        if saved.x.shape != (num_elements,) or saved.x.dtype != dtype:
-            raise UsageError(
-                f"The checkpoint in {resume} holds {saved.x.numel()} elements of {saved.x.dtype}, this model has"
-                f" {num_elements} of {dtype}; resume with the task that the run was started with."
-            )
-        num_before = len(checkpoint.describe(resume)["workers"])
-        if self.algorithm.lockstep and num_before != num_workers:
-            raise UsageError(
-                f"Lockstep rounds depend on the number of workers: resume this run with {num_before}, not {num_workers}."
-            )
+    def _load_checkpoint(self, resume: Path, num_workers: int) -> checkpoint.Parameters:
+        same_workers = num_workers if self.algorithm.lockstep else None
+        return checkpoint.load_fitting(resume, self.binding.num_elements, self.binding.dtype, same_workers)
 
     def _write_shared_state(self, arena: Arena, saved: dict[int, dict[str, torch.Tensor]]) -> None:
         for name in self._shared_state:

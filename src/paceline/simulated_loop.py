@@ -38,7 +38,8 @@ from paceline.simulator.cluster import Cluster
 from paceline.simulator.cluster_file import as_table
 from paceline.simulator.faults import Faults
 from paceline.simulator.machine import SimulatedMachine
-from paceline.simulator.scheduler import Program, ProgramError, Scheduler
+from paceline.simulator.program import Program, ProgramError
+from paceline.simulator.scheduler import Scheduler
 from paceline.supervised import refuse_inside_worker
 
 __all__ = ["simulate"]

@@ -39,8 +39,8 @@ from paceline.simulator.cluster_file import as_table
 from paceline.simulator.faults import Faults
 from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.overlap import declared_buckets
+from paceline.simulator.program import ProgramError
 from paceline.simulator.replica import OwnBuffers, RandomStates, SimulatedReplica, TimedReplica
-from paceline.simulator.scheduler import ProgramError
 from paceline.simulator.sockets import Placing
 from paceline.sources import BatchClaims, DatasetBatches
 from paceline.specs import build_optimizer, check_optimizer

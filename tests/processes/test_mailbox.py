@@ -129,7 +129,7 @@ def test_a_killed_peer_comes_back_to_others_that_do_not_ask_the_store_again(mail
     victim, _ = start(1, 3), start(2, 3)
     mailbox.connect(DEADLINE_S)
     everyone_answers(mailbox)
-    mailbox._store = gone = GoneStore()
+    mailbox._directory._store = gone = GoneStore()
     for incarnation in (1, 2):
         victim.kill()
         assert mailbox.receive(DEADLINE_S)[:2] == (1, incarnation - 1)
@@ -180,7 +180,7 @@ def test_the_store_may_die_once_all_have_joined(mailbox, start, lobby):
     start(2, 3)
     mailbox.connect(DEADLINE_S)
     everyone_answers(mailbox)
-    mailbox._store = gone = GoneStore()
+    mailbox._directory._store = gone = GoneStore()
     lobby.close()
     with pytest.raises(RuntimeError):
         TCPStore("127.0.0.1", lobby.port, timeout=timedelta(seconds=1))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import paceline as pl
 from paceline.simulator import Cluster, ExponentialTail, Faults, Normal
-from paceline.simulator.scheduler import ProgramError
+from paceline.simulator.program import ProgramError
 from paceline.topology import BipartiteExponential, Complete, Exponential, OnePeerExponential, Ring, Star, Torus
 from paceline.topology.mixing import mixing_matrix
 from simulator.programs import drive

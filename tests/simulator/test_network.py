@@ -10,7 +10,8 @@ from paceline.simulator.concurrency import SimulatedConcurrency
 from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.network import HEADER_BYTES
 from paceline.simulator.network_collectives import CollectiveCosts
-from paceline.simulator.scheduler import ProgramError, Scheduler
+from paceline.simulator.program import ProgramError
+from paceline.simulator.scheduler import Scheduler
 from paceline.transport.base import Message, PeerBack, PeerLeft
 from paceline.transport.parameters import MemoryRequest
 

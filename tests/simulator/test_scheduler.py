@@ -5,7 +5,8 @@ import torch
 
 from paceline.simulator.bus import MemoryBus
 from paceline.simulator.locks import LockState
-from paceline.simulator.scheduler import DeadlockError, ProgramError, Scheduler
+from paceline.simulator.program import DeadlockError, ProgramError
+from paceline.simulator.scheduler import Scheduler
 
 
 def test_events_come_in_the_order_of_their_times_then_of_their_planning():

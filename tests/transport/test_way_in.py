@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+import forked
 from paceline.transport import way_in
 from paceline.transport.way_in import WayIn, is_endpoint, is_heard, is_own
 
@@ -24,23 +25,12 @@ def listener(tmp_path, monkeypatch):
         yield socket
 
 
-def in_a_fork(do):
-    """What `do` returns in another process, 0 to 255; 99: it raised."""
-    pid = os.fork()
-    if not pid:
-        try:
-            os._exit(do())
-        except BaseException:
-            os._exit(99)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
 def test_it_is_heard_until_it_is_closed_and_has_no_file(listener, tmp_path):
     entrance = WayIn(listener)
     assert list(tmp_path.iterdir()) == []
     assert is_endpoint(entrance.endpoint)
     assert is_heard(entrance.endpoint)
-    assert in_a_fork(lambda: int(is_heard(entrance.endpoint))) == 1
+    assert forked.call(lambda: int(is_heard(entrance.endpoint))) == 1
     listener.close(linger=0)
     entrance.close()
     assert not is_heard(entrance.endpoint)
@@ -61,7 +51,7 @@ def test_another_user_is_not_let_in(listener):
                 return 7
         return 0
 
-    assert in_a_fork(knock) == 7
+    assert forked.call(knock) == 7
     entrance.close()
 
 
@@ -69,7 +59,7 @@ def test_a_fork_that_closes_it_leaves_it_to_its_owner(listener, tmp_path, monkey
     for by_descriptor in (True, False):
         monkeypatch.setattr(way_in, "_descriptors_lead_to_sockets", lambda: by_descriptor)  # noqa: B023
         entrance = WayIn(listener)
-        assert in_a_fork(lambda: entrance.close() or 7) == 7  # noqa: B023
+        assert forked.call(lambda: entrance.close() or 7) == 7  # noqa: B023
         assert is_heard(entrance.endpoint)
         listener.unbind(listener.get_string(zmq.LAST_ENDPOINT))
         entrance.close()
@@ -138,7 +128,7 @@ def test_a_process_that_may_not_be_looked_into_keeps_its_file():
             entrance.close()
         return 7 if "/socket" in entrance.endpoint else 8
 
-    assert in_a_fork(look) == 7
+    assert forked.call(look) == 7
 
 
 def test_where_descriptors_lead_nowhere_the_file_stays_until_the_end(listener, tmp_path, monkeypatch):

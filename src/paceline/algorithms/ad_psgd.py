@@ -10,8 +10,9 @@ from paceline.algorithms.base import Algorithm
 from paceline.algorithms.pairwise import PairwiseAveraging
 from paceline.errors import NoGradient
 from paceline.topology import Ring, Topology
-from paceline.transport.base import Ports, Replica
+from paceline.transport.base import Ports
 from paceline.transport.parameters import MemoryRequest
+from paceline.transport.replica import Replica
 
 __all__ = ["ADPSGD"]
 

@@ -10,8 +10,9 @@ from paceline.algorithms.parameter_server import ParameterServer
 from paceline.algorithms.server import adaptive_revision as rule
 from paceline.algorithms.server.modes import Async
 from paceline.bounds import ABOVE_0, SECONDS, SERVERS
-from paceline.transport.base import Ports, Replica
+from paceline.transport.base import Ports
 from paceline.transport.parameters import MemoryRequest
+from paceline.transport.replica import Replica
 
 __all__ = ["AdaptiveRevision"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from paceline.flat import Ranges
-from paceline.transport.base import Collectives, Replica
+from paceline.transport.base import Collectives
+from paceline.transport.replica import Replica
 
 __all__ = ["AgreedGradient"]
 

@@ -12,8 +12,9 @@ from paceline.algorithms.agreed_gradient import AgreedGradient
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.strips import OwnedStrips
 from paceline.half_types import to_sum_type
-from paceline.transport.base import Collectives, Handle, Ports, Replica
+from paceline.transport.base import Collectives, Handle, Ports
 from paceline.transport.parameters import MemoryRequest
+from paceline.transport.replica import Replica
 
 __all__ = ["AllReduce"]
 

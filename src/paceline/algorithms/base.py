@@ -10,8 +10,9 @@ from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.delay import Delay
 from paceline.errors import OverrideWarning, UsageError
 from paceline.field_types import check_fields
-from paceline.transport.base import Ports, Replica
+from paceline.transport.base import Ports
 from paceline.transport.parameters import MemoryRequest
+from paceline.transport.replica import Replica
 
 __all__ = ["Algorithm"]
 

@@ -13,9 +13,10 @@ from paceline.bounds import SECONDS_ABOVE_0
 from paceline.errors import NoGradient, PeerLostError, WorkerLostError
 from paceline.half_types import to_sum_type
 from paceline.topology import Ring, Topology, metropolis_weights
-from paceline.transport.base import Mailbox, Message, PeerBack, PeerLeft, Ports, Received, Replica
+from paceline.transport.base import Mailbox, Message, PeerBack, PeerLeft, Ports, Received
 from paceline.transport.checks import MalformedMessageError, checked_vector
 from paceline.transport.parameters import MemoryRequest
+from paceline.transport.replica import Replica
 
 __all__ = ["DPSGD"]
 

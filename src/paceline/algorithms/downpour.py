@@ -23,8 +23,9 @@ from paceline.bounds import COUNT, COUNT_FROM_0, SECONDS, SERVERS
 from paceline.errors import NoGradient
 from paceline.flat import Ranges
 from paceline.half_types import sum_type
-from paceline.transport.base import Ports, Replica
+from paceline.transport.base import Ports
 from paceline.transport.parameters import MemoryRequest
+from paceline.transport.replica import Replica
 
 __all__ = ["Downpour"]
 

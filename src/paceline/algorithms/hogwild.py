@@ -7,8 +7,9 @@ from typing import ClassVar, Literal
 
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.step_size import FullStep, StepSize
-from paceline.transport.base import Ports, Replica
+from paceline.transport.base import Ports
 from paceline.transport.parameters import MemoryRequest
+from paceline.transport.replica import Replica
 
 __all__ = ["Hogwild"]
 

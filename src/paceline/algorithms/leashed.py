@@ -11,8 +11,9 @@ from paceline.algorithms.backoff import Backoff, NoBackoff
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.step_size import FullStep, StepSize
 from paceline.bounds import COUNT_FROM_0
-from paceline.transport.base import Ports, Replica
+from paceline.transport.base import Ports
 from paceline.transport.parameters import MemoryRequest, SlotParameters
+from paceline.transport.replica import Replica
 
 __all__ = ["Leashed"]
 

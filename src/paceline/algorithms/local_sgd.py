@@ -8,8 +8,9 @@ from typing import Annotated, ClassVar
 from paceline.algorithms.agreed_gradient import AgreedGradient
 from paceline.algorithms.base import Algorithm
 from paceline.bounds import COUNT, COUNT_FROM_0
-from paceline.transport.base import Ports, Replica
+from paceline.transport.base import Ports
 from paceline.transport.parameters import MemoryRequest
+from paceline.transport.replica import Replica
 
 __all__ = ["LocalSGD"]
 

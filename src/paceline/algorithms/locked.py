@@ -8,8 +8,9 @@ from typing import ClassVar, Literal
 from paceline.algorithms.backoff import Backoff, NoBackoff
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.step_size import FullStep, StepSize
-from paceline.transport.base import Ports, Replica
+from paceline.transport.base import Ports
 from paceline.transport.parameters import MemoryRequest
+from paceline.transport.replica import Replica
 
 __all__ = ["Locked"]
 

@@ -20,8 +20,9 @@ from paceline.algorithms.server.user import UserOptimizer
 from paceline.bounds import BETWEEN_0_AND_1, SECONDS, SERVERS
 from paceline.errors import UsageError, shown
 from paceline.specs import moved_into
-from paceline.transport.base import Ports, Replica
+from paceline.transport.base import Ports
 from paceline.transport.parameters import MemoryRequest
+from paceline.transport.replica import Replica
 
 __all__ = ["ParameterServer"]
 

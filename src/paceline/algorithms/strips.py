@@ -10,7 +10,8 @@ import torch
 
 from paceline.algorithms.agreed_gradient import AgreedGradient
 from paceline.half_types import sum_type, to_sum_type
-from paceline.transport.base import Collectives, Handle, Piece, Replica
+from paceline.transport.base import Collectives, Handle
+from paceline.transport.replica import Piece, Replica
 
 __all__ = ["OwnedStrips"]
 

@@ -13,7 +13,7 @@ from paceline.batches import length_of
 from paceline.simulator.backward import AfterBackward
 from paceline.simulator.core import SUM_VECTORS, Core
 from paceline.simulator.overlap import shares_until_complete
-from paceline.transport.base import Piece
+from paceline.transport.replica import Piece
 
 __all__ = ["SimulatedAttachedReplica"]
 

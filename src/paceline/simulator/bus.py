@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from paceline.simulator.scheduler import Program, Scheduler
+from paceline.simulator.program import Program
+from paceline.simulator.scheduler import Scheduler
 
 __all__ = ["MemoryBus"]
 

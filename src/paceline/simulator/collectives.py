@@ -10,7 +10,8 @@ import torch
 from paceline.errors import WorkerLostError, name_workers
 from paceline.half_types import add_up, sum_type
 from paceline.simulator.core import COPY_VECTORS, Core
-from paceline.simulator.scheduler import Program, Scheduler
+from paceline.simulator.program import Program
+from paceline.simulator.scheduler import Scheduler
 
 __all__ = [
     "AllReduceState",

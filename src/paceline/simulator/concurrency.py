@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from paceline.simulator.mailbox import SimulatedMailbox
-from paceline.simulator.scheduler import Program, Scheduler
+from paceline.simulator.program import Program
+from paceline.simulator.scheduler import Scheduler
 from paceline.transport.base import Event, Mailbox
 
 __all__ = ["SimulatedConcurrency"]

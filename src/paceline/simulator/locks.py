@@ -9,7 +9,8 @@ from contextlib import AbstractContextManager
 import torch
 
 from paceline.simulator.core import Core
-from paceline.simulator.scheduler import Program, Scheduler
+from paceline.simulator.program import Program
+from paceline.simulator.scheduler import Scheduler
 
 __all__ = ["LockState", "LockedState", "SimulatedLocked"]
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from paceline.errors import PeerLostError
 from paceline.simulator.network import HEADER_BYTES, Network
-from paceline.simulator.scheduler import Program, Scheduler
+from paceline.simulator.program import Program
+from paceline.simulator.scheduler import Scheduler
 from paceline.transport.base import Counts, Event, Message, PeerBack, PeerLeft, Received
 
 __all__ = ["SimulatedMailbox"]

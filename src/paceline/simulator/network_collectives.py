@@ -20,7 +20,8 @@ from paceline.simulator.collectives import (
     sum_into_parts,
 )
 from paceline.simulator.network import HEADER_BYTES
-from paceline.simulator.scheduler import Program, Scheduler
+from paceline.simulator.program import Program
+from paceline.simulator.scheduler import Scheduler
 from paceline.transport.base import Counts
 
 __all__ = ["CollectiveCosts", "NetworkCollectives", "NetworkCollectivesState"]

@@ -16,7 +16,7 @@ from paceline.replica import BaseReplica, TaskReplica
 from paceline.simulator.core import SUM_VECTORS, Core
 from paceline.simulator.memory import NoVector
 from paceline.simulator.overlap import shares_until_complete
-from paceline.transport.base import Piece
+from paceline.transport.replica import Piece
 
 __all__ = ["OwnBuffers", "RandomStates", "SimulatedReplica", "TimedReplica"]
 

@@ -12,21 +12,13 @@ from typing import Any
 
 import zmq
 
-from paceline.errors import PacelineError, PeerLostError, WorkerLostError, name_workers
+from paceline.errors import PacelineError, PeerLostError, WorkerLostError
 from paceline.transport.base import Counts, Message, PeerBack, PeerLeft, Received
+from paceline.transport.directory import Directory
 from paceline.transport.inbox import Frames, Inbox, Lost, end_context
 from paceline.transport.keys import load_keys
 from paceline.transport.matching import Arrivals
-from paceline.transport.peers import (
-    Dialler,
-    Peer,
-    introduction,
-    mark_ended,
-    read_incarnation,
-    read_introduction,
-    read_peer,
-)
-from paceline.transport.way_in import is_own
+from paceline.transport.peers import Dialler, Peer, introduction, read_introduction
 from paceline.transport.wire import MalformedFrameError, Parcel, Sort, pack, unpack
 
 __all__ = ["ZmqMailbox"]
@@ -78,14 +70,12 @@ class ZmqMailbox:
         peer_deadline_s: float = 5.0,
         send_deadline_s: float = 10.0,
     ) -> None:
-        self._store: Any = store
         self._worker_id = worker_id
         self._num_workers = num_workers
         self._incarnation = incarnation
         self._counts = counts if counts is not None else Counts()
         self._send_deadline_s = send_deadline_s
-        self._is_local = host is None
-        self._elsewhere: set[int] = set()  # peers that have come to where no worker of this run can be
+        self._directory = Directory(store, worker_id, incarnation, is_local=host is None)
         self._silence = f"its connection broke, or it gave no sign of life for {peer_deadline_s:g} s"
         self.dropped = 0
         own_keys = None if keys is None else load_keys(keys)
@@ -105,7 +95,7 @@ class ZmqMailbox:
         try:
             self._run = store.compare_set("run", "", secrets.token_hex(8)).decode()
             self._dialler.hello = introduction(self._run, self._inbox.endpoint)
-            store.set(f"peer/{worker_id}", f"{incarnation} {self._inbox.endpoint}")
+            self._directory.enter(self._inbox.endpoint)
         except BaseException:
             self._inbox.close()
             self._context.term()
@@ -141,7 +131,10 @@ class ZmqMailbox:
         with self._changed:
             self._started = True
         if missing and needs_all:
-            raise WorkerLostError(self._why_missing(missing, timeout_s))
+            dialled = [worker_id for worker_id in missing if self._peers[worker_id].endpoint]
+            remedy = " Do all workers have the same key file?" if self.refused else ""
+            why = self._directory.why_missing(missing, dialled)
+            raise WorkerLostError(f"After {timeout_s:g} s {why}.{remedy}")
 
     def send(self, to: int, message: Message) -> None:
         """Sends a copy: the vector (n,) may be written again at once. `to` may be this worker itself.
@@ -212,7 +205,7 @@ class ZmqMailbox:
                 return
             self._closed.set()
             with contextlib.suppress(RuntimeError):  # the store is gone: who has not met this worker by now never will
-                mark_ended(self._store, self._worker_id, self._incarnation)
+                self._directory.leave()
             self._inbox.wake()
             self._changed.notify_all()
             while self._reading:
@@ -225,7 +218,7 @@ class ZmqMailbox:
         self._keeper.join()
         self._inbox.close()
         end_context(self._context, self._send_deadline_s)
-        self._store = None
+        self._directory.close()
 
     def __enter__(self) -> ZmqMailbox:
         return self
@@ -289,13 +282,9 @@ class ZmqMailbox:
             return None
         if parcel.sort is Sort.HELLO:
             told = read_introduction(received.message.x)
-            return parcel if told is not None and told[0] == self._run and self._may_dial(told[1]) else None
+            return parcel if told is not None and told[0] == self._run and self._directory.may_dial(told[1]) else None
         expected = peer.identity == frames.identity and peer.incarnation == received.incarnation
         return parcel if expected and (peer.here or parcel.sort is not Sort.MESSAGE) else None
-
-    def _may_dial(self, endpoint: str) -> bool:
-        """Whether none but a worker of this run can answer there: the kernel, or the key, keeps all others out."""
-        return is_own(endpoint) if self._is_local else endpoint.startswith("tcp://")
 
     # Peers that come and go
 
@@ -352,29 +341,16 @@ class ZmqMailbox:
     def _look_up(self, worker_id: int) -> None:
         """Dials a peer that the store knows and this worker does not."""
         peer = self._peers[worker_id]
-        key, ended = f"peer/{worker_id}", f"ended/{worker_id}"
         try:
-            incarnation, endpoint = -1, ""
-            if not peer.endpoint and self._store.check([key]):
-                told = read_peer(self._store.get(key))
-                if told is not None and self._may_dial(told[1]):
-                    incarnation, endpoint = told
-                elif told is not None:
-                    self._elsewhere.add(worker_id)
-            end = (
-                read_incarnation(self._store.get(ended).decode("ascii", "replace"))
-                if self._store.check([ended])
-                else None
-            )
-            has_ended = end is not None and end >= max(incarnation, peer.incarnation)
+            entry = self._directory.look_up(worker_id, endpoint=not peer.endpoint)
         except RuntimeError:  # the store is gone; the peer may still come by itself
             return
         with self._changed:
             self._check_open()
-            if has_ended and not peer.here:
+            if entry.ended >= max(entry.incarnation, peer.incarnation, 0) and not peer.here:
                 peer.ended, peer.why_left = True, "it has ended"
-            elif endpoint and not peer.endpoint and incarnation >= peer.incarnation:
-                peer.incarnation, peer.endpoint, peer.ended = incarnation, endpoint, False
+            elif entry.endpoint and not peer.endpoint and entry.incarnation >= peer.incarnation:
+                peer.incarnation, peer.endpoint, peer.ended = entry.incarnation, entry.endpoint, False
                 self._dialler.dial(peer)
 
     def _keep(self) -> None:
@@ -409,15 +385,3 @@ class ZmqMailbox:
     def _check_open(self) -> None:
         if self._closed.is_set():
             raise PacelineError("This mailbox is closed.")
-
-    def _why_missing(self, missing: set[int], timeout_s: float) -> str:
-        silent = sorted(
-            worker_id for worker_id in missing if self._peers[worker_id].endpoint or worker_id in self._elsewhere
-        )
-        absent = sorted(missing - set(silent))
-        parts = [f"{name_workers(absent)} {'have' if absent[1:] else 'has'} not come"] if absent else []
-        if silent:
-            have, do = ("have", "do") if silent[1:] else ("has", "does")
-            parts.append(f"{name_workers(silent)} {have} come but {do} not answer")
-        remedy = " Do all workers have the same key file?" if self.refused else ""
-        return f"After {timeout_s:g} s {' and '.join(parts)}.{remedy}"

@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import zmq
@@ -24,10 +23,9 @@ from paceline.transport.keys import Keys
 from paceline.transport.way_in import is_endpoint
 from paceline.transport.wire import Sort, pack
 
-__all__ = ["Dialler", "Peer", "introduction", "mark_ended", "read_incarnation", "read_introduction", "read_peer"]
+__all__ = ["Dialler", "Peer", "introduction", "read_introduction"]
 
 _MOST_BYTES = 1024  # of an introduction
-_MOST_DIGITS = 9  # of an incarnation, which has 32 bits in a message
 _HANDSHAKE_S = 1.0  # what a connection that comes about at all needs at most, nearly always
 
 
@@ -84,23 +82,6 @@ def read_introduction(x: torch.Tensor | None) -> tuple[str, str] | None:
     if len(words) != 2 or not all(word.isascii() for word in words) or not is_endpoint(words[1].decode("ascii")):
         return None
     return words[0].decode("ascii"), words[1].decode("ascii")
-
-
-def read_peer(value: bytes) -> tuple[int, str] | None:
-    """Incarnation and endpoint from what a worker said in the store; None where it is malformed: others may write there."""
-    incarnation, _, endpoint = value.decode("ascii", "replace").partition(" ")
-    number = read_incarnation(incarnation)
-    return (number, endpoint) if number is not None and is_endpoint(endpoint) else None
-
-
-def read_incarnation(text: str) -> int | None:
-    """What was said of an incarnation; None where it is none."""
-    return int(text) if text.isdecimal() and text.isascii() and len(text) <= _MOST_DIGITS else None
-
-
-def mark_ended(store: Any, worker_id: int, incarnation: int) -> None:
-    """Lets those that have not met this incarnation know from the store that it will never answer: it has ended, or died."""
-    store.set(f"ended/{worker_id}", str(incarnation))
 
 
 class Dialler:

@@ -1,0 +1,78 @@
+"""A program as the scheduler keeps it, and the two ways in which programs end a simulation before its time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from greenlet import greenlet
+
+from paceline.errors import PacelineError
+
+__all__ = ["DeadlockError", "Program", "ProgramError"]
+
+_NAMED_IN_DEADLOCK = 8
+
+
+class DeadlockError(PacelineError):
+    """Every program waits for another one: nothing can happen any more."""
+
+    def __init__(self, programs: Sequence[Program], at_s: float) -> None:
+        left = [one for one in programs if not one.over]
+        said = [f"{one.name} waits for {one.waits_for}" for one in left[:_NAMED_IN_DEADLOCK]]
+        if len(left) > _NAMED_IN_DEADLOCK:
+            more = "programs" if any(one.server for one in left) else "workers"
+            said.append(f"so do {len(left) - _NAMED_IN_DEADLOCK} more {more}")
+        ended = [one.server or str(one.worker_id) for one in programs if one.over][:_NAMED_IN_DEADLOCK]
+        ends = f" (ended already: {', '.join(ended)})" if ended else ""
+        super().__init__(f"Deadlock at {at_s:.6g} s of virtual time: {'; '.join(said)}{ends}.")
+
+
+class ProgramError(PacelineError):
+    """A program raised an exception, which is the cause of this one.
+
+    Attributes:
+        worker_id: the worker's, or the server's.
+        cause: what its program raised.
+    """
+
+    def __init__(self, program: Program, cause: Exception, at_s: float) -> None:
+        who = program.name[0].upper() + program.name[1:]
+        super().__init__(f"{who} failed at {at_s:.6g} s of virtual time: {type(cause).__name__}: {cause}")
+        self.worker_id = program.worker_id
+        self.cause = cause
+
+
+class Program:
+    """One program of a worker, as the scheduler keeps it.
+
+    Attributes:
+        server: what it is called where it is no worker's.
+        is_main: whether it is the worker's `work`, and not a further program.
+        joining: programs that wait for its end.
+        over: whether it has ended.
+        here: the greenlet that waits: the program's own, or one that it runs inside itself; None before the program has begun
+            and after its end, and while one that serves has nothing to do.
+        serve: of a program that serves: called each time it goes on, and nothing else; None: it has a greenlet of its own.
+        ahead_s: how far it is ahead of the clock, by what it has done since it went on.
+    """
+
+    __slots__ = (
+        "ahead_s", "greenlet", "here", "is_main", "joining", "over", "serve", "server", "waits_for", "worker_id",
+    )  # fmt: skip
+
+    def __init__(self, worker_id: int, *, is_main: bool, server: str = "") -> None:
+        self.worker_id = worker_id
+        self.server = server
+        self.is_main = is_main
+        self.waits_for = ""  # what it waits for without a time of its own: a lock, a barrier
+        self.joining: list[Program] = []
+        self.over = False
+        self.serve: Callable[[], None] | None = None
+        self.ahead_s = 0.0
+        self.greenlet: greenlet
+        self.here: greenlet | None = None
+
+    @property
+    def name(self) -> str:
+        """Whose it is, in a sentence."""
+        return self.server or f"worker {self.worker_id}"

@@ -1,0 +1,98 @@
+"""Where the mailboxes of a run find each other: in a store, which others may write in and which may be gone later."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from paceline.errors import name_workers
+from paceline.transport.way_in import is_endpoint, is_own
+
+__all__ = ["Directory", "Entry", "mark_ended", "read_incarnation", "read_peer"]
+
+_MOST_DIGITS = 9  # of an incarnation, which has 32 bits in a message
+
+
+class Entry(NamedTuple):
+    """What the store says of a peer."""
+
+    incarnation: int = -1  # of the process at the endpoint
+    endpoint: str = ""  # empty: nothing was asked, or is said that may be dialled
+    ended: int = -1  # the highest incarnation that is known to have ended
+
+
+class Directory:
+    """What one worker reads and writes in the run's store.
+
+    Args:
+        store: a `torch.distributed.Store`, or one like it.
+        worker_id: of this worker.
+        incarnation: of this worker.
+        is_local: whether all workers are processes of one user on one machine.
+    """
+
+    def __init__(self, store: Any, worker_id: int, incarnation: int, *, is_local: bool) -> None:
+        self._store: Any = store
+        self._worker_id = worker_id
+        self._incarnation = incarnation
+        self._is_local = is_local
+        self._elsewhere: set[int] = set()  # peers that have come to where no worker of this run can be
+
+    def enter(self, endpoint: str) -> None:
+        """Says where this worker is."""
+        self._store.set(f"peer/{self._worker_id}", f"{self._incarnation} {endpoint}")
+
+    def leave(self) -> None:
+        """Says that this worker has ended."""
+        mark_ended(self._store, self._worker_id, self._incarnation)
+
+    def close(self) -> None:
+        """Lets go of the store."""
+        self._store = None
+
+    def look_up(self, worker_id: int, *, endpoint: bool) -> Entry:
+        """What is said of a peer; `endpoint`: whether also where it is.
+
+        Raises:
+            RuntimeError: the store is gone.
+        """
+        told = read_peer(self._read(f"peer/{worker_id}")) if endpoint else None
+        if told is not None and not self.may_dial(told[1]):
+            self._elsewhere.add(worker_id)
+            told = None
+        ended = read_incarnation(self._read(f"ended/{worker_id}").decode("ascii", "replace"))
+        return Entry(*(told or (-1, "")), -1 if ended is None else ended)
+
+    def _read(self, key: str) -> bytes:
+        return self._store.get(key) if self._store.check([key]) else b""
+
+    def may_dial(self, endpoint: str) -> bool:
+        """Whether none but a worker of this run can answer there: the kernel, or the key, keeps all others out."""
+        return is_own(endpoint) if self._is_local else endpoint.startswith("tcp://")
+
+    def why_missing(self, missing: Collection[int], dialled: Collection[int]) -> str:
+        """Who has not come, and who has but does not answer; `dialled`: whose endpoint is known."""
+        silent = sorted(self._elsewhere.union(dialled).intersection(missing))
+        absent = sorted(set(missing).difference(silent))
+        parts = [f"{name_workers(absent)} {'have' if absent[1:] else 'has'} not come"] if absent else []
+        if silent:
+            have, do = ("have", "do") if silent[1:] else ("has", "does")
+            parts.append(f"{name_workers(silent)} {have} come but {do} not answer")
+        return " and ".join(parts)
+
+
+def mark_ended(store: Any, worker_id: int, incarnation: int) -> None:
+    """Lets those that have not met this incarnation know from the store that it will never answer: it has ended, or died."""
+    store.set(f"ended/{worker_id}", str(incarnation))
+
+
+def read_peer(value: bytes) -> tuple[int, str] | None:
+    """Incarnation and endpoint from what a worker said in the store; None where it is malformed: others may write there."""
+    incarnation, _, endpoint = value.decode("ascii", "replace").partition(" ")
+    number = read_incarnation(incarnation)
+    return (number, endpoint) if number is not None and is_endpoint(endpoint) else None
+
+
+def read_incarnation(text: str) -> int | None:
+    """What was said of an incarnation; None where it is none."""
+    return int(text) if text.isdecimal() and text.isascii() and len(text) <= _MOST_DIGITS else None
