@@ -40,6 +40,7 @@ class AttachedGradient(BaseReplica):
         self._g_version = 0  # PyTorch's count of changes of `g` when it was handed out
         self._own: OwnBatches | None = None  # of a loop that fetches its batches by itself, as long as it seems to
         self._told_samples = 0  # by the loop, of this step
+        self._waits_for_step = False  # whose gradients these are is not known before an optimizer steps
         self.accumulates = False
 
     def _hand_over(self, waiting_for: str) -> None:
@@ -108,7 +109,7 @@ class AttachedGradient(BaseReplica):
         """Backward has added to a parameter's gradient."""
         if self._ready is None or self._state != "gradient":
             return
-        if self.accumulates:
+        if self.accumulates or self._waits_for_step:
             self._handed_out = False
             return
         assert self._buckets is not None

@@ -26,6 +26,7 @@ from paceline.half_types import is_finite
 from paceline.optimizers import OptimizerSettings, raw_step, scaled_step, settings_of
 from paceline.own_batches import OwnBatches
 from paceline.owned_pieces import OwnedPieces
+from paceline.several_optimizers import SeveralOptimizers
 from paceline.transport.base import Collectives
 from paceline.transport.replica import Piece
 
@@ -39,7 +40,7 @@ class AttachedReplica(AttachedGradient):
     """A replica whose gradients come from the user's loop.
 
     Args:
-        optimizer: the user's.
+        optimizer: the user's, or several as one.
         alone: this is the run's only worker.
         lockstep: whether workers go through rounds together, so that none may leave one out.
         base: as for `BaseReplica`.
@@ -57,11 +58,13 @@ class AttachedReplica(AttachedGradient):
             self._append = self._records.append
         self.num_begun = 0
         self._optimizer = optimizer
+        self._several = optimizer if isinstance(optimizer, SeveralOptimizers) else None
+        self._waits_for_step = self._several is not None and self._several.in_turn
         self._raw_step = raw_step(optimizer)
         self._ended = False
         self._inside = False  # the replica itself is stepping: its hooks keep still
         self._ranges: dict[Any, tuple[int, int]] = {}  # where each parameter lies in the flat vector, once asked for
-        self._kept: list[torch.Tensor | None] | None = None
+        self._kept: dict[nn.Parameter, torch.Tensor | None] | None = None
         self._owned: OwnedPieces | None = None
         # To switch to the program and back; not under no_grad, which would cost as much as all else that a hook does: the
         # program touches no tensor that autograd follows.
@@ -118,6 +121,8 @@ class AttachedReplica(AttachedGradient):
     def begin(self, started_s: float, batch_number: int, batch: Any, *, absent: bool = False) -> None:
         """Begins a step: the program reads the parameters that the gradient will be computed at."""
         samples = 0 if absent else _samples_of(batch)
+        if self._several is not None:
+            self._several.check_begin(absent=absent)
         if self._state != "gradient":
             self._records.settle(self.loss)
             self._begin(started_s, batch_number, samples, absent=absent)
@@ -219,6 +224,8 @@ class AttachedReplica(AttachedGradient):
             raise UsageError(
                 "Optimizers with closures evaluate several gradients per step; attach needs one: use step()."
             )
+        if self._several is not None and not self._several.begins(optimizer):
+            return
         if self._state == "idle":  # nothing of the model was called, or the loop makes several steps with one batch
             self._begin_without_batch(self.samples if self._own is None else 0)
         self._records.settle(_NAN)
@@ -238,11 +245,13 @@ class AttachedReplica(AttachedGradient):
             self._hide_gradients()
             return
         self._resume()
+        if self._several is not None:
+            self._several.check_turn()
         if self._state != "apply":  # the program applied nothing: the step must find no gradients
             self._hide_gradients()
 
     def _hide_gradients(self) -> None:
-        self._kept = [p.grad for p in self.binding.parameters]
+        self._kept = {p: p.grad for p in self.binding.parameters}
         for parameter in self.binding.parameters:
             parameter.grad = None
 
@@ -250,12 +259,15 @@ class AttachedReplica(AttachedGradient):
         """The optimizer has stepped."""
         if self._inside:
             return
-        if self._kept is not None:
-            for parameter, gradient in zip(self.binding.parameters, self._kept, strict=True):
-                parameter.grad = gradient
-            self._kept = None
-        else:
+        if self._kept is not None:  # those of optimizers that have yet to step stay hidden
+            own = self._kept if self._several is None else self._several.parameters(optimizer)
+            for parameter in own:
+                parameter.grad = self._kept[parameter]
+        if self._several is not None and not self._several.ends(optimizer):
+            return
+        if self._kept is None:
             self._resume()
+        self._kept = None
         if self._own is not None:
             self._begin_next()
 

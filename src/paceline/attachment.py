@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from paceline.algorithms import Algorithm
+from paceline.attach_arguments import as_one_model, as_one_optimizer
 from paceline.attached_replica import AttachedReplica
 from paceline.chosen_algorithm import chosen_algorithm
 from paceline.environment import Invitation, WorkerEnvironment, current_environment
@@ -24,6 +25,7 @@ from paceline.joining import JoinedRun
 from paceline.loop_evaluation import Evaluate
 from paceline.memory.waiting import RunStopped
 from paceline.session import model_words
+from paceline.several_optimizers import SeveralOptimizers, members_of
 from paceline.worker_batches import WorkerBatches
 
 __all__ = ["Worker", "attach"]
@@ -33,8 +35,8 @@ _BETWEEN_TRIES_S = 1e-3
 
 
 def attach(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    model: nn.Module | Sequence[nn.Module],
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     algorithm: Algorithm | str | None = None,
     *,
     evaluate: Evaluate | None = None,
@@ -74,7 +76,12 @@ def attach(
     Args:
         model: its parameters that require gradients are trained; all of one floating-point type, on the CPU, or
             on one CUDA GPU where workers share no memory; the loop then uses one stream, and recorded times are the host's.
-        optimizer: any torch.optim optimizer over them, without closures.
+            A tuple of models, such as (generator, discriminator), has the parameters of all.
+        optimizer: any torch.optim optimizer over them, without closures. Of a list of optimizers each steps once, and then
+            a step of the run is over, made with one gradient. Where models are a tuple, too, the optimizers step in turn, each
+            with a gradient of its own: every step of one of them is a step of the run, in which the parameters of the others
+            have no gradient, and under all-reduce means are taken as it steps. Several are for `hogwild`, `locked`,
+            `leashed`, `lockstep`, `all-reduce` (not sharded) and `local-sgd`.
         algorithm: how the workers agree; None: what the launcher or PACELINE_ALGORITHM says, else Hogwild!, or all-reduce
             under a launcher that is not ours.
         evaluate: maps a model to its test accuracy, from 0 to 1, or to a mapping with "accuracy", "loss" or both. It is what
@@ -86,7 +93,10 @@ def attach(
         UsageError: the launcher and the loop name different algorithms, or the model cannot be shared.
     """
     environment = current_environment()
-    return Worker(model, optimizer, chosen_algorithm(algorithm, environment), environment, evaluate)
+    chosen = chosen_algorithm(algorithm, environment)
+    optimizer = as_one_optimizer(optimizer, chosen, in_turn=not isinstance(model, nn.Module))
+    module, evaluate = as_one_model(model, evaluate)
+    return Worker(module, optimizer, chosen, environment, evaluate)
 
 
 class Worker:
@@ -150,17 +160,18 @@ class Worker:
         if self.worker_id == 0 and (self._environment is None or not self._environment.incarnation):
             self.algorithm.warn(stacklevel=4)
             if self.num_workers > 1 and self.algorithm.clips_before_the_mean:
-                self._undo.append(watch_gradients(self._session.binding.parameters, self._optimizer))
+                self._undo.append(watch_gradients(self._session.binding.parameters, members_of(self._optimizer)))
         taken = self._session.restore(self._optimizer)
         kind = simulation.replica_kind if simulation is not None else AttachedReplica
         base, lockstep = self._session.base_arguments(), self.algorithm.lockstep
         self._replica = kind(self._optimizer, alone=self.num_workers == 1, lockstep=lockstep, **base)
-        self._undo.append(ask_for_every_step(self._optimizer))
+        if isinstance(self._optimizer, SeveralOptimizers):
+            self._undo.append(self._optimizer.watch(self._session.binding.parameters))
+        self._undo += [ask_for_every_step(one) for one in members_of(self._optimizer)]
         self._replica.start(lambda: self.algorithm.work(self._replica, self._session.ports))
-        self._hooks = [
-            self._optimizer.register_step_pre_hook(self._replica.before_step),
-            self._optimizer.register_step_post_hook(self._replica.after_step),
-        ]
+        for one in members_of(self._optimizer):
+            self._hooks.append(one.register_step_pre_hook(self._replica.before_step))
+            self._hooks.append(one.register_step_post_hook(self._replica.after_step))
         self._replica.watch(self._model)
         self._batches = WorkerBatches(
             worker_id=self.worker_id,
@@ -177,11 +188,18 @@ class Worker:
         if self._environment is not None:
             # HACK: PyTorch's schedulers warn when they step before the optimizer did, which they rightly do in an epoch that a
             # resumed run skips, or in which others had all the batches. They ask this attribute; without it, they warn.
-            self._optimizer._opt_called = True  # type: ignore[attr-defined]
+            for one in members_of(self._optimizer):
+                one._opt_called = True  # type: ignore[attr-defined]
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> bool:
         """A loop that the run's end met while it waited goes on after its `with`, as those do that find no more batches."""
         is_cut = kind is not None and issubclass(kind, RunStopped)
+        if kind is None and isinstance(self._optimizer, SeveralOptimizers):
+            try:
+                self._optimizer.check_whole()
+            except UsageError:
+                self._leave(failed=True)
+                raise
         self._leave(failed=kind is not None and not is_cut, is_cut=is_cut)
         return is_cut
 

@@ -22,7 +22,9 @@ _WARNING = (
 )
 
 
-def watch_gradients(parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+def watch_gradients(
+    parameters: Sequence[nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]
+) -> Callable[[], None]:
     """Warns once where a loop changes gradients between the end of backward and the optimizer's step; returns the undoing.
 
     A change shows in PyTorch's count of changes in place, or in a gradient that lies elsewhere. Not meant are what a later
@@ -33,7 +35,7 @@ def watch_gradients(parameters: Sequence[nn.Parameter], optimizer: torch.optim.O
 
     Args:
         parameters: that the loop trains.
-        optimizer: the loop's; the warning is given where it steps.
+        optimizers: the loop's; the warning is given where one steps.
     """
     # By parameter: where its gradient lay when backward ended, and PyTorch's count of changes.
     backward_left: dict[int, tuple[int, int]] = {}
@@ -67,10 +69,11 @@ def watch_gradients(parameters: Sequence[nn.Parameter], optimizer: torch.optim.O
 
     def undo() -> None:
         stop_noting()
-        looking.remove()
+        for hook in looking:
+            hook.remove()
 
     hooks = [one.register_post_accumulate_grad_hook(partial(note, index)) for index, one in enumerate(parameters)]
-    looking = optimizer.register_step_pre_hook(look)
+    looking = [one.register_step_pre_hook(look) for one in optimizers]
     return undo
 
 

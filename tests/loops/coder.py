@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+import paceline as pl
 from paceline.environment import current_environment
 
 
@@ -62,3 +63,39 @@ def held_out_loss(x):
     nn.utils.vector_to_parameters(x, model.parameters())
     with torch.no_grad():
         return loss_of(model, HELD_OUT).item()
+
+
+# The encoder and the decoder with optimizers of their own
+
+
+def halves(model, lr=0.1):
+    """One optimizer for the encoder, and another kind for the decoder."""
+    return [
+        torch.optim.Adam(model.encoder.parameters(), lr=0.02),
+        torch.optim.SGD(model.decoder.parameters(), lr=lr, momentum=0.5),
+    ]
+
+
+def train_together(model, optimizers, own):
+    for x in own:
+        for one in optimizers:
+            one.zero_grad()
+        loss_of(model, x).backward()
+        for one in optimizers:
+            one.step()
+
+
+def plain_halves(num_workers, steps):
+    """One worker whose batches are those of all workers of a round."""
+    model, _ = made()
+    all_of_them = [batches(steps, worker=worker) for worker in range(num_workers)]
+    train_together(model, halves(model), [torch.cat(of_round) for of_round in zip(*all_of_them, strict=True)])
+    return vector(model)
+
+
+def together(steps=6):
+    model, _ = made()
+    optimizers = halves(model)
+    with pl.attach(model, optimizers):
+        train_together(model, optimizers, batches(steps))
+    return vector(model)

@@ -167,3 +167,18 @@ def exits_in_the_middle():
     with pl.attach(model, optimizer) as worker:
         for _ in worker.batches(loader):
             os._exit(3 + worker_id())
+
+
+def two_optimizers(folder):
+    """Draws its own batches, and leaves its model in a file."""
+    torch.save(coder.together(), f"{folder}/{worker_id()}.pt")
+
+
+def two_optimizers_by_epochs(folder, epochs):
+    """Leaves its model in a file."""
+    model, _ = coder.made()
+    optimizers = coder.halves(model)
+    with pl.attach(model, optimizers) as worker:
+        for _ in range(epochs):
+            coder.train_together(model, optimizers, worker.batches(coder.batches(4, worker=0)))
+    torch.save(coder.vector(model), f"{folder}/{worker_id()}.pt")

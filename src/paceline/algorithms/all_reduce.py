@@ -57,6 +57,11 @@ class AllReduce(Algorithm):
         return False
 
     @property
+    def takes_several_optimizers(self) -> bool:
+        """Where each steps on whole parameters."""
+        return not self.sharded
+
+    @property
     def memory(self) -> MemoryRequest:
         """A replica per worker, and all-reduce."""
         return MemoryRequest("replicated", collectives=True)

@@ -81,6 +81,11 @@ class Algorithm:
         return self.together
 
     @property
+    def takes_several_optimizers(self) -> bool:
+        """Whether a loop may have several optimizers; programs that send messages know of one."""
+        return not self.memory.mailbox
+
+    @property
     def lets_gradients_wait(self) -> bool:
         """Whether a gradient may be applied in a later update than the one that it came for."""
         return False
