@@ -1,11 +1,12 @@
 """mnist-mlp whose forward pass takes a given time more: a sleep, so that a slow worker frees no core for the others.
 
-Set SLOW_STEP_S, seconds per step, SLOW_FACTOR, by how much worker 0 is slower, and SLOW_STEPS, how many steps each worker is
-expected to make, separated by commas. Over its last half of them a worker's learning rate falls linearly to a twentieth.
+Set SLOW_STEP_S, seconds per step, and SLOW_FACTOR, by how much worker 0 is slower. With SLOW_STEPS, how many steps each worker
+is expected to make, separated by commas, a worker's learning rate falls linearly to a twentieth over its last half of them.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
 
@@ -26,11 +27,12 @@ class Slowed(nn.Module):
         super().__init__()
         self.model = load_task("mnist-mlp").model()
         environment = current_environment()
-        self.step_s, self.num_steps, self.steps_made = 0.0, 1, 0
+        self.step_s, self.num_steps, self.steps_made = 0.0, math.inf, 0
         if environment is not None:
             factor = float(os.environ["SLOW_FACTOR"]) if environment.worker_id == 0 else 1.0
             self.step_s = float(os.environ["SLOW_STEP_S"]) * factor
-            self.num_steps = int(os.environ["SLOW_STEPS"].split(",")[environment.worker_id])
+            if "SLOW_STEPS" in os.environ:
+                self.num_steps = int(os.environ["SLOW_STEPS"].split(",")[environment.worker_id])
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """The model's outputs, later; their gradient, and so the step of plain SGD, is scaled by the schedule."""
