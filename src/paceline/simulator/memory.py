@@ -188,10 +188,12 @@ class NoVector(torch.Tensor):
     """
 
     num_bytes: int | None
+    # PyTorch asks a subclass for each of them, which takes ten times as long as all the arithmetic below.
+    shape, dtype, nbytes = torch.Size([0]), torch.float32, 0  # type: ignore[assignment]
 
     def __new__(cls, num_bytes: int | None = None) -> NoVector:
         """An empty vector."""
-        vector = torch.empty(0).as_subclass(cls)
+        vector = torch.empty(0, dtype=torch.float32).as_subclass(cls)
         vector.num_bytes = num_bytes
         return vector
 
