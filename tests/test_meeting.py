@@ -54,7 +54,7 @@ def test_it_is_a_store(held):
     guest.set("a", "1")
     assert holder.check(["a"])
     assert holder.get("a") == b"1"
-    assert [guest.add("count", 4), holder.add("count", 0), holder.add("count", -1)] == [4, 4, 3]
+    assert [guest.add("count", 4), holder.add("count", 0), holder.add("count", 1)] == [4, 4, 5]
     assert holder.compare_set("place", "", "me") == b"me"
     assert guest.compare_set("place", "", "you") == b"me"
     assert guest.compare_set("place", "me", "you") == b"you"
@@ -262,7 +262,7 @@ NONSENSE = [
     b"", b"{", b"[]", b"1", b"null", b'"add"', b"\xff\xfe", b"[" * 100_000, b'["add"]', b'["add", "n"]', b'["add", 1, 1]',
     b'["add", "n", "1"]', b'["add", "n", 1.5]', b'["add", "n", %d]' % 10**30, b'["add", "n", %d]' % -(2**53), b'["get", []]',
     b'["get", "none"]', b'["check", "n"]', b'["check", [[]]]', b'["set", "n"]', b'["set", "n", null]', b'["set", ["n"], "1"]',
-    b'["compare_set", "n", "", 3]', b'["compare_set", "n"]', b'["eval", "n"]', b'[["add"], "n", 1]', b'["add", "text", 1]',
+    b'["compare_set", "n", "", 3]', b'["compare_set", "n"]', b'["eval", "n"]', b'[["add"], "n", 1]', b'["add", "n", 65]',
 ]  # fmt: skip
 
 
@@ -287,6 +287,7 @@ def test_a_question_that_is_too_long_ends_that_connection_only(held, member):
 def test_the_store_has_an_end(held, monkeypatch):
     holder, guest = held
     monkeypatch.setattr(meetings, "_MOST_KEYS", 5)
+    monkeypatch.setattr(meetings, "_MOST_COUNTS", 2)
     monkeypatch.setattr(meetings, "_MOST_STORED", 1000 + holder._point._num_stored)
     guest.set("a", "x" * 900)
     guest.set("a", "y" * 990)  # in its place
@@ -302,6 +303,27 @@ def test_the_store_has_an_end(held, monkeypatch):
         another.set("one more", "1")
     another.close()
     assert guest.get("k2") == b"1"
+    assert [guest.add("n", 1), guest.add("m", 2), guest.add("n", 1)] == [1, 2, 2]
+    with pytest.raises(MeetingLostError):
+        guest.add("o", 1)
+
+
+@pytest.mark.parametrize("amount", [-3000, -1, 65, 10**12])
+def test_who_has_the_key_moves_no_count_back_nor_far_forward(held, amount):
+    """10^12 more, and a run ended at a third of its batches as if it had had all."""
+    holder, guest = held
+    assert holder.add("next batch", 64) == 64
+    with pytest.raises(MeetingLostError):
+        guest.add("next batch", amount)
+    assert holder.add("next batch", 4) == 68
+
+
+def test_a_count_is_no_word_that_could_be_set(held):
+    holder, guest = held
+    holder.add("next batch", 4)
+    guest.set("next batch", "1000000000000")
+    assert guest.compare_set("next batch", "1000000000000", "garbage") == b"garbage"
+    assert holder.add("next batch", 4) == 8
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from typing import Any
 from paceline import files
 from paceline.algorithms import registry
 from paceline.errors import NotWrittenError, UsageError, name_workers
+from paceline.final_mean import why_not_given
 from paceline.held_folder import run_folder
 from paceline.interrupts import Interruption, noted
 from paceline.joining import check_joinable, num_places
@@ -218,9 +219,12 @@ class Agent:
         if not ended and not interruption:
             reason = " ".join(self.notes) or "No worker called paceline.attach."
         notes = [*self.notes, *dict.fromkeys(note for one in ended for note in one["notes"])]
+        not_given = 0 if interruption else max((one["batches_not_given"] for one in ended), default=0)
+        if not_given:
+            reason = why_not_given(not_given)
         result = {
             **about,
-            "outcome": "stopped" if ended or interruption else "crashed",
+            "outcome": "crashed" if not_given or not (ended or interruption) else "stopped",
             "outcome_reason": reason,
             **summarize(records, num_workers=of, wall_s=wall_s, gossip=True),
             "gossip": True,

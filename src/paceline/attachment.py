@@ -292,7 +292,7 @@ class Worker:
         while True:
             try:
                 final = self._newest()
-                return final, self._session.final_model(final)
+                return final, self._session.final_model(final, self._batches.given)
             except RunStopped:
                 if time.monotonic() > until_s:
                     raise
@@ -310,4 +310,5 @@ class Worker:
                 self._session.own_records(),
                 consensus_distance=mean.consensus_distance,
                 models_in_mean=mean.num_models,
+                batches_not_given=mean.num_not_given,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,9 @@ from paceline.observe.summary import summarize
 from paceline.transport.base import Counts, Mailbox, Message, PeerBack, Ports, Received
 from paceline.transport.checks import MalformedMessageError, checked_vector
 
-__all__ = ["FinalMean", "mean_of_all", "own_figures", "take_final_mean"]
+__all__ = ["FinalMean", "Given", "mean_of_all", "own_figures", "take_final_mean", "why_not_given"]
+
+_LEFT_AT_BREAK = 4  # batches that a loop has claimed when it leaves an epoch before its end, and not seen, at most
 
 
 class FinalMean(NamedTuple):
@@ -23,6 +26,25 @@ class FinalMean(NamedTuple):
     x: torch.Tensor  # (P,)
     consensus_distance: float  # sum_i ||x_i - mean||^2 / n
     num_models: int
+    num_not_given: int = 0  # batches that no worker was given, where that is certain
+
+
+class Given(NamedTuple):
+    """Batches that a worker's loop was given by a counter of all workers'."""
+
+    taken: int = 0  # how many; -1: another worker took more in its place, or took the same
+    reached: int = 0  # up to which number the loop went: all below are some worker's
+
+
+_NOTHING = Given()
+
+
+def why_not_given(number: int) -> str:
+    """What a user is told of batches that no worker was given."""
+    return (
+        f"{number:,} batches were given to no worker of this run: another program that has the key claimed them where the"
+        " workers meet. Start the run again at another port, with a key of its own (`paceline key FILE`)."
+    )
 
 
 def own_figures(records: np.ndarray, counts: Counts, *, gossip: bool) -> dict[str, Any]:
@@ -37,20 +59,32 @@ def own_figures(records: np.ndarray, counts: Counts, *, gossip: bool) -> dict[st
     return {**figures, "unresolved_exchanges": counts.unresolved_exchanges}
 
 
-def take_final_mean(ports: Ports, x: torch.Tensor, deadline_s: float) -> FinalMean | None:
-    """Replaces a worker's model `x` (P,) by the mean of all; returns what is known of it."""
+def take_final_mean(ports: Ports, x: torch.Tensor, deadline_s: float, given: Given = _NOTHING) -> FinalMean | None:
+    """Replaces a worker's model `x` (P,) by the mean of all; returns what is known of it, and warns of batches not given."""
+    if ports.num_workers > 1 and ports.mailbox is None:
+        assert ports.collectives is not None
+        ports.collectives.all_reduce_mean(x, weight=1.0)
+        return None
     if ports.num_workers == 1:
-        return FinalMean(x, 0.0, 1)
-    if ports.mailbox is not None:
-        final = mean_of_all(ports.mailbox, ports.worker_id, ports.num_workers, x, deadline_s)
+        final = FinalMean(x, 0.0, 1, _not_given([given.taken], given.reached))
+    else:
+        assert ports.mailbox is not None
+        final = mean_of_all(ports.mailbox, ports.worker_id, ports.num_workers, x, deadline_s, given)
         x.copy_(final.x)
-        return final
-    assert ports.collectives is not None
-    ports.collectives.all_reduce_mean(x, weight=1.0)
-    return None
+    if final.num_not_given:
+        warnings.warn(why_not_given(final.num_not_given), stacklevel=2)
+    return final
 
 
-def mean_of_all(mailbox: Mailbox, worker_id: int, num_workers: int, x: torch.Tensor, deadline_s: float) -> FinalMean:
+def _not_given(taken: list[int], reached: int) -> int:
+    """Batches below `reached` that none of all workers was given; 0 where one cannot tell."""
+    missing = reached - sum(taken) if min(taken) >= 0 else 0
+    return missing if missing > _LEFT_AT_BREAK * len(taken) else 0
+
+
+def mean_of_all(
+    mailbox: Mailbox, worker_id: int, num_workers: int, x: torch.Tensor, deadline_s: float, given: Given = _NOTHING
+) -> FinalMean:
     """The mean of all workers' models that are still there; every worker calls it and gets the same bits.
 
     The lowest worker that can be reached collects the models and sends the mean to all. A worker that has left is not counted;
@@ -63,18 +97,20 @@ def mean_of_all(mailbox: Mailbox, worker_id: int, num_workers: int, x: torch.Ten
         num_workers: of the run.
         x: its model (P,), not changed.
         deadline_s: how long to wait for one worker.
+        given: the batches that its loop was given.
     """
     for collector in range(worker_id):
         if collector not in mailbox.peers():  # a late comer may never have met it, and need not wait for it
             continue
         try:
-            mailbox.send(collector, Message("final", collector, x=x))
+            mailbox.send(collector, Message("final", collector, x=x, version=given.taken))
         except PeerLostError:
             continue
         answer = _receive(mailbox, deadline_s, "mean", collector, x)
         if answer is not None:
-            return FinalMean(answer[0], answer[1].weight, answer[1].number)
-    return _collect(mailbox, worker_id, num_workers, x, deadline_s)
+            mean, about = answer
+            return FinalMean(mean, about.weight, about.number, max(0, about.version))
+    return _collect(mailbox, worker_id, num_workers, x, deadline_s, given)
 
 
 def _receive(
@@ -91,20 +127,24 @@ def _receive(
             return checked_vector(answer, x), answer.message
 
 
-def _collect(mailbox: Mailbox, worker_id: int, num_workers: int, x: torch.Tensor, deadline_s: float) -> FinalMean:
-    models = {worker_id: x}
+def _collect(
+    mailbox: Mailbox, worker_id: int, num_workers: int, x: torch.Tensor, deadline_s: float, given: Given
+) -> FinalMean:
+    models, taken = {worker_id: x}, [given.taken]
     for other in range(worker_id + 1, num_workers):
         if other in mailbox.peers():
             answer = _receive(mailbox, deadline_s, "final", other, x, number=worker_id)
             if answer is not None:
                 models[other] = answer[0]
+                taken.append(answer[1].version)
     mean = torch.stack(list(models.values())).mean(dim=0, dtype=sum_type(x.dtype)).to(x.dtype)
     distances = [float((one.double() - mean).square().sum()) for one in models.values()]
     consensus_distance = sum(distances) / len(distances)
+    num_not_given = _not_given(taken, given.reached) if len(models) == num_workers else 0
     for other in models:
         if other != worker_id:
             try:
-                mailbox.send(other, Message("mean", len(models), consensus_distance, mean))
+                mailbox.send(other, Message("mean", len(models), consensus_distance, mean, num_not_given))
             except PeerLostError:
                 continue
-    return FinalMean(mean, consensus_distance, len(models))
+    return FinalMean(mean, consensus_distance, len(models), num_not_given)

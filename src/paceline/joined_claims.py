@@ -26,6 +26,9 @@ class JoinedClaims:
         worker_id: this worker.
         num_workers: N.
         notes: takes a sentence when the join point is gone.
+
+    Attributes:
+        by_ids: whether batches are dealt out without the join point.
     """
 
     def __init__(self, meeting: Meeting, mailbox: Mailbox, worker_id: int, num_workers: int, notes: list[str]) -> None:
@@ -34,14 +37,14 @@ class JoinedClaims:
         self._worker_id, self._num_workers = worker_id, num_workers
         self._notes = notes
         self._numbers: list[int] = []
-        self._by_ids = False  # the join point is of no use any more
+        self.by_ids = False  # the join point is of no use any more
         self._next = 0  # the first that this worker has not seen claimed
         with contextlib.suppress(MeetingLostError):
             self._next = max(0, meeting.add("next batch", 0))
 
     def __call__(self) -> int:
         """The next number."""
-        if not self._numbers and not self._by_ids:
+        if not self._numbers and not self.by_ids:
             try:
                 begin = self._meeting.add("next batch", _CLAIM_BATCHES) - _CLAIM_BATCHES
                 if begin < self._next:
@@ -49,7 +52,7 @@ class JoinedClaims:
                 self._next = begin + _CLAIM_BATCHES
                 self._numbers.extend(range(begin, self._next))
             except MeetingLostError:
-                self._by_ids = True
+                self.by_ids = True
                 self._notes.append(
                     f"The join point is gone: batches from {self._next:,} on were dealt out by worker ids."
                 )

@@ -122,6 +122,7 @@ class JoinedRun:
         self._spec = registry.spec(algorithm)
         self._meeting = Meeting(invitation.address, invitation.key, deadline_s)
         self._counts = Counts()
+        self._claims: JoinedClaims | None = None
         self._stale = False  # its parameters are not the others'
         self._signals = contextlib.ExitStack()
         self._interruption = Interruption()
@@ -192,7 +193,15 @@ class JoinedRun:
     def claims(self, peers: Peers) -> JoinedClaims:
         """Claims of the next batch number of all workers."""
         environment = self.environment
-        return JoinedClaims(self._meeting, peers.mailbox, environment.worker_id, environment.num_workers, self.notes)
+        self._claims = JoinedClaims(
+            self._meeting, peers.mailbox, environment.worker_id, environment.num_workers, self.notes
+        )
+        return self._claims
+
+    @property
+    def counts_all(self) -> bool:
+        """Whether every batch that this worker's place was given was claimed at the join point, by this process."""
+        return not self._late and (self._claims is None or not self._claims.by_ids)
 
     def heed_signals(self, stop: Callable[[], object]) -> None:
         """From now on Ctrl-C and SIGTERM let this worker end its training in order, by `stop`; the others go on without it."""

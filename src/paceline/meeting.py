@@ -30,6 +30,8 @@ _MOST_BYTES = 1 << 20  # of a question or an answer
 _MOST_KEYS = 1 << 16  # that the store takes
 _MOST_STORED = 1 << 26  # characters in them
 _MOST_NUMBER = 1 << 53
+_MOST_COUNTS = 64
+_MOST_ADDED = 64
 _WAITING_CONNECTIONS = 1024
 _T = TypeVar("_T", int, str, bool, None)
 
@@ -135,7 +137,10 @@ class Meeting:
         raise MeetingLostError(self.address)
 
     def add(self, key: str, amount: int) -> int:
-        """As of torch's stores, as are the following; all raise `MeetingLostError`."""
+        """As of torch's stores, as are the following; all raise `MeetingLostError`.
+
+        Counts are no values that one could set, and go up by 64 at most, so that nobody makes the others skip all batches.
+        """
         return self._ask(int, "add", key, amount)
 
     def set(self, key: str, value: str) -> None:
@@ -234,6 +239,7 @@ class _Point:
     def __init__(self, endpoint: str, keys: Keys) -> None:
         self._values: dict[str, str] = {}
         self._num_stored = 0  # characters
+        self._counts: dict[str, int] = {}
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         _limit(self._router)
@@ -291,11 +297,10 @@ class _Point:
             case "set", [str(key), str(value)]:
                 self._keep(key, value)
             case "add", [str(key), int(amount)]:
-                total = int(self._values.get(key, 0)) + amount
-                if not abs(total) < _MOST_NUMBER:
-                    raise ValueError(total)
-                self._keep(key, str(total))
-                return total
+                if not 0 <= amount <= _MOST_ADDED or (key not in self._counts and len(self._counts) >= _MOST_COUNTS):
+                    raise ValueError(amount)
+                self._counts[key] = self._counts.get(key, 0) + amount
+                return self._counts[key]
             case "compare_set", [str(key), str(expected), str(desired)]:
                 if self._values.get(key, "") == expected:
                     self._keep(key, desired)

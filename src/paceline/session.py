@@ -20,7 +20,7 @@ from paceline.arena import Arena, plan_arena
 from paceline.distributed import Membership, check_algorithm, check_off_cpu, ports_for
 from paceline.environment import WorkerEnvironment
 from paceline.errors import PeerLostError, UsageError
-from paceline.final_mean import FinalMean, take_final_mean
+from paceline.final_mean import FinalMean, Given, take_final_mean
 from paceline.flat import FlatBinding
 from paceline.half_types import sum_type
 from paceline.hosted_servers import HostedServers
@@ -270,10 +270,11 @@ class Session:
             "slow": self._options.get("slow", {}).get(self.worker_id, 1.0),
         }
 
-    def final_model(self, out: torch.Tensor) -> FinalMean | None:
+    def final_model(self, out: torch.Tensor, given: Given) -> FinalMean | None:
         """Copies the run's newest model into `out` (P,), at the end of the training.
 
-        Where workers without a supervisor have models of their own, it is the mean of all, which they send each other.
+        Where workers without a supervisor have models of their own, it is the mean of all, which they send each other, with
+        how many batches each was `given`.
 
         Returns:
             what is known of that mean; None where there is none.
@@ -288,10 +289,11 @@ class Session:
             if self.membership.leaves:
                 return FinalMean(out, float("nan"), 1)  # the others need not end because of this one
             self.membership.end()
+            given = given if self.membership.counts_all else Given(-1)
         if self._copies is None or self.peers is None:
-            return take_final_mean(self.ports, out, self.membership.deadline_s)
+            return take_final_mean(self.ports, out, self.membership.deadline_s, given)
         host = out.cpu()  # who collects has all models at once, for which a GPU may be too small
-        mean = take_final_mean(replace(self.ports, mailbox=self.peers.mailbox), host, self.membership.deadline_s)
+        mean = take_final_mean(replace(self.ports, mailbox=self.peers.mailbox), host, self.membership.deadline_s, given)
         out.copy_(host)
         return mean
 

@@ -21,7 +21,7 @@ from paceline.chosen_algorithm import given_algorithm
 from paceline.config import TrainConfig
 from paceline.environment import WorkerEnvironment, set_environment
 from paceline.errors import DivergedError, PacelineError, UsageError, WorkerLostError
-from paceline.final_mean import FinalMean, take_final_mean
+from paceline.final_mean import FinalMean, Given, take_final_mean
 from paceline.flat import FlatBinding
 from paceline.global_randomness import GlobalRandomness, undisturbed
 from paceline.goals import Goal
@@ -372,7 +372,7 @@ class _SimulatedSession:
         """Nothing to restore."""
         return 0
 
-    def final_model(self, out: torch.Tensor) -> FinalMean | None:
+    def final_model(self, out: torch.Tensor, given: Given) -> FinalMean | None:
         """The worker's model (P,), or the mean of all workers', which they send each other, and what is known of it."""
         if not self._is_gossip:
             self.arena.shared.snapshot(out)

@@ -12,6 +12,7 @@ from paceline.algorithms import Algorithm
 from paceline.batches import BatchPlan, length_of
 from paceline.environment import WorkerEnvironment
 from paceline.errors import UsageError
+from paceline.final_mean import Given
 from paceline.sources import ABSENT, END, BatchClaims, one_by_one
 from paceline.worker_storage import completed
 
@@ -31,6 +32,9 @@ class WorkerBatches:
         optimizer: the user's, whose state is saved.
         taken: batches that this worker took before (a resumed run, or an earlier incarnation).
         bind_newest: binds the model to a copy of the newest parameters.
+
+    Attributes:
+        given: what the loop was given by a counter that it shares with the other workers.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class WorkerBatches:
         self._taken = taken
         self._bind_newest = bind_newest
         self._claims: dict[tuple[int, int], BatchClaims] = {}
+        self.given = Given()
         self._epoch = 0
         self._is_epoch_told = False
         self._incomplete: int | None = None  # a checkpoint that not all workers have written
@@ -107,9 +112,11 @@ class WorkerBatches:
                     return
             return
         while not self._session.stopped():
-            number = claims.next(end=(epoch + 1) * plan.batches_per_epoch)
+            number = claims.next(end=(end := (epoch + 1) * plan.batches_per_epoch))
             if number == END:
+                self.given = self.given._replace(reached=max(end, self.given.reached))
                 return
+            self.given = Given(self.given.taken + 1, max(number + 1, self.given.reached))
             parameters = number % plan.batches_per_epoch == 0
             claims.taken -= 1
             first = self._maybe_save(claims, epoch, first, parameters=parameters)

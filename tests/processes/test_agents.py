@@ -3,12 +3,14 @@
 import contextlib
 import json
 import os
+import re
 import signal
 
 import pytest
 
 import forked
 import leftovers
+from paceline.meeting import Meeting
 from paceline.observe.run import RunData
 from processes.join_programs import free_address
 
@@ -129,6 +131,24 @@ def test_a_dead_worker_is_replaced_if_asked_for(machines):
     assert "Worker 0 was ended by signal 9. Another one starts in its place." in errors
     result = json.loads(output.splitlines()[-1])
     assert (result["restarts"], result["workers_here"], result["models_in_mean"]) == (1, [0, 1], 2)
+
+
+def test_a_run_whose_batches_somebody_else_claimed_has_crashed(machines):
+    """One who has the key: it claimed 30 epochs, and the workers passed them over as if others had had them."""
+    address = free_address()
+    agent = machines.launch("run", "--join", address, "--workers", "2", "--deadline", "590")
+    machines.wait_for("steps-*-50", 2)
+    with contextlib.closing(Meeting(address, None, 590)) as stranger:
+        for _ in range(30):
+            stranger.add("next batch", 64)
+    machines.wait_for("steps-*-200", 2)
+    machines.finish()
+    output, errors = agent.communicate(forked.AGAINST_HANGS_S)
+    result = json.loads(output.splitlines()[-1])
+    assert (agent.returncode, result["outcome"]) == (1, "crashed")
+    assert re.match(r"1,9[12]\d batches were given to no worker of this run: another program", result["outcome_reason"])
+    assert result["models_in_mean"] == 2, "what the workers did is there all the same"
+    assert "batches were given to no worker" in errors
 
 
 def _read(path):
