@@ -26,6 +26,7 @@ from paceline.half_types import is_finite
 from paceline.optimizers import OptimizerSettings, raw_step, scaled_step, settings_of
 from paceline.own_batches import OwnBatches
 from paceline.owned_pieces import OwnedPieces
+from paceline.same_inputs import SameInputs
 from paceline.several_optimizers import SeveralOptimizers
 from paceline.transport.base import Collectives
 from paceline.transport.replica import Piece
@@ -153,12 +154,12 @@ class AttachedReplica(AttachedGradient):
 
     # A loop without `worker.batches`: its next step begins when the last one ends, whatever parts of the model it calls.
 
-    def watch(self, model: nn.Module) -> None:
+    def watch(self, model: nn.Module, inputs: SameInputs | None = None) -> None:
         """The loop may fetch its batches by itself; the first step then begins when it first calls something of the model.
 
         Not at once: where batches come from `worker.batches`, parameters are read when the first is there.
         """
-        self._own = OwnBatches(model, self.binding.parameters, self._called)
+        self._own = OwnBatches(model, self.binding.parameters, self._called, inputs)
 
     def takes_batches(self) -> None:
         """The loop uses `worker.batches` from now on."""

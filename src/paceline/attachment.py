@@ -19,14 +19,17 @@ from paceline.environment import Invitation, WorkerEnvironment, current_environm
 from paceline.errors import DivergedError, UsageError
 from paceline.evaluating import session_of
 from paceline.final_mean import FinalMean, own_figures
+from paceline.flat import model_words
 from paceline.grad_scaling import ask_for_every_step
 from paceline.gradient_watch import watch_gradients
 from paceline.joining import JoinedRun
 from paceline.loop_evaluation import Evaluate
 from paceline.memory.waiting import RunStopped
-from paceline.session import model_words
+from paceline.random_numbers import digests_of_states, go_apart
+from paceline.same_inputs import SameInputs
 from paceline.several_optimizers import SeveralOptimizers, members_of
 from paceline.worker_batches import WorkerBatches
+from paceline.worker_tables import board_of_inputs, equal_states
 
 __all__ = ["Worker", "attach"]
 
@@ -40,6 +43,7 @@ def attach(
     algorithm: Algorithm | str | None = None,
     *,
     evaluate: Evaluate | None = None,
+    same_random: bool = False,
 ) -> Worker:
     """Lets a training loop take part in a run: `with paceline.attach(model, optimizer) as worker:`.
 
@@ -68,8 +72,13 @@ def attach(
     update together, it makes one if it has a gradient on any of them.
 
     A loop may fetch its batches by itself, without `worker.batches`. Each step then begins when the last one ends, whatever
-    parts of the model it calls, and calls without gradients count for nothing. Its workers have to draw different batches;
-    their samples are those that the model, or the first part of it, is called with.
+    parts of the model it calls, and calls without gradients count for nothing. Its samples are those that the model, or the
+    first part of it, is called with.
+
+    Workers that are seeded alike would draw the same batches. So a global generator (Python's, NumPy's, PyTorch's on the CPU
+    and on the model's GPU) that has the same state on all workers as they attach goes on from a state that follows from that
+    one and the worker; worker 0's stays. A replaced worker's is another than its predecessor's. Threads share one generator,
+    which stays. Other generators are the loop's own: where all workers begin with the same inputs, a warning says so.
 
     Costs per step: two hooks of the optimizer and four switches of a greenlet, about 15 us, besides the algorithm's own cost.
 
@@ -88,6 +97,7 @@ def attach(
             a target accuracy of `launch` and `simulate` is judged by, and called only by these, if the run has a target or a
             limit, or is written to a folder: with a copy of the model, in evaluation mode and without gradients, that has the
             run's newest parameters (the mean of all workers' models where each has its own).
+        same_random: the workers are meant to draw the same: all generators stay as they are.
 
     Raises:
         UsageError: the launcher and the loop name different algorithms, or the model cannot be shared.
@@ -96,7 +106,7 @@ def attach(
     chosen = chosen_algorithm(algorithm, environment)
     optimizer = as_one_optimizer(optimizer, chosen, in_turn=not isinstance(model, nn.Module))
     module, evaluate = as_one_model(model, evaluate)
-    return Worker(module, optimizer, chosen, environment, evaluate)
+    return Worker(module, optimizer, chosen, environment, evaluate, same_random=same_random)
 
 
 class Worker:
@@ -114,6 +124,8 @@ class Worker:
         algorithm: Algorithm,
         environment: WorkerEnvironment | None,
         evaluate: Evaluate | None = None,
+        *,
+        same_random: bool = False,
     ) -> None:
         self.worker_id = environment.worker_id if environment is not None else 0
         self.num_workers = environment.num_workers if environment is not None else 1
@@ -122,6 +134,7 @@ class Worker:
         self._optimizer = optimizer
         self._environment = environment
         self._evaluate = evaluate
+        self._same_random = same_random
         self._hooks: list[Any] = []
         self._undo: list[Callable[[], None]] = []
         self._copy: torch.Tensor | None = None
@@ -141,13 +154,27 @@ class Worker:
             self._environment.attached = self._environment.supervised or self._environment.simulation is not None
         simulation = self._environment.simulation if self._environment is not None else None
         join = simulation.join if simulation is not None else session_of
+        device = next((p.device for p in self._model.parameters() if p.requires_grad), torch.device("cpu"))
+        environment = self._environment
+        own_generators = environment is not None and environment.options.get("own_process", True)
+        if environment is not None and own_generators and self.num_workers > 1 and not self._same_random:
+            environment.random_states = digests_of_states(device)
         self._session = join(self._model, self.algorithm, self._environment, self._evaluate)
         try:
+            self._draw_apart(device)
             self._begin(simulation)
         except BaseException:  # such as the run's end, while this worker waited to see the parameters
             self._leave(failed=True)
             raise
         return self
+
+    def _draw_apart(self, device: torch.device) -> None:
+        """Lets generators that are in the same state on all workers go on elsewhere, but for those of the first worker 0."""
+        environment = self._environment
+        if environment is not None and (self.worker_id or environment.incarnation):
+            part = environment.resume.name if environment.resume is not None else ""
+            who = (self.worker_id, environment.incarnation, part)
+            go_apart(device, environment.random_states, equal_states(self._session), *who)
 
     def _join(self, invitation: Invitation, deadline_s: float) -> None:
         """Takes a place in the run that this worker is invited to, and so learns its number."""
@@ -172,7 +199,10 @@ class Worker:
         for one in members_of(self._optimizer):
             self._hooks.append(one.register_step_pre_hook(self._replica.before_step))
             self._hooks.append(one.register_step_post_hook(self._replica.after_step))
-        self._replica.watch(self._model)
+        inputs = None
+        if self.num_workers > 1 and not self._same_random:
+            inputs = SameInputs(board_of_inputs(self._session), self.worker_id, self.num_workers)
+        self._replica.watch(self._model, inputs)
         self._batches = WorkerBatches(
             worker_id=self.worker_id,
             num_workers=self.num_workers,

@@ -88,6 +88,7 @@ class Membership:
         _num_joined += 1
         self._worker_id, self._num_workers = environment.worker_id, environment.num_workers
         self.deadline_s = environment.deadline_s
+        self._own_states, self._states = environment.random_states, ()
         self._owns_default = not dist.is_initialized()
         self.store: Any = own_part(common_store(environment), str(_num_joined))
         self._agree(hello, gpu)
@@ -123,6 +124,10 @@ class Membership:
             host = tensor.cpu().contiguous()
             self.collectives.broadcast(host)
             tensor.copy_(host)
+
+    def random_states(self) -> list[list[int]] | None:
+        """What the workers said of their generators; None: some said nothing."""
+        return [*self._states] if all(self._states) else None
 
     def claims(self) -> Callable[[], int]:
         """Claims of the next batch number of all workers, several at a time from a counter in the store."""
@@ -161,14 +166,14 @@ class Membership:
             missing_keys(self.store, [f"left/{worker}" for worker in range(self._num_workers)], within_s)
 
     def _agree(self, hello: dict[str, str], gpu: str | None) -> None:
-        self.store.set(f"hello/{self._worker_id}", json.dumps([hello, gpu], sort_keys=True))
+        self.store.set(f"hello/{self._worker_id}", json.dumps([hello, gpu, self._own_states], sort_keys=True))
         keys = [f"hello/{worker}" for worker in range(self._num_workers)]
         if missing := missing_keys(self.store, keys, self.deadline_s):
             raise WorkerLostError(
                 f"start: {name_workers(missing)} did not call paceline.attach within {self.deadline_s:g} s. See its output;"
                 " it may have ended before."
             )
-        others, gpus = zip(*(json.loads(self.store.get(key)) for key in keys), strict=True)
+        others, gpus, self._states = zip(*(json.loads(self.store.get(key)) for key in keys), strict=True)
         differing = [worker for worker, other in enumerate(others) if other != others[0]]
         wait_for_readers(self.store, "hello", self._worker_id, range(self._num_workers))
         if differing:

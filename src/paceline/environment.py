@@ -61,6 +61,7 @@ class WorkerEnvironment:
         joined: what it holds of the run that it joined.
         attached: whether `attach` has joined the run; a second time would find no batches left.
         evaluating: the process or thread that this worker started to evaluate the run; it is joined at the end.
+        random_states: digests of its generators' states as it attached; empty where these are nobody else's business.
     """
 
     worker_id: int
@@ -80,6 +81,7 @@ class WorkerEnvironment:
     joined: Any = None
     attached: bool = False
     evaluating: Any = None
+    random_states: tuple[int, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
 
     @property

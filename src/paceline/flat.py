@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 
@@ -10,7 +11,7 @@ from torch import nn
 
 from paceline.errors import UsageError
 
-__all__ = ["FlatBinding", "Ranges"]
+__all__ = ["FlatBinding", "Ranges", "model_words"]
 
 Ranges = tuple[tuple[int, int], ...]  # of elements of a flat vector: the first, and the one after the last
 
@@ -207,3 +208,11 @@ def _is_dense(tensor: torch.Tensor) -> bool:
             return False
         expected *= size
     return True
+
+
+def model_words(model: nn.Module) -> str:
+    """A model's size, and a digest of its shapes: what workers must agree on."""
+    binding = FlatBinding(model.parameters(), on_any_device=True)
+    buffers = sorted((name, tuple(buffer.shape), buffer.dtype) for name, buffer in model.named_buffers())
+    digest = hashlib.sha256(repr((binding.describe(), binding.dtype, buffers)).encode()).hexdigest()[:12]
+    return f"{binding.num_parameters:,} parameters (shapes {digest})"

@@ -26,6 +26,7 @@ from torch import nn
 
 from paceline import tensor_files
 from paceline.algorithms import Algorithm, registry
+from paceline.boards import StoreBoard
 from paceline.environment import Invitation, WorkerEnvironment
 from paceline.errors import NotWrittenError, PacelineError, UsageError, WorkerLostError
 from paceline.interrupts import Interruption, ended_by_system, noted
@@ -149,6 +150,9 @@ class JoinedRun:
     def meet(self, tensors: Iterable[torch.Tensor]) -> Peers:
         """Waits for the others; all start with worker 0's tensors. A late comer keeps its own for now."""
         environment, meeting = self.environment, self._meeting
+        self._board = StoreBoard(meeting, "random", environment.worker_id, environment.num_workers)
+        if not self._late and environment.random_states:  # before it can be reached
+            self._board.put(environment.random_states)
         worker_id, num_workers = environment.worker_id, environment.num_workers
         peers = Peers(
             meeting,
@@ -175,6 +179,10 @@ class JoinedRun:
             peers.close()
             raise
         return peers
+
+    def random_states(self) -> list[list[int]] | None:
+        """What the workers that began said of their generators; None: some said nothing, or nobody can be asked."""
+        return self._board.rows()
 
     def ports(self, ports: Ports, peers: Peers) -> Ports:
         """The ports of a worker alone in its memory, made those of one among many."""
@@ -208,6 +216,11 @@ class JoinedRun:
         self._signals.enter_context(ended_by_system())
         self._interruption = self._signals.enter_context(noted(patient=True))
         self._signals.enter_context(self._interruption.calls(stop))
+
+    @property
+    def store(self) -> Meeting:
+        """The join point."""
+        return self._meeting
 
     @property
     def leaves(self) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from paceline.batches import length_of
+from paceline.same_inputs import SameInputs
 
 __all__ = ["OwnBatches"]
 
@@ -26,10 +27,18 @@ class OwnBatches:
         model: the loop's.
         parameters: those that are trained.
         on_call: called before a call that begins a step, or a pass; what it raises, the call raises.
+        inputs: looks at what is given to those calls; None: nobody does.
     """
 
-    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], on_call: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Sequence[nn.Parameter],
+        on_call: Callable[[], None],
+        inputs: SameInputs | None = None,
+    ) -> None:
         self._on_call = on_call
+        self._inputs = inputs
         self._backward = _Backward()
         self._parameters = parameters
         self._hooks: list[Any] = [
@@ -45,9 +54,13 @@ class OwnBatches:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        if self._inputs is not None:
+            self._inputs.look()
 
     def begin_step(self) -> None:
         """The next step begins."""
+        if self._inputs is not None:
+            self._inputs.end_step()
         self._before = self._pass = 0
         self._was_called = self._backward.came = False
         self._see_passes()
@@ -80,6 +93,8 @@ class OwnBatches:
         self._on_call()
         self._see_passes()
         self._was_called = True
+        if self._inputs is not None:
+            self._inputs.call((*args, *kwargs.values()))
         self._pass = next(filter(None, map(length_of, (*args, *kwargs.values()))), self._pass)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from paceline.distributed import Membership, check_algorithm, check_off_cpu, por
 from paceline.environment import WorkerEnvironment
 from paceline.errors import PeerLostError, UsageError
 from paceline.final_mean import FinalMean, Given, take_final_mean
-from paceline.flat import FlatBinding
+from paceline.flat import FlatBinding, model_words
 from paceline.half_types import sum_type
 from paceline.hosted_servers import HostedServers
 from paceline.joining import JoinedRun
@@ -35,8 +35,9 @@ from paceline.transport.device import StagedMailbox, copies_for
 from paceline.transport.parameters import AVERAGE
 from paceline.worker_process import Hello, join_run
 from paceline.worker_storage import WorkerStorage, save_or_tell
+from paceline.worker_tables import tables, tell_random_states
 
-__all__ = ["Session", "model_words"]
+__all__ = ["Session"]
 
 
 class Session:
@@ -88,6 +89,7 @@ class Session:
             [name for name, b in self._buffers.items() if b.is_floating_point()] if algorithm.memory.averaged else []
         )
         extra |= {AVERAGE + name: (extra[name][0], sum_type(extra[name][1])) for name in self._averages}
+        extra |= tables(environment.num_workers if environment is not None else 1)
         hello = Hello(
             algorithm=registry.spec(algorithm),
             num_elements=self.binding.num_elements,
@@ -99,7 +101,7 @@ class Session:
         self.membership: Membership | JoinedRun | None = None
         self.peers: Peers | None = None
         if environment is not None and environment.supervised:
-            self.arena = join_run(environment, hello, self._write_initial)
+            self.arena = join_run(environment, hello, self._write_initial, partial(tell_random_states, environment))
         else:
             if environment is not None:
                 self.membership = self._meet(environment, hello)
@@ -382,11 +384,3 @@ class Session:
         self.binding.release()
         for buffer in self._buffers.values():
             buffer.data = buffer.data.clone()
-
-
-def model_words(model: nn.Module) -> str:
-    """A model's size, and a digest of its shapes: what workers must agree on."""
-    binding = FlatBinding(model.parameters(), on_any_device=True)
-    buffers = sorted((name, tuple(buffer.shape), buffer.dtype) for name, buffer in model.named_buffers())
-    digest = hashlib.sha256(repr((binding.describe(), binding.dtype, buffers)).encode()).hexdigest()[:12]
-    return f"{binding.num_parameters:,} parameters (shapes {digest})"

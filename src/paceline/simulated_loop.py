@@ -41,6 +41,7 @@ from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.program import Program, ProgramError
 from paceline.simulator.scheduler import Scheduler
 from paceline.supervised import refuse_inside_worker
+from paceline.worker_tables import tables, tell_random_states
 
 __all__ = ["simulate"]
 
@@ -160,6 +161,7 @@ class _Simulation:
         self.after_backward = AfterBackward()
         self.faults = faults
         self.buffers: dict[str, torch.Tensor] = {}  # running statistics that all workers share
+        self.tables = {name: torch.zeros(shape, dtype=t) for name, (shape, t) in tables(cluster.workers).items()}
         self.cluster = cluster
         self.seed = seed
         self.machine: SimulatedMachine | None = None
@@ -267,7 +269,8 @@ class _Simulation:
                 f" the others {registry.spec(self.algorithm)} on {self._wanted.num_parameters:,}: all workers must build the"
                 " same model."
             )
-        session = _SimulatedSession(self, model, binding, environment.worker_id)
+        session = _SimulatedSession(self, model, binding, environment)
+        tell_random_states(environment, session.arena)
         self._wait_for_all()
         return session
 
@@ -326,13 +329,14 @@ class _SimulatedSession:
     Buffers are as in `Session`: one copy that all workers write; in lockstep every worker keeps its own.
     """
 
-    def __init__(self, simulation: _Simulation, model: nn.Module, binding: FlatBinding, worker_id: int) -> None:
+    def __init__(self, simulation: _Simulation, model: nn.Module, binding: FlatBinding, own: WorkerEnvironment) -> None:
         machine, record = simulation.machine, simulation.record
         assert machine is not None
         assert record is not None
         self.binding = binding
         self.tell_epoch = simulation.tell_epoch
-        self._core = machine.core(worker_id)
+        self.environment, self.membership = own, None
+        self._core = machine.core(own.worker_id)
         self._after_backward = simulation.after_backward
         self.ports = machine.ports(self._core)
         self._machine = machine
@@ -348,6 +352,7 @@ class _SimulatedSession:
             address=lambda name: simulation.next_batch.ctypes.data,
             load=control.__getitem__,
             store=control.__setitem__,
+            extra=simulation.tables.__getitem__,
             shared=self.ports.shared
             if machine.request.kind == "replicated" and not self._is_gossip
             else machine.shared,

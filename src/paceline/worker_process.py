@@ -83,13 +83,19 @@ class Done:
     """The worker ended normally."""
 
 
-def join_run(environment: WorkerEnvironment, hello: Hello, initial: Callable[[Arena, torch.Tensor], None]) -> Arena:
+def join_run(
+    environment: WorkerEnvironment,
+    hello: Hello,
+    initial: Callable[[Arena, torch.Tensor], None],
+    tell: Callable[[Arena], None],
+) -> Arena:
     """Meets the supervisor: says what to train, maps the memory, waits until everyone is ready.
 
     Args:
         environment: this worker.
         hello: what it wants to train.
         initial: writes the initial parameters into a flat vector, and the buffers into the arena; called in one worker.
+        tell: writes what all shall know of each other when they begin; called in every worker.
 
     Raises:
         UsageError: the workers disagree, or the supervisor cannot run this.
@@ -105,6 +111,7 @@ def join_run(environment: WorkerEnvironment, hello: Hello, initial: Callable[[Ar
         x = torch.empty(hello.num_elements, dtype=hello.dtype)
         initial(arena, x)
         arena.shared.initialise(x, arena.load("initial_version"))
+    tell(arena)
     connection.send(Ready())
     while not wait_briefly(arena.address("go"), 0):
         raise_if_stopped(arena.address("abort"))

@@ -86,7 +86,7 @@ def test_gradients_are_of_the_parameters_that_their_step_has_read(algorithm):
         model = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False))
         torch.nn.init.zeros_(model[0].weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        with pl.attach(model, optimizer):
+        with pl.attach(model, optimizer, same_random=True):  # all workers' inputs are 1
             for _ in range(STEPS):
                 optimizer.zero_grad()
                 value = model[0](torch.ones(1, 1)).sum()

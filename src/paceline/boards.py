@@ -1,0 +1,85 @@
+"""A few whole numbers of each worker that all of them can look up: in memory that they share, or in a store."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from paceline.errors import WorkerLostError
+
+__all__ = ["Board", "MemoryBoard", "StoreBoard"]
+
+
+class Board(Protocol):
+    """A row of numbers, none of them 0, for each worker."""
+
+    def put(self, numbers: Sequence[int]) -> None:
+        """Writes this worker's row."""
+        ...
+
+    def rows(self) -> list[list[int]] | None:
+        """All rows by worker; None as long as one is missing, or where nobody can be asked any more."""
+        ...
+
+
+class MemoryBoard:
+    """A board in shared memory.
+
+    Args:
+        table: (workers, numbers), int64, zero at first.
+        worker_id: whose row is written.
+    """
+
+    def __init__(self, table: torch.Tensor, worker_id: int) -> None:
+        self._table = table
+        self._worker_id = worker_id
+
+    @property
+    def is_written(self) -> bool:
+        """Whether this worker's row is there: a dead worker's successor finds the dead one's."""
+        return bool(self._table[self._worker_id].any())
+
+    def put(self, numbers: Sequence[int]) -> None:
+        """Writes this worker's row, the last number last."""
+        for place, number in enumerate(numbers):
+            self._table[self._worker_id, place] = number
+
+    def rows(self) -> list[list[int]] | None:
+        """All rows; None as long as one has no last number."""
+        rows: list[list[int]] = self._table.tolist()
+        return rows if all(row[-1] for row in rows) else None
+
+
+class StoreBoard:
+    """A board in a store of torch's, or at a join point.
+
+    Args:
+        store: with `set`, `get` and `check`.
+        name: of this board.
+        worker_id: whose row is written.
+        num_workers: how many rows there are.
+    """
+
+    def __init__(self, store: Any, name: str, worker_id: int, num_workers: int) -> None:
+        self._store = store
+        self._own = f"{name}/{worker_id}"
+        self._keys = [f"{name}/{worker}" for worker in range(num_workers)]
+
+    def put(self, numbers: Sequence[int]) -> None:
+        """Writes this worker's row; where the join point is gone, nothing."""
+        with contextlib.suppress(WorkerLostError):
+            self._store.set(self._own, json.dumps(list(numbers)))
+
+    def rows(self) -> list[list[int]] | None:
+        """All rows; None as long as one is missing, or if the join point is gone or a row makes no sense."""
+        try:
+            if not self._store.check(self._keys):
+                return None
+            rows = [json.loads(self._store.get(key)) for key in self._keys]
+        except (WorkerLostError, ValueError, RecursionError):
+            return None
+        return rows if all(isinstance(row, list) and len(row) == len(rows[0]) for row in rows) else None

@@ -1,0 +1,66 @@
+"""Random numbers of a loop's workers: generators that are in one state on all of them go on apart."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["NUM_GENERATORS", "alike", "digests_of_states", "go_apart"]
+
+NUM_GENERATORS = 4  # Python's, NumPy's, PyTorch's of the CPU, PyTorch's of the model's GPU
+_NONE = 0
+_MASK = (1 << 63) - 1
+
+
+def digests_of_states(device: torch.device) -> tuple[int, ...]:
+    """The states of the global generators, 63 bits each; 0 where there is none.
+
+    A bit generator of NumPy's that somebody has set in the global one's place is left out.
+    """
+    on_gpu = device.type == "cuda"
+    return (
+        _digest(repr(random.getstate()).encode()),
+        _of_numpy(np.random.get_state(legacy=False)),
+        _digest(torch.default_generator.get_state().numpy().tobytes()),
+        _digest(torch.cuda.get_rng_state(device).numpy().tobytes()) if on_gpu else _NONE,
+    )
+
+
+def alike(rows: Sequence[Sequence[int]] | None, own: Sequence[int]) -> tuple[bool, ...]:
+    """Of each generator, whether its state is equal on all workers; `rows` holds what they said, None: not all have."""
+    if rows is None:
+        return ()
+    return tuple(bool(mine) and all(row[kind] == mine for row in rows) for kind, mine in enumerate(own))
+
+
+def go_apart(device: torch.device, states: Sequence[int], equal: Sequence[bool], *who: object) -> None:
+    """Lets the generators of `equal` states go on from states that follow from `states` and `who`, and from nothing else."""
+    for kind, (state, is_equal) in enumerate(zip(states, equal, strict=False)):
+        if not is_equal:
+            continue
+        seed = _digest(repr(state).encode(), *who)
+        if kind == 0:
+            random.seed(seed)
+        elif kind == 1:
+            np.random.seed([seed >> 32, seed & 0xFFFFFFFF])
+        elif kind == 2:
+            torch.default_generator.manual_seed(seed)
+        else:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+
+
+def _of_numpy(state: Any) -> int:
+    if state["bit_generator"] != "MT19937":
+        return _NONE
+    return _digest(state["state"]["key"].tobytes(), state["state"]["pos"], state["has_gauss"], state["gauss"])
+
+
+def _digest(state: bytes, *more: object) -> int:
+    words = hashlib.blake2b(state + repr(more).encode(), digest_size=8).digest()
+    return (int.from_bytes(words, "little") & _MASK) or 1
