@@ -44,13 +44,6 @@ def test_parts_of_epochs_and_steps(counter):
     assert load(counter) == 6  # a worker that has its steps claims nothing
 
 
-def test_a_claim_beyond_the_loops_epoch_waits_for_the_next(counter):
-    source = claims(counter)
-    assert [source.next(end=4) for _ in range(6)] == [0, 1, 2, 3, END, END]
-    assert [source.next(end=8) for _ in range(5)] == [4, 5, 6, 7, END]
-    assert source.taken == 8
-
-
 def test_lockstep_deals_rounds_and_absent_ones_take_part(counter):
     both = [drain(claims(counter, worker, 3, lockstep=True, max_epochs=2)) for worker in range(3)]
     assert both == [[0, 3, 4, 7], [1, ABSENT, 5, ABSENT], [2, ABSENT, 6, ABSENT]]
@@ -76,8 +69,8 @@ def test_taken_batches_are_not_taken_again(counter, lockstep):
 def test_what_a_resumed_run_begins_with_is_not_handed_out_again(counter):
     """Batches 1, 4 and 5 had made updates of the checkpoint before their turn in this part of the run."""
     one, other = (claims(counter, worker, max_epochs=2, done={1, 4, 5}) for worker in range(2))
-    assert [one.next(end=4) for _ in range(4)] == [0, 2, 3, END]
-    assert [other.next(), one.next(end=8), other.next()] == [7, 6, END]
+    assert [one.next() for _ in range(3)] == [0, 2, 3]
+    assert [other.next(), one.next(), other.next()] == [6, 7, END]
     assert (one.taken, other.taken) == (4, 1)
 
 

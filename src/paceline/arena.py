@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from paceline.memory import atomics
+from paceline.memory.epoch_claims import SharedEpochClaims
 from paceline.memory.locked import LockedVector
 from paceline.memory.lockstep import SharedMemoryCollectives
 from paceline.memory.racing import RacingVector
@@ -57,6 +58,7 @@ class ArenaPlan:
     collectives: Any
     staleness: Any
     rings: tuple[Any, ...]
+    epoch_claims: int
     store: int | None
     extra: Mapping[str, tuple[int, tuple[int, ...], torch.dtype]]  # named tensors: buffers, shared optimizer state
 
@@ -104,6 +106,7 @@ def plan_arena(
     rings = tuple(
         RecordRing.reserve(layout, capacity=_RING_RECORDS, name=f"ring {worker}") for worker in range(num_workers)
     )
+    epoch_claims = SharedEpochClaims.reserve(layout)
     store = SharedStore.reserve(layout, num_participants - 1) if request.mailbox else None
     places = {
         name: (layout.reserve(name, max(8, _num_bytes(shape, kind_)), alignment_bytes=64), shape, kind_)
@@ -121,6 +124,7 @@ def plan_arena(
         collectives=collectives,
         staleness=staleness,
         rings=rings,
+        epoch_claims=epoch_claims,
         store=store,
         extra=places,
     )
@@ -180,6 +184,10 @@ class Arena:
     def ring(self, worker_id: int) -> RecordRing:
         """The ring that a worker's records go through."""
         return RecordRing(self.segment, self.plan.rings[worker_id])
+
+    def epoch_claims(self) -> SharedEpochClaims:
+        """Where loops claim their batches."""
+        return SharedEpochClaims(self.segment, self.plan.epoch_claims)
 
     def shared_store(self) -> SharedStore:
         """Where the members' mailboxes find each other."""

@@ -28,7 +28,7 @@ from paceline.memory.waiting import RunStopped
 from paceline.random_numbers import digests_of_states, go_apart
 from paceline.same_inputs import SameInputs
 from paceline.several_optimizers import SeveralOptimizers, members_of
-from paceline.worker_batches import WorkerBatches
+from paceline.worker_batches import Batches, WorkerBatches
 from paceline.worker_tables import board_of_inputs, equal_states
 
 __all__ = ["Worker", "attach"]
@@ -253,15 +253,20 @@ class Worker:
         finally:
             self._session.close(failed=failed)
 
-    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """One epoch of batches for this worker; the epoch is shared: each sample goes to one worker, once.
+    def batches(self, loader: Iterable[Any]) -> Batches:
+        """This worker's batches; an epoch is shared: each sample goes to one worker, once.
 
-        Asynchronous algorithms give the next batch to whoever is free; lockstep ones deal in rounds. Alone, the loader itself
-        is used. Of a `DataLoader` the data set, batch size, order, `drop_last` and `collate_fn` are used, not its processes;
-        a sequence is taken as a sequence of batches; of any other iterable, worker i takes every num_workers-th batch.
+        Asynchronous algorithms give the next batch to whoever is free; lockstep ones deal in rounds. Each iteration is the
+        next epoch. A worker that leaves one at a `break` leaves the rest to the others. Alone, the loader itself is used. Of a
+        `DataLoader` the data set, batch size, order, samplers, `drop_last` and `collate_fn` are used, not its processes; a
+        DistributedSampler is ignored with a warning. A sequence is taken as a sequence of batches. Of any other iterable,
+        and of an IterableDataset, every worker reads all, which has to be the same for all, and worker i takes every
+        num_workers-th batch: not in lockstep.
+
+        Raises:
+            UsageError: when iterated or asked for its length: its batches cannot be shared; the message says why.
         """
-        self._replica.takes_batches()  # from here on, a step begins when its batch is handed out
-        yield from self._batches.epoch(loader)
+        return Batches(loader, self._batches, self._replica.takes_batches)
 
     def report(self, loss: torch.Tensor | float, samples: int | None = None) -> None:
         """Tells the run this step's loss, for its curves and targets, and to end it as diverged when it is not finite.

@@ -26,6 +26,7 @@ __all__ = [
     "Fixed",
     "Partition",
     "Skewed",
+    "derived_seed",
     "length_of",
     "partition_registry",
 ]
@@ -215,8 +216,12 @@ class BatchPlan:
 
 def _generator(*seed: int) -> torch.Generator:
     """A generator whose stream depends on every number of the seed; sums would repeat (0, 1) as (1, 0)."""
-    state = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(state >> np.uint64(1)))
+    return torch.Generator().manual_seed(derived_seed(*seed))
+
+
+def derived_seed(*seed: int) -> int:
+    """A seed that depends on every number."""
+    return int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def _parts(plan: BatchPlan) -> tuple[Tensor, ...]:

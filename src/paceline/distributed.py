@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.environment import WorkerEnvironment
+from paceline.epoch_claims import StoredEpochClaims
 from paceline.errors import UsageError, WorkerLostError, name_workers
 from paceline.rendezvous import address_of, common_store, missing_keys, own_part, wait_for_readers
 from paceline.transport.base import Ports
@@ -22,7 +23,6 @@ from paceline.transport.parameters import MemoryRequest
 
 __all__ = ["Membership", "check_algorithm", "check_off_cpu", "ports_for"]
 
-_CLAIM_BATCHES = 4  # a trip to the store takes as long as a small step; a claim of several shares it
 _FAREWELL_S = 5.0
 _GROUP_EXTRA_S = 5.0  # the group's own deadline comes after ours, whose message says who is missing
 _NCCL_EXTRA_S = 60.0  # NCCL's counts from when an operation was given to the GPU, and ends the process
@@ -129,17 +129,9 @@ class Membership:
         """What the workers said of their generators; None: some said nothing."""
         return [*self._states] if all(self._states) else None
 
-    def claims(self) -> Callable[[], int]:
-        """Claims of the next batch number of all workers, several at a time from a counter in the store."""
-        numbers: list[int] = []
-
-        def claim() -> int:
-            if not numbers:
-                end = self.store.add("next batch", _CLAIM_BATCHES)
-                numbers.extend(range(end - _CLAIM_BATCHES, end))
-            return numbers.pop(0)
-
-        return claim
+    def claims(self) -> StoredEpochClaims:
+        """Claims of all workers' batches, in the store."""
+        return StoredEpochClaims(self.store)
 
     def address(self) -> tuple[str | None, Path | None]:
         """The address by which the others reach this worker, and the key file; neither is needed on one machine.

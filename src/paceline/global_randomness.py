@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["GlobalRandomness", "undisturbed"]
+__all__ = ["GlobalRandomness", "SeparateRandomness", "undisturbed"]
 
 States = tuple[Any, Any, torch.Tensor]
 
@@ -58,3 +58,34 @@ def _restore(states: States) -> None:
     random.setstate(states[0])
     np.random.set_state(states[1])
     torch.set_rng_state(states[2])
+
+
+class SeparateRandomness:
+    """The generators as they go on inside each `with`, apart from what others draw meanwhile.
+
+    Args:
+        seed: with which they begin.
+
+    Attributes:
+        generator: one of torch's that nobody else draws from.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self._seed = seed
+        self._inside: States | None = None
+        self._outside = self._inside
+
+    def __enter__(self) -> None:
+        self._outside = _states()
+        if self._inside is not None:
+            _restore(self._inside)
+            return
+        random.seed(self._seed)
+        np.random.seed(self._seed % 2**32)
+        torch.default_generator.manual_seed(self._seed)
+
+    def __exit__(self, *exception: object) -> None:
+        self._inside = _states()
+        assert self._outside is not None
+        _restore(self._outside)

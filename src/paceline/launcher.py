@@ -301,9 +301,8 @@ class _Launched:
         in_order = outcome.name == "stopped" and ended_in_order(supervisor.workers, outcome)
         if self._checkpointer is None or supervisor.arena is None or not in_order:
             return None
-        # Each worker claimed one batch of the next epoch, and so learnt that this one had ended.
         last_batch = max((int(rows["batch"].max()) for rows in records.values() if len(rows)), default=-1)
-        parameters = supervisor.parameters(min(supervisor.arena.load("next_batch"), last_batch + 1))
+        parameters = supervisor.parameters(last_batch + 1)
         try:
             self._checkpointer.end(supervisor, parameters, self._about_checkpoint)
         except NotWrittenError as error:

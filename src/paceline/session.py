@@ -300,13 +300,16 @@ class Session:
         return mean
 
     def batch_claims(self) -> dict[str, Any]:
-        """For `BatchClaims`: the counter, in shared memory or as a function, and which batches were done before."""
+        """For `WorkerClaims`: the counts of claims, and from where on and without which batches a resumed run goes on."""
         if self.membership is None:
-            return {"counter": self.arena.address("next_batch"), "done": self._options.get("batches_done", ())}
+            assert self.environment is not None
+            done = self._options.get("batches_done", ())
+            first, is_late = self.arena.load("next_batch"), self.environment.incarnation > 0
+            return {"counts": self.arena.epoch_claims(), "first": first, "done": done, "is_late": is_late}
         if isinstance(self.membership, JoinedRun):
             assert self.peers is not None
-            return {"counter": self.membership.claims(self.peers)}
-        return {"counter": self.membership.claims()}
+            return {"counts": self.membership.claims(self.peers), "is_late": True}
+        return {"counts": self.membership.claims()}
 
     def own_records(self) -> np.ndarray | None:
         """This worker's records, where no supervisor has them."""

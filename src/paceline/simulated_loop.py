@@ -20,6 +20,7 @@ from paceline.bounds import check_run, check_simulation
 from paceline.chosen_algorithm import given_algorithm
 from paceline.config import TrainConfig
 from paceline.environment import WorkerEnvironment, set_environment
+from paceline.epoch_claims import LocalEpochClaims
 from paceline.errors import DivergedError, PacelineError, UsageError, WorkerLostError
 from paceline.final_mean import FinalMean, Given, take_final_mean
 from paceline.flat import FlatBinding
@@ -168,9 +169,8 @@ class _Simulation:
         self.record: SimulationRecord | None = None
         self.algorithm = algorithm
         self.returned: dict[int, Any] = {}
-        self.next_batch = np.zeros(1, np.int64)
-        self.goal = goal
-        self._is_evaluated = is_evaluated
+        self.epoch_claims = LocalEpochClaims()
+        self.goal, self._is_evaluated = goal, is_evaluated
         self._epoch_is_known = False
         self._train = train
         self._wanted: Any = None  # what the first worker to attach wants to train
@@ -337,6 +337,7 @@ class _SimulatedSession:
         self.tell_epoch = simulation.tell_epoch
         self.environment, self.membership = own, None
         self._core = machine.core(own.worker_id)
+        self._epoch_claims = simulation.epoch_claims
         self._after_backward = simulation.after_backward
         self.ports = machine.ports(self._core)
         self._machine = machine
@@ -349,7 +350,6 @@ class _SimulatedSession:
                 self._shared_buffers.append(buffer)
         control = {"checkpoint_epoch": -2, "epoch": 0}
         self.arena = SimpleNamespace(
-            address=lambda name: simulation.next_batch.ctypes.data,
             load=control.__getitem__,
             store=control.__setitem__,
             extra=simulation.tables.__getitem__,
@@ -387,7 +387,7 @@ class _SimulatedSession:
 
     def batch_claims(self) -> dict[str, Any]:
         """Where batches are claimed."""
-        return {"counter": self.arena.address("next_batch")}
+        return {"counts": self._epoch_claims}
 
     def own_records(self) -> np.ndarray:
         """This worker's records."""

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    TensorDataset,
-    default_collate,
-)
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from paceline.batches import BatchPlan, Dynamic
 
-__all__ = ["ABSENT", "END", "BatchClaims", "DatasetBatches", "one_by_one"]
+__all__ = ["ABSENT", "END", "BatchClaims", "DatasetBatches"]
 
 END = -1
 ABSENT = -2  # a lockstep round in which this worker has no batch: it takes part and weighs zero
@@ -72,7 +64,6 @@ class BatchClaims:
         self._max_steps = max_steps
         self._own_parts = not isinstance(plan.partition, Dynamic)
         self._limit = None if max_epochs is None else self._claims_in(max_epochs)
-        self._pending: int | None = None
 
     def _claims_in(self, epochs: float) -> int:
         """How many claims `epochs` make: batches for all, or rounds or own batches for this worker."""
@@ -82,24 +73,16 @@ class BatchClaims:
             return math.ceil(round(epochs * len(self.plan.worker_batches(self._worker_id, 0)), 6))
         return self.plan.num_batches_for(epochs)
 
-    def next(self, end: int | None = None) -> int:
-        """The next batch number, ABSENT, or END.
-
-        Args:
-            end: stop before this batch number and keep the claim for the next call (the end of the user's epoch).
-        """
+    def next(self) -> int:
+        """The next batch number, ABSENT, or END."""
         if self._max_steps is not None and self.taken >= self._max_steps:
             return END
         if self._lockstep or self._own_parts:
             while (number := self._next_in_order()) in self._done:
                 self.taken += 1
         else:
-            number, self._pending = self._pending, None
-            while number is None or number in self._done:
-                number = self._claim()
-            if end is not None and number >= end:
-                self._pending = number
-                return END
+            while (number := self._claim()) in self._done:
+                pass
             if self._limit is not None and number >= self._limit:
                 return END
         if number != END:
@@ -159,24 +142,3 @@ class DatasetBatches:
         samples: Any = self._dataset
         inputs, targets = default_collate([samples[i] for i in indices.tolist()])
         return inputs, targets
-
-
-def one_by_one(loader: Iterable[Any], seed: int) -> tuple[BatchPlan, Callable[[torch.Tensor], Any]] | None:
-    """How to hand out the batches of a user's loader one by one, and how to fetch one; None where it can only be iterated."""
-    if isinstance(loader, DataLoader):
-        known_sampler = isinstance(loader.sampler, RandomSampler | SequentialSampler)
-        if isinstance(loader.dataset, IterableDataset) or loader.batch_size is None or not known_sampler:
-            return None
-        dataset: Any = loader.dataset
-        plan = BatchPlan(
-            num_samples=len(dataset),
-            batch_size=loader.batch_size,
-            seed=seed,
-            shuffle=isinstance(loader.sampler, RandomSampler),
-            drop_last=loader.drop_last,
-        )
-        return plan, lambda indices: loader.collate_fn([dataset[i] for i in indices.tolist()])
-    if isinstance(loader, Sequence):
-        plan = BatchPlan(num_samples=len(loader), batch_size=1, seed=seed, shuffle=False)
-        return plan, lambda indices: loader[int(indices)]
-    return None

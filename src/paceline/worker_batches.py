@@ -7,16 +7,50 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from paceline.algorithms import Algorithm
-from paceline.batches import BatchPlan, length_of
+from paceline.batches import length_of
 from paceline.environment import WorkerEnvironment
+from paceline.epoch_claims import EpochClaims
 from paceline.errors import UsageError
 from paceline.final_mean import Given
-from paceline.sources import ABSENT, END, BatchClaims, one_by_one
+from paceline.loader_batches import LoaderBatches, shared_batches
+from paceline.sources import ABSENT, END
+from paceline.worker_claims import WorkerClaims
 from paceline.worker_storage import completed
 
-__all__ = ["WorkerBatches"]
+__all__ = ["Batches", "WorkerBatches"]
+
+
+class Batches:
+    """A loader's batches for one worker: each iteration is the run's next epoch, also after one that was left at a `break`.
+
+    Has the length of this worker's share of an epoch: exact in lockstep, elsewhere what it is if all workers are equally
+    fast. What else it is asked for, such as `dataset`, is the loader's.
+
+    Args:
+        loader: the user's.
+        shared: hands out its batches.
+        on_epoch: called as an epoch begins.
+    """
+
+    def __init__(self, loader: Iterable[Any], shared: WorkerBatches, on_epoch: Callable[[], None]) -> None:
+        self._loader = loader
+        self._shared = shared
+        self._on_epoch = on_epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        self._on_epoch()  # from here on, a step begins when its batch is handed out
+        return self._shared.epoch(self._loader)
+
+    def __len__(self) -> int:
+        return self._shared.length(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # such as what copies and pickles are made with, before there is a loader
+            raise AttributeError(name)
+        return getattr(self.__dict__["_loader"], name)
 
 
 class WorkerBatches:
@@ -59,82 +93,111 @@ class WorkerBatches:
         self._optimizer = optimizer
         self._taken = taken
         self._bind_newest = bind_newest
-        self._claims: dict[tuple[int, int], BatchClaims] = {}
         self.given = Given()
+        self._epochs_ended = 0  # not left at a `break`
+        self._left_out = taken  # of a stream
+        self._is_alone = num_workers == 1 and environment is None
+        self._known: tuple[Any, LoaderBatches | None] | None = None
+        self._shares: dict[str, Any] = {}
+        self._claims: WorkerClaims | None = None
         self._epoch = 0
         self._is_epoch_told = False
         self._incomplete: int | None = None  # a checkpoint that not all workers have written
+
+    def batches_of(self, loader: Iterable[Any]) -> LoaderBatches | None:
+        """The loader's batches as the workers share them; None where each worker iterates it for itself."""
+        if self._is_alone:
+            return None
+        if self._known is None or self._known[0] is not loader:
+            seed = self._environment.seed if self._environment is not None else 0
+            self._known = loader, shared_batches(loader, seed, self._counts().agree)
+        return self._known[1]
+
+    def length(self, loader: Any) -> int:
+        """This worker's share of an epoch: exact in lockstep, and else what it is if all are equally fast.
+
+        Raises:
+            TypeError: the loader has no length.
+        """
+        batches = self.batches_of(loader)
+        whole = len(loader) if batches is None else batches.length
+        if whole is None:
+            raise TypeError(f"{type(loader).__name__} does not tell how many batches it has")
+        if self.algorithm.lockstep or batches is None:
+            return len(range(self.worker_id, whole, self.num_workers))
+        return -(-whole // self.num_workers)
 
     def epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
         """The next epoch's batches for this worker."""
         epoch, self._epoch = self._epoch, self._epoch + 1
         if self._epoch > 1 and self._session.stopped():  # a loop of very many epochs goes through those that are left
             return
-        seed = self._environment.seed if self._environment is not None else 0
-        alone = self.num_workers == 1 and self._environment is None
-        plan_and_fetch = None if alone else one_by_one(loader, seed)
-        if plan_and_fetch is None:
-            yield from self._whole_or_strided(loader)
+        batches = self.batches_of(loader)
+        if batches is None:
+            yield from self._whole(loader) if self.num_workers == 1 else self._every_nth(loader)
             return
-        plan, fetch = plan_and_fetch
-        claims = self._claims_for(plan)
+        claims = self._claims_for(batches)
+        claims.begin(epoch)
         for number in self._numbers(claims, epoch):
             started_s = self._replica.now_s()
             if number == ABSENT:
                 self._replica.begin(started_s, -1, None, absent=True)
                 continue
-            batch = fetch(plan.indices(number))
-            if not self._is_epoch_told:
+            batch = batches.fetch(claims.place(number))
+            if not self._is_epoch_told and batches.length is not None:
                 self._is_epoch_told = True
-                self._session.tell_epoch(plan.batches_per_epoch * length_of(batch))
+                self._session.tell_epoch(batches.length * length_of(batch))
             self._replica.begin(started_s, number, batch)
             yield batch
         # What the loop does between two epochs, such as to evaluate, it does on a copy that nobody else writes.
         if self._replica.idle:
             self._bind_newest()
-        if self._replica.num_begun == 0 and epoch == 0 and plan.batches_per_epoch < self.num_workers:
+        if self._replica.num_begun == 0 and epoch == 0 and (batches.length or self.num_workers) < self.num_workers:
             warnings.warn(
-                f"This worker got no batch: {plan.batches_per_epoch} batches an epoch are too few for"
+                f"This worker got no batch: {batches.length} batches an epoch are too few for"
                 f" {self.num_workers} workers.",
                 stacklevel=3,
             )
 
-    def _numbers(self, claims: BatchClaims, epoch: int) -> Iterator[int]:
-        plan, first = claims.plan, True
-        if self.algorithm.lockstep:
-            rounds = plan.rounds_per_epoch(self.num_workers)
-            claims.taken = max(claims.taken, epoch * rounds)  # the loop may have left the epoch before at a `break`
-            while claims.taken < (epoch + 1) * rounds:
-                first = self._maybe_save(claims, epoch, first, parameters=self.worker_id == 0)
-                self._maybe_complete()
-                yield claims.next()
-                if self._session.stopped():
-                    return
-            return
+    def _numbers(self, claims: WorkerClaims, epoch: int) -> Iterator[int]:
+        first = True
         while not self._session.stopped():
-            number = claims.next(end=(end := (epoch + 1) * plan.batches_per_epoch))
+            number = claims.next()
+            if not self.algorithm.lockstep:
+                self._count_given(claims.batches, epoch, number)
             if number == END:
-                self.given = self.given._replace(reached=max(end, self.given.reached))
                 return
-            self.given = Given(self.given.taken + 1, max(number + 1, self.given.reached))
-            parameters = number % plan.batches_per_epoch == 0
-            claims.taken -= 1
-            first = self._maybe_save(claims, epoch, first, parameters=parameters)
-            claims.taken += 1
+            if first:
+                first = False
+                claims.taken -= 1
+                leads = self.worker_id == 0 if self.algorithm.lockstep else claims.place(number) == 0
+                self._maybe_save(claims, epoch, parameters=leads)
+                claims.taken += 1
+            self._maybe_complete()
             yield number
 
-    def _maybe_save(self, claims: BatchClaims, epoch: int, first: bool, *, parameters: bool) -> bool:
+    def _count_given(self, batches: LoaderBatches, epoch: int, number: int) -> None:
+        """Counts them, as long as the loop leaves no epoch before its end, and goes on, and epochs are equally long."""
+        num_batches = batches.epoch_numbers
+        if self.given.taken < 0 or self._epochs_ended < epoch or batches.length != num_batches:
+            self.given = Given(-1)
+        elif number == END:
+            self._epochs_ended += 1
+            self.given = self.given._replace(reached=max((epoch + 1) * num_batches, self.given.reached))
+        else:
+            self.given = Given(self.given.taken + 1, max(number + 1, self.given.reached))
+
+    def _maybe_save(self, claims: WorkerClaims, epoch: int, *, parameters: bool) -> None:
         """Saves this worker's part of the epoch's checkpoint before its first batch, if one is asked for."""
         environment = self._environment
-        if not first or epoch == 0 or environment is None or environment.checkpoint is None:
-            return False
+        if epoch == 0 or environment is None or environment.checkpoint is None:
+            return
         self._session.arena.store("epoch", max(epoch, self._session.arena.load("epoch")))
         if self._session.arena.load("checkpoint_epoch") in (-1, epoch):
-            number = epoch * claims.plan.batches_per_epoch
+            number = epoch * claims.batches.epoch_numbers
             self._session.save(number, self._optimizer, claims.taken, parameters=parameters)
             if parameters and not environment.supervised:
                 self._incomplete = number
-        return False
 
     def _maybe_complete(self) -> None:
         """Worker 0 marks a checkpoint complete when all have saved their parts, where no supervisor does."""
@@ -143,35 +206,38 @@ class WorkerBatches:
 
     def taken_so_far(self) -> int:
         """Batches that this worker has taken."""
-        return max((claims.taken for claims in self._claims.values()), default=self._taken)
+        return self._claims.taken if self._claims is not None else self._taken
 
-    def _claims_for(self, plan: BatchPlan) -> BatchClaims:
-        """The claims on one data set; a second data set of another size would need a counter of its own."""
-        key = (plan.num_samples, plan.batch_size)
-        if key not in self._claims:
-            if self._claims:
-                raise UsageError(
-                    "worker.batches was given loaders of different sizes; use it for the training data only."
-                )
-            self._claims[key] = BatchClaims(
-                plan,
+    def _counts(self) -> EpochClaims:
+        if not self._shares:
+            self._shares = self._session.batch_claims()
+        return self._shares["counts"]
+
+    def _claims_for(self, batches: LoaderBatches) -> WorkerClaims:
+        """The claims on one data set; a second data set of another size would need counts of its own."""
+        if self._claims is None:
+            self._claims = WorkerClaims(
+                batches,
                 worker_id=self.worker_id,
                 num_workers=self.num_workers,
                 lockstep=self.algorithm.lockstep,
                 taken=self._taken,
-                **self._session.batch_claims(),
+                **self._shares,
             )
-        return self._claims[key]
+        elif self._claims.batches.key != batches.key:
+            raise UsageError("worker.batches was given loaders of different sizes; use it for the training data only.")
+        self._claims.batches = batches
+        return self._claims
 
-    def _whole_or_strided(self, loader: Iterable[Any]) -> Iterator[Any]:
-        if self.algorithm.lockstep and self.num_workers > 1:
+    def _every_nth(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Of a stream every worker reads all and takes its part; one that goes on leaves out what it has had."""
+        if self.algorithm.lockstep:
+            of = f" of {type(loader.dataset).__name__}, a stream," if isinstance(loader, DataLoader) else ""
             raise UsageError(
-                "Lockstep methods need to know how many batches there are: give worker.batches a DataLoader with a sized data"
-                " set, or a list of batches."
+                f"Lockstep methods need to know how many batches there are, and this {type(loader).__name__}{of} does not"
+                " tell: give worker.batches a DataLoader with a sized data set, or a list of batches; or take an asynchronous"
+                " method such as ad-psgd or hogwild."
             )
-        if self.num_workers == 1:
-            yield from self._whole(loader)
-            return
         iterator = iter(loader)
         index = -1
         while not self._session.stopped():
@@ -183,6 +249,10 @@ class WorkerBatches:
             index += 1
             if index % self.num_workers != self.worker_id:
                 continue
+            if self._left_out:
+                self._left_out -= 1
+                continue
+            self._taken += 1
             self._replica.begin(started_s, -1, batch)
             yield batch
 

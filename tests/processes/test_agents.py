@@ -139,9 +139,9 @@ def test_a_run_whose_batches_somebody_else_claimed_has_crashed(machines):
     agent = machines.launch("run", "--join", address, "--workers", "2", "--deadline", "590")
     machines.wait_for("steps-*-50", 2)
     with contextlib.closing(Meeting(address, None, 590)) as stranger:
-        for _ in range(30):
-            stranger.add("next batch", 64)
-    machines.wait_for("steps-*-200", 2)
+        for epoch in range(30, 60):
+            stranger.add(f"next batch/{epoch}", 64)
+    machines.wait_for("steps-*-1000", 2)
     machines.finish()
     output, errors = agent.communicate(forked.AGAINST_HANGS_S)
     result = json.loads(output.splitlines()[-1])

@@ -270,7 +270,7 @@ def operations():
     half = large_and_small(RANK, n)
     collectives.all_reduce_mean(half, weight=1.0)
     claim = membership.claims()
-    claimed = [claim() for _ in range(10)]
+    claimed = [claim.claim(0) for _ in range(10)]
     membership.close(failed=False)
     results = {
         "summed": summed,

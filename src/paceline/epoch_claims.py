@@ -1,0 +1,85 @@
+"""How many batches of each epoch the workers of a run have claimed, wherever they meet."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Protocol
+
+__all__ = ["CLAIM_BATCHES", "EpochClaims", "LocalEpochClaims", "StoredEpochClaims", "first_said"]
+
+CLAIM_BATCHES = 4  # a trip to a store takes as long as a small step; a claim of several shares it
+
+
+class EpochClaims(Protocol):
+    """One count for each epoch: a worker that leaves an epoch at a `break` ends it for itself, and not for the others."""
+
+    def claim(self, epoch: int) -> int | None:
+        """The place in the epoch of the next batch that nobody has claimed; None where the epoch is long over."""
+        ...
+
+    def newest(self) -> int:
+        """The newest epoch of which a batch has been claimed, where late workers begin; 0 at first."""
+        ...
+
+    def agree(self, digest: int) -> int:
+        """The digest (above 0) that the first of all workers gave."""
+        ...
+
+
+class LocalEpochClaims:
+    """Claims of workers that are simulated, in one process and one thread."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+        self._agreed: int | None = None
+
+    def claim(self, epoch: int) -> int:
+        """The place of the next batch."""
+        self._counts[epoch] += 1
+        return self._counts[epoch] - 1
+
+    def newest(self) -> int:
+        """The newest epoch."""
+        return max(self._counts, default=0)
+
+    def agree(self, digest: int) -> int:
+        """The first worker's digest."""
+        self._agreed = self._agreed or digest
+        return self._agreed
+
+
+class StoredEpochClaims:
+    """Claims in a store of torch's, several at a time; all workers begin together.
+
+    Args:
+        store: of the run.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._epoch = 0
+        self._places: list[int] = []
+
+    def claim(self, epoch: int) -> int:
+        """The place of the next batch."""
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._places.clear()
+        if not self._places:
+            end = self._store.add(f"next batch/{epoch}", CLAIM_BATCHES)
+            self._places.extend(range(end - CLAIM_BATCHES, end))
+        return self._places.pop(0)
+
+    def newest(self) -> int:
+        """None of the workers is late."""
+        return 0
+
+    def agree(self, digest: int) -> int:
+        """The first worker's digest."""
+        return first_said(self._store.compare_set, digest)
+
+
+def first_said(compare_set: Callable[[str, str, str], bytes], digest: int) -> int:
+    """What the first worker to ask has stored."""
+    return int(compare_set("order of batches", "", str(digest)))

@@ -1,0 +1,182 @@
+"""`worker.batches(loader)` is an object, as a loader is: it has a length, is iterated again and again, and may be left."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline as pl
+from loops import families
+from loops.coder import HELD_OUT, loss_of, made, own_id
+
+LOCKSTEP = families.SHARED_LOCKSTEP + families.OWN_LOCKSTEP
+ASYNCHRONOUS = families.ASYNCHRONOUS + families.SERVED
+NUMBERED = TensorDataset(HELD_OUT, torch.arange(64))
+
+
+def loader():
+    return DataLoader(NUMBERED, batch_size=4, shuffle=True)
+
+
+def step(model, optimizer, x):
+    optimizer.zero_grad()
+    loss_of(model, x).backward()
+    optimizer.step()
+
+
+def seen_by(algorithm, epochs, workers=2, start=pl.simulate, **more):
+    """Which samples each worker has had in each epoch: `epochs(worker)` yields them as iterables of batches."""
+    seen = {}
+
+    def loop():
+        model, optimizer = made(lr=0.01)
+        seen[own_id()] = mine = []
+        with pl.attach(model, optimizer) as worker:
+            for batches in epochs(worker):
+                mine.append([])
+                for x, numbers in batches:
+                    step(model, optimizer, x)
+                    mine[-1].append(numbers.tolist())
+
+    start(loop, workers=workers, algorithm=algorithm, **more)
+    return seen
+
+
+def in_epoch(seen, epoch):
+    return sorted(number for one in seen.values() for batch in one[epoch] for number in batch)
+
+
+@pytest.mark.parametrize("algorithm", families.ALL)
+def test_hoisted_out_of_the_epoch_loop(algorithm):
+    def epochs(worker):
+        batches = worker.batches(loader())
+        for _ in range(3):
+            yield batches
+
+    seen = seen_by(algorithm, epochs)
+    for epoch in range(3):
+        assert in_epoch(seen, epoch) == list(range(64))
+    assert seen[0][0] != seen[0][1], "epochs are shuffled anew"
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+@pytest.mark.parametrize("algorithm", LOCKSTEP)
+def test_its_length_is_exact_in_lockstep(algorithm, workers):
+    lengths = {}
+
+    def epochs(worker):
+        batches = worker.batches(loader())
+        lengths[own_id()] = len(batches)
+        yield batches
+
+    seen = seen_by(algorithm, epochs, workers)
+    assert {worker: len(one[0]) for worker, one in seen.items()} == lengths
+    assert sum(lengths.values()) == 16
+
+
+@pytest.mark.parametrize("algorithm", ASYNCHRONOUS)
+def test_its_length_is_this_worker_s_expected_share(algorithm):
+    lengths = []
+
+    def epochs(worker):
+        lengths.append(len(worker.batches(loader())))
+        yield worker.batches(loader())
+
+    seen_by(algorithm, epochs, workers=3)
+    assert lengths == [6, 6, 6]
+
+
+def test_alone_it_has_the_loader_s_length():
+    model, optimizer = made()
+    with pl.attach(model, optimizer) as worker:
+        batches = worker.batches(loader())
+        assert len(batches) == len(list(batches)) == 16
+        assert batches.dataset is NUMBERED
+        with pytest.raises(TypeError):
+            len(worker.batches(iter([])))
+
+
+def leaving_after(batches, number):
+    for index, batch in enumerate(batches, start=1):
+        yield batch
+        if index == number:
+            break
+
+
+@pytest.mark.parametrize("hoisted", [False, True])
+@pytest.mark.parametrize("algorithm", families.ALL)
+def test_after_a_break_comes_the_next_epoch(algorithm, hoisted):
+    """The third one had what was left of all: [10, 10, 130]."""
+
+    def epochs(worker):
+        batches = worker.batches(loader())
+        for _ in range(2):
+            yield leaving_after(batches if hoisted else worker.batches(loader()), 5)
+        yield batches if hoisted else worker.batches(loader())
+
+    seen = seen_by(algorithm, epochs)
+    for one in seen.values():
+        assert [len(epoch) for epoch in one[:2]] == [5, 5]
+    for epoch in range(2):
+        numbers = in_epoch(seen, epoch)
+        assert len(set(numbers)) == len(numbers) == 40
+    assert in_epoch(seen, 2) == list(range(64))
+
+
+@pytest.mark.parametrize("algorithm", ASYNCHRONOUS)
+def test_who_leaves_an_epoch_early_leaves_it_to_the_others(algorithm):
+    def epochs(worker):
+        for _ in range(2):
+            yield leaving_after(worker.batches(loader()), 2) if own_id() == 0 else worker.batches(loader())
+
+    seen = seen_by(algorithm, epochs)
+    assert in_epoch(seen, 0) == in_epoch(seen, 1) == list(range(64))
+    assert [len(epoch) for epoch in seen[0]] == [2, 2]
+
+
+@pytest.mark.parametrize("algorithm", ["hogwild", "ad-psgd", "lockstep", "parameter-server(mode=async)"])
+def test_real_workers(algorithm):
+    def epochs(worker):
+        batches = worker.batches(loader())
+        yield leaving_after(batches, 3)
+        yield batches
+        yield batches
+
+    seen = seen_by(algorithm, epochs, start=pl.launch, backend="threads")
+    assert len(in_epoch(seen, 0)) == 24
+    assert in_epoch(seen, 1) == in_epoch(seen, 2) == list(range(64))
+
+
+@pytest.mark.parametrize("algorithm", ["lockstep", "hogwild"])
+def test_the_idiom_of_one_batch_at_a_time(algorithm):
+    """Every `next(iter(...))` is the first batch of a new epoch, as with a loader."""
+
+    def epochs(worker):
+        batches = worker.batches(loader())
+        for _ in range(80):
+            yield [next(iter(batches))]
+
+    seen = seen_by(algorithm, epochs)
+    assert [len(one) for one in seen.values()] == [80, 80]
+    firsts = {tuple(epoch[0]) for one in seen.values() for epoch in one}
+    assert len(firsts) > 60
+
+
+@pytest.mark.parametrize("start", [pl.simulate, pl.launch])
+@pytest.mark.parametrize(
+    ("empty", "says"),
+    [
+        ([], "an empty list, so there is nothing to train on"),
+        (DataLoader(TensorDataset(torch.zeros(0, 6))), "a DataLoader of an empty data set"),
+        (DataLoader(TensorDataset(torch.zeros(3, 6)), batch_size=4, drop_last=True), "lower batch_size"),
+    ],
+)
+def test_nothing_to_train_on(empty, says, start):
+    def loop():
+        model, optimizer = made()
+        with pl.attach(model, optimizer) as worker:
+            for _ in worker.batches(empty):
+                raise AssertionError
+
+    more = {"backend": "threads"} if start is pl.launch else {}
+    with pytest.raises(pl.UsageError, match=says):
+        start(loop, workers=2, algorithm="hogwild", **more)
