@@ -34,7 +34,7 @@ quick: $(VENV)/installed
 	  --ignore tests/contracts --ignore tests/documentation --ignore tests/processes
 
 soak: $(VENV)/installed
-	$(BIN)/python -m pytest -m soak --timeout 3600 -v
+	PACELINE_SOAK_RESULTS=$(abspath benchmarks/results) $(BIN)/python -m pytest -m soak --timeout 3600 -v
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import soak_results
 from damage.damages import copied, draw, files_of
 from damage.subjects import SUBJECTS, made, reads
 from paceline import tensor_files
@@ -24,7 +25,6 @@ from paceline.cli.app import app
 SEED = int(os.environ.get("DAMAGE_SEED", "1"))
 SHORT, LONG = 64, 500
 LIMIT_S = 30.0  # a hang
-SOAK_RESULT = Path(os.environ.get("PACELINE_SOAK_DAMAGE_RESULT", "benchmarks/results/soak_damaged_files.json"))
 
 
 @pytest.fixture(scope="module")
@@ -145,21 +145,19 @@ def test_some_damages(name, subjects, tmp_path):
 
 @pytest.mark.soak
 def test_five_hundred_damages(subjects, tmp_path):
-    """Writes to PACELINE_SOAK_DAMAGE_RESULT how the verbs ended; DAMAGE_SEED draws others."""
+    """Writes to PACELINE_SOAK_RESULTS how the verbs ended; DAMAGE_SEED draws others."""
     begun_s, found, failures = time.monotonic(), {}, []
     each, more = divmod(LONG, len(SUBJECTS))
     for at, name in enumerate(SUBJECTS):
         (tmp_path / str(at)).mkdir()
         found[name], wrong = damaged(name, each + (at < more), SEED, subjects, tmp_path / str(at))
         failures += wrong
-    SOAK_RESULT.parent.mkdir(parents=True, exist_ok=True)
-    written = json.loads(SOAK_RESULT.read_text()) if SOAK_RESULT.exists() else {}
-    written[f"seed {SEED}"] = {
+    figures = {
         "damages": sum(one["damages"] for one in found.values()),
         "verbs_run": sum(sum(one["exit_codes"].values()) for one in found.values()),
         "wrong": len(failures),
         "took_s": round(time.monotonic() - begun_s, 1),
         **found,
     }
-    SOAK_RESULT.write_text(json.dumps(written, indent=2) + "\n")
+    soak_results.keep("soak_damaged_files", f"seed {SEED}", figures)
     assert not failures, f"{len(failures)} with seed {SEED}:\n" + "\n".join(failures)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
+import soak_results
 from fuzz import template
 from fuzz.judge import wrongs
 from fuzz.lines import Line, lines, verbs
 from fuzz.sandbox import LIMIT_S, Ended, Sandbox
 
 SEED = int(os.environ.get("FUZZ_SEED", "20260713"))
-SOAK_RESULT = Path(os.environ.get("PACELINE_SOAK_FUZZ_RESULT", "benchmarks/results/soak_command_lines.json"))
 SOAK_LINES = 1000
 SOAK_LIMIT_S = 30.0
 
@@ -136,14 +134,12 @@ def test_drawn_lines(sandbox, part):
 
 @pytest.mark.soak
 def test_a_thousand_drawn_lines(sandbox):
-    """Writes to PACELINE_SOAK_FUZZ_RESULT how they ended; FUZZ_SEED draws others."""
+    """Writes to PACELINE_SOAK_RESULTS how they ended; FUZZ_SEED draws others."""
     begun_s = time.monotonic()
     drawn = list(lines(SEED, SOAK_LINES))
     ended = [_run(sandbox, line, SOAK_LIMIT_S) for line in drawn]
     found = [_told(line, one) for line, one in zip(drawn, ended, strict=True) if wrongs(one)]
-    SOAK_RESULT.parent.mkdir(parents=True, exist_ok=True)
-    written = json.loads(SOAK_RESULT.read_text()) if SOAK_RESULT.exists() else {}
-    written[f"seed {SEED}"] = {
+    figures = {
         "lines": len(ended),
         "exit_codes": dict(sorted(Counter(str(one.code) for one in ended).items())),
         "wrong": len(found),
@@ -152,7 +148,7 @@ def test_a_thousand_drawn_lines(sandbox):
         "longest_s": round(max(one.took_s for one in ended), 1),
         "took_s": round(time.monotonic() - begun_s, 1),
     }
-    SOAK_RESULT.write_text(json.dumps(written, indent=2) + "\n")
+    soak_results.keep("soak_command_lines", f"seed {SEED}", figures)
     assert not found, "\n\n".join(found)
 
 

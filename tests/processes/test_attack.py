@@ -3,7 +3,6 @@
 `make soak` sends 100,000 random and 20,000 mutated frames to each; `make test` a few.
 """
 
-import json
 import os
 import shutil
 import subprocess
@@ -18,12 +17,12 @@ from torch import nn
 
 import leftovers
 import paceline as pl
+import soak_results
 from paceline.transport.keys import create_keys
 from processes.attacker import attack_in_a_fork
 from processes.join_programs import CONTEXT, DEADLINE_S, free_address
 from processes.test_doors import WITH_MAILBOX, ports, tree
 
-SOAK_RESULT = Path(os.environ.get("PACELINE_SOAK_ATTACK_RESULT", "benchmarks/results/soak_attack.json"))
 FRAMES = {False: (2_000, 500), True: (100_000, 20_000)}  # random and mutated, by whether this is `make soak`
 UNDISTURBED = {False: 3, True: 10}
 WORKERS, BATCHES, WAITS_AT = 2, 200, 60
@@ -160,7 +159,7 @@ def network():
 @pytest.mark.parametrize("how", [*LAUNCHED, *JOINED])
 @pytest.mark.parametrize("is_soak", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_strangers_change_nothing(how, is_soak, network, tmp_path):
-    """Writes what became of each method's attack to PACELINE_SOAK_ATTACK_RESULT."""
+    """Writes what became of each method's attack to PACELINE_SOAK_RESULTS."""
     key, host, begun_s = None, "127.0.0.1", time.monotonic()
     if how == "joined with a key":
         if network is None:
@@ -183,11 +182,9 @@ def test_strangers_change_nothing(how, is_soak, network, tmp_path):
     else:
         assert sum(one["ports"] + one["connections"] for one in counts.values()) == 0
     if is_soak:
-        SOAK_RESULT.parent.mkdir(parents=True, exist_ok=True)
-        written = json.loads(SOAK_RESULT.read_text()) if SOAK_RESULT.exists() else {}
-        written[how] = {
+        figures = {
             "undisturbed_runs": len(quiet), "undisturbed_loss": [min(quiet), max(quiet)], "loss": loss, "run_ended_well": True,
             "frames": dict(zip(("random", "mutated"), FRAMES[True], strict=True)), "strangers": counts,
             "took_s": round(time.monotonic() - begun_s, 1),
         }  # fmt: skip
-        SOAK_RESULT.write_text(json.dumps(written, indent=2) + "\n")
+        soak_results.keep("soak_attack", how, figures)

@@ -1,22 +1,19 @@
 """`kill -9` at random instants, in every method."""
 
-import json
 import os
 import random
 import signal
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
 import leftovers
 import paceline as pl
+import soak_results
 from paceline import checkpoint
 from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
 from processes.drill import METHODS, WORKERS, Drill, kill_one
-
-SOAK_RESULT = Path(os.environ.get("PACELINE_SOAK_RESULT", "benchmarks/results/soak_kill.json"))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -28,14 +25,16 @@ def test_a_kill_at_a_random_instant(method):
 @pytest.mark.soak
 @pytest.mark.parametrize("method", METHODS)
 def test_fifty_kills(method):
-    """Writes what became of each method's kills to PACELINE_SOAK_RESULT."""
+    """Writes what became of each method's kills to PACELINE_SOAK_RESULTS."""
     before, begun_s = leftovers.everything(), time.monotonic()
     runs = [kill_one(method, random.Random(f"{method} soak {number}")) for number in range(50)]
     leftovers.assert_nothing_new(before)
-    results = [run.result for run in runs]
-    SOAK_RESULT.parent.mkdir(parents=True, exist_ok=True)
-    written = json.loads(SOAK_RESULT.read_text()) if SOAK_RESULT.exists() else {}
-    written[method] = {
+    soak_results.keep("soak_kill", method, figures_of([run.result for run in runs], begun_s))
+
+
+def figures_of(results, begun_s):
+    """What is kept of a method's kills."""
+    return {
         "kills": len(results),
         "outcomes": {
             name: sum(one["outcome"] == name for one in results) for name in {one["outcome"] for one in results}
@@ -45,7 +44,6 @@ def test_fifty_kills(method):
         "leftovers": 0,
         "took_s": round(time.monotonic() - begun_s, 1),
     }
-    SOAK_RESULT.write_text(json.dumps(written, indent=2) + "\n")
 
 
 FAIL_POINTS = [
@@ -121,11 +119,11 @@ def test_the_only_worker_killed(method):
     assert result["workers_lost"] == [0]
 
 
-def check_replaced(run):
-    assert run.result["outcome"] == "stopped"
+def check_replaced(run, victim=1):
+    assert run.result["outcome"] == "stopped", run.result["outcome_reason"]
     assert run.result["restarts"] == 1
-    assert run.result["workers_lost"] == [1]
-    records = run.records[1]
+    assert run.result["workers_lost"] == [victim]
+    records = run.records[victim]
     second = records[records["incarnation"] == 1]
     assert len(second) > 0
     assert second["step"].tolist() == list(range(1, len(second) + 1))
@@ -140,6 +138,26 @@ def test_a_dead_worker_is_replaced(method):
     drill = Drill(method, kill={1: 60}, restarts=1)
     drill.until = lambda progress: drill.is_back(1) and progress.version > 1000
     check_replaced(drill.run())
+
+
+def replace_one(method, draws):
+    """One drill in which a worker drawn from `draws` is killed and replaced; what came of it."""
+    victim, steps = draws.randrange(WORKERS), draws.randrange(150)
+    drill = Drill(method, kill={victim: steps}, restarts=1)
+    drill.until = lambda progress: drill.is_back(victim) and progress.version > max(1000, drill.killed_at[victim] + 200)
+    run = drill.run()
+    check_replaced(run, victim)
+    return run.result
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("method", [method for method in METHODS if "kill" in pl.parse(method).tolerates])
+def test_fifty_replacements(method):
+    """Writes what became of each method's successors to PACELINE_SOAK_RESULTS."""
+    before, begun_s = leftovers.everything(), time.monotonic()
+    results = [replace_one(method, random.Random(f"{method} replaced {number}")) for number in range(50)]
+    leftovers.assert_nothing_new(before)
+    soak_results.keep("soak_replaced", method, figures_of(results, begun_s))
 
 
 class Another(Drill):

@@ -1,17 +1,16 @@
 """`durability=replica` in real processes: whichever process of a shard dies, every update is made exactly once."""
 
-import json
 import os
 import random
 import signal
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import leftovers
 import paceline as pl
+import soak_results
 from contracts.programs import NUM_BATCHES, AddUp
 from paceline.distributed import check_algorithm
 from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
@@ -30,7 +29,6 @@ from processes.shards import (
 
 REPLICA = pl.ParameterServer(mode=pl.Async(), durability="replica")
 SERVER, COPY = 0, 1
-SOAK_RESULT = Path(os.environ.get("PACELINE_SOAK_SHARDS_RESULT", "benchmarks/results/soak_shards.json"))
 SOAK = {
     "snapshot": pl.ParameterServer(mode=pl.Async(), snapshot_s=0.05),
     "snapshot, one at every update": pl.ParameterServer(mode=pl.Async(), snapshot_s=0.0),
@@ -40,7 +38,7 @@ SOAK = {
 
 
 def test_a_shard_is_killed_and_no_update_is_lost_or_made_twice():
-    """Its copy takes over; once that has a copy of its own, it is killed as well. `make soak` does so 20 times."""
+    """Its copy takes over; once that has a copy of its own, it is killed as well. `make soak` does so 25 times."""
     at = random.Random("replica 0").randrange(20, 300)
     run, parameters = run_and_kill_shards(REPLICA, kill_at=[(SERVER, at), (SERVER, at + 300)])
     check_every_update_once(run, parameters, restarts=2)
@@ -148,11 +146,11 @@ def test_servers_of_threads_have_copies_too():
 
 @pytest.mark.soak
 @pytest.mark.parametrize("what", SOAK)
-def test_twenty_kills_of_shards(what):
-    """Two deaths in each of twenty runs; writes what became of them to PACELINE_SOAK_SHARDS_RESULT."""
+def test_fifty_kills_of_shards(what):
+    """Two deaths in each of 25 runs; writes what became of them to PACELINE_SOAK_RESULTS."""
     before, begun_s = leftovers.everything(), time.monotonic()
     results = []
-    for number in range(20):
+    for number in range(25):
         draws = random.Random(f"shards soak {what} {number}")
         first = draws.randrange(20, 300)
         second = draws.choice([SERVER, COPY]) if "copy" in what else SERVER
@@ -161,9 +159,7 @@ def test_twenty_kills_of_shards(what):
         check(run, parameters, restarts=2)
         results.append(run.result)
     leftovers.assert_nothing_new(before)
-    SOAK_RESULT.parent.mkdir(parents=True, exist_ok=True)
-    written = json.loads(SOAK_RESULT.read_text()) if SOAK_RESULT.exists() else {}
-    written[what] = {
+    figures = {
         "algorithm": pl.spec(SOAK[what]),
         "runs": len(results),
         "kills": sum(one["server_restarts"] for one in results),
@@ -173,4 +169,4 @@ def test_twenty_kills_of_shards(what):
         "leftovers": 0,
         "took_s": round(time.monotonic() - begun_s, 1),
     }
-    SOAK_RESULT.write_text(json.dumps(written, indent=2) + "\n")
+    soak_results.keep("soak_shards", what, figures)

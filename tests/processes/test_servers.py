@@ -20,7 +20,7 @@ from processes.shards import check_reported_losses, run_and_kill_shards
 def test_a_shard_is_killed_and_every_update_is_accounted_for(snapshot_s):
     """Gradients are integers: what the parameters hold is what was applied, less what is reported as lost; nothing twice.
 
-    `make soak` does so 20 times each.
+    `make soak` does so 25 times each.
     """
     at = random.Random(f"0 {snapshot_s}").randrange(20, 300)
     algorithm = pl.ParameterServer(mode=pl.Async(), snapshot_s=snapshot_s)
