@@ -4,13 +4,14 @@ import threading
 from contextlib import ExitStack
 
 import pytest
+import torch
 from torch.distributed import HashStore
 
 import forked
 import leftovers
 from paceline.circle import Circle
 from paceline.errors import PacelineError, UsageError, WorkerLostError
-from paceline.transport.base import PeerLeft
+from paceline.transport.base import Message, PeerLeft
 from paceline.transport.mailbox import ZmqMailbox
 
 DEADLINE_S = forked.AGAINST_HANGS_S
@@ -164,3 +165,58 @@ def test_who_was_busy_when_worker_0_ended_hears_why():
         circle.gather(None)
 
     assert [str(error) for error in run(2, work)] == ["Worker 2 is gone."] * 2
+
+
+# What a peer says that makes no sense is thrown away, as the right words may follow
+
+NONSENSE = [None, b"", b"{", b"\xff", b"[" * 9999, b"null", b"{}", b'"words"', b'{"sentence": 3, "usage": 1, "of": []}']
+
+
+def number_of(worker, words):
+    if type(words) is not int:
+        raise ValueError("no number")
+    return words
+
+
+def say_nonsense(circle, to, kind):
+    for one in NONSENSE:
+        circle.mailbox.send(to, Message(kind, x=None if one is None else torch.tensor(list(one), dtype=torch.uint8)))
+    circle.mailbox.send(to, Message(kind, x=torch.ones(3)))
+
+
+@pytest.mark.parametrize("culprit", [0, 1, 2])
+@pytest.mark.parametrize("kind", ["answer 1", "word 2", "failed"])
+def test_nonsense_of_one_worker_ends_nothing(culprit, kind):
+    def work(circle):
+        if circle.worker_id == culprit:
+            for other in {0, 1, 2} - {culprit}:
+                say_nonsense(circle, other, kind)
+        gathered = circle.gather(10 + circle.worker_id, number_of)
+        return gathered, circle.tell(7, number_of)
+
+    assert run(3, work) == [([10, 11, 12], 7), ([], 7), ([], 7)]
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_whose_words_make_no_sense_is_named_within_the_deadline(culprit):
+    over = threading.Event()
+
+    def work(circle):
+        circle.what = "measuring steps"
+        circle.gather(None)
+        if circle.worker_id == culprit:
+            say_nonsense(circle, 1 - culprit, "word 2" if culprit == 0 else "answer 2")
+            assert over.wait(DEADLINE_S)
+            return "culprit"
+        try:
+            return circle.tell(read=number_of) if culprit == 0 else circle.gather(1, number_of)
+        finally:
+            over.set()
+
+    found = run(2, work, deadline_s=0.5)
+    said = (
+        "worker 0 said nothing that makes sense for 0.5 s"
+        if culprit == 0
+        else ("worker 1 did not answer within 0.5 s, and worker 1 sent what makes no sense")
+    )
+    assert str(found[1 - culprit]) == f"While measuring steps: {said}. Nothing was written; start all workers again."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,8 +20,15 @@ _VERDICT_S = 10.0
 _ADVICE = "Nothing was written; start all workers again."
 
 
+def _as_it_is(worker_id: int, words: Any) -> Any:
+    return words
+
+
 class Circle:
     """One worker's place among all; every worker must make the same calls in the same order.
+
+    What is malformed is its sender's error: it is thrown away, as the right words may follow. If they do not within the
+    deadline, the message says whose were malformed.
 
     Args:
         mailbox: connected to all others.
@@ -44,43 +51,58 @@ class Circle:
         self._left: dict[int, str] = {}  # who left after its answer, and why: an error once more is wanted of it
         self._heard: PacelineError | None = None  # what another worker has failed with
 
-    def gather(self, mine: Any) -> list[Any]:
-        """What every worker has given, plain data, by worker id, for worker 0; nothing for the others."""
+    def gather(self, mine: Any, read: Callable[[int, Any], Any] = _as_it_is) -> list[Any]:
+        """What every worker has given, plain data, by worker id, for worker 0; nothing for the others.
+
+        `read` makes something of each worker's words, also of one's own, and raises ValueError where they make no sense.
+        """
         self._number += 1
         if self.worker_id != 0:
             self._say(0, f"answer {self._number}", mine)
             return []
         for worker, why in self._left.items():
             raise self.lost(worker, why)
-        answers, until_s = {0: mine}, time.monotonic() + self.deadline_s
+        answers, until_s = {0: read(0, json.loads(json.dumps(mine)))}, time.monotonic() + self.deadline_s
+        malformed: set[int] = set()
         while len(answers) < self.num_workers:
             arrival = self.mailbox.receive(
                 max(0.0, until_s - time.monotonic()), kind=(f"answer {self._number}", "failed")
             )
             if arrival is None:
                 missing = [worker for worker in range(self.num_workers) if worker not in answers]
+                wrong = f", and {name_workers(sorted(malformed))} sent what makes no sense" if malformed else ""
                 raise WorkerLostError(
-                    f"While {self.what}: {name_workers(missing)} did not answer within {self.deadline_s:g} s. {_ADVICE}"
+                    f"While {self.what}: {name_workers(missing)} did not answer within {self.deadline_s:g} s{wrong}. {_ADVICE}"
                 )
             if isinstance(arrival, PeerLeft) and arrival.peer in answers:
                 self._left[arrival.peer] = arrival.reason
-            elif (received := self._checked(arrival)) is not None:
-                answers[received.sender] = _read(received)
+                continue
+            try:
+                if (received := self._checked(arrival)) is not None:
+                    answers[received.sender] = _read(received, read)
+            except MalformedMessageError as error:
+                malformed.add(error.sender)
         return [answers[worker] for worker in range(self.num_workers)]
 
-    def tell(self, words: Any = None) -> Any:
-        """What worker 0 has given, plain data, for all."""
+    def tell(self, words: Any = None, read: Callable[[int, Any], Any] = _as_it_is) -> Any:
+        """What worker 0 has given, plain data, for all; `read` as for `gather`."""
         self._number += 1
         if self.worker_id == 0:
             for other in range(1, self.num_workers):
                 self._say(other, f"word {self._number}", words)
             return words
+        wrong = ""
         while True:
             arrival = self.mailbox.receive(self.deadline_s, kind=(f"word {self._number}", "failed"), sender=0)
             if arrival is None:
-                raise WorkerLostError(f"While {self.what}: worker 0 said nothing for {self.deadline_s:g} s. {_ADVICE}")
-            if (received := self._checked(arrival)) is not None:
-                return _read(received)
+                raise WorkerLostError(
+                    f"While {self.what}: worker 0 said nothing{wrong} for {self.deadline_s:g} s. {_ADVICE}"
+                )
+            try:
+                if (received := self._checked(arrival)) is not None:
+                    return _read(received, read)
+            except MalformedMessageError:
+                wrong = " that makes sense"
 
     def meet(self) -> None:
         """Returns when all have come here."""
@@ -116,8 +138,9 @@ class Circle:
             arrival = self.mailbox.receive(left_s, kind="failed", sender=0)
             if arrival is None:
                 return None
-            if isinstance(arrival, Received):  # and not an event; worker 0 may have left after it had said this
-                return _failure(arrival)
+            with contextlib.suppress(MalformedMessageError):
+                if isinstance(arrival, Received):  # and not an event; worker 0 may have left after it had said this
+                    return _failure(arrival)
 
     def _checked(self, arrival: Received | PeerLeft | PeerBack) -> Received | None:
         if isinstance(arrival, PeerBack):
@@ -141,12 +164,13 @@ class Circle:
             self._say(to, "failed", failure)
 
 
-def _read(received: Received) -> Any:
+def _read(received: Received, read: Callable[[int, Any], Any] = _as_it_is) -> Any:
     x = received.message.x
     try:
-        return json.loads(bytes(x.numpy()) if x is not None and x.dtype == torch.uint8 else b"")
-    except (ValueError, RecursionError):
-        raise MalformedMessageError(received.sender, received.message, "that is no text") from None
+        words = json.loads(bytes(x.numpy()) if x is not None and x.dtype == torch.uint8 else b"")
+        return read(received.sender, words)
+    except (ValueError, RecursionError) as error:
+        raise MalformedMessageError(received.sender, received.message, f"that makes no sense ({error})") from None
 
 
 def _failure(received: Received) -> PacelineError:

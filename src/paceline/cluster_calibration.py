@@ -10,18 +10,19 @@ import contextlib
 import platform
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paceline import calibration_words as words
 from paceline import probes
 from paceline.calibration import measure_memory, measure_steps
 from paceline.circle import Circle
 from paceline.environment import WorkerEnvironment
 from paceline.errors import PeerLostError, UsageError, WorkerLostError
 from paceline.joining import num_places
-from paceline.measured_cluster import MeasuredCluster, MeasuredWorker
-from paceline.measurements import QUICK, SMALL_BYTES, Effort, Memory, Spread, num_cores
+from paceline.measured_cluster import MeasuredCluster
+from paceline.measurements import QUICK, SMALL_BYTES, Effort, Spread, num_cores
 from paceline.meeting import Meeting
 from paceline.rendezvous import address_of, common_store, machine_of_this, own_part
 from paceline.system import machine
@@ -151,7 +152,8 @@ def measure_together(
     on_progress(f"{task.name}: loading")
     train_set, _ = task.load(data)
     asked = f"{task.name}, batches of {batch_size or task.batch_size}{', --quick' if quick else ''}"
-    machines = circle.tell(_machines(circle.gather({"machine": machine_of_this(), "asked": asked})))
+    hellos = circle.gather({"machine": machine_of_this(), "asked": asked}, lambda _, said: words.hello(said))
+    machines = circle.tell(_machines(hellos), lambda _, said: words.machine_numbers(said, circle.num_workers))
 
     circle.what = "measuring steps"
     steps = measure_steps(task, train_set, batch_size, effort, on_progress)
@@ -163,7 +165,7 @@ def measure_together(
         "steps_s": steps_s,
         "update_s": asdict(Spread.of(steps.update_s)),
     }
-    told = circle.gather(mine)
+    told = circle.gather(mine, lambda _, said: words.measured_worker(said))
     circle.tell()  # nobody computes any more
 
     circle.what = "measuring memory"
@@ -172,23 +174,19 @@ def measure_together(
         on_progress("memory")
         with probes.Team(max(2, num_cores())) as team:
             memory = asdict(measure_memory(team, steps.vector_bytes, effort, lambda _: None))
-    memories = circle.gather(memory)
+    memories = circle.gather(memory, lambda _, said: words.memory(said))
 
     circle.what = "measuring links"
     trips_s = _link_trips_s(circle, machines, _QUICK_LINK if quick else _LINK, on_progress)
-    all_trips = circle.gather(trips_s)
+    all_trips = circle.gather(trips_s, lambda peer, said: words.round_trips(said, peer, circle.num_workers))
     if worker_id != 0:
         return None
     return MeasuredCluster(
         task=steps.task,
         batch_size=steps.batch_size,
         vector_bytes=steps.vector_bytes,
-        workers=[_worker(at, one, memory) for at, one, memory in zip(machines, told, memories, strict=True)],
-        round_trips_s={
-            (a, b): {int(size): times_s for size, times_s in by_size.items()}
-            for a, of_worker in enumerate(all_trips)
-            for b, by_size in of_worker
-        },
+        workers=[replace(one, machine=at, memory=its) for at, one, its in zip(machines, told, memories, strict=True)],
+        round_trips_s={(a, b): by_size for a, of_worker in enumerate(all_trips) for b, by_size in of_worker},
     )
 
 
@@ -206,9 +204,9 @@ def _machines(hellos: list[dict[str, str]]) -> list[int]:
 
 def _link_trips_s(
     circle: Circle, machines: list[int], effort: Effort, on_progress: Callable[[str], None]
-) -> list[tuple[int, dict[int, list[float]]]]:
+) -> words.Trips:
     """Round trips by message bytes to the peers that this worker measured, which are those with a higher number."""
-    found = []
+    found: words.Trips = []
     rounds = sample(link_rounds(machines), _MOST_ROUNDS)
     for number, pairs in enumerate(rounds):
         circle.meet()
@@ -251,20 +249,3 @@ def _echo(circle: Circle, peer: int) -> None:
     raise PeerLostError(
         peer, "it sent nothing more" if received is None else getattr(received, "reason", "it came back")
     )
-
-
-def _worker(at: int, told: dict[str, Any], memory: dict[str, Any] | None) -> MeasuredWorker:
-    return MeasuredWorker(
-        machine=at,
-        host=told["host"],
-        about=told["about"],
-        compute_s={int(size): Spread(**spread) for size, spread in told["compute_s"].items()},
-        steps_s=told["steps_s"],
-        update_s=Spread(**told["update_s"]),
-        memory=None if memory is None else _memory(memory),
-    )
-
-
-def _memory(told: dict[str, Any]) -> Memory:
-    crowded_s = [Spread(**one) for one in told["crowded_copies_s"]]
-    return Memory(Spread(**told["copy_s"]), crowded_s, Spread(**told["atomic_s"]), Spread(**told["wake_s"]))

@@ -359,12 +359,12 @@ def round_trips_s(mailbox: Mailbox, peer: int, num_bytes: int, repeats: int) -> 
     for number in range(repeats + max(1, round(_WARM_UP * repeats))):
         begun_s = time.perf_counter()
         mailbox.send(peer, Message("there", number, x=x))
-        received = mailbox.receive(_DEADLINE_S, sender=peer)
+        received = mailbox.receive(_DEADLINE_S, kind="there", sender=peer, number=number)
         times_s.append(time.perf_counter() - begun_s)
         if isinstance(received, PeerLeft):
             raise PeerLostError(peer, received.reason)
-        if not isinstance(received, Received) or received.message.number != number:
-            raise PacelineError(f"Worker {peer} did not send message {number} back: {received}.")
+        if not isinstance(received, Received):
+            raise PacelineError(f"Worker {peer} did not send message {number} of {num_bytes:,} bytes back.")
     return times_s[-repeats:]
 
 
