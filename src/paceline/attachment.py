@@ -22,6 +22,7 @@ from paceline.final_mean import FinalMean, own_figures
 from paceline.flat import model_words
 from paceline.grad_scaling import ask_for_every_step
 from paceline.gradient_watch import watch_gradients
+from paceline.held_by_one import hold
 from paceline.joining import JoinedRun
 from paceline.loop_evaluation import Evaluate
 from paceline.memory.waiting import RunStopped
@@ -159,7 +160,12 @@ class Worker:
         own_generators = environment is not None and environment.options.get("own_process", True)
         if environment is not None and own_generators and self.num_workers > 1 and not self._same_random:
             environment.random_states = digests_of_states(device)
-        self._session = join(self._model, self.algorithm, self._environment, self._evaluate)
+        self._undo.append(hold(self._model, members_of(self._optimizer), environment))
+        try:
+            self._session = join(self._model, self.algorithm, self._environment, self._evaluate)
+        except BaseException:
+            self._undo.pop()()
+            raise
         try:
             self._draw_apart(device)
             self._begin(simulation)
