@@ -12,6 +12,7 @@ from torch import nn
 from paceline.algorithms import Algorithm, registry
 from paceline.errors import UsageError
 from paceline.several_optimizers import SeveralOptimizers
+from paceline.wrappers import unwrapped_model, unwrapped_optimizer
 
 __all__ = ["as_one_model", "as_one_optimizer"]
 
@@ -25,12 +26,12 @@ def as_one_optimizer(
         UsageError: it is no optimizer and no list of optimizers, or the algorithm takes one.
     """
     if isinstance(optimizer, torch.optim.Optimizer):
-        return optimizer
+        return unwrapped_optimizer(optimizer)
     if not isinstance(optimizer, list | tuple) or not optimizer or not all(map(_is_optimizer, optimizer)):
         raise UsageError(
             f"attach needs an optimizer of torch.optim, or a list of them, and was given {_in_words(optimizer)}."
         )
-    members = list(optimizer)
+    members = [unwrapped_optimizer(one) for one in optimizer]
     if len({id(one) for one in members}) < len(members):
         raise UsageError("attach was given the same optimizer twice: leave one out.")
     if len(members) == 1:
@@ -52,10 +53,12 @@ def as_one_model(
         UsageError: it is no module, and no tuple of modules.
     """
     if isinstance(model, nn.Module):
-        return model, evaluate
+        return unwrapped_model(model), evaluate
     if not isinstance(model, list | tuple) or not model or not all(isinstance(one, nn.Module) for one in model):
         raise UsageError(f"attach needs a model, or a tuple of models, and was given {_in_words(model)}.")
-    return nn.ModuleList(model), None if evaluate is None else partial(_evaluate_each, evaluate)
+    return nn.ModuleList(unwrapped_model(one) for one in model), None if evaluate is None else partial(
+        _evaluate_each, evaluate
+    )
 
 
 def _evaluate_each(evaluate: Callable[[Any], Any], model: Any) -> Any:

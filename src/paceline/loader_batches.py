@@ -23,6 +23,7 @@ from torch.utils.data.distributed import DistributedSampler
 from paceline.batches import BatchPlan, derived_seed
 from paceline.errors import UsageError
 from paceline.global_randomness import SeparateRandomness
+from paceline.wrappers import device_of, unwrapped_loader
 
 __all__ = ["DrawnBatches", "LoaderBatches", "PlannedBatches", "shared_batches"]
 
@@ -39,12 +40,14 @@ class LoaderBatches(Protocol):
         key: equal for loaders that have the same batches.
         length: batches in an epoch; None: not known before it ends.
         epoch_numbers: from an epoch's first batch number to the next one's.
+        device: where batches are brought; None: they stay where they were made.
     """
 
     loader: Any
     key: object
     length: int | None
     epoch_numbers: int
+    device: torch.device | None
 
     def begin(self, epoch: int) -> None:
         """Draws the epoch's order; called for each epoch, one after the other."""
@@ -74,6 +77,7 @@ class PlannedBatches:
 
     def __init__(self, loader: Any, plan: BatchPlan, fetch: Callable[[list[int]], Any]) -> None:
         self.loader = loader
+        self.device: torch.device | None = None
         self.key: object = (plan.num_samples, plan.batch_size)
         self.epoch_numbers = plan.batches_per_epoch
         self.length: int | None = self.epoch_numbers
@@ -120,6 +124,7 @@ class DrawnBatches:
 
     def __init__(self, loader: DataLoader[Any], sampler: Iterable[Any], seed: int, agree: Callable[[int], int]) -> None:
         self.loader = loader
+        self.device: torch.device | None = None
         self.key: object = "drawn"
         self.length: int | None = None
         self.epoch_numbers = _DRAWN_EPOCH
@@ -174,8 +179,12 @@ def shared_batches(loader: Iterable[Any], seed: int, agree: Callable[[int], int]
     Raises:
         UsageError: it has no batch, or its batches cannot be shared; the message names what stands in the way.
     """
-    if isinstance(loader, DataLoader):
-        return _of_data_loader(loader, seed, agree)
+    plain = unwrapped_loader(loader)
+    if isinstance(plain, DataLoader):
+        batches = _of_data_loader(plain, seed, agree)
+        if batches is not None:
+            batches.device = device_of(loader)
+        return batches
     if isinstance(loader, Sequence):
         if not len(loader):
             raise UsageError(
@@ -195,35 +204,55 @@ def _of_data_loader(loader: DataLoader[Any], seed: int, agree: Callable[[int], i
             " plain DataLoader, and do in the loop what __iter__ does to a batch."
         )
     if isinstance(dataset, IterableDataset):
+        _refuse_parts(dataset)
         return None
     outer: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+    if _name(outer) == "BatchSamplerShard":  # Accelerate's
+        if _number(outer, "num_processes") > 1:
+            _warn_of_parts(outer)
+        outer = outer.batch_sampler
     inner, is_plain = loader.sampler, type(outer) is BatchSampler
     if is_plain:
         inner = outer.sampler
     if is_plain and isinstance(inner, DistributedSampler):
-        warnings.warn(
-            f"{type(inner).__name__} would leave each worker a part of its part: worker.batches shares the whole data set by"
-            " itself, so it was ignored. Leave it out.",
-            stacklevel=2,
-        )
+        _warn_of_parts(inner)
         return _planned(loader, outer.batch_size, seed, shuffle=inner.shuffle, drop_last=outer.drop_last)
-    for one in (outer, inner):
-        if max(_number(one, "num_replicas"), _number(one, "num_processes")) > 1:
-            raise UsageError(
-                f"{_name(one)} gives each worker a part of its own, and so does worker.batches: leave {_name(one)} out, as the"
-                " workers share the whole data set."
-            )
+    _refuse_parts(outer)
+    _refuse_parts(inner)
     if is_plain and _is_in_order(inner, dataset):
-        shuffle = type(inner) is RandomSampler
+        shuffle = _is_random(inner)
         return _planned(loader, outer.batch_size, seed, shuffle=shuffle, drop_last=outer.drop_last)
     return DrawnBatches(loader, outer, seed, agree)
 
 
+def _warn_of_parts(sampler: Any) -> None:
+    warnings.warn(
+        f"{_name(sampler)} would leave each worker a part of its part: worker.batches shares the whole data set by itself, so"
+        " it was ignored. Leave it out.",
+        stacklevel=2,
+    )
+
+
+def _refuse_parts(one: Any) -> None:
+    if max(_number(one, "num_replicas"), _number(one, "num_processes")) > 1:
+        raise UsageError(
+            f"{_name(one)} gives each worker a part of its own, and so does worker.batches: leave {_name(one)} out, as the"
+            " workers share the whole data set."
+        )
+
+
 def _is_in_order(sampler: Any, dataset: Any) -> bool:
     """Whether it is one of the two usual samplers, over the whole data set, each sample once."""
-    if type(sampler) is RandomSampler and (sampler.replacement or sampler.num_samples != len(dataset)):
+    if _is_random(sampler) and (sampler.replacement or sampler.num_samples != len(dataset)):
         return False
-    return type(sampler) in (RandomSampler, SequentialSampler) and len(sampler.data_source) == len(dataset)
+    return (_is_random(sampler) or type(sampler) is SequentialSampler) and len(sampler.data_source) == len(dataset)
+
+
+def _is_random(sampler: Any) -> bool:
+    """Also Accelerate's, which differs in how it is seeded."""
+    return type(sampler) is RandomSampler or (
+        isinstance(sampler, RandomSampler) and _name(sampler) == "SeedableRandomSampler"
+    )
 
 
 def _planned(loader: DataLoader[Any], batch_size: int, seed: int, *, shuffle: bool, drop_last: bool) -> PlannedBatches:

@@ -19,6 +19,7 @@ from paceline.loader_batches import LoaderBatches, shared_batches
 from paceline.sources import ABSENT, END
 from paceline.worker_claims import WorkerClaims
 from paceline.worker_storage import completed
+from paceline.wrappers import moved_to
 
 __all__ = ["Batches", "WorkerBatches"]
 
@@ -144,6 +145,8 @@ class WorkerBatches:
                 self._replica.begin(started_s, -1, None, absent=True)
                 continue
             batch = batches.fetch(claims.place(number))
+            if batches.device is not None:
+                batch = moved_to(batches.device, batch)
             if not self._is_epoch_told and batches.length is not None:
                 self._is_epoch_told = True
                 self._session.tell_epoch(batches.length * length_of(batch))

@@ -1,0 +1,76 @@
+"""What Accelerate's `prepare` and Fabric's `setup` make of a model, an optimizer and a loader, and what is inside.
+
+Neither package is needed: their classes are known by their names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from paceline.errors import UsageError
+
+__all__ = ["device_of", "moved_to", "unwrapped_loader", "unwrapped_model", "unwrapped_optimizer"]
+
+_OPTIMIZERS = {"AcceleratedOptimizer": "optimizer", "_FabricOptimizer": "optimizer"}
+_MODELS = {"_FabricModule": "module"}
+_LOADERS = {
+    "DataLoaderShard": "base_dataloader",
+    "DataLoaderDispatcher": "base_dataloader",
+    "SkipDataLoader": "base_dataloader",
+    "_FabricDataLoader": "_dataloader",
+}
+
+
+def unwrapped_optimizer(optimizer: Any) -> Any:
+    """The optimizer that makes the steps: its hooks are called, and its state is the run's."""
+    return _inside(optimizer, _OPTIMIZERS)
+
+
+def unwrapped_model(model: Any) -> Any:
+    """The user's own module.
+
+    Raises:
+        UsageError: it is inside a module that averages gradients by itself.
+    """
+    model = _inside(model, _MODELS)
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise UsageError(
+            "DistributedDataParallel averages the workers' gradients, and so does the run: leave it out, and train the model"
+            " itself under all-reduce, which does the same. Accelerate and Fabric add it under torchrun: prepare, or set"
+            " up, the optimizer and the loader only."
+        )
+    return model
+
+
+def unwrapped_loader(loader: Any) -> Any:
+    """The plain loader, or the loader itself."""
+    return _inside(loader, _LOADERS)
+
+
+def device_of(loader: Any) -> torch.device | None:
+    """Where a wrapped loader brings its batches; None: they stay."""
+    if _place(loader, _LOADERS) is None:
+        return None
+    device = getattr(loader, "_device", None) or getattr(loader, "device", None)
+    return torch.device(device) if device is not None else None
+
+
+def moved_to(device: torch.device, batch: Any) -> Any:
+    """A batch with all its tensors there."""
+    return tree_map(lambda one: one.to(device) if isinstance(one, torch.Tensor) else one, batch)
+
+
+def _inside(one: Any, places: dict[str, str]) -> Any:
+    while (place := _place(one, places)) is not None:
+        if not hasattr(one, place):  # another class of that name
+            return one
+        one = getattr(one, place)
+    return one
+
+
+def _place(one: Any, places: dict[str, str]) -> str | None:
+    return next((places[kind.__name__] for kind in type(one).__mro__ if kind.__name__ in places), None)
