@@ -10,6 +10,7 @@ import torch
 from paceline.buckets import GradientBuckets
 from paceline.own_batches import OwnBatches
 from paceline.replica import BaseReplica
+from paceline.run_progress import RunProgress
 
 __all__ = ["AttachedGradient"]
 
@@ -41,7 +42,23 @@ class AttachedGradient(BaseReplica):
         self._own: OwnBatches | None = None  # of a loop that fetches its batches by itself, as long as it seems to
         self._told_samples = 0  # by the loop, of this step
         self._waits_for_step = False  # whose gradients these are is not known before an optimizer steps
+        self._progress: RunProgress | None = None
+        self.on_progress: list[Callable[[], None]] = []  # called before a step and after it
         self.accumulates = False
+
+    def count_in(self, progress: RunProgress) -> None:
+        """Tells the run's progress of every step from now on."""
+        self._progress = progress
+
+    def _move_on(self) -> None:
+        for call in self.on_progress:
+            call()
+
+    def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
+        if self._progress is not None:
+            self._progress.add(self.samples, self.round_samples)
+        self.round_samples = 0
+        super()._record(applied_version, gradient_version, failed_publishes)
 
     def _hand_over(self, waiting_for: str) -> None:
         """Lets the loop go on until it has what the program waits for."""

@@ -121,7 +121,7 @@ class AttachedReplica(AttachedGradient):
 
     def begin(self, started_s: float, batch_number: int, batch: Any, *, absent: bool = False) -> None:
         """Begins a step: the program reads the parameters that the gradient will be computed at."""
-        samples = 0 if absent else _samples_of(batch)
+        samples = 0 if absent else max(1, length_of(batch))  # one whose length cannot be told weighs as one
         if self._several is not None:
             self._several.check_begin(absent=absent)
         if self._state != "gradient":
@@ -133,6 +133,7 @@ class AttachedReplica(AttachedGradient):
             self.samples = samples + (0 if self._handed_out else self.samples)
 
     def _begin(self, started_s: float, batch_number: int, samples: int, *, absent: bool = False) -> None:
+        self._move_on()
         self.num_begun += 1
         self._batch = batch_number
         self.samples = samples
@@ -140,6 +141,8 @@ class AttachedReplica(AttachedGradient):
         self._scaled = self._overflowed = False
         self._begin_step(started_s)
         self._resume()
+        if absent:
+            self._move_on()
 
     def _give(self, batch_number: int, samples: int) -> None:
         """The step under way, begun without a batch, gets one after all; or there is none for it, and it is over."""
@@ -269,6 +272,7 @@ class AttachedReplica(AttachedGradient):
         if self._kept is None:
             self._resume()
         self._kept = None
+        self._move_on()
         if self._own is not None:
             self._begin_next()
 
@@ -394,8 +398,3 @@ class AttachedReplica(AttachedGradient):
 
 def _nobody_reads(*fields: float) -> None:
     pass
-
-
-def _samples_of(batch: Any) -> int:
-    """How many samples a batch has; one whose length cannot be told weighs as one."""
-    return max(1, length_of(batch))

@@ -29,6 +29,7 @@ from paceline.memory.waiting import RunStopped
 from paceline.random_numbers import digests_of_states, go_apart
 from paceline.same_inputs import SameInputs
 from paceline.several_optimizers import SeveralOptimizers, members_of
+from paceline.whole_run import WholeRun
 from paceline.worker_batches import Batches, WorkerBatches
 from paceline.worker_tables import board_of_inputs, equal_states
 
@@ -110,7 +111,7 @@ def attach(
     return Worker(module, optimizer, chosen, environment, evaluate, same_random=same_random)
 
 
-class Worker:
+class Worker(WholeRun):
     """One worker of a run, as the user's loop sees it; a context manager.
 
     Attributes:
@@ -209,6 +210,7 @@ class Worker:
         if self.num_workers > 1 and not self._same_random:
             inputs = SameInputs(board_of_inputs(self._session), self.worker_id, self.num_workers)
         self._replica.watch(self._model, inputs)
+        progress = self._begin_progress()
         self._batches = WorkerBatches(
             worker_id=self.worker_id,
             num_workers=self.num_workers,
@@ -218,6 +220,7 @@ class Worker:
             replica=self._replica,
             optimizer=self._optimizer,
             taken=taken,
+            progress=progress,
             bind_newest=lambda: self._session.binding.bind(self._newest()),
         )
         self._session.binding.bind(self._newest())

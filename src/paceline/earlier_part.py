@@ -103,6 +103,12 @@ class EarlierPart:
             return frozenset()
         return frozenset(batch for batch in _batches(self.run.records) if batch >= self.saved.next_batch)
 
+    @property
+    def done_before(self) -> tuple[int, int]:
+        """Steps and samples of all workers."""
+        samples = [rows["samples"] for rows in self.run.records.values()]
+        return sum(int((one > 0).sum()) for one in samples), sum(int(one.sum()) for one in samples)
+
     def keep(self, folder: Path) -> None:
         """Writes the events in their final form, before the spool files are used anew.
 

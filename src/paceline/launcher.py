@@ -148,7 +148,7 @@ def launch(
             {**config, "slow": factors or None},
             on_progress,
         )
-        options = {**environment.options, "batches_done": earlier.batches_done}
+        options = {**environment.options, "batches_done": earlier.batches_done, "done_before": earlier.done_before}
         environment = replace(environment, resume=earlier.checkpoint, options=options)
         return launched.run(named, environment, restarts, checkpoint_every_s)
 

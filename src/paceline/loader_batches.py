@@ -61,6 +61,10 @@ class LoaderBatches(Protocol):
         """What the loader's sampler yields for that batch."""
         ...
 
+    def samples(self, place: int) -> int:
+        """How many that batch has, without its being fetched; 0: nobody knows."""
+        ...
+
     def fetch(self, place: int) -> Any:
         """The batch itself."""
         ...
@@ -96,6 +100,10 @@ class PlannedBatches:
     def indices(self, place: int) -> list[int]:
         """Indices of its samples."""
         return self._plan.indices(self._first + place).tolist()
+
+    def samples(self, place: int) -> int:
+        """How many it has, where the loader makes batches of samples."""
+        return self._plan.size(place) if isinstance(self.loader, DataLoader) else 0
 
     def fetch(self, place: int) -> Any:
         """The batch itself."""
@@ -167,6 +175,11 @@ class DrawnBatches:
     def indices(self, place: int) -> Any:
         """What was drawn."""
         return self._drawn[place]
+
+    def samples(self, place: int) -> int:
+        """As many as were drawn for it."""
+        drawn = self._drawn[place]
+        return len(drawn) if isinstance(drawn, Sequence) else 0
 
     def fetch(self, place: int) -> Any:
         """The batch itself."""

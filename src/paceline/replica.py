@@ -76,7 +76,7 @@ class BaseReplica:
         self.binding = binding
         self.ranges: Ranges = binding.ranges if binding is not None else ()
         self.now_s = self._now_s = now_s
-        self.samples = 0
+        self.samples = self.round_samples = 0
         self.update_time_s = 0.0
         self.step = 0
         self.loss = math.nan

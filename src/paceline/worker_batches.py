@@ -16,6 +16,7 @@ from paceline.epoch_claims import EpochClaims
 from paceline.errors import UsageError
 from paceline.final_mean import Given
 from paceline.loader_batches import LoaderBatches, shared_batches
+from paceline.run_progress import RunProgress
 from paceline.sources import ABSENT, END
 from paceline.worker_claims import WorkerClaims
 from paceline.worker_storage import completed
@@ -66,6 +67,7 @@ class WorkerBatches:
         replica: whose steps begin.
         optimizer: the user's, whose state is saved.
         taken: batches that this worker took before (a resumed run, or an earlier incarnation).
+        progress: is told what is handed out.
         bind_newest: binds the model to a copy of the newest parameters.
 
     Attributes:
@@ -83,6 +85,7 @@ class WorkerBatches:
         replica: Any,
         optimizer: torch.optim.Optimizer,
         taken: int,
+        progress: RunProgress,
         bind_newest: Callable[[], None],
     ) -> None:
         self.worker_id = worker_id
@@ -93,6 +96,7 @@ class WorkerBatches:
         self._replica = replica
         self._optimizer = optimizer
         self._taken = taken
+        self._progress = progress
         self._bind_newest = bind_newest
         self.given = Given()
         self._epochs_ended = 0  # not left at a `break`
@@ -102,7 +106,7 @@ class WorkerBatches:
         self._shares: dict[str, Any] = {}
         self._claims: WorkerClaims | None = None
         self._epoch = 0
-        self._is_epoch_told = False
+        self._is_epoch_told = self._is_begun = False
         self._incomplete: int | None = None  # a checkpoint that not all workers have written
 
     def batches_of(self, loader: Iterable[Any]) -> LoaderBatches | None:
@@ -177,7 +181,23 @@ class WorkerBatches:
                 self._maybe_save(claims, epoch, parameters=leads)
                 claims.taken += 1
             self._maybe_complete()
+            self._tell_progress(claims, epoch, number)
             yield number
+
+    def _tell_progress(self, claims: WorkerClaims, epoch: int, number: int) -> None:
+        """Counts the batches that this worker gets, or, in lockstep, all workers in one of an epoch's rounds."""
+        batches = claims.batches
+        if not self.algorithm.lockstep:
+            if batches.length is not None:
+                self._progress.hand_out(epoch * batches.length + claims.place(number))
+            return
+        first = claims.first_of_round
+        sizes = [batches.samples(one) for one in range(first, first + self.num_workers) if batches.has(one)]
+        if not self._is_begun:
+            self._is_begun = True
+            done = epoch * batches.length + first if batches.length is not None else 0
+            self._progress.begin_at(done, done * batches.samples(0))
+        self._progress.hand_out_round(len(sizes), sum(sizes) if all(sizes) else 0)
 
     def _count_given(self, batches: LoaderBatches, epoch: int, number: int) -> None:
         """Counts them, as long as the loop leaves no epoch before its end, and goes on, and epochs are equally long."""

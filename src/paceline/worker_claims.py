@@ -69,6 +69,11 @@ class WorkerClaims:
             self.taken += 1
         return number
 
+    @property
+    def first_of_round(self) -> int:
+        """Where in its epoch the first batch is of the round that `next` has dealt last."""
+        return (self.taken - 1 - self._epoch * self._epoch_rounds) * self._num_workers
+
     def place(self, number: int) -> int:
         """Where in its epoch a batch is."""
         return number % self.batches.epoch_numbers

@@ -9,11 +9,12 @@ import torch
 from paceline.boards import Board, MemoryBoard, StoreBoard
 from paceline.environment import WorkerEnvironment
 from paceline.random_numbers import NUM_GENERATORS, alike
+from paceline.run_progress import RunProgress
 from paceline.same_inputs import WATCHED_STEPS
 
-__all__ = ["board_of_inputs", "equal_states", "tables", "tell_random_states"]
+__all__ = ["board_of_inputs", "equal_states", "progress_of", "tables", "tell_random_states"]
 
-_RANDOM_STATES, _FIRST_INPUTS = "random states", "first inputs"
+_RANDOM_STATES, _FIRST_INPUTS, _PROGRESS = "random states", "first inputs", "progress"
 
 
 def tables(num_workers: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -21,6 +22,7 @@ def tables(num_workers: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     return {
         _RANDOM_STATES: ((num_workers, NUM_GENERATORS + 1), torch.int64),  # and whether the worker has written them
         _FIRST_INPUTS: ((num_workers, WATCHED_STEPS), torch.int64),
+        _PROGRESS: ((num_workers, 2), torch.int64),
     }
 
 
@@ -41,6 +43,20 @@ def equal_states(session: Any) -> tuple[bool, ...]:
     else:
         rows = MemoryBoard(session.arena.extra(_RANDOM_STATES), environment.worker_id).rows()
     return alike(rows, environment.random_states)
+
+
+def progress_of(session: Any, *, num_workers: int, lockstep: bool) -> RunProgress:
+    """What counts the run's steps and samples."""
+    environment = session.environment
+    if environment is None:
+        return RunProgress(worker_id=0, num_workers=1, lockstep=lockstep, table=None)
+    return RunProgress(
+        worker_id=environment.worker_id,
+        num_workers=num_workers,
+        lockstep=lockstep,
+        table=session.arena.extra(_PROGRESS).numpy() if session.membership is None else None,
+        before=environment.options.get("done_before", (0, 0)),
+    )
 
 
 def board_of_inputs(session: Any) -> Board:

@@ -10,6 +10,10 @@ from paceline.transport.replica import Replica
 
 __all__ = ["AgreedGradient"]
 
+_MOST_WORKERS = (
+    2**20
+)  # so that the number of those that have something to tell and of all samples travel as one, exactly
+
 
 class AgreedGradient:
     """Lets all workers make one update, with the mean, of the parameters that have a gradient on any of them.
@@ -32,8 +36,11 @@ class AgreedGradient:
 
     def average(self, weight: float) -> None:
         """The replica's gradient becomes the mean, weighted by `weight`, of all."""
-        g = self._replica.g
-        self.settle(self._collectives.all_reduce_mean(g, weight, self.changed()))
+        replica = self._replica
+        number = replica.samples * _MOST_WORKERS + self.changed()
+        samples, num_changed = divmod(self._collectives.all_reduce_mean(replica.g, weight, number), _MOST_WORKERS)
+        replica.round_samples = max(replica.round_samples, round(samples))  # backward passes may have added up
+        self.settle(num_changed)
 
     def changed(self) -> float:
         """1 if this worker would tell something else than it did last, else 0: to be added up over all workers."""

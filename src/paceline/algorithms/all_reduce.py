@@ -173,6 +173,7 @@ class _OverlappedMean:
                 bucket.copy_(vector)
         self._under_way.clear()
         self._num_begun = 0
+        self._replica.round_samples += round(total * self._unit)
         if total:
             self._unit *= 2.0 ** round(math.log2(total / self._num_workers))
         self.num_absent, num_changed = divmod(said, 1 + self._num_workers)

@@ -81,6 +81,7 @@ class OwnedStrips:
         self._num_begun = 0
         for bucket in self._buckets:
             self._g[bucket.at : bucket.at + bucket.strip] = bucket.g.div_(total) if total else bucket.g
+        self.replica.round_samples += round(total * self._unit)
         if total:
             self._unit *= 2.0 ** round(math.log2(total / self.num_workers))
         self.gradient.settle(num_changed)

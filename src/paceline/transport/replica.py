@@ -30,6 +30,8 @@ class Replica(Protocol):
     A step is `gradient`, then `apply` at most once, then `applied`, `dropped` or `accrued`.
     """
 
+    round_samples: int  # of all workers, where a mean over them has told the program, which tells it here
+
     @property
     def g(self) -> torch.Tensor:
         """The gradient of the last `gradient`, (P,); what a program writes there is what `apply` uses."""

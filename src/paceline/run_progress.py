@@ -1,0 +1,105 @@
+"""How far the whole run is, as one of its workers sees it: what schedules of the learning rate go by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["RunProgress"]
+
+
+class RunProgress:
+    """Steps and samples of all workers so far, each step of a worker counted as one.
+
+    | workers | count |
+    |---|---|
+    | alone | its own |
+    | in lockstep, with `worker.batches` | the batches of the rounds so far, the same on all workers |
+    | in lockstep, one model, own batches | workers times rounds; samples as they are weighed in the mean |
+    | in lockstep, own models, own batches | workers times its own |
+    | not in lockstep, on one machine or simulated | what every worker has counted in shared memory |
+    | not in lockstep, else | by the number of its last batch; with own batches, workers times its own |
+
+    Gradients that were dropped count as well: a loop alone would have applied them.
+
+    Args:
+        worker_id: this worker.
+        num_workers: of the run.
+        lockstep: whether they go through rounds together.
+        table: (workers, 2) in memory that all share: steps and samples; None: they share none.
+        before: steps and samples of the run's earlier part.
+    """
+
+    def __init__(
+        self,
+        *,
+        worker_id: int,
+        num_workers: int,
+        lockstep: bool,
+        table: np.ndarray[Any, np.dtype[np.int64]] | None,
+        before: tuple[int, int] = (0, 0),
+    ) -> None:
+        self._num_workers = num_workers
+        self._sums = table if table is not None and not lockstep and num_workers > 1 else None
+        self._own = self._sums[worker_id] if self._sums is not None else np.zeros(2, np.int64)
+        self._lockstep = lockstep and num_workers > 1
+        self._steps, self._samples = map(float, before)
+        self._rounds = self._batches = self._batch_samples = 0  # handed out since the last step
+        self._per_batch = 0.0  # samples, of this worker's last step
+        self._reached = 0  # batches of the run, as the number of this worker's last one tells
+        self._own_batches = 0
+
+    @property
+    def steps(self) -> float:
+        """Of all workers."""
+        if self._sums is not None:
+            return self._steps + int(self._sums[:, 0].sum())
+        if self._reached:
+            return self._steps + self._reached * int(self._own[0]) / self._own_batches
+        return self._steps
+
+    @property
+    def samples(self) -> int:
+        """Of all workers."""
+        if self._sums is not None:
+            return int(self._samples) + int(self._sums[:, 1].sum())
+        if self._reached:
+            return round(self._samples + self._reached * int(self._own[1]) / self._own_batches)
+        return round(self._samples)
+
+    def begin_at(self, batches: int, samples: int) -> None:
+        """The run goes on from a checkpoint, and so many were handed out before it."""
+        if not self._steps:
+            self._steps, self._samples = float(batches), float(samples)
+
+    def hand_out_round(self, batches: int, samples: int) -> None:
+        """All workers together get so many batches of so many samples; 0: nobody knows."""
+        self._rounds += 1
+        self._batches += batches
+        self._batch_samples += samples
+
+    def hand_out(self, number: int) -> None:
+        """This worker gets a batch of that number."""
+        self._own_batches += 1
+        if self._sums is None and self._num_workers > 1:
+            self._reached = max(self._reached, number + 1)
+
+    def add(self, own: int, together: int) -> None:
+        """A step is over.
+
+        Args:
+            own: samples that this worker had in it; 0: none, as it had no batch.
+            together: samples of all workers, where a mean has told them; 0: it has not.
+        """
+        if self._rounds:
+            self._per_batch = own / self._rounds or self._per_batch
+            self._steps += self._batches / self._rounds
+            self._samples += together or self._batch_samples or self._batches * self._per_batch
+            self._rounds = self._batches = self._batch_samples = 0
+        elif own:
+            self._own[0] += 1
+            self._own[1] += own
+            if self._sums is None and not self._reached:
+                self._steps += self._num_workers
+                self._samples += together or self._num_workers * own
