@@ -1,0 +1,57 @@
+"""The table: habits of loops x families of algorithms. Each cell works, works with a warning, or is refused in a sentence."""
+
+import importlib
+import pkgutil
+from typing import NamedTuple
+
+from loops import habits
+from loops.families import ALL, OWN_LOCKSTEP, SHARED_LOCKSTEP
+
+HABITS = [one.name for one in pkgutil.iter_modules(habits.__path__)]
+ALONE = "alone"
+
+SHARDED = ["all-reduce(sharded=true)"]
+TAKE_SEVERAL = ["lockstep", "all-reduce", "local-sgd(period=3)", "hogwild", "hogwild(reads=copy)", "locked", "leashed"]
+TAKE_ONE = [name for name in ALL if name not in TAKE_SEVERAL]
+
+
+class Cell(NamedTuple):
+    """What is not simply so: refused, or warned of."""
+
+    habits: list[str]
+    algorithms: list[str]
+    says: str
+    is_warning: bool = False
+
+
+OTHER = [
+    Cell(["clipping", "grad_scaler"], SHARDED, "a worker sees its own part of the mean gradient only"),
+    Cell(["clipping"], ["lockstep", "parameter-server"], "acts on each worker's own gradient, before their mean", True),
+    Cell(["iterable_dataset"], [*SHARED_LOCKSTEP, *OWN_LOCKSTEP], "need to know how many batches there are"),
+    Cell(["two_optimizers", "in_turn", "sparse_table"], TAKE_ONE, "takes one optimizer, and attach was given 2"),
+    Cell(["sparse_table"], ["lockstep", "all-reduce"], "averages dense gradients, but the model has sparse ones"),
+    Cell(["closure"], [*ALL, ALONE], "Optimizers with closures evaluate several gradients per step"),
+]
+
+
+def module_of(habit):
+    return importlib.import_module(f"loops.habits.{habit}")
+
+
+def cells():
+    return [(habit, algorithm) for habit in HABITS for algorithm in ALL]
+
+
+def on_processes():
+    """The cells that `make test` runs on real processes, so that each habit meets a quarter of the families, in turn."""
+    return [
+        (habit, algorithm)
+        for row, habit in enumerate(HABITS)
+        for column, algorithm in enumerate(ALL)
+        if (row + column) % 4 == 0
+    ]
+
+
+def expected(habit, algorithm):
+    """The cell, where it is not simply so."""
+    return next((one for one in OTHER if habit in one.habits and algorithm in one.algorithms), None)
