@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from advice.planted import Law, Planted
 from forked import AGAINST_HANGS_S
-from paceline.advice.answer import Candidate, Target
+from paceline.advice.answer import Candidate, Prediction, Target
 from paceline.advice.candidates import DEFAULT, OMITTED, candidates
 from paceline.advice.convergence import Job, simulate
 from paceline.advice.machine import matched, with_workers
@@ -22,10 +22,12 @@ from paceline.advice.program import Observed, Shape, mean_rate, observed, steady
 from paceline.advice.ranking import Spread, half_width, progress_error
 from paceline.advice.tasks import TaskProgram, virtual_rate
 from paceline.advice.trials import Trials, designed
+from paceline.advice.words import no_time
 from paceline.algorithms import registry
 from paceline.errors import PacelineError
 from paceline.memory.records import RECORD_DTYPE
 from paceline.observe.run import RunData
+from paceline.planner.estimate import Estimate
 from paceline.simulator import Cluster
 
 
@@ -198,3 +200,11 @@ def test_a_pool_answers_in_the_jobs_order_and_says_what_failed():
 def test_the_doctests_hold():
     found = doctest.testmod(importlib.import_module("paceline.advice.candidates"))
     assert found.failed == 0 < found.attempted
+
+
+def test_what_was_not_measured_differs_from_what_does_not_arrive():
+    speed = Estimate(value=1.0, low=1.0, high=1.0)
+    common = {"candidate": Candidate(algorithm="hogwild", workers=2), "time_s": None, "samples_per_s": speed}
+    never = Prediction(**common, samples_to_target=None, simulated_s=(math.inf,), why_not="it ends before")
+    unknown = Prediction(**common, samples_to_target=None, why_not="it was not simulated: the budget was spent")
+    assert [no_time(one) for one in (never, unknown)] == ["not reached", "not measured"]

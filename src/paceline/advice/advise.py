@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import os
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,14 +14,16 @@ from paceline.advice.campaign import Budget, Campaign
 from paceline.advice.candidates import ALONE, candidates
 from paceline.advice.evidence import convergence_models, gathered, progress_spread
 from paceline.advice.killed import CHECKPOINT_EVERY_S, restarts, with_kills
+from paceline.advice.loops import LoopProgram
 from paceline.advice.machine import this_machine
 from paceline.advice.pool import Pool
 from paceline.advice.program import Program
 from paceline.advice.programs import load_program
 from paceline.advice.ranking import Spread, order, predict, seeds_spread
 from paceline.advice.reasons import close_calls, name, nothing_arrives, reasons
+from paceline.advice.scratch import Scratch, WritesElsewhereError
 from paceline.advice.trials import Trials, designed
-from paceline.errors import UsageError
+from paceline.errors import PacelineError, UsageError
 from paceline.measurements import num_cores
 from paceline.planner.convergence_model import ConvergenceModel
 from paceline.simulator import Cluster
@@ -47,6 +52,8 @@ def advise(
     data: Path | None = None,
     seed: int = 0,
     processes: int | None = None,
+    log: Path | None = None,
+    writes_elsewhere: bool = False,
     on_progress: Callable[[str, float], None] = lambda what, share: None,
 ) -> Advice:
     """Compares algorithms and numbers of workers by when they will reach a target.
@@ -65,10 +72,12 @@ def advise(
         data: folder with a task's data; None: what PACELINE_DATA names.
         seed: of everything; others count on from it.
         processes: that simulate at once; None: as many as cores; 0: in this process.
+        log: file that takes what a loop of the user's prints; None: nothing does.
+        writes_elsewhere: whether such a loop may write outside of the scratch folders that it works in, at absolute paths.
         on_progress: told what is being done, and which share of the budget is spent.
 
     Raises:
-        UsageError: something cannot be asked like that, or the budget pays for too little.
+        UsageError: something cannot be asked like that, or the budget pays for too little, or the loop would write elsewhere.
         PacelineError: a run or a process failed in a way that concerns all candidates.
     """
     circumstances = circumstances or Circumstances()
@@ -78,9 +87,15 @@ def advise(
     most = max_workers
     if most is None:
         most = given.workers if given is not None else max(2, num_cores())
-    return _Advising(
-        loaded, target, circumstances, given, most, algorithms, Budget(total_s=budget_s), seed, processes, on_progress
-    ).advice()
+    with tempfile.TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True) as folder:
+        if isinstance(loaded, LoopProgram):
+            place = Path(os.devnull) if log is None else log.absolute()
+            scratch = Scratch(Path(folder), Path.cwd(), place, writes_elsewhere)
+            loaded = dataclasses.replace(loaded, scratch=scratch)
+        budget = Budget(total_s=budget_s)
+        return _Advising(
+            loaded, target, circumstances, given, most, algorithms, budget, seed, processes, on_progress
+        ).advice()
 
 
 def _check(target: Target, circumstances: Circumstances, budget_s: float) -> None:
@@ -96,6 +111,17 @@ def _check(target: Target, circumstances: Circumstances, budget_s: float) -> Non
         raise UsageError(f"The budget must be more than 0 seconds, not {budget_s}.")
     if not 0 <= circumstances.kills_per_s < math.inf:
         raise UsageError(f"Kills per second must be a number from 0, not {circumstances.kills_per_s}.")
+
+
+def _written(program: LoopProgram) -> str:
+    """Why the loop must not run, by its first step; what else is wrong with it, its short runs tell."""
+    try:
+        program.shape()
+    except WritesElsewhereError as error:
+        return str(error)
+    except PacelineError:
+        pass
+    return ""
 
 
 class _Advising:
@@ -131,6 +157,7 @@ class _Advising:
     def advice(self) -> Advice:
         """The phases, one after the other."""
         with keep_data(), Pool(self.processes) as pool:
+            self._first_step(pool)
             if self.measures:
                 self._measure(self._algorithms_to_run())
                 self._without_runs()
@@ -143,6 +170,17 @@ class _Advising:
             self._say("Fitting models")
             models = convergence_models(campaign, self.target, pool, self.budget)
         return self._answer(campaign, models)
+
+    def _first_step(self, pool: Pool) -> None:
+        """One step of a user's loop, before anything else of it runs: it shows where the loop writes."""
+        scratch = self.program.scratch if isinstance(self.program, LoopProgram) else None
+        if scratch is None or scratch.writes_elsewhere:
+            return
+        self._say("Looking where the loop writes")
+        ends = (self.budget.at(_SIMULATED), self.budget.at(1.0))
+        for why in pool.map(_written, [self.program], begin_until_s=ends[0], end_until_s=ends[1]):
+            if why:
+                raise UsageError(why)
 
     def _say(self, what: str) -> None:
         self.on_progress(what, min(0.99, self.budget.spent))

@@ -13,6 +13,7 @@ from typing import Any
 
 from paceline.advice.answer import Candidate, Target
 from paceline.advice.program import Observed, Shape, observed
+from paceline.advice.scratch import Confined, Scratch
 from paceline.advice.tasks import NEVER, target_options, virtual_rate
 from paceline.simulator import Cluster
 
@@ -25,16 +26,35 @@ class LoopProgram:
 
     Args:
         name: where it is.
+        scratch: where its calls work; None: in the working folder, like any other.
     """
 
     name: str
+    scratch: Scratch | None = None
     knows_slow = True
 
     def function(self) -> Any:
         """The loop itself."""
         from paceline.loops import load_loop
 
-        return load_loop(self.name)
+        return load_loop(self.name if self.scratch is None else str(self.scratch.home / self.name))
+
+    @contextlib.contextmanager
+    def _simulated(self) -> Iterator[Any]:
+        """The loop, for workers of this process: one thread, as a worker has, and in a scratch folder."""
+        with _one_thread(), contextlib.ExitStack() as stack:
+            if self.scratch is not None:
+                stack.enter_context(self.scratch.inside(stack.enter_context(self.scratch.made())))
+            yield self.function()
+
+    @contextlib.contextmanager
+    def _launched(self) -> Iterator[Any]:
+        """The loop, for processes."""
+        if self.scratch is None:
+            yield self.function()
+        else:
+            with self.scratch.made() as own:
+                yield Confined(self.function(), self.scratch, own)
 
     def run(
         self, candidate: Candidate, target: Target, *, for_s: float, seed: int, slow: Mapping[int, float]
@@ -43,15 +63,16 @@ class LoopProgram:
         from paceline.launcher import launch
 
         began_s = time.perf_counter()
-        run = launch(
-            self.function(),
-            workers=candidate.workers,
-            algorithm=candidate.algorithm,
-            seed=seed,
-            slow=dict(slow) or None,
-            limit_s=for_s,
-            target_accuracy=NEVER if target.accuracy is not None else None,
-        )
+        with self._launched() as loop:
+            run = launch(
+                loop,
+                workers=candidate.workers,
+                algorithm=candidate.algorithm,
+                seed=seed,
+                slow=dict(slow) or None,
+                limit_s=for_s,
+                target_accuracy=NEVER if target.accuracy is not None else None,
+            )
         took_s = time.perf_counter() - began_s
         return observed(run, target, real=True, setup_s=took_s)
 
@@ -59,8 +80,8 @@ class LoopProgram:
         """By a simulation of one worker's first batches."""
         from paceline.simulated_loop import simulate
 
-        with _one_thread():
-            run = simulate(self.function(), cluster=Cluster(workers=1), algorithm="sequential", limit_samples=1)
+        with self._simulated() as loop:
+            run = simulate(loop, cluster=Cluster(workers=1), algorithm="sequential", limit_samples=1)
         samples = max((int(rows["samples"].max()) for rows in run.records.values() if len(rows)), default=1)
         return Shape(num_parameters=int(run.result["num_parameters"]), batch_size=samples)
 
@@ -70,9 +91,9 @@ class LoopProgram:
         """Trains with real gradients under a virtual clock, until the loop's own end at most."""
         from paceline.simulated_loop import simulate
 
-        with _one_thread():
+        with self._simulated() as loop:
             run = simulate(
-                self.function(),
+                loop,
                 cluster=cluster,
                 algorithm=candidate.algorithm,
                 seed=seed,

@@ -16,6 +16,7 @@ from paceline.advice.words import (
     count_text,
     measure_name,
     measure_text,
+    no_time,
     not_tried,
     relative_text,
     seconds_in,
@@ -104,7 +105,7 @@ def _row(advice: Advice, one: Prediction, times: float | None, unit: str) -> str
     target = advice.target
     colour = colour_of(advice, one.candidate)
     name = breakable(one.candidate.algorithm)
-    cells = [_times(one.time_s, unit) if one.time_s is not None else "not reached"]
+    cells = [_times(one.time_s, unit) if one.time_s is not None else no_time(one)]
     if target.deadline_s is None:
         cells.append(relative_text(times))
     else:

@@ -15,6 +15,7 @@ from paceline.advice.words import (
     column_unit,
     count_text,
     measure_text,
+    no_time,
     relative_text,
     seconds_in,
     span_in,
@@ -103,7 +104,7 @@ def _name(spec: str) -> Text:
 
 def _time(one: Prediction, unit: str) -> Text:
     if one.time_s is None:
-        return Text("not reached")
+        return Text(no_time(one))
     text = Text(seconds_in(unit, one.time_s.value))
     return text.append(f"\n{span_in(unit, one.time_s)}", style="dim not bold")
 

@@ -17,6 +17,7 @@ __all__ = [
     "label",
     "measure_name",
     "measure_text",
+    "no_time",
     "not_tried",
     "relative_text",
     "remarks",
@@ -161,6 +162,11 @@ def _together(candidates: Sequence[Candidate]) -> str:
         some = " or ".join(filter(None, (", ".join(map(str, of[:-1])), str(of[-1]))))
         parts.append(f"{who} with {some} worker{'s' if of != (1,) else ''}")
     return "; ".join(parts)
+
+
+def no_time(one: Prediction) -> str:
+    """For the cell of one without a time: what was tried and does not arrive differs from what there was no time for."""
+    return "not reached" if one.simulated_s or one.modelled_s is not None else "not measured"
 
 
 def not_tried(advice: Advice) -> list[str]:

@@ -67,6 +67,9 @@ def training(
     folder: Annotated[
         Path | None, typer.Option("--out", help="Folder for the report; default runs/advice-...", rich_help_panel=_RUN)
     ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Let the loop write at absolute paths, too.", rich_help_panel=_RUN)
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="As JSON, in stdout's last line.", rich_help_panel=_RUN)
     ] = False,
@@ -74,7 +77,8 @@ def training(
     """Which algorithm, and how many workers, reach a target soonest.
 
     From short runs on this machine, models fitted to them, and simulations of what was not run: ranked, with 90 % intervals,
-    and with the reasons. Other advice: paceline advise layers, paceline advise backups.
+    and with the reasons. A loop of yours runs in scratch folders; what it prints is in prints.log.
+    Other advice: paceline advise layers, paceline advise backups.
 
     Example: paceline advise train.py:train --target-accuracy 0.96 --max-workers 8 --slow 0:4
     """
@@ -104,7 +108,7 @@ def training(
         slow=factors, kills_per_s=kills_per_s, cluster=None if cluster is None else str(cluster)
     )
     with options.out_folder(folder, "advice", options.task_word(program)) as place, run_folder(place):
-        found = _advise(program, target, circumstances, most, specs, budget_s, data, seed)
+        found = _advise(program, target, circumstances, most, specs, budget_s, data, seed, place / "prints.log", yes)
         page = _write(found, place)
     _show(found, page, as_json=as_json)
     if found.best is None:
@@ -116,7 +120,7 @@ def training(
 
 def _advise(
     program: str, target: Target, circumstances: Circumstances, max_workers: int, algorithms: list[str] | None,
-    budget_s: float, data: Path | None, seed: int,
+    budget_s: float, data: Path | None, seed: int, log: Path, yes: bool,
 ) -> Advice:  # fmt: skip
     """The engine's answer, with what it is at shown meanwhile."""
     from paceline.advice.advise import advise
@@ -131,6 +135,8 @@ def _advise(
             budget_s=budget_s,
             data=data,
             seed=seed,
+            log=log,
+            writes_elsewhere=yes,
             on_progress=live.update,
         )
 

@@ -1,0 +1,180 @@
+"""Where short runs and simulations of a user's loop work: in a scratch folder, and what they write elsewhere is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.errors import UsageError
+
+__all__ = ["Confined", "Scratch", "WritesElsewhereError"]
+
+_MOST_ENTRIES = 1000  # of a folder that is made again, link by link; larger ones are one link
+_MOST_DEPTH = 4
+_WHOLE = {".git", ".venv", "__pycache__", "node_modules"}
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_FREE = ("/dev", "/proc", "/sys")
+_PATHS = {"os.rename": 2, "os.remove": 1, "os.rmdir": 1, "os.mkdir": 1, "os.truncate": 1, "shutil.rmtree": 1}
+_saving: Any = torch.serialization  # a helper of torch.save's opens files in C++, unseen by audit hooks
+
+
+class WritesElsewhereError(UsageError):
+    """The loop is about to write where short runs must not."""
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Where the calls of a loop work, each in a folder of its own, which looks like the user's.
+
+    Files of the user's folder are there as links, and become copies as they are written to; folders are folders, but for large
+    ones. Writing anywhere else is refused, unless it is allowed: temporary folders, caches and devices always are. Not seen
+    are files that compiled code opens, but for `torch.save`.
+
+    Args:
+        folder: where those folders are made.
+        home: the user's working folder.
+        log: file that takes what loops print.
+        writes_elsewhere: whether they may write outside.
+    """
+
+    folder: Path
+    home: Path
+    log: Path
+    writes_elsewhere: bool = False
+
+    @contextlib.contextmanager
+    def made(self) -> Iterator[Path]:
+        """A working folder for one run, which is removed afterwards."""
+        own = Path(tempfile.mkdtemp(dir=self.folder))
+        try:
+            _mirror(self.home, own, _MOST_DEPTH)
+            yield own
+        finally:
+            shutil.rmtree(own, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def inside(self, own: Path) -> Iterator[None]:
+        """Works there meanwhile."""
+        before = Path.cwd()
+        with self.log.open("a", buffering=1) as log, contextlib.redirect_stdout(log):
+            os.chdir(own)
+            try:
+                with contextlib.nullcontext() if self.writes_elsewhere else _guarded(own):
+                    yield
+            finally:
+                os.chdir(before)
+
+
+@dataclass(frozen=True)
+class Confined:
+    """A loop for worker processes, which work in `own`, a folder of `scratch`'s."""
+
+    loop: Callable[[], Any]
+    scratch: Scratch
+    own: Path
+
+    def __call__(self) -> Any:
+        """Calls the loop there."""
+        with self.scratch.inside(self.own):
+            return self.loop()
+
+    @property
+    def __name__(self) -> str:
+        return getattr(self.loop, "__name__", "train")
+
+
+def _mirror(home: Path, own: Path, depth: int) -> None:
+    """Makes folders again, and links to files."""
+    with os.scandir(home) as entries:
+        for entry in list(entries):
+            place = own / entry.name
+            if not depth or entry.name in _WHOLE or not entry.is_dir(follow_symlinks=False) or _is_large(entry.path):
+                place.symlink_to(Path(entry.path).resolve())
+            else:
+                place.mkdir()
+                _mirror(Path(entry.path), place, depth - 1)
+
+
+def _is_large(folder: str) -> bool:
+    try:
+        return sum(1 for _ in Path(folder).iterdir()) > _MOST_ENTRIES
+    except OSError:
+        return True
+
+
+_own: Path | None = None  # the folder that may be written to, while a loop runs
+_is_installed = False
+
+
+@contextlib.contextmanager
+def _guarded(own: Path) -> Iterator[None]:
+    """Refuses to write outside of `own`. An audit hook stays for as long as its process: installed once, it looks away."""
+    global _own, _is_installed
+    if not _is_installed:
+        sys.addaudithook(_on_event)
+        _is_installed = True
+    before, save = _own, getattr(_saving, "_open_zipfile_writer", None)
+
+    def checked(name_or_file: Any, *more: Any) -> Any:
+        if isinstance(name_or_file, str | os.PathLike):
+            _check(os.fspath(name_or_file), _WRITES)
+        assert save is not None
+        return save(name_or_file, *more)
+
+    _own = own.resolve()
+    if save is not None:
+        _saving._open_zipfile_writer = checked
+    try:
+        yield
+    finally:
+        _own = before
+        if save is not None:
+            _saving._open_zipfile_writer = save
+
+
+def _on_event(event: str, args: tuple[Any, ...]) -> None:
+    if _own is None:
+        return
+    if event == "open":
+        if isinstance(args[2], int) and args[2] & _WRITES:
+            _check(args[0], args[2])
+    elif event in _PATHS:
+        for path in args[: _PATHS[event]]:
+            _check(path, 0)
+
+
+def _check(path: Any, flags: int) -> None:
+    """Lets a path be written to, after a link there has become a copy; `flags`: of an opening, 0: the link itself changes.
+
+    Raises:
+        WritesElsewhereError: it lies outside.
+    """
+    if _own is None or not isinstance(path, str | bytes):  # a descriptor was checked when it was opened
+        return
+    named = Path.cwd() / os.fsdecode(path)
+    place = named.parent.resolve() / named.name
+    if not _may(place):
+        raise WritesElsewhereError(
+            f"The loop writes {place}, outside of the scratch folder that short runs work in, and they would overwrite it:"
+            " --yes lets them, or give the loop a path relative to the working folder."
+        )
+    if flags and place.is_symlink() and not _may(target := place.resolve()):
+        place.unlink()
+        if not flags & os.O_TRUNC and target.exists():
+            shutil.copyfile(target, place)
+
+
+def _may(place: Path) -> bool:
+    assert _own is not None
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    free = (_own, *map(Path, _FREE), Path(tempfile.gettempdir()).resolve(), cache.resolve())
+    return "__pycache__" in place.parts or any(place.is_relative_to(one) for one in free)
