@@ -16,7 +16,7 @@ from paceline.memory.lockstep import SharedMemoryCollectives
 from paceline.memory.racing import RacingVector
 from paceline.memory.replicated import ReplicatedVector
 from paceline.memory.ring import RecordRing
-from paceline.memory.segment import Layout, Segment
+from paceline.memory.segment import LINE_BYTES, Layout, Segment
 from paceline.memory.served import ServedVector
 from paceline.memory.slots import SlotPool
 from paceline.memory.staleness import SharedStalenessCounts
@@ -39,6 +39,7 @@ _CONTROL_WORDS = (
     "initial_version",
     "workers_done",
     "unresolved_exchanges",
+    "final",
 )
 _CONTROL_STRIDE_BYTES = 64
 
@@ -60,6 +61,7 @@ class ArenaPlan:
     rings: tuple[Any, ...]
     epoch_claims: int
     store: int | None
+    ended: int  # one word per worker: nonzero once its program has ended
     extra: Mapping[str, tuple[int, tuple[int, ...], torch.dtype]]  # named tensors: buffers, shared optimizer state
 
     @property
@@ -126,6 +128,7 @@ def plan_arena(
         rings=rings,
         epoch_claims=epoch_claims,
         store=store,
+        ended=layout.words("ended", num_workers),
         extra=places,
     )
 
@@ -166,7 +169,11 @@ class Arena:
         self.staleness = SharedStalenessCounts(segment, plan.staleness)
 
     def address(self, word: str) -> int:
-        """Where a control word lies; "epoch" is the newest that a loop under `attach` entered."""
+        """Where a control word lies.
+
+        "epoch" is the newest that a loop under `attach` entered; "final" is 1 once all have ended and the vector is the run's
+        result, 2 if worker 0's loop has put it there.
+        """
         return self._addresses[word]
 
     def load(self, word: str) -> int:
@@ -180,6 +187,25 @@ class Arena:
     def add(self, word: str, value: int) -> None:
         """Adds to a control word."""
         atomics.fetch_add(self._addresses[word], value)
+
+    def mark_ended(self, worker_id: int) -> None:
+        """Says that this worker makes no further update: its program has ended, or it has died for good."""
+        atomics.store(self._ended(worker_id), 1)
+
+    def mark_gone(self, worker_id: int) -> None:
+        """Says the same of one that is not there any more, so that nobody waits for it, nor for what worker 0 leaves."""
+        if self.collectives is not None:
+            self.collectives.mark_lost(worker_id)
+        self.mark_ended(worker_id)
+        if not worker_id and not self.load("final"):
+            self.store("final", 1)
+
+    def all_ended(self) -> bool:
+        """Whether no worker makes a further update."""
+        return all(atomics.load(self._ended(worker)) for worker in range(self.plan.num_workers))
+
+    def _ended(self, worker_id: int) -> int:
+        return self.segment.address + self.plan.ended + LINE_BYTES * worker_id
 
     def ring(self, worker_id: int) -> RecordRing:
         """The ring that a worker's records go through."""

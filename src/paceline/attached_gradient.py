@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from paceline.buckets import GradientBuckets
+from paceline.outside_changes import OutsideChanges
 from paceline.own_batches import OwnBatches
 from paceline.replica import BaseReplica
 from paceline.run_progress import RunProgress
@@ -44,6 +45,7 @@ class AttachedGradient(BaseReplica):
         self._waits_for_step = False  # whose gradients these are is not known before an optimizer steps
         self._progress: RunProgress | None = None
         self.on_progress: list[Callable[[], None]] = []  # called before a step and after it
+        self.outside: OutsideChanges | None = None  # what the loop does to its parameters by itself; None: nobody asks
         self.accumulates = False
 
     def count_in(self, progress: RunProgress) -> None:
@@ -109,6 +111,8 @@ class AttachedGradient(BaseReplica):
             if ready is not None:
                 self._hand_out_nothing(ready)
         else:
+            if self.outside is not None:
+                self.outside.take()
             self._hand_over("gradient")
 
     def _weigh(self) -> int:

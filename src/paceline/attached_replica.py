@@ -275,6 +275,8 @@ class AttachedReplica(AttachedGradient):
         self._move_on()
         if self._own is not None:
             self._begin_next()
+        elif self.outside is not None:
+            self.outside.take(idle=True)
 
     # The program's side
 

@@ -11,21 +11,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.algorithms import Algorithm
+from paceline.algorithms import ADPSGD, Algorithm
 from paceline.attach_arguments import as_one_model, as_one_optimizer
 from paceline.attached_replica import AttachedReplica
 from paceline.chosen_algorithm import chosen_algorithm
 from paceline.environment import Invitation, WorkerEnvironment, current_environment
 from paceline.errors import DivergedError, UsageError
 from paceline.evaluating import session_of
-from paceline.final_mean import FinalMean, own_figures
+from paceline.final_mean import FinalMean, LeftWeights, own_figures
 from paceline.flat import model_words
 from paceline.grad_scaling import ask_for_every_step
 from paceline.gradient_watch import watch_gradients
 from paceline.held_by_one import hold
 from paceline.joining import JoinedRun
+from paceline.loaded_weights import Loads, Places
 from paceline.loop_evaluation import Evaluate
 from paceline.memory.waiting import RunStopped
+from paceline.outside_changes import OutsideChanges
 from paceline.random_numbers import digests_of_states, go_apart
 from paceline.same_inputs import SameInputs
 from paceline.several_optimizers import SeveralOptimizers, members_of
@@ -183,6 +185,18 @@ class Worker(WholeRun):
             who = (self.worker_id, environment.incarnation, part)
             go_apart(device, environment.random_states, equal_states(self._session), *who)
 
+    def _watch_outside(self) -> OutsideChanges | None:
+        if self.num_workers == 1:
+            return None
+        shared, kind = self._session.ports.shared, self.algorithm.memory.kind
+        is_raced = kind in ("racing", "locked") or isinstance(self.algorithm, ADPSGD)
+        return OutsideChanges(
+            self._session.binding,
+            self._loads,
+            written_by_others=shared.x if is_raced else None,
+            idle_is_own=kind != "slots",  # others may take the slot again
+        )
+
     def _join(self, invitation: Invitation, deadline_s: float) -> None:
         """Takes a place in the run that this worker is invited to, and so learns its number."""
         joined = JoinedRun(invitation, self.algorithm, model_words(self._model), deadline_s)
@@ -211,6 +225,9 @@ class Worker(WholeRun):
             inputs = SameInputs(board_of_inputs(self._session), self.worker_id, self.num_workers)
         self._replica.watch(self._model, inputs)
         progress = self._begin_progress()
+        self._places, self._loads = Places(self._model, self._session.binding.parameters), Loads(self._model)
+        self._replica.outside = self._watch_outside()
+        self._undo.append(self._loads.close)
         self._batches = WorkerBatches(
             worker_id=self.worker_id,
             num_workers=self.num_workers,
@@ -221,9 +238,9 @@ class Worker(WholeRun):
             optimizer=self._optimizer,
             taken=taken,
             progress=progress,
-            bind_newest=lambda: self._session.binding.bind(self._newest()),
+            bind_newest=self._bind_newest,
         )
-        self._session.binding.bind(self._newest())
+        self._bind_newest()
         if self._environment is not None:
             # HACK: PyTorch's schedulers warn when they step before the optimizer did, which they rightly do in an epoch that a
             # resumed run skips, or in which others had all the batches. They ask this attribute; without it, they warn.
@@ -243,6 +260,7 @@ class Worker(WholeRun):
         return is_cut
 
     def _leave(self, *, failed: bool, is_cut: bool = False) -> None:
+        left = self._left_by_loop() if not (failed or is_cut) else None
         for hook in self._hooks:
             hook.remove()
         for undo in self._undo:
@@ -251,16 +269,22 @@ class Worker(WholeRun):
             if self._replica is not None:
                 self._replica.end(failed=failed or is_cut)
             if not failed:
-                environment = self._environment
-                if environment is not None and environment.supervised and environment.checkpoint is not None:
-                    self._session.save(
-                        None, self._optimizer, max(0, self._batches.taken_so_far() - is_cut), parameters=False
-                    )
-                self._load_final()
+                if not self.algorithm.gossip:
+                    self._save_end(is_cut=is_cut)
                 if self._replica is not None and not self._session.stopped():
                     self._replica.make_state_whole(self._session.ports.collectives)
+                self._load_final(left)
+                if self.algorithm.gossip:  # the worker's own model is part of it
+                    self._save_end(is_cut=is_cut)
         finally:
             self._session.close(failed=failed)
+
+    def _save_end(self, *, is_cut: bool) -> None:
+        """Saves the worker's part of the run's last checkpoint, if there are any."""
+        environment = self._environment
+        if environment is not None and environment.supervised and environment.checkpoint is not None:
+            taken = max(0, self._batches.taken_so_far() - is_cut)
+            self._session.save(None, self._optimizer, taken, parameters=False)
 
     def batches(self, loader: Iterable[Any]) -> Batches:
         """This worker's batches; an epoch is shared: each sample goes to one worker, once.
@@ -330,23 +354,44 @@ class Worker(WholeRun):
         self._session.arena.shared.snapshot(x)
         return x
 
-    def _final_model(self) -> tuple[torch.Tensor, FinalMean | None]:
+    def _bind_newest(self) -> None:
+        self._session.binding.bind(self._newest())
+        if self._replica.outside is not None:
+            self._replica.outside.take(whole=True)
+
+    def _left_by_loop(self) -> LeftWeights | None:
+        """What worker 0's loop has put into its model after its last step; None: nothing."""
+        replica, binding = self._replica, self._session.binding
+        if self.worker_id or replica is None:
+            return None
+        has_changed = replica.outside is None or replica.outside.found() or self._places.others()
+        if not has_changed and not self._loads.any:
+            return None
+        x, others = binding.zeros(), self._places.others()
+        for parameter, view in zip(binding.parameters, binding.views(x), strict=True):
+            view.copy_(self._loads.value_of(others.get(parameter, parameter)))
+        return LeftWeights(x, [self._loads.value_of(buffer).clone() for buffer in self._model.buffers()])
+
+    def _final_model(self, left: LeftWeights | None) -> tuple[torch.Tensor, FinalMean | None]:
         """The run's model (P,). Once the run is over nobody waits for a lock; but its holder is about to give it back."""
         until_s = time.monotonic() + _LOCK_DEADLINE_S
         while True:
             try:
                 final = self._newest()
-                return final, self._session.final_model(final, self._batches.given)
+                if self.num_workers == 1 and left is not None and torch.equal(left.x, final):
+                    left = None
+                return final, self._session.final_model(final, self._batches.given, left)
             except RunStopped:
                 if time.monotonic() > until_s:
                     raise
                 time.sleep(_BETWEEN_TRIES_S)
 
-    def _load_final(self) -> None:
-        """Leaves the model with the newest parameters, not with those that its last gradient was computed at."""
-        final, mean = self._final_model()
+    def _load_final(self, left: LeftWeights | None) -> None:
+        """Leaves the model with the run's result, not with what its last gradient was computed at."""
+        final, mean = self._final_model(left)
         self._consensus_distance = mean.consensus_distance if mean is not None else None
-        self._session.binding.bind(final)
+        self._session.binding.rebind(final)
+        self._places.write_back()
         if self._environment is not None and self._environment.joined is not None and mean is not None:
             self._environment.joined.write(
                 "ended",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Iterable
@@ -26,6 +27,7 @@ __all__ = ["Membership", "check_algorithm", "check_off_cpu", "ports_for"]
 _FAREWELL_S = 5.0
 _GROUP_EXTRA_S = 5.0  # the group's own deadline comes after ours, whose message says who is missing
 _NCCL_EXTRA_S = 60.0  # NCCL's counts from when an operation was given to the GPU, and ends the process
+_FINAL = "final"  # whether worker 0's loop has left something in its model
 _dist: Any = dist  # its type stubs do not name the stores
 _num_joined = 0  # attach may be used several times in a process; each time has a part of the store to itself
 
@@ -129,6 +131,22 @@ class Membership:
         """What the workers said of their generators; None: some said nothing."""
         return [*self._states] if all(self._states) else None
 
+    def hears_of_left(self, is_left: bool) -> bool:
+        """Whether worker 0's loop has left something in its model: it says so, the others wait until it does.
+
+        Raises:
+            WorkerLostError: it does not leave its `with` within the deadline.
+        """
+        self.collectives.end()
+        if self._worker_id == 0:
+            self.store.set(_FINAL, "1" if is_left else "0")
+        elif missing_keys(self.store, [_FINAL], self.deadline_s):
+            raise WorkerLostError(
+                f"end: worker 0, whose model is the run's result, did not leave its `with` within {self.deadline_s:g} s. See"
+                " its output; or set PACELINE_DEADLINE_S higher."
+            )
+        return self.store.get(_FINAL) == b"1"
+
     def claims(self) -> StoredEpochClaims:
         """Claims of all workers' batches, in the store."""
         return StoredEpochClaims(self.store)
@@ -147,6 +165,9 @@ class Membership:
         After a failure it stays for as long as the others need to hear of it.
         """
         self.collectives.leave()
+        if failed and not self._worker_id:
+            with contextlib.suppress(RuntimeError):  # the store is gone, and so are those who would ask
+                self.store.set(_FINAL, "0")  # the others need not wait for what its loop leaves
         group = None if self._owns_default else self._group
         if failed and self._is_nccl:  # what hangs on the GPU would be waited for, until NCCL ends the process
             abort: Any = getattr(dist.distributed_c10d, "_abort_process_group", dist.destroy_process_group)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +16,16 @@ from paceline.observe.summary import summarize
 from paceline.transport.base import Counts, Mailbox, Message, PeerBack, Ports, Received
 from paceline.transport.checks import MalformedMessageError, checked_vector
 
-__all__ = ["FinalMean", "Given", "mean_of_all", "own_figures", "take_final_mean", "why_not_given"]
+__all__ = ["FinalMean", "Given", "LeftWeights", "mean_of_all", "own_figures", "take_final_mean", "why_not_given"]
 
 _LEFT_AT_BREAK = 4  # batches that a loop has claimed when it leaves an epoch before its end, and not seen, at most
+
+
+class LeftWeights(NamedTuple):
+    """What worker 0's loop has put into its model after its last step, such as its best weights: the run's result."""
+
+    x: torch.Tensor  # (P,)
+    buffers: Sequence[torch.Tensor]  # the model's, in their order
 
 
 class FinalMean(NamedTuple):
@@ -59,8 +67,21 @@ def own_figures(records: np.ndarray, counts: Counts, *, gossip: bool) -> dict[st
     return {**figures, "unresolved_exchanges": counts.unresolved_exchanges}
 
 
-def take_final_mean(ports: Ports, x: torch.Tensor, deadline_s: float, given: Given = _NOTHING) -> FinalMean | None:
-    """Replaces a worker's model `x` (P,) by the mean of all; returns what is known of it, and warns of batches not given."""
+def take_final_mean(
+    ports: Ports,
+    x: torch.Tensor,
+    deadline_s: float,
+    given: Given = _NOTHING,
+    buffers: Sequence[torch.Tensor] = (),
+    left: LeftWeights | None = None,
+) -> FinalMean | None:
+    """Replaces a worker's model `x` (P,) by the mean of all; over a mailbox by what worker 0 has `left`, and `buffers` too.
+
+    Warns of batches not given.
+
+    Returns:
+        what is known of the mean.
+    """
     if ports.num_workers > 1 and ports.mailbox is None:
         assert ports.collectives is not None
         ports.collectives.all_reduce_mean(x, weight=1.0)
@@ -69,7 +90,7 @@ def take_final_mean(ports: Ports, x: torch.Tensor, deadline_s: float, given: Giv
         final = FinalMean(x, 0.0, 1, _not_given([given.taken], given.reached))
     else:
         assert ports.mailbox is not None
-        final = mean_of_all(ports.mailbox, ports.worker_id, ports.num_workers, x, deadline_s, given)
+        final = mean_of_all(ports.mailbox, ports.worker_id, ports.num_workers, x, deadline_s, given, buffers, left)
         x.copy_(final.x)
     if final.num_not_given:
         warnings.warn(why_not_given(final.num_not_given), stacklevel=2)
@@ -83,12 +104,20 @@ def _not_given(taken: list[int], reached: int) -> int:
 
 
 def mean_of_all(
-    mailbox: Mailbox, worker_id: int, num_workers: int, x: torch.Tensor, deadline_s: float, given: Given = _NOTHING
+    mailbox: Mailbox,
+    worker_id: int,
+    num_workers: int,
+    x: torch.Tensor,
+    deadline_s: float,
+    given: Given = _NOTHING,
+    buffers: Sequence[torch.Tensor] = (),
+    left: LeftWeights | None = None,
 ) -> FinalMean:
     """The mean of all workers' models that are still there; every worker calls it and gets the same bits.
 
     The lowest worker that can be reached collects the models and sends the mean to all. A worker that has left is not counted;
     one that leaves while it collects is replaced by the next. Where nobody answers in time the worker's own model is returned.
+    What worker 0, who collects as long as it is there, has `left` takes the mean's place, and its buffers everybody's.
     Costs: two messages of the model's size per worker, one after the other at the collecting worker.
 
     Args:
@@ -98,6 +127,8 @@ def mean_of_all(
         x: its model (P,), not changed.
         deadline_s: how long to wait for one worker.
         given: the batches that its loop was given.
+        buffers: of its model; changed where worker 0 has left something.
+        left: what this worker, worker 0, has left; or None.
     """
     for collector in range(worker_id):
         if collector not in mailbox.peers():  # a late comer may never have met it, and need not wait for it
@@ -109,8 +140,11 @@ def mean_of_all(
         answer = _receive(mailbox, deadline_s, "mean", collector, x)
         if answer is not None:
             mean, about = answer
-            return FinalMean(mean, about.weight, about.number, max(0, about.version))
-    return _collect(mailbox, worker_id, num_workers, x, deadline_s, given)
+            if about.version < 0:  # it is what worker 0 has left
+                _receive_buffers(mailbox, deadline_s, collector, buffers)
+                return FinalMean(mean, about.weight, about.number, -1 - about.version)
+            return FinalMean(mean, about.weight, about.number, about.version)
+    return _collect(mailbox, worker_id, num_workers, x, deadline_s, given, left)
 
 
 def _receive(
@@ -127,8 +161,23 @@ def _receive(
             return checked_vector(answer, x), answer.message
 
 
+def _receive_buffers(mailbox: Mailbox, deadline_s: float, sender: int, buffers: Sequence[torch.Tensor]) -> None:
+    for number, buffer in enumerate(buffers):
+        raw = torch.empty(buffer.nbytes, dtype=torch.uint8, device="meta")
+        answer = _receive(mailbox, deadline_s, "left", sender, raw, number)
+        if answer is not None:
+            with torch.no_grad():
+                buffer.copy_(answer[0].view(buffer.dtype).view(buffer.shape))
+
+
 def _collect(
-    mailbox: Mailbox, worker_id: int, num_workers: int, x: torch.Tensor, deadline_s: float, given: Given
+    mailbox: Mailbox,
+    worker_id: int,
+    num_workers: int,
+    x: torch.Tensor,
+    deadline_s: float,
+    given: Given,
+    left: LeftWeights | None,
 ) -> FinalMean:
     models, taken = {worker_id: x}, [given.taken]
     for other in range(worker_id + 1, num_workers):
@@ -141,10 +190,15 @@ def _collect(
     distances = [float((one.double() - mean).square().sum()) for one in models.values()]
     consensus_distance = sum(distances) / len(distances)
     num_not_given = _not_given(taken, given.reached) if len(models) == num_workers else 0
+    messages = [Message("mean", len(models), consensus_distance, mean, num_not_given)]
+    if left is not None:
+        mean = left.x
+        messages = [Message("mean", len(models), consensus_distance, mean, -1 - num_not_given)]
+        for number, buffer in enumerate(left.buffers):
+            messages.append(Message("left", number, x=buffer.contiguous().view(-1).view(torch.uint8)))
     for other in models:
         if other != worker_id:
-            try:
-                mailbox.send(other, Message("mean", len(models), consensus_distance, mean, num_not_given))
-            except PeerLostError:
-                continue
+            with contextlib.suppress(PeerLostError):
+                for message in messages:
+                    mailbox.send(other, message)
     return FinalMean(mean, consensus_distance, len(models), num_not_given)

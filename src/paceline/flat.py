@@ -35,6 +35,7 @@ class FlatBinding:
         offsets: where each parameter begins in a flat vector.
         ranges: each parameter's elements there.
         device: where the parameters are.
+        bound_to: the vector that they are views of, if any.
 
     Raises:
         UsageError: no parameters, or they differ in type or device.
@@ -72,6 +73,7 @@ class FlatBinding:
         self.num_parameters = sum(self._numels)
         self._views: dict[int, list[torch.Tensor]] = {}
         self._bound: int | None = None
+        self.bound_to: torch.Tensor | None = None
 
     def zeros(self) -> torch.Tensor:
         """A new flat vector (P,) where the parameters are."""
@@ -105,7 +107,12 @@ class FlatBinding:
             return
         for parameter, view in zip(self.parameters, self.views(x), strict=True):
             parameter.data = view
-        self._bound = key
+        self._bound, self.bound_to = key, x
+
+    def rebind(self, x: torch.Tensor) -> None:
+        """The same, also where the loop has given parameters other memory meanwhile."""
+        self._bound = None
+        self.bind(x)
 
     def _check_in_place(self, x: torch.Tensor) -> None:
         for parameter, view in zip(self.parameters, self.views(x), strict=True):
@@ -192,7 +199,7 @@ class FlatBinding:
         """Gives the parameters memory of their own again, with their present values."""
         for parameter in self.parameters:
             parameter.data = parameter.data.clone()
-        self._bound = None
+        self._bound = self.bound_to = None
         self._views.clear()
 
     def describe(self) -> Sequence[tuple[int, ...]]:

@@ -15,12 +15,12 @@ from torch import nn
 
 from paceline import checkpoint
 from paceline.algorithms import Algorithm, registry
-from paceline.algorithms.server.client import Client
 from paceline.arena import Arena, plan_arena
 from paceline.distributed import Membership, check_algorithm, check_off_cpu, ports_for
 from paceline.environment import WorkerEnvironment
 from paceline.errors import PeerLostError, UsageError
-from paceline.final_mean import FinalMean, Given, take_final_mean
+from paceline.final_mean import FinalMean, Given, LeftWeights
+from paceline.final_model import agree_on_final
 from paceline.flat import FlatBinding, model_words
 from paceline.half_types import sum_type
 from paceline.hosted_servers import HostedServers
@@ -272,32 +272,14 @@ class Session:
             "slow": self._options.get("slow", {}).get(self.worker_id, 1.0),
         }
 
-    def final_model(self, out: torch.Tensor, given: Given) -> FinalMean | None:
-        """Copies the run's newest model into `out` (P,), at the end of the training.
+    def final_model(self, out: torch.Tensor, given: Given, left: LeftWeights | None) -> FinalMean | None:
+        """Copies what the run ends with into `out` (P,), as `paceline.final_model.agree_on_final` says."""
+        return agree_on_final(self, out, given, left)
 
-        Where workers without a supervisor have models of their own, it is the mean of all, which they send each other, with
-        how many batches each was `given`.
-
-        Returns:
-            what is known of that mean; None where there is none.
-        """
-        self.arena.shared.snapshot(out)
-        if self.membership is not None and self.ports.num_servers:
-            Client(self.ports).final()
-            out.copy_(self.ports.shared.x)
-        if self.membership is None or not self.algorithm.gossip:
-            return None
-        if isinstance(self.membership, JoinedRun):
-            if self.membership.leaves:
-                return FinalMean(out, float("nan"), 1)  # the others need not end because of this one
-            self.membership.end()
-            given = given if self.membership.counts_all else Given(-1)
-        if self._copies is None or self.peers is None:
-            return take_final_mean(self.ports, out, self.membership.deadline_s, given)
-        host = out.cpu()  # who collects has all models at once, for which a GPU may be too small
-        mean = take_final_mean(replace(self.ports, mailbox=self.peers.mailbox), host, self.membership.deadline_s, given)
-        out.copy_(host)
-        return mean
+    @property
+    def buffers_by_name(self) -> dict[str, torch.Tensor]:
+        """The model's buffers, by their names in the arena."""
+        return self._buffers
 
     def batch_claims(self) -> dict[str, Any]:
         """For `WorkerClaims`: the counts of claims, and from where on and without which batches a resumed run goes on."""
@@ -378,8 +360,9 @@ class Session:
     def close(self, *, failed: bool = False) -> None:
         """Leaves the others and gives the model memory of its own again; the shared memory goes when its last user does."""
         self.arena.add("unresolved_exchanges", self.ports.counts.unresolved_exchanges)
-        if self.peers is not None:
-            self.peers.close()
+        self.close_peers()
+        if self.environment is not None and self.environment.supervised:
+            self.arena.mark_gone(self.worker_id)
         if self.membership is not None:
             self.membership.close(failed=failed)
         if self.servers is not None:
@@ -387,3 +370,9 @@ class Session:
         self.binding.release()
         for buffer in self._buffers.values():
             buffer.data = buffer.data.clone()
+
+    def close_peers(self) -> None:
+        """Says goodbye to the other workers."""
+        if self.peers is not None:
+            self.peers.close()
+            self.peers = None

@@ -6,10 +6,8 @@ import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -22,7 +20,7 @@ from paceline.config import TrainConfig
 from paceline.environment import WorkerEnvironment, set_environment
 from paceline.epoch_claims import LocalEpochClaims
 from paceline.errors import DivergedError, PacelineError, UsageError, WorkerLostError
-from paceline.final_mean import FinalMean, Given, take_final_mean
+from paceline.final_mean import LeftWeights
 from paceline.flat import FlatBinding
 from paceline.global_randomness import GlobalRandomness, undisturbed
 from paceline.goals import Goal
@@ -32,11 +30,13 @@ from paceline.loop_evaluation import Evaluate, loop_evaluator
 from paceline.observe.run import RunData
 from paceline.observe.summary import NO_UPDATE
 from paceline.paths import check_new_folder
+from paceline.simulated_session import SimulatedSession
 from paceline.simulation_record import SimulationRecord, write_simulation
 from paceline.simulator.attached import SimulatedAttachedReplica
 from paceline.simulator.backward import AfterBackward
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.cluster_file import as_table
+from paceline.simulator.ending import Ending
 from paceline.simulator.faults import Faults
 from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.program import Program, ProgramError
@@ -45,8 +45,6 @@ from paceline.supervised import refuse_inside_worker
 from paceline.worker_tables import tables, tell_random_states
 
 __all__ = ["simulate"]
-
-_DEADLINE_S = 600.0  # of virtual time, for the mean at the end
 
 
 def simulate(
@@ -168,6 +166,8 @@ class _Simulation:
         self.machine: SimulatedMachine | None = None
         self.record: SimulationRecord | None = None
         self.algorithm = algorithm
+        self.ending = Ending(self.scheduler, cluster.workers)
+        self.left: LeftWeights | None = None  # by worker 0's loop
         self.returned: dict[int, Any] = {}
         self.epoch_claims = LocalEpochClaims()
         self.goal, self._is_evaluated = goal, is_evaluated
@@ -238,7 +238,7 @@ class _Simulation:
 
     def join(
         self, model: nn.Module, algorithm: Algorithm, environment: WorkerEnvironment, evaluate: Evaluate | None
-    ) -> _SimulatedSession:
+    ) -> SimulatedSession:
         """What `Session` is in a real run; the first worker brings the initial parameters, and all wait for the last."""
         binding = FlatBinding(model.parameters())
         if self.machine is None:
@@ -269,7 +269,7 @@ class _Simulation:
                 f" the others {registry.spec(self.algorithm)} on {self._wanted.num_parameters:,}: all workers must build the"
                 " same model."
             )
-        session = _SimulatedSession(self, model, binding, environment)
+        session = SimulatedSession(self, model, binding, environment)
         tell_random_states(environment, session.arena)
         self._wait_for_all()
         return session
@@ -321,80 +321,3 @@ class _Simulation:
             for program in self._joined:
                 self.scheduler.wake(program)
         self.scheduler.wait("all workers to attach")
-
-
-class _SimulatedSession:
-    """One simulated worker's membership in the run; stands in for `Session`.
-
-    Buffers are as in `Session`: one copy that all workers write; in lockstep every worker keeps its own.
-    """
-
-    def __init__(self, simulation: _Simulation, model: nn.Module, binding: FlatBinding, own: WorkerEnvironment) -> None:
-        machine, record = simulation.machine, simulation.record
-        assert machine is not None
-        assert record is not None
-        self.binding = binding
-        self.tell_epoch = simulation.tell_epoch
-        self.environment, self.membership = own, None
-        self._core = machine.core(own.worker_id)
-        self._epoch_claims = simulation.epoch_claims
-        self._after_backward = simulation.after_backward
-        self.ports = machine.ports(self._core)
-        self._machine = machine
-        self._record = record
-        self._is_gossip = simulation.algorithm is not None and simulation.algorithm.gossip
-        self._shared_buffers: list[torch.Tensor] = []
-        for name, buffer in model.named_buffers():
-            if name in simulation.buffers:
-                buffer.data = simulation.buffers[name]
-                self._shared_buffers.append(buffer)
-        control = {"checkpoint_epoch": -2, "epoch": 0}
-        self.arena = SimpleNamespace(
-            load=control.__getitem__,
-            store=control.__setitem__,
-            extra=simulation.tables.__getitem__,
-            shared=self.ports.shared
-            if machine.request.kind == "replicated" and not self._is_gossip
-            else machine.shared,
-        )
-
-    def stopped(self) -> bool:
-        """Never: a simulation that ends is cut off wherever its programs are."""
-        return False
-
-    def base_arguments(self) -> dict[str, Any]:
-        """What the replica needs."""
-        base = self._machine.base_arguments(self.ports)
-        return {
-            **base,
-            "binding": self.binding,
-            "recorder": self._record.recorder(self.ports.worker_id),
-            "core": self._core,
-            "after_backward": self._after_backward,
-        }
-
-    def restore(self, optimizer: torch.optim.Optimizer) -> int:
-        """Nothing to restore."""
-        return 0
-
-    def final_model(self, out: torch.Tensor, given: Given) -> FinalMean | None:
-        """The worker's model (P,), or the mean of all workers', which they send each other, and what is known of it."""
-        if not self._is_gossip:
-            self.arena.shared.snapshot(out)
-            return None
-        out.copy_(self.ports.shared.x)
-        return take_final_mean(self.ports, out, _DEADLINE_S)
-
-    def batch_claims(self) -> dict[str, Any]:
-        """Where batches are claimed."""
-        return {"counts": self._epoch_claims}
-
-    def own_records(self) -> np.ndarray:
-        """This worker's records."""
-        return self._record.records_of(self.ports.worker_id)
-
-    def close(self, *, failed: bool = False) -> None:
-        """Gives the model memory of its own again."""
-        self.binding.release()
-        for buffer in self._shared_buffers:
-            buffer.data = buffer.data.clone()

@@ -357,22 +357,22 @@ class Supervisor:
             self.outcome.torn_updates += 1
         assert self.algorithm is not None
         if "kill" not in self.algorithm.tolerates:
-            if (self.arena.collectives is not None or self.algorithm.memory.mailbox) and self.num_workers > 1:
-                self._tell_waiters(worker)  # their errors say what they were waiting for
-            else:
+            if self.num_workers == 1 or (self.arena.collectives is None and not self.algorithm.memory.mailbox):
                 self._fail(who, Failure("error", f"{how}; {registry.spec(self.algorithm)} cannot go on without it."))
         elif self._restarts_left > 0:
             self._restarts_left -= 1
             self.outcome.restarts += 1
             worker.incarnation += 1
             self._start(worker)
+        if worker.lost:
+            self._tell_waiters(worker)  # their errors say what they were waiting for
         if not any(other.running or other.ended for other in self.workers):
             self._fail("", Failure("error", f"{self._first_death} By now no worker is left."))
 
     def _tell_waiters(self, worker: WorkerState) -> None:
-        """Whoever waits in lockstep for a worker that has left need not go on waiting."""
-        if self.arena is not None and self.arena.collectives is not None:
-            self.arena.collectives.mark_lost(worker.worker_id)
+        """Whoever waits in lockstep, or at the end, for a worker that has left need not go on waiting."""
+        if self.arena is not None:
+            self.arena.mark_gone(worker.worker_id)
 
     def _end_all(self, grace_s: float) -> None:
         """Joins every worker; those that do not end within `grace_s` are killed."""

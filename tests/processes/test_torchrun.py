@@ -169,6 +169,22 @@ def test_a_worker_with_an_error_of_its_own_is_named_by_the_others():
         assert "workers 0 and 2 arrived, worker 1 did not; worker 1 had ended its loop" in failure(result)
 
 
+@pytest.mark.parametrize("algorithm", ["all-reduce", "local-sgd(period=2)", "ad-psgd", "parameter-server(mode=async)"])
+def test_what_worker_0_restores_at_the_end_is_what_all_end_with(algorithm):
+    results = run("restores_its_best", 2, PACELINE_ALGORITHM=algorithm)
+    assert [code for code, *_ in results.values()] == [0, 0], results
+    found = [reports(output)[0] for _, output, _ in results.values()]
+    assert found[0]["after"] == found[1]["after"] == found[0]["left"] != found[1]["left"]
+
+
+def test_a_worker_that_ends_rounds_early_is_named_though_it_waits_for_the_result():
+    results = run("ends_early", 3, PACELINE_ALGORITHM="all-reduce")
+    for worker in (0, 2):
+        assert "worker 1 did not; worker 1 had ended its loop (another worker's loop has ended)" in failure(
+            results[worker]
+        )
+
+
 def test_torchrun_reports_a_kill():
     """It ends the others at once, before they can say who is missing, and says so itself."""
     code, _, errors = torchrun("killed", 2)

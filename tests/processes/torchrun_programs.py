@@ -91,6 +91,33 @@ def train_with_buffers():
     report(model, seen=seen, buffers=COPIES.num_pinned if "PACELINE_TEST_LAZY_COPIES" in os.environ else None)
 
 
+def restores_its_best():
+    """Every worker keeps its model after its second step, running statistics and all, and restores it at the end."""
+    torch.manual_seed(RANK)
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    with pl.attach(model, optimizer):
+        for step in range(5):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+            if step == 1:
+                best = {name: value.clone() for name, value in model.state_dict().items()}
+        model.load_state_dict(best)
+    left, after = ([value.tolist() for value in state.values()] for state in (best, model.state_dict()))
+    tell({"rank": RANK, "left": left, "after": after})
+
+
+def ends_early():
+    """Worker 1 makes fewer rounds than the others."""
+    model, optimizer = make(seed=0)
+    with pl.attach(model, optimizer):
+        for _ in range(5 - (RANK == 1)):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+
+
 def train_without_clipping():
     train(clips=False)
 

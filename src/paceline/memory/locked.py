@@ -149,6 +149,11 @@ class LockedVector:
             out.copy_(self.x)
             return self.version
 
+    def replace(self, x: torch.Tensor) -> None:
+        """Gives the vector the values of `x` (P,) under the write lock; counts no update."""
+        with self._writing:
+            self.x.copy_(x)
+
     def recover(self, participant_id: int, incarnation: int) -> bool:
         """Gives back what a dead worker held; returns whether it was writing (its last update may be torn)."""
         token = owner_token(participant_id, incarnation)

@@ -43,6 +43,10 @@ class PrivateVector:
         out.copy_(self.x)
         return self.version
 
+    def replace(self, x: torch.Tensor) -> None:
+        """Gives the vector the values of `x` (P,); counts no update."""
+        self.x.copy_(x)
+
     def own(self) -> tuple[int, int, torch.Tensor]:
         """(version, updates, copy (P,))."""
         return self.version, self.updates, self.x.clone()

@@ -99,6 +99,10 @@ class RacingVector:
         out.copy_(self.x)
         return version
 
+    def replace(self, x: torch.Tensor) -> None:
+        """Gives the vector the values of `x` (P,), once nobody writes any more; counts no update."""
+        self.x.copy_(x)
+
     def recover(self, participant_id: int, incarnation: int) -> bool:
         """Forgets that a dead worker was writing; returns whether it was (its last update may be torn)."""
         word = self._all_writing + participant_id * LINE_BYTES

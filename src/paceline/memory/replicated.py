@@ -168,6 +168,16 @@ class ReplicatedVector:
             self.x.copy_(x)
             store(self._version, version)
 
+    def replace(self, x: torch.Tensor) -> None:
+        """Gives every worker's vector the values of `x` (P,), once nobody writes any more; counts no update.
+
+        From then on worker 0's is the run's: the mean of equal ones may differ from them by rounding.
+        """
+        for worker, offset in enumerate(self._plan.vectors):
+            with self._lock(worker).writing():
+                self._segment.tensor(offset, (self._plan.num_parameters,), self._plan.dtype).copy_(x)
+            store(self._word(worker) + 16, int(worker > 0))
+
     def recover(self, participant_id: int, incarnation: int) -> bool:
         """Ends the mark of a dead worker, which is not there any more; returns whether it died while writing."""
         store(self._word(participant_id) + 16, 1)

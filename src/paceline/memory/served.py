@@ -173,6 +173,17 @@ class ServedVector:
         versions = [self._copy(shard, self._vector, out) for shard in range(len(self.ranges))]
         return versions[0]
 
+    def replace(self, x: torch.Tensor) -> None:
+        """Gives the run's vector, and its average, the values of `x` (P,), once no worker sends gradients."""
+        if self.is_elsewhere:
+            self.x.copy_(x)
+            return
+        for shard, (begin, end) in enumerate(self.ranges):
+            with self._lock(shard).writing():
+                for vector in (self._vector, self._average):
+                    if vector is not None:
+                        vector[begin:end].copy_(x[begin:end])
+
     def snapshot_average(self, out: torch.Tensor) -> int:
         """The same of the moving average."""
         assert self._average is not None

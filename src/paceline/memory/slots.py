@@ -282,6 +282,11 @@ class SlotPool:
         self.leave()
         return view.version
 
+    def replace(self, x: torch.Tensor) -> None:
+        """Gives the newest version the values of `x` (P,), once nobody publishes any more; an onlooker's copy may be torn."""
+        self.latest().x.copy_(x)
+        self.leave()
+
     def touched_slots(self) -> int:
         """Number of slots ever written, the first one included: what the pool takes of physical memory, in vectors."""
         return load(self._touched)

@@ -145,6 +145,10 @@ class LockedState:
         out.copy_(self.x)
         return self.version
 
+    def replace(self, x: torch.Tensor) -> None:
+        """Gives the vector the values of `x` (P,)."""
+        self.x.copy_(x)
+
 
 class SimulatedLocked:
     """One vector, one writer at a time; implements `LockedParameters`.

@@ -287,6 +287,11 @@ class SimulatedMachine:
         self._num_ended += 1
         self.scheduler.call_at(self.scheduler.now_s, partial(self._end, worker_id))
 
+    def trains_no_more(self, worker_id: int) -> None:
+        """A worker makes no further gradient, though its program may go on: nobody waits for its part in a round."""
+        if self._all_reduce is not None:
+            self._all_reduce.lose(worker_id, "its loop has ended")
+
     @property
     def all_dead(self) -> bool:
         """Whether every worker was killed and none of them replaced."""
@@ -300,8 +305,7 @@ class SimulatedMachine:
     def _end(self, worker_id: int) -> None:
         self.scheduler.end_worker(worker_id)
         self._network.end(worker_id)
-        if self._all_reduce is not None:
-            self._all_reduce.lose(worker_id, "its loop has ended")
+        self.trains_no_more(worker_id)
 
     # Faults
 

@@ -37,6 +37,10 @@ class RacingState:
         out.copy_(self.x)
         return self.version
 
+    def replace(self, x: torch.Tensor) -> None:
+        """Gives the vector the values of `x` (P,)."""
+        self.x.copy_(x)
+
 
 class SimulatedRacing:
     """One live vector without any exclusion; implements `RacingParameters`.
@@ -128,6 +132,10 @@ class SlotState:
         """Copies the newest version (P,) into `out`; returns its number."""
         out.copy_(self.head.x)
         return self.head.version
+
+    def replace(self, x: torch.Tensor) -> None:
+        """Gives the newest version the values of `x` (P,)."""
+        self.head.x.copy_(x)
 
     def touched_slots(self) -> int:
         """Vectors that were ever written."""
@@ -289,6 +297,11 @@ class ReplicatedState:
         else:
             out.copy_(self._mean())
         return self.version
+
+    def replace(self, x: torch.Tensor) -> None:
+        """Gives every worker's vector the values of `x` (P,)."""
+        for worker in self.workers:
+            worker.x.copy_(x)
 
     def consensus_distance(self) -> float:
         """sum_i ||x_i - mean||^2 / n over the present workers, 0 where all agree."""

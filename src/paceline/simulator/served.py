@@ -130,6 +130,12 @@ class ServedState:
         out.copy_(self.x)
         return self.version
 
+    def replace(self, x: torch.Tensor) -> None:
+        """Gives the vector, and its average, the values of `x` (P,)."""
+        self.x.copy_(x)
+        if self.average is not None:
+            self.average.copy_(x)
+
     def counts(self) -> list[dict[str, int]]:
         """What each shard has counted, and its version."""
         return [{"version": shard.version, **shard.counts} for shard in self.shards]

@@ -72,6 +72,7 @@ class DistributedCollectives:
         self._timeout_s = timeout_s
         self.counts = counts if counts is not None else Counts()
         self._num_started = 0
+        self._has_ended = False
         self.waited_s = 0.0
 
     def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
@@ -133,10 +134,20 @@ class DistributedCollectives:
         """
         self._start("broadcast", vector, lambda: dist.broadcast(vector, 0, group=self._group, async_op=True)).wait()
 
+    def end(self) -> None:
+        """Says that this worker's program has ended: who waits for its part in a round need not go on waiting."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._say("ended", self._num_started)
+
     def leave(self) -> None:
         """Says that this worker's loop has ended: who waits for it after this need not look further."""
+        self.end()
+        self._say("left", 1)
+
+    def _say(self, what: str, number: int) -> None:
         try:
-            self._store.set(f"left/{self._worker_id}", "1")
+            self._store.set(f"{what}/{self._worker_id}", str(number))
         except RuntimeError:  # whoever holds the store has left before: then nobody asks
             return
 
@@ -172,7 +183,7 @@ class DistributedCollectives:
                     raise self._lost(label, f"not within {self._timeout_s:g} s")
                 if self._others_gave_up():
                     raise self._lost(label, "another worker has given up")
-                if not in_slices and self._has_missed_somebody(work):
+                if not self._has_ended and self._misses_somebody(int(label.split()[-1])):
                     raise self._lost(label, "another worker's loop has ended")
         finally:
             self.waited_s += time.perf_counter() - begun_s
@@ -183,15 +194,13 @@ class DistributedCollectives:
         except RuntimeError:
             return True
 
-    def _has_missed_somebody(self, work: Any) -> bool:
-        """Whether a worker has left for good whom this operation waits for: it is not done soon after."""
-        others = [worker for worker in range(self._num_workers) if worker != self._worker_id]
-        if not any(self._store.check([f"left/{worker}"]) for worker in others):
-            return False
-        until_s = time.monotonic() + _ANSWER_S
-        while not work.is_completed() and time.monotonic() < until_s:
-            time.sleep(_BETWEEN_LOOKS_S)
-        return not work.is_completed()
+    def _misses_somebody(self, number: int) -> bool:
+        """Whether a worker's program has ended before it came to this operation."""
+        others = [f"ended/{worker}" for worker in range(self._num_workers) if worker != self._worker_id]
+        try:
+            return any(self._store.check([key]) and int(self._store.get(key)) < number for key in others)
+        except RuntimeError:  # the store is gone
+            return True
 
     def _lost(self, label: str, why: object) -> WorkerLostError:
         """Tells the others, hears who is there, and says who is not."""
@@ -204,7 +213,7 @@ class DistributedCollectives:
             while len(present) + len(left) < self._num_workers and time.monotonic() < until_s:
                 time.sleep(_BETWEEN_LOOKS_S)
                 present = {worker for worker in everyone if self._store.check([f"there/{worker}"])}
-                left = {w for w in everyone if w not in present and self._store.check([f"left/{w}"])}
+                left = {w for w in everyone if w not in present and self._store.check([f"ended/{w}"])}
         except RuntimeError:
             return WorkerLostError(
                 f"{label}: the workers' common store is gone, most likely with worker 0, which holds it unless the launcher"
