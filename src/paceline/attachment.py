@@ -369,7 +369,8 @@ class Worker(WholeRun):
             return None
         x, others = binding.zeros(), self._places.others()
         for parameter, view in zip(binding.parameters, binding.views(x), strict=True):
-            view.copy_(self._loads.value_of(others.get(parameter, parameter)))
+            now = others[parameter] if parameter in others else parameter
+            view.copy_(self._loads.value_of(now))
         return LeftWeights(x, [self._loads.value_of(buffer).clone() for buffer in self._model.buffers()])
 
     def _final_model(self, left: LeftWeights | None) -> tuple[torch.Tensor, FinalMean | None]:

@@ -23,7 +23,7 @@ class Box:
     def send(self, to, message):
         self.sent.append((to, message.kind, message.number))
 
-    def receive(self, timeout_s=None):
+    def receive(self, timeout_s=None, sender=None):
         self.timeouts_s.append(timeout_s)
         event = self.script.pop(0)
         if event is None:

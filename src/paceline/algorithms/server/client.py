@@ -71,8 +71,12 @@ class Client:
         self._left: dict[int, tuple[str, float]] = {}  # shard -> why its server has left, and when this was heard
 
     def join(self) -> None:
-        """Takes part from now on; waits for the parameters."""
-        self._exchange([Message("join") for _ in self._shards])
+        """Takes part from now on; waits for the parameters.
+
+        Raises:
+            RunStopped: the run has ended before a server began.
+        """
+        self._exchange([Message("join") for _ in self._shards], in_order=True)
 
     def tell(self, settings: OptimizerSettings) -> None:
         """Tells the servers which optimizer applies this worker's gradients, where that has changed."""
@@ -119,9 +123,9 @@ class Client:
         """Waits for the parameters as they are once all workers have said goodbye."""
         self._exchange([Message("final", _FINAL) for _ in self._shards])
 
-    def _exchange(self, messages: list[Message]) -> Answer:
+    def _exchange(self, messages: list[Message], *, in_order: bool = False) -> Answer:
         self._clocks.clear()
-        answers = self._request(dict(enumerate(messages)))
+        answers = self._request(dict(enumerate(messages)), in_order=in_order)
         while self._clocks and (behind := [one for one in self._shards if self._clocks.get(one, 0) < self.sequence]):
             # A shard counts this worker further on: what the others have sent lacks updates that are promised from there on.
             self._request(dict.fromkeys(behind, Message("join", self.sequence)))
@@ -133,15 +137,19 @@ class Client:
         self.version = self._versions[0]
         return answers[0]
 
-    def _request(self, requests: dict[int, Message]) -> dict[int, Answer]:
-        """Sends each shard its request, all before waiting for any; returns the answers."""
+    def _request(self, requests: dict[int, Message], *, in_order: bool = False) -> dict[int, Answer]:
+        """Sends each shard its request, all before waiting for any; returns the answers.
+
+        With `in_order` it waits for one shard after the other, and a run that is stopped meanwhile ends the wait.
+        """
         # The first shard last: where it chooses whose gradients count, the others have this one already.
         for shard in sorted(requests, reverse=True):
             self._send(shard, requests[shard])
         answers: dict[int, Answer] = {}
         begun_s, num_malformed = self._now_s(), 0
         while missing := requests.keys() - answers.keys():
-            match self._mailbox.receive(self._patience_s(missing, begun_s)):
+            sender = self._first_server + min(missing) if in_order else None
+            match self._mailbox.receive(self._patience_s(missing, begun_s), sender=sender):
                 case Received(sender=sender) as received if (shard := sender - self._first_server) in self._shards:
                     try:
                         answer = self._hear(shard, received, requests.get(shard))
