@@ -55,9 +55,12 @@ def test_the_next_collects_where_it_has_left():
 # Batches that no worker was given
 
 
-def collected(*taken, own=300, reached=1000, workers=3):
+def collected(*taken, own=300, reached=1000, workers=3, further=0.0):
     """What worker 0 makes of what the others say they were given; what it tells them."""
-    said = [Received(one, 0, Message("final", 0, x=torch.zeros(2), version=n)) for one, n in enumerate(taken, 1)]
+    said = [
+        Received(one, 0, Message("final", 0, further if one == 1 else 0.0, torch.zeros(2), n))
+        for one, n in enumerate(taken, 1)
+    ]
     box = Box(*said)
     final = mean_of_all(box, 0, workers, torch.zeros(2), 1.0, Given(own, reached))
     assert set(box.versions) == {final.num_not_given}
@@ -66,6 +69,7 @@ def collected(*taken, own=300, reached=1000, workers=3):
 
 def test_batches_that_nobody_was_given_are_counted():
     assert collected(200, 100) == 400
+    assert collected(200, 100, reached=900, further=1000.0) == 400, "up to where the one who went furthest came"
 
 
 @pytest.mark.parametrize(
@@ -78,6 +82,8 @@ def test_batches_that_nobody_was_given_are_counted():
         ((200, 100), {"own": -1}),
         ((200,), {}),  # somebody has died or left
         ((200, 100), {"reached": 0}),
+        ((200, 100), {"reached": 600, "further": float("nan")}),
+        ((200, 100), {"reached": 600, "further": float("inf")}),
     ],
 )
 def test_where_that_is_not_certain_or_the_loops_left_them_none_are(taken, others):

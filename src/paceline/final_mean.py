@@ -14,7 +14,7 @@ from paceline.errors import PeerLostError
 from paceline.half_types import sum_type
 from paceline.observe.summary import summarize
 from paceline.transport.base import Counts, Mailbox, Message, PeerBack, Ports, Received
-from paceline.transport.checks import MalformedMessageError, checked_vector
+from paceline.transport.checks import MOST, MalformedMessageError, checked_vector
 
 __all__ = ["FinalMean", "Given", "LeftWeights", "mean_of_all", "own_figures", "take_final_mean", "why_not_given"]
 
@@ -87,7 +87,7 @@ def take_final_mean(
         ports.collectives.all_reduce_mean(x, weight=1.0)
         return None
     if ports.num_workers == 1:
-        final = FinalMean(x, 0.0, 1, _not_given([given.taken], given.reached))
+        final = FinalMean(x, 0.0, 1, _not_given([given]))
     else:
         assert ports.mailbox is not None
         final = mean_of_all(ports.mailbox, ports.worker_id, ports.num_workers, x, deadline_s, given, buffers, left)
@@ -97,10 +97,12 @@ def take_final_mean(
     return final
 
 
-def _not_given(taken: list[int], reached: int) -> int:
-    """Batches below `reached` that none of all workers was given; 0 where one cannot tell."""
-    missing = reached - sum(taken) if min(taken) >= 0 else 0
-    return missing if missing > _LEFT_AT_BREAK * len(taken) else 0
+def _not_given(given: list[Given]) -> int:
+    """Batches that none of all workers was given, below the highest number that one reached; 0 where one cannot tell."""
+    if any(one.taken < 0 for one in given):
+        return 0
+    missing = max(one.reached for one in given) - sum(one.taken for one in given)
+    return missing if missing > _LEFT_AT_BREAK * len(given) else 0
 
 
 def mean_of_all(
@@ -134,7 +136,7 @@ def mean_of_all(
         if collector not in mailbox.peers():  # a late comer may never have met it, and need not wait for it
             continue
         try:
-            mailbox.send(collector, Message("final", collector, x=x, version=given.taken))
+            mailbox.send(collector, Message("final", collector, given.reached, x, given.taken))
         except PeerLostError:
             continue
         answer = _receive(mailbox, deadline_s, "mean", collector, x)
@@ -179,17 +181,18 @@ def _collect(
     given: Given,
     left: LeftWeights | None,
 ) -> FinalMean:
-    models, taken = {worker_id: x}, [given.taken]
+    models, all_given = {worker_id: x}, [given]
     for other in range(worker_id + 1, num_workers):
         if other in mailbox.peers():
             answer = _receive(mailbox, deadline_s, "final", other, x, number=worker_id)
             if answer is not None:
                 models[other] = answer[0]
-                taken.append(answer[1].version)
+                taken, reached = answer[1].version, answer[1].weight
+                all_given.append(Given(taken, int(reached) if 0 <= reached < MOST else 0))
     mean = torch.stack(list(models.values())).mean(dim=0, dtype=sum_type(x.dtype)).to(x.dtype)
     distances = [float((one.double() - mean).square().sum()) for one in models.values()]
     consensus_distance = sum(distances) / len(distances)
-    num_not_given = _not_given(taken, given.reached) if len(models) == num_workers else 0
+    num_not_given = _not_given(all_given) if len(models) == num_workers else 0
     messages = [Message("mean", len(models), consensus_distance, mean, num_not_given)]
     if left is not None:
         mean = left.x
