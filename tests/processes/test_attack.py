@@ -1,30 +1,38 @@
 """Strangers attack runs of every method with sockets: no run ends, no vector is accepted, and the loss is as it was.
 
-`make soak` sends 100,000 random and 20,000 mutated frames to each; `make test` a few.
+`make soak` sends 100,000 random and 20,000 mutated frames to each of ten runs of each; `make test` a few. The runs that they
+are compared with have the same strangers beside them, who attack decoys: what differs is the target alone.
 """
 
+import contextlib
 import os
 import shutil
+import socket
+import statistics
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
+from scipy.stats import ks_2samp
 from torch import nn
 
 import leftovers
 import paceline as pl
 import soak_results
+from paceline.meeting import Meeting
 from paceline.transport.keys import create_keys
 from processes.attacker import attack_in_a_fork
 from processes.join_programs import CONTEXT, DEADLINE_S, free_address
 from processes.test_doors import WITH_MAILBOX, ports, tree
 
 FRAMES = {False: (2_000, 500), True: (100_000, 20_000)}  # random and mutated, by whether this is `make soak`
-UNDISTURBED = {False: 3, True: 10}
+RUNS = {False: (False, False, True), True: (False, True) * 10}  # whether the run is attacked, or decoys beside it
+LEAST_P = 1e-3  # that attacked runs' losses are drawn as those beside decoys are; no overlap of ten and ten: 1e-5
 WORKERS, BATCHES, WAITS_AT = 2, 200, 60
 HERE, THERE = "10.231.79.1", "10.231.79.2"
 LAUNCHED = [f"{name}(deadline_s=3600.0)" if name == "d-psgd" else name for name in WITH_MAILBOX]
@@ -102,8 +110,26 @@ def listening():
     return found
 
 
-def loss_of(how, folder, key, host, frames=None, namespaces=()):
-    """The loss after one run, and what strangers could do meanwhile."""
+@contextlib.contextmanager
+def decoys(targets, folder, host):
+    """For each thing that a run listens at, one of the same kind that is none of any run's."""
+    with contextlib.ExitStack() as stack:
+        made = []
+        for number, one in enumerate(targets):
+            if isinstance(one, str):
+                (folder / "decoys").mkdir(mode=0o700, exist_ok=True)
+                made.append(str(folder / "decoys" / str(number)))
+                stack.enter_context(contextlib.closing(socket.socket(socket.AF_UNIX))).bind(made[-1])
+            else:
+                create_keys(folder / f"decoy-{number}.key")
+                address = free_address(host)
+                stack.enter_context(contextlib.closing(Meeting(address, folder / f"decoy-{number}.key", DEADLINE_S)))
+                made.append([host, int(address.rpartition(":")[2])])
+        yield made
+
+
+def loss_of(how, folder, seed, key, host, frames, namespaces, disturbed):
+    """The loss after one run, and what strangers could do meanwhile: to it, or, undisturbed, to decoys beside it."""
     folder.mkdir()
     failures, counts = [], {}
     address = free_address(host)
@@ -118,16 +144,16 @@ def loss_of(how, folder, key, host, frames=None, namespaces=()):
     thread.start()
     leftovers.wait_until(lambda: failures or len(list(folder.glob("waits-*"))) == WORKERS, "all are in the midst of it")
     assert not failures, failures
-    if frames is not None:
-        targets = listening()
-        assert targets
+    targets = listening()
+    assert targets
+    nobodys = [] if how in JOINED else [[host, int(address.rpartition(":")[2])]]
+    with contextlib.nullcontext(targets) if disturbed else decoys(targets, folder, host) as where:
         for place, namespace in enumerate(namespaces):
             own = [share // len(namespaces) for share in frames]
-            where = [*targets, [host, int(address.rpartition(":")[2])]]
             counts["another network" if namespace else "another user"] = {
                 "ports": sum(not isinstance(one, str) for one in targets),
                 "sockets": sum(isinstance(one, str) for one in targets),
-                **attack_in_a_fork(where, *own, place, namespace),
+                **attack_in_a_fork([*where, *nobodys], *own, f"{seed} {place}", namespace),
             }
     (folder / "attacked").touch()
     thread.join(DEADLINE_S)
@@ -159,32 +185,38 @@ def network():
 @pytest.mark.parametrize("how", [*LAUNCHED, *JOINED])
 @pytest.mark.parametrize("is_soak", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_strangers_change_nothing(how, is_soak, network, tmp_path):
-    """Writes what became of each method's attack to PACELINE_SOAK_RESULTS."""
+    """Writes what became of each method's attacks to PACELINE_SOAK_RESULTS."""
     key, host, begun_s = None, "127.0.0.1", time.monotonic()
     if how == "joined with a key":
         if network is None:
             pytest.skip("this machine makes no network namespaces, so no other machine can be played")
         create_keys(key := tmp_path / "run.key")
         host = HERE
-    quiet = []
-    for number in range(UNDISTURBED[is_soak]):
-        folder = tmp_path / f"quiet-{number}"
-        quiet.append(loss_of(how, folder, key, host)[0])
     namespaces = [None] if network is None else [None, network]
-    loss, counts = loss_of(how, tmp_path / "loud", key, host, FRAMES[is_soak], namespaces)
-    # One more of ten lies outside their range once in five times, and never far. Of three the range says nothing, and may be
-    # empty: there, a factor of two tells a strange vector, as poisoned models' losses are ten and more times as large.
-    spread = max(quiet) - min(quiet)
-    least, most = (min(quiet) - spread, max(quiet) + spread) if is_soak else (min(quiet) / 2, 2 * max(quiet))
-    assert least - 1e-3 <= loss <= most + 1e-3, (loss, quiet)
+    losses = {True: [], False: []}
+    counts = {"another network" if one else "another user": Counter() for one in namespaces}
+    for number, disturbed in enumerate(RUNS[is_soak]):
+        loss, told = loss_of(how, tmp_path / str(number), number, key, host, FRAMES[is_soak], namespaces, disturbed)
+        losses[disturbed].append(loss)
+        for who in told if disturbed else ():
+            counts[who].update(told[who])
     if how in JOINED:
         assert sum(one["connections"] for one in counts.values()) > 0
     else:
         assert sum(one["ports"] + one["connections"] for one in counts.values()) == 0
+    # A range of few runs says little, and may be empty: one more than ten lies outside theirs in two of eleven cases. A factor
+    # of two tells a strange vector all the same, as poisoned models' losses are ten and more times as large.
+    assert min(losses[False]) / 2 - 1e-3 <= min(losses[True]) <= max(losses[True]) <= 2 * max(losses[False]) + 1e-3, (
+        losses
+    )
     if is_soak:
+        p_value = float(ks_2samp(losses[True], losses[False]).pvalue)
+        spreads = {known: [min(found), statistics.median(found), max(found)] for known, found in losses.items()}
         figures = {
-            "undisturbed_runs": len(quiet), "undisturbed_loss": [min(quiet), max(quiet)], "loss": loss, "run_ended_well": True,
-            "frames": dict(zip(("random", "mutated"), FRAMES[True], strict=True)), "strangers": counts,
+            "runs": len(losses[True]), "loss": spreads[True], "undisturbed_runs": len(losses[False]),
+            "undisturbed_loss": spreads[False], "p_value": p_value, "runs_ended_well": True,
+            "frames_each": dict(zip(("random", "mutated"), FRAMES[True], strict=True)), "strangers": counts,
             "took_s": round(time.monotonic() - begun_s, 1),
         }  # fmt: skip
         soak_results.keep("soak_attack", how, figures)
+        assert p_value > LEAST_P, losses
