@@ -42,6 +42,7 @@ class AttachedGradient(BaseReplica):
         self._g_version = 0  # PyTorch's count of changes of `g` when it was handed out
         self._own: OwnBatches | None = None  # of a loop that fetches its batches by itself, as long as it seems to
         self._told_samples = 0  # by the loop, of this step
+        self._weighed = 0  # samples of this step's backward passes that have been handed out before the present one
         self._waits_for_step = False  # whose gradients these are is not known before an optimizer steps
         self._progress: RunProgress | None = None
         self.on_progress: list[Callable[[], None]] = []  # called before a step and after it
@@ -57,6 +58,8 @@ class AttachedGradient(BaseReplica):
             call()
 
     def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
+        self.samples += 0 if self._told_samples else self._weighed
+        self._weighed = 0
         if self._progress is not None:
             self._progress.add(self.samples, self.round_samples)
         self.round_samples = 0
@@ -114,6 +117,12 @@ class AttachedGradient(BaseReplica):
             if self.outside is not None:
                 self.outside.take()
             self._hand_over("gradient")
+
+    def _weigh_anew(self) -> int:
+        """What the passes so far come to has been handed out: the next one is weighed by its own samples; returns 0."""
+        self._weighed += self.samples
+        self.samples = 0
+        return 0
 
     def _weigh(self) -> int:
         """Counts the samples of batches that the loop has fetched by itself: a gradient never weighs 0.

@@ -130,7 +130,7 @@ class AttachedReplica(AttachedGradient):
         elif self._is_untouched:
             self._give(batch_number, samples)
         elif not absent:  # the loop did not step: it accumulates, or skipped a step that all had agreed on
-            self.samples = samples + (0 if self._handed_out else self.samples)
+            self.samples = samples + (self._weigh_anew() if self._handed_out else self.samples)
 
     def _begin(self, started_s: float, batch_number: int, samples: int, *, absent: bool = False) -> None:
         self._move_on()
@@ -179,7 +179,7 @@ class AttachedReplica(AttachedGradient):
             self._begin_without_batch()
         elif self._handed_out:
             self._own.forget()
-            self.samples = 0
+            self._weigh_anew()
         self._records.settle(_NAN)  # of the last step, if nobody has reported it
 
     def _begin_next(self) -> None:

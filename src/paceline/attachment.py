@@ -265,6 +265,7 @@ class Worker(WholeRun):
             hook.remove()
         for undo in self._undo:
             undo()
+        self._leave_sums()
         try:
             if self._replica is not None:
                 self._replica.end(failed=failed or is_cut)

@@ -38,8 +38,9 @@ from paceline.simulator.cluster import Cluster
 from paceline.simulator.cluster_file import as_table
 from paceline.simulator.ending import Ending
 from paceline.simulator.faults import Faults
+from paceline.simulator.gathering import SimulatedGathering
 from paceline.simulator.machine import SimulatedMachine
-from paceline.simulator.program import Program, ProgramError
+from paceline.simulator.program import ProgramError
 from paceline.simulator.scheduler import Scheduler
 from paceline.supervised import refuse_inside_worker
 from paceline.worker_tables import tables, tell_random_states
@@ -174,7 +175,7 @@ class _Simulation:
         self._epoch_is_known = False
         self._train = train
         self._wanted: Any = None  # what the first worker to attach wants to train
-        self._joined: list[Program] = []  # workers that wait for the others to attach
+        self.gathering = SimulatedGathering(self.scheduler, cluster.workers)
         self._name = getattr(train, "__name__", "train")
 
     def run(self, interruption: Interruption) -> RunData:
@@ -271,7 +272,9 @@ class _Simulation:
             )
         session = SimulatedSession(self, model, binding, environment)
         tell_random_states(environment, session.arena)
-        self._wait_for_all()
+        self.gathering.gather(environment.worker_id, None)  # nobody sends to a worker that has no mailbox yet
+        # Not before: a worker that does not attach is waited for, and named.
+        self.machine.on_gone = self.gathering.leave
         return session
 
     def _make_record(self, model: nn.Module, algorithm: Algorithm, evaluate: Evaluate | None) -> SimulationRecord:
@@ -313,11 +316,3 @@ class _Simulation:
         if not self._epoch_is_known and self.record is not None:
             self._epoch_is_known = True
             self.record.evaluate_every(self.goal.evaluate_every(samples))
-
-    def _wait_for_all(self) -> None:
-        """Nobody sends to a worker that has no mailbox yet; costs no virtual time."""
-        self._joined.append(self.scheduler.current)
-        if len(self._joined) == self.cluster.workers:
-            for program in self._joined:
-                self.scheduler.wake(program)
-        self.scheduler.wait("all workers to attach")

@@ -33,6 +33,7 @@ class SimulatedSession:
         self.tell_epoch = simulation.tell_epoch
         self.environment, self.membership = own, None
         self._simulation = simulation
+        self.gathering = simulation.gathering
         self._core = machine.core(own.worker_id)
         self._epoch_claims = simulation.epoch_claims
         self._after_backward = simulation.after_backward

@@ -18,6 +18,7 @@ from paceline.checkpoint import Parameters
 from paceline.environment import WorkerEnvironment
 from paceline.errors import PacelineError
 from paceline.fork_server import fork_server_context
+from paceline.gathering import Gathering, Left, Part
 from paceline.interrupts import noted_by
 from paceline.memory import failpoints
 from paceline.memory.waiting import wake_all
@@ -79,6 +80,7 @@ class Supervisor:
         self.started_s: float | None = None  # when all workers were ready and were told to go
         self.ready_after_s: float | None = None  # how long that took
         self.workers = [WorkerState(worker_id) for worker_id in range(num_workers)]
+        self._gathering = Gathering(self.workers)
         self._target = target
         self._pickled = pickled(target) if backend == "processes" else b""
         self._environment = environment
@@ -96,10 +98,7 @@ class Supervisor:
             first_version=first_version,
         )
         self.servers = Servers(
-            launch=self._launch_server,
-            admit=self._reception.admit_server,
-            fail=self._fail,
-            outcome=self.outcome,
+            launch=self._launch_server, admit=self._reception.admit_server, fail=self._fail, outcome=self.outcome
         )
         self._folder = folder
         self._first_death = ""
@@ -241,6 +240,7 @@ class Supervisor:
             worker = sources[source]
             if worker.running:
                 self._hear(worker)
+        self._gathering.settle()
 
     def _hear(self, worker: WorkerState) -> None:
         """Takes one message; a closed connection without a goodbye is a death."""
@@ -264,6 +264,8 @@ class Supervisor:
                 self._count_ready(worker)
             case NotSaved():
                 self.outcome.leave_out(message.number, message.why)
+            case Part() | Left():
+                self._gathering.hear(worker, message)
             case Done():
                 worker.ended = True
                 self._tell_waiters(worker)

@@ -1,19 +1,23 @@
-"""What a worker's loop may ask of the whole run: how far it is, and that schedules go by that."""
+"""What a worker's loop may ask of the whole run: how far it is, schedules that go by that, and sums over all workers."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from paceline.algorithms import Algorithm
 from paceline.errors import UsageError
+from paceline.gathering import Gatherer, gatherer_of, total_of
+from paceline.joining import JoinedRun
 from paceline.run_progress import RunProgress
 from paceline.schedules import FollowedScheduler, UnfollowedSchedules
 from paceline.several_optimizers import SeveralOptimizers, members_of
 from paceline.worker_tables import progress_of
 
 __all__ = ["WholeRun"]
+
+_Value = TypeVar("_Value", float, torch.Tensor)
 
 
 class WholeRun:
@@ -29,6 +33,7 @@ class WholeRun:
 
     _progress: RunProgress | None = None
     _unfollowed: tuple[UnfollowedSchedules, ...] = ()
+    _gatherer: Gatherer | None = None
 
     def _begin_progress(self) -> RunProgress:
         """Counts from now on, and looks out for schedules that do not go by it."""
@@ -85,6 +90,42 @@ class WholeRun:
         )
         self._replica.on_progress.append(followed.advance)
         return followed
+
+    def sum(self, value: _Value) -> _Value:
+        """The sum of what all workers bring: a number, or a tensor of the same shape on all; the same bits everywhere.
+
+        All workers call it, equally often, such as after each epoch; each waits for the others. Those whose loops have ended,
+        or that have died, bring nothing and are not waited for. A worker that has taken a dead one's place takes part in the
+        call that it comes to next. Whole numbers become int64. Costs some milliseconds; on one machine it goes through the
+        launcher, else through the store at which the workers met: it is for figures, not for parameters.
+
+        Raises:
+            UsageError: the shapes differ, or workers may come and go (`--join`).
+            WorkerLostError: a worker did not call it within PACELINE_DEADLINE_S (600 s).
+        """
+        return total_of(self._gathered(value))
+
+    def mean(self, value: _Value) -> _Value:
+        """The mean of what the workers bring that take part; else as `sum`."""
+        values = self._gathered(value)
+        return total_of(values) / len(values)
+
+    def _gathered(self, value: Any) -> list[Any]:
+        if isinstance(value, torch.Tensor):
+            value = value.detach()
+        if self._progress is None:
+            raise UsageError("worker.sum and worker.mean need the run: call them inside `with paceline.attach(...)`.")
+        if self.num_workers == 1:
+            return [value]
+        if self._gatherer is None:
+            self._gatherer = gatherer_of(self._session)
+        if not isinstance(value, torch.Tensor):
+            return self._gatherer.gather(value)
+        return [one.to(value.device) for one in self._gatherer.gather(value.cpu())]
+
+    def _leave_sums(self) -> None:
+        if self._progress is not None and self.num_workers > 1 and not isinstance(self._session.membership, JoinedRun):
+            (self._gatherer or gatherer_of(self._session)).leave()
 
     def _silence_schedules(self) -> None:
         for one in self._unfollowed:

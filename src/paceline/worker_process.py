@@ -24,6 +24,7 @@ from paceline.interrupts import leave_to_supervisor
 from paceline.memory import failpoints, placement
 from paceline.memory.segment import Segment
 from paceline.memory.waiting import RunStopped, have_core_each, raise_if_stopped, wait_briefly
+from paceline.tagged_output import tagged_output
 
 __all__ = ["Done", "Failure", "Hello", "NotSaved", "Ready", "Welcome", "join_run", "run_worker"]
 
@@ -132,7 +133,8 @@ def run_worker(target: Callable[[], Any], environment: WorkerEnvironment, *, own
         environment.options["own_process"] = own_process
         if own_process:
             _prepare_process(environment)
-        target()  # what it returns stays here: a model's memory would go with this process
+        with _tagged(environment, own_process=own_process):
+            target()  # what it returns stays here: a model's memory would go with this process
         message: Any = Done()
     except RunStopped:
         message = Done()
@@ -153,6 +155,12 @@ def run_worker(target: Callable[[], Any], environment: WorkerEnvironment, *, own
     if environment.evaluating is not None:
         environment.evaluating.join()  # it evaluates once more, when all workers have ended
     connection.close()
+
+
+def _tagged(environment: WorkerEnvironment, *, own_process: bool) -> contextlib.AbstractContextManager[None]:
+    """What one of several workers prints says whose it is."""
+    is_one_of_several = own_process and 1 < environment.num_workers > environment.worker_id
+    return tagged_output(f"[{environment.worker_id}] ") if is_one_of_several else contextlib.nullcontext()
 
 
 def _prepare_process(environment: WorkerEnvironment) -> None:

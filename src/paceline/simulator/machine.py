@@ -66,6 +66,7 @@ class SimulatedMachine:
         num_blocks: pieces in which a replica writes and copies a vector of this kind.
         lost: workers that were killed, in that order.
         restarts: how many of them were replaced.
+        on_gone: called with a worker that has ended or was killed; filled in by the caller.
         restart: makes a worker's new incarnation and starts its program; filled in by the caller.
     """
 
@@ -133,6 +134,7 @@ class SimulatedMachine:
         self.lost: list[int] = []
         self.restarts = 0
         self._num_ended = 0
+        self.on_gone: Callable[[int], object] = lambda worker_id: None
         self.restart: Callable[[int], object] | None = None
         self._restarts_left = restarts
         self._incarnations: dict[int, int] = {}  # of workers that were replaced
@@ -304,6 +306,7 @@ class SimulatedMachine:
 
     def _end(self, worker_id: int) -> None:
         self.scheduler.end_worker(worker_id)
+        self.on_gone(worker_id)
         self._network.end(worker_id)
         self.trains_no_more(worker_id)
 
@@ -342,6 +345,7 @@ class SimulatedMachine:
             name = f"the successor of worker {worker_id}"
             self.scheduler.start(-1, partial(self._replace, worker_id), server=name)
         self.scheduler.end_worker(worker_id)
+        self.on_gone(worker_id)
         if self.request.kind == "replicated":
             self.shared.lose(worker_id)
         if self._all_reduce is not None:

@@ -1,0 +1,56 @@
+"""Values that all simulated workers bring and all get, at no cost of virtual time but the wait for the last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.simulator.scheduler import Program, Scheduler
+
+__all__ = ["SimulatedGathering"]
+
+
+class SimulatedGathering:
+    """What the workers have brought.
+
+    Args:
+        scheduler: of the simulation.
+        num_workers: that are in their loops at first.
+    """
+
+    def __init__(self, scheduler: Scheduler, num_workers: int) -> None:
+        self._scheduler = scheduler
+        self._here = set(range(num_workers))
+        self._parts: dict[int, Any] = {}
+        self._waiting: list[Program] = []
+        self._answers: dict[int, list[Any]] = {}
+
+    def gather(self, worker_id: int, value: Any) -> list[Any]:
+        """What all brought that are still in their loops, in the order of their ids."""
+        self._scheduler.catch_up()
+        self._parts[worker_id] = value
+        self._waiting.append(self._scheduler.current)
+        if self._is_complete:
+            self._settle()
+        self._scheduler.wait("all workers to attach, or to call worker.sum or worker.mean")
+        return self._answers.pop(worker_id)
+
+    def leave(self, worker_id: int) -> None:
+        """The worker comes no more."""
+        self._here.discard(worker_id)
+        self._parts.pop(worker_id, None)
+        if self._parts and self._is_complete:
+            self._settle()
+
+    @property
+    def _is_complete(self) -> bool:
+        return self._here <= self._parts.keys()
+
+    def _settle(self) -> None:
+        answer = [value for _, value in sorted(self._parts.items())]
+        self._answers |= dict.fromkeys(
+            self._parts, answer
+        )  # until each has gone on: the first may come again before the last
+        self._parts = {}
+        for program in self._waiting:
+            self._scheduler.wake(program)
+        self._waiting = []

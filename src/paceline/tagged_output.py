@@ -1,0 +1,107 @@
+"""What a worker's process prints: whole lines that say whose they are, and progress bars that leave the others' alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
+
+__all__ = ["TaggedOutput", "tagged_output"]
+
+_BARS_EVERY_S = 5.0  # where the output is no terminal, in which a bar could move
+_CLEAR = "\x1b[K"
+
+
+class TaggedOutput:
+    """A text stream that writes each line at once and whole, after a tag such as `[2] `.
+
+    Text that ends with a carriage return's line, as a progress bar's does, is shown when it is flushed: on a terminal in its
+    place, elsewhere as a line, at most every five seconds; its last state always becomes a line. What programs write by other
+    ways than this stream is not tagged. Lines of more than 4 KB may be cut by others' where the output is a pipe.
+
+    Args:
+        stream: where it goes.
+        tag: before each line.
+        now_s: the clock.
+    """
+
+    def __init__(self, stream: TextIO, tag: str, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._tag = tag
+        self._now_s = now_s
+        self._pending = ""
+        self._bar_s = -_BARS_EVERY_S
+
+    def write(self, text: str) -> int:
+        """Writes what has become whole lines; keeps the rest."""
+        *lines, self._pending = (self._pending + text).split("\n")
+        if lines:
+            start = f"\r{_CLEAR}" if self.isatty() else ""  # another worker's bar may stand there
+            self._write_now("".join(f"{start}{self._tag}{_shown(line)}\n" for line in lines))
+        return len(text)
+
+    def writelines(self, lines: list[str]) -> None:
+        """As of any stream."""
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Shows a progress bar; a line that has only begun waits for its end."""
+        if "\r" not in self._pending:
+            return
+        text = _shown(self._pending)
+        if self.isatty():
+            self._pending = f"\r{text}" if text else ""
+            self._write_now(f"\r{self._tag}{text}{_CLEAR}" if text else f"\r{_CLEAR}")
+        elif not text:
+            self._pending = ""
+        elif self._now_s() - self._bar_s >= _BARS_EVERY_S:
+            self._bar_s = self._now_s()
+            self._pending = f"\r{text}"
+            self._write_now(f"{self._tag}{text}\n")
+
+    def end(self) -> None:
+        """Writes a line that has begun as a line."""
+        if self._pending.strip():
+            self.write("\n")
+
+    def isatty(self) -> bool:
+        """Whether it goes to a terminal."""
+        return self._stream.isatty()
+
+    def _write_now(self, text: str) -> None:
+        try:
+            descriptor = self._stream.fileno()
+        except (OSError, ValueError):  # something of Python's own, such as a notebook's
+            self._stream.write(text)
+            self._stream.flush()
+            return
+        data = text.encode(getattr(self._stream, "encoding", None) or "utf-8", errors="replace")
+        while data:
+            data = data[os.write(descriptor, data) :]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _shown(line: str) -> str:
+    """What a terminal shows of a line with carriage returns."""
+    return line.rstrip("\r").rpartition("\r")[2].rstrip() if "\r" in line else line
+
+
+@contextlib.contextmanager
+def tagged_output(tag: str) -> Iterator[None]:
+    """This process's standard output and errors are tagged."""
+    before = sys.stdout, sys.stderr
+    for stream in before:
+        stream.flush()
+    sys.stdout, sys.stderr = tagged = [TaggedOutput(stream, tag) for stream in before]  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for one in tagged:
+            one.end()
+        sys.stdout, sys.stderr = before
