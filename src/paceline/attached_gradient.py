@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from paceline.buckets import GradientBuckets
+from paceline.never_stepped import StepsAwaited
 from paceline.outside_changes import OutsideChanges
 from paceline.own_batches import OwnBatches
 from paceline.replica import BaseReplica
@@ -46,6 +47,7 @@ class AttachedGradient(BaseReplica):
         self._waits_for_step = False  # whose gradients these are is not known before an optimizer steps
         self._progress: RunProgress | None = None
         self.on_progress: list[Callable[[], None]] = []  # called before a step and after it
+        self.awaited: StepsAwaited | None = None  # until the loop's first step
         self.outside: OutsideChanges | None = None  # what the loop does to its parameters by itself; None: nobody asks
         self.accumulates = False
 

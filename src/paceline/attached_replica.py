@@ -121,6 +121,8 @@ class AttachedReplica(AttachedGradient):
 
     def begin(self, started_s: float, batch_number: int, batch: Any, *, absent: bool = False) -> None:
         """Begins a step: the program reads the parameters that the gradient will be computed at."""
+        if self.awaited is not None:
+            self.awaited.look()
         samples = 0 if absent else max(1, length_of(batch))  # one whose length cannot be told weighs as one
         if self._several is not None:
             self._several.check_begin(absent=absent)
@@ -175,6 +177,8 @@ class AttachedReplica(AttachedGradient):
     def _called(self) -> None:
         assert self._own is not None
         self._raise_if_stopped()
+        if self.awaited is not None:
+            self.awaited.look(self._own.num_passes)
         if self._state == "idle":
             self._begin_without_batch()
         elif self._handed_out:
@@ -228,6 +232,7 @@ class AttachedReplica(AttachedGradient):
             raise UsageError(
                 "Optimizers with closures evaluate several gradients per step; attach needs one: use step()."
             )
+        self.awaited = None
         if self._several is not None and not self._several.begins(optimizer):
             return
         if self._state == "idle":  # nothing of the model was called, or the loop makes several steps with one batch

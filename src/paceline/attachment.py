@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.algorithms import ADPSGD, Algorithm
+from paceline.algorithms import Algorithm
 from paceline.attach_arguments import as_one_model, as_one_optimizer
 from paceline.attached_replica import AttachedReplica
 from paceline.chosen_algorithm import chosen_algorithm
@@ -19,6 +19,7 @@ from paceline.environment import Invitation, WorkerEnvironment, current_environm
 from paceline.errors import DivergedError, UsageError
 from paceline.evaluating import session_of
 from paceline.final_mean import FinalMean, LeftWeights, own_figures
+from paceline.final_model import watch_outside
 from paceline.flat import model_words
 from paceline.grad_scaling import ask_for_every_step
 from paceline.gradient_watch import watch_gradients
@@ -27,7 +28,7 @@ from paceline.joining import JoinedRun
 from paceline.loaded_weights import Loads, Places
 from paceline.loop_evaluation import Evaluate
 from paceline.memory.waiting import RunStopped
-from paceline.outside_changes import OutsideChanges
+from paceline.never_stepped import StepsAwaited
 from paceline.random_numbers import digests_of_states, go_apart
 from paceline.same_inputs import SameInputs
 from paceline.several_optimizers import SeveralOptimizers, members_of
@@ -185,18 +186,6 @@ class Worker(WholeRun):
             who = (self.worker_id, environment.incarnation, part)
             go_apart(device, environment.random_states, equal_states(self._session), *who)
 
-    def _watch_outside(self) -> OutsideChanges | None:
-        if self.num_workers == 1:
-            return None
-        shared, kind = self._session.ports.shared, self.algorithm.memory.kind
-        is_raced = kind in ("racing", "locked") or isinstance(self.algorithm, ADPSGD)
-        return OutsideChanges(
-            self._session.binding,
-            self._loads,
-            written_by_others=shared.x if is_raced else None,
-            idle_is_own=kind != "slots",  # others may take the slot again
-        )
-
     def _join(self, invitation: Invitation, deadline_s: float) -> None:
         """Takes a place in the run that this worker is invited to, and so learns its number."""
         joined = JoinedRun(invitation, self.algorithm, model_words(self._model), deadline_s)
@@ -226,7 +215,7 @@ class Worker(WholeRun):
         self._replica.watch(self._model, inputs)
         progress = self._begin_progress()
         self._places, self._loads = Places(self._model, self._session.binding.parameters), Loads(self._model)
-        self._replica.outside = self._watch_outside()
+        self._replica.outside = watch_outside(self._session, self.algorithm, self._loads, self.num_workers)
         self._undo.append(self._loads.close)
         self._batches = WorkerBatches(
             worker_id=self.worker_id,
@@ -241,6 +230,7 @@ class Worker(WholeRun):
             bind_newest=self._bind_newest,
         )
         self._bind_newest()
+        self._replica.awaited = StepsAwaited(self._session.binding.parameters)
         if self._environment is not None:
             # HACK: PyTorch's schedulers warn when they step before the optimizer did, which they rightly do in an epoch that a
             # resumed run skips, or in which others had all the batches. They ask this attribute; without it, they warn.
@@ -261,6 +251,7 @@ class Worker(WholeRun):
 
     def _leave(self, *, failed: bool, is_cut: bool = False) -> None:
         left = self._left_by_loop() if not (failed or is_cut) else None
+        never_stepped = self._never_stepped() if not (failed or is_cut) else None
         for hook in self._hooks:
             hook.remove()
         for undo in self._undo:
@@ -277,8 +268,16 @@ class Worker(WholeRun):
                 self._load_final(left)
                 if self.algorithm.gossip:  # the worker's own model is part of it
                     self._save_end(is_cut=is_cut)
+                if never_stepped is not None and not self._session.has_updates():
+                    raise never_stepped
         finally:
             self._session.close(failed=failed)
+
+    def _never_stepped(self) -> UsageError | None:
+        replica = self._replica
+        if replica is None or replica.awaited is None or self._session.stopped():
+            return None
+        return replica.awaited.error(loaded=self._loads.any, has_begun=replica.num_begun > 0)
 
     def _save_end(self, *, is_cut: bool) -> None:
         """Saves the worker's part of the run's last checkpoint, if there are any."""
@@ -370,7 +369,7 @@ class Worker(WholeRun):
             return None
         x, others = binding.zeros(), self._places.others()
         for parameter, view in zip(binding.parameters, binding.views(x), strict=True):
-            now = others[parameter] if parameter in others else parameter
+            now: torch.Tensor = others.get(parameter, parameter)  # pyright: ignore[reportAssignmentType]
             view.copy_(self._loads.value_of(now))
         return LeftWeights(x, [self._loads.value_of(buffer).clone() for buffer in self._model.buffers()])
 

@@ -9,14 +9,17 @@ from typing import Any
 
 import torch
 
+from paceline.algorithms import ADPSGD, Algorithm
 from paceline.algorithms.server.client import Client
 from paceline.arena import Arena
 from paceline.distributed import Membership
 from paceline.final_mean import FinalMean, Given, LeftWeights, take_final_mean
 from paceline.joining import JoinedRun
+from paceline.loaded_weights import Loads
+from paceline.outside_changes import OutsideChanges
 from paceline.transport.parameters import AVERAGE
 
-__all__ = ["agree_on_final"]
+__all__ = ["agree_on_final", "watch_outside"]
 
 _STOPPED_DEADLINE_S = 20.0  # for the others, once the run is being stopped
 _LOOK_EVERY_S = 1e-3
@@ -121,3 +124,17 @@ def _wait_for_launched(
         with torch.no_grad():
             for name, buffer in buffers.items():
                 buffer.copy_(arena.extra(name))
+
+
+def watch_outside(session: Any, algorithm: Algorithm, loads: Loads, num_workers: int) -> OutsideChanges | None:
+    """For a worker's parameters, with what others write of them; None: there are no others."""
+    if num_workers == 1:
+        return None
+    shared, kind = session.ports.shared, algorithm.memory.kind
+    is_raced = kind in ("racing", "locked") or isinstance(algorithm, ADPSGD)
+    return OutsideChanges(
+        session.binding,
+        loads,
+        written_by_others=shared.x if is_raced else None,
+        idle_is_own=kind != "slots",  # others may take the slot again
+    )

@@ -48,6 +48,7 @@ class OwnBatches:
         self._sees_passes = False
         self._before = self._pass = 0  # samples of the passes before, and of the present one
         self._was_called = False
+        self.num_passes = 0  # backward passes that are over, as far as the loop has gone on since
 
     def close(self) -> None:
         """Looks on no more."""
@@ -88,6 +89,7 @@ class OwnBatches:
     def _called(self, args: Sequence[Any], kwargs: dict[str, Any], *, is_whole: bool) -> None:
         if self._backward.came:
             self._before, self._pass, self._backward.came = self.samples, 0, False
+            self.num_passes += 1
         if self._pass and not is_whole:
             return
         self._on_call()

@@ -272,6 +272,13 @@ class Session:
             "slow": self._options.get("slow", {}).get(self.worker_id, 1.0),
         }
 
+    def has_updates(self) -> bool:
+        """Whether a worker has made an update, as far as this one can know."""
+        shared = self.arena.shared
+        if self.algorithm.gossip and self.environment is not None and self.environment.supervised:
+            return any(shared.updates())
+        return shared.version > max(self._initial_version, self.arena.load("initial_version"))
+
     def final_model(self, out: torch.Tensor, given: Given, left: LeftWeights | None) -> FinalMean | None:
         """Copies what the run ends with into `out` (P,), as `paceline.final_model.agree_on_final` says."""
         return agree_on_final(self, out, given, left)

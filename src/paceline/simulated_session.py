@@ -76,6 +76,11 @@ class SimulatedSession:
         """Nothing to restore."""
         return 0
 
+    def has_updates(self) -> bool:
+        """Whether a worker has made an update."""
+        shared = self._machine.shared
+        return any(shared.updates()) if self._is_gossip else shared.version > 0
+
     def final_model(self, out: torch.Tensor, given: Given, left: LeftWeights | None) -> FinalMean | None:
         """The run's model (P,) once all have ended, or the mean of all models, which they send each other; or what is left."""
         simulation, mean = self._simulation, None

@@ -140,6 +140,7 @@ class WorkerBatches:
         batches = self.batches_of(loader)
         if batches is None:
             yield from self._whole(loader) if self.num_workers == 1 else self._every_nth(loader)
+            self._tell_end()
             return
         claims = self._claims_for(batches)
         claims.begin(epoch)
@@ -156,6 +157,7 @@ class WorkerBatches:
                 self._session.tell_epoch(batches.length * length_of(batch))
             self._replica.begin(started_s, number, batch)
             yield batch
+        self._tell_end()
         # What the loop does between two epochs, such as to evaluate, it does on a copy that nobody else writes.
         if self._replica.idle:
             self._bind_newest()
@@ -165,6 +167,11 @@ class WorkerBatches:
                 f" {self.num_workers} workers.",
                 stacklevel=3,
             )
+
+    def _tell_end(self) -> None:
+        """The loop has had all batches of an epoch."""
+        if self._replica.awaited is not None:
+            self._replica.awaited.came_to_end = True
 
     def _numbers(self, claims: WorkerClaims, epoch: int) -> Iterator[int]:
         first = True

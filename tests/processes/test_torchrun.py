@@ -180,9 +180,7 @@ def test_what_worker_0_restores_at_the_end_is_what_all_end_with(algorithm):
 def test_a_worker_that_ends_rounds_early_is_named_though_it_waits_for_the_result():
     results = run("ends_early", 3, PACELINE_ALGORITHM="all-reduce")
     for worker in (0, 2):
-        assert "worker 1 did not; worker 1 had ended its loop (another worker's loop has ended)" in failure(
-            results[worker]
-        )
+        assert "worker 1 did not; worker 1 had ended its loop" in failure(results[worker])
 
 
 def test_torchrun_reports_a_kill():

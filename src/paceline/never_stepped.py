@@ -1,0 +1,72 @@
+"""A loop that makes gradients and never steps: it trains nothing, and is told so when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from paceline.errors import UsageError
+
+__all__ = ["StepsAwaited"]
+
+
+class StepsAwaited:
+    """What a loop does with its gradients before its first step; nobody asks for it after that.
+
+    A loop that is left before its first step, at a `break` or in the midst of accumulation, has made gradients, too. So these
+    count if the loop has thrown them away and made others, if it has come to the end of its batches, or if it has changed the
+    parameters by itself.
+
+    Args:
+        parameters: those that are trained; what gradients they have now is not the loop's.
+
+    Attributes:
+        came_to_end: whether the loop has had all batches of an epoch.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._before = [None if p.grad is None else (p.grad, p.grad._version) for p in parameters]
+        self._values = self._sum()
+        self._made: list[torch.Tensor | None] = [None] * len(parameters)
+        self._threw_away = False
+        self.came_to_end = False
+
+    def look(self, num_passes: int = 0) -> None:
+        """The loop is about to compute, after so many backward passes if they are counted; or it has ended."""
+        made = [None if _is_old(p.grad, before) else p.grad for p, before in self._pairs()]
+        is_cleared = not any(one is not None and one.any() for one in made)
+        self._threw_away |= is_cleared and (num_passes > 0 or any(one is not None for one in self._made))
+        self._threw_away |= any(
+            old is not None and new is not None and old is not new for old, new in zip(self._made, made, strict=True)
+        )
+        self._made = [old if new is None else new for old, new in zip(self._made, made, strict=True)]
+
+    def error(self, *, loaded: bool, has_begun: bool) -> UsageError | None:
+        """What to raise once the loop has ended, if no worker has made an update by then; None: all is well.
+
+        Args:
+            loaded: whether `load_state_dict` has changed the parameters, which is no training.
+            has_begun: whether the loop has had a batch, or called the model with gradients enabled.
+        """
+        self.look()
+        has_made = any(gradient is not None for gradient in self._made)
+        has_moved = not loaded and self._sum() != self._values
+        if self._threw_away or (has_made and self.came_to_end) or (has_moved and (has_made or has_begun)):
+            return UsageError(
+                "The loop has made gradients and never called optimizer.step(), so nothing was trained: call step() of the"
+                " optimizer that attach was given, and leave the parameters to it."
+            )
+        return None
+
+    def _pairs(self) -> zip[tuple[nn.Parameter, tuple[torch.Tensor, int] | None]]:
+        return zip(self._parameters, self._before, strict=True)
+
+    def _sum(self) -> list[float]:
+        return [p.detach().double().sum().item() for p in self._parameters]
+
+
+def _is_old(gradient: torch.Tensor | None, before: tuple[torch.Tensor, int] | None) -> bool:
+    return gradient is not None and before is not None and gradient is before[0] and gradient._version == before[1]
