@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from paceline.buckets import GradientBuckets
 from paceline.never_stepped import StepsAwaited
@@ -39,6 +40,7 @@ class AttachedGradient(BaseReplica):
         self._finish: Callable[[], None] | None = None
         self._handing_out = False  # between a backward pass's first gradient and its end
         self._call_after_backward = _call_after_backward
+        self._kept: dict[nn.Parameter, torch.Tensor | None] | None = None  # gradients that a step does not find
         self._handed_out = False  # what the gradients hold has been handed out, and is what came back
         self._g_version = 0  # PyTorch's count of changes of `g` when it was handed out
         self._own: OwnBatches | None = None  # of a loop that fetches its batches by itself, as long as it seems to
@@ -125,6 +127,20 @@ class AttachedGradient(BaseReplica):
         self._weighed += self.samples
         self.samples = 0
         return 0
+
+    def _hide_gradients(self) -> None:
+        self._kept = {p: p.grad for p in self.binding.parameters}
+        self._clear_gradients()
+
+    def _show_gradients(self, of: Sequence[nn.Parameter] | None) -> None:
+        """Gives back what was hidden; `of`: the parameters of the optimizer that has stepped, where others have yet to."""
+        if self._kept is not None:
+            for parameter in self._kept if of is None else of:
+                parameter.grad = self._kept[parameter]
+
+    def _clear_gradients(self) -> None:
+        for parameter in self.binding.parameters:  # a loop that clears after its steps would add to it
+            parameter.grad = None
 
     def _weigh(self) -> int:
         """Counts the samples of batches that the loop has fetched by itself: a gradient never weighs 0.

@@ -65,7 +65,6 @@ class AttachedReplica(AttachedGradient):
         self._ended = False
         self._inside = False  # the replica itself is stepping: its hooks keep still
         self._ranges: dict[Any, tuple[int, int]] = {}  # where each parameter lies in the flat vector, once asked for
-        self._kept: dict[nn.Parameter, torch.Tensor | None] | None = None
         self._owned: OwnedPieces | None = None
         # To switch to the program and back; not under no_grad, which would cost as much as all else that a hook does: the
         # program touches no tensor that autograd follows.
@@ -259,19 +258,11 @@ class AttachedReplica(AttachedGradient):
         if self._state != "apply":  # the program applied nothing: the step must find no gradients
             self._hide_gradients()
 
-    def _hide_gradients(self) -> None:
-        self._kept = {p: p.grad for p in self.binding.parameters}
-        for parameter in self.binding.parameters:
-            parameter.grad = None
-
     def after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The optimizer has stepped."""
         if self._inside:
             return
-        if self._kept is not None:  # those of optimizers that have yet to step stay hidden
-            own = self._kept if self._several is None else self._several.parameters(optimizer)
-            for parameter in own:
-                parameter.grad = self._kept[parameter]
+        self._show_gradients(None if self._several is None else self._several.parameters(optimizer))
         if self._several is not None and not self._several.ends(optimizer):
             return
         if self._kept is None:
@@ -373,10 +364,6 @@ class AttachedReplica(AttachedGradient):
         finally:
             self._inside = False
             self._clear_gradients()
-
-    def _clear_gradients(self) -> None:
-        for parameter in self.binding.parameters:  # a loop that clears after its steps would add to it
-            parameter.grad = None
 
     def _end_apply(self, x: torch.Tensor, begun_s: float) -> None:
         self._state = "idle"

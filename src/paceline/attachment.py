@@ -19,7 +19,7 @@ from paceline.environment import Invitation, WorkerEnvironment, current_environm
 from paceline.errors import DivergedError, UsageError
 from paceline.evaluating import session_of
 from paceline.final_mean import FinalMean, LeftWeights, own_figures
-from paceline.final_model import watch_outside
+from paceline.final_model import left_weights, watch_outside
 from paceline.flat import model_words
 from paceline.grad_scaling import ask_for_every_step
 from paceline.gradient_watch import watch_gradients
@@ -361,17 +361,11 @@ class Worker(WholeRun):
 
     def _left_by_loop(self) -> LeftWeights | None:
         """What worker 0's loop has put into its model after its last step; None: nothing."""
-        replica, binding = self._replica, self._session.binding
-        if self.worker_id or replica is None:
+        if self.worker_id or self._replica is None:
             return None
-        has_changed = replica.outside is None or replica.outside.found() or self._places.others()
-        if not has_changed and not self._loads.any:
-            return None
-        x, others = binding.zeros(), self._places.others()
-        for parameter, view in zip(binding.parameters, binding.views(x), strict=True):
-            now: torch.Tensor = others.get(parameter, parameter)  # pyright: ignore[reportAssignmentType]
-            view.copy_(self._loads.value_of(now))
-        return LeftWeights(x, [self._loads.value_of(buffer).clone() for buffer in self._model.buffers()])
+        outside = self._replica.outside
+        has_changed = outside is None or outside.found()
+        return left_weights(self._model, self._session.binding, self._places, self._loads, has_changed=has_changed)
 
     def _final_model(self, left: LeftWeights | None) -> tuple[torch.Tensor, FinalMean | None]:
         """The run's model (P,). Once the run is over nobody waits for a lock; but its holder is about to give it back."""

@@ -8,14 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from paceline.algorithms import ADPSGD, Algorithm
 from paceline.algorithms.server.client import Client
 from paceline.arena import Arena
 from paceline.distributed import Membership
 from paceline.final_mean import FinalMean, Given, LeftWeights, take_final_mean
+from paceline.flat import FlatBinding
 from paceline.joining import JoinedRun
-from paceline.loaded_weights import Loads
+from paceline.loaded_weights import Loads, Places
 from paceline.outside_changes import OutsideChanges
 from paceline.transport.parameters import AVERAGE
 
@@ -138,3 +140,25 @@ def watch_outside(session: Any, algorithm: Algorithm, loads: Loads, num_workers:
         written_by_others=shared.x if is_raced else None,
         idle_is_own=kind != "slots",  # others may take the slot again
     )
+
+
+def left_weights(
+    model: nn.Module, binding: FlatBinding, places: Places, loads: Loads, *, has_changed: bool
+) -> LeftWeights | None:
+    """What a loop has put into its model after its last step; None: nothing.
+
+    Args:
+        model: the loop's.
+        binding: of its trained parameters.
+        places: where they were.
+        loads: what was loaded.
+        has_changed: whether parameters are known to have changed otherwise.
+    """
+    others = places.others()
+    if not (has_changed or others or loads.any):
+        return None
+    x = binding.zeros()
+    for parameter, view in zip(binding.parameters, binding.views(x), strict=True):
+        now: torch.Tensor = others.get(parameter, parameter)  # pyright: ignore[reportAssignmentType]
+        view.copy_(loads.value_of(now))
+    return LeftWeights(x, [loads.value_of(buffer).clone() for buffer in model.buffers()])

@@ -19,22 +19,21 @@ from paceline.simulator.concurrency import SimulatedConcurrency
 from paceline.simulator.core import COPY_VECTORS, Core, OwnMemory, SimulatedClock
 from paceline.simulator.cores import Cores, SharedCore
 from paceline.simulator.faults import Disturbances, DropLink, Faults, Kill, Pause
-from paceline.simulator.locks import LockedState, LockState, SimulatedLocked
+from paceline.simulator.locks import LockedState, LockState
 from paceline.simulator.loopback import LoopbackNetwork
 from paceline.simulator.mailbox import SimulatedMailbox
 from paceline.simulator.memory import (
     RacingState,
     ReplicatedState,
-    SimulatedRacing,
-    SimulatedSlots,
     SimulatedStalenessCounts,
     SlotState,
 )
 from paceline.simulator.network import Network
 from paceline.simulator.network_collectives import CollectiveCosts, NetworkCollectives, NetworkCollectivesState
 from paceline.simulator.numa import SocketCore, SocketMachine
+from paceline.simulator.parameters import parameters_of
 from paceline.simulator.scheduler import Scheduler
-from paceline.simulator.served import ServedState, SimulatedCopy
+from paceline.simulator.served import ServedState
 from paceline.simulator.sockets import Placing
 from paceline.transport.base import Counts, Ports
 from paceline.transport.parameters import MemoryRequest
@@ -365,25 +364,7 @@ class SimulatedMachine:
         self._network.welcome(worker_id)
 
     def _parameters(self, core: Core) -> Any:
-        match self.request.kind:
-            case "racing":
-                return SimulatedRacing(self.shared, core)
-            case "slots":
-                return SimulatedSlots(self.shared, core)
-            case "locked":
-                return SimulatedLocked(self.shared, core)
-            case "replicated":
-                return self.shared.workers[core.worker_id]
-            case "served" if core.worker_id >= self.cluster.workers + self._num_servers and self._num_servers:
-                shard = self.shared.copy((core.worker_id - self.cluster.workers) % self._num_servers)
-                shard.core = core
-                return shard
-            case "served" if core.worker_id >= self.cluster.workers or not self._num_servers:
-                shard = self.shared.shards[max(0, core.worker_id - self.cluster.workers)]
-                shard.core = core if self._num_servers else None
-                return shard
-            case "served":
-                return SimulatedCopy(self.shared.x.clone(), self.shared.ranges)
+        return parameters_of(self.request.kind, self.shared, core, self.cluster.workers, self._num_servers)
 
     def base_arguments(self, ports: Ports) -> dict[str, Any]:
         """What a worker's `BaseReplica` needs, except its binding and its recorder."""
