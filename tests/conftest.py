@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tqdm import tqdm
 
 import forked
 import leftovers
@@ -15,12 +16,15 @@ forkserver.set_forkserver_preload(list(forked.PRELOAD))
 forkserver.set_forkserver_preload = lambda modules: None
 # A TCPStore asks a name server about every connection; where none answers, this is how long it waits.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+tqdm.monitor_interval = 0  # no thread that looks after forgotten progress bars
 
 FOLDER = Path(__file__).parent
 # The files that take longest come first, so that no process is left with one of them when the others are done.
 LONGEST = [
     FOLDER / name
     for name in (
+        "loops/test_table.py",
+        "processes/test_table.py",
         "contracts/test_resume.py",
         "processes/test_kill.py",
         "processes/test_torchrun.py",

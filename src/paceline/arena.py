@@ -110,6 +110,7 @@ def plan_arena(
     )
     epoch_claims = SharedEpochClaims.reserve(layout)
     store = SharedStore.reserve(layout, num_participants - 1) if request.mailbox else None
+    ended = layout.words("ended", num_workers)
     places = {
         name: (layout.reserve(name, max(8, _num_bytes(shape, kind_)), alignment_bytes=64), shape, kind_)
         for name, (shape, kind_) in extra.items()
@@ -128,7 +129,7 @@ def plan_arena(
         rings=rings,
         epoch_claims=epoch_claims,
         store=store,
-        ended=layout.words("ended", num_workers),
+        ended=ended,
         extra=places,
     )
 

@@ -7,8 +7,6 @@ from tqdm import tqdm
 
 from loops.problem import EPOCHS, loader, made
 
-tqdm.monitor_interval = 0  # no thread that looks after forgotten bars
-
 
 def loop(attach):
     model, optimizer = made()
