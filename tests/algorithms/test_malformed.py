@@ -166,7 +166,7 @@ def test_the_final_mean_waits_for_the_right_vector(wrong):
 def test_a_server_that_answers_nothing_but_nonsense_is_an_error():
     sent = []
     mailbox = SimpleNamespace(
-        receive=lambda timeout_s=None: Received(2, 0, Message("x", 1, 1.0, torch.zeros(5), 1)),
+        receive=lambda timeout_s=None, sender=None: Received(2, 0, Message("x", 1, 1.0, torch.zeros(5), 1)),
         send=lambda to, message: sent.append(message.kind),
     )
     ports = SimpleNamespace(

@@ -62,18 +62,28 @@ class StoreThatIsAsked:
             self._then()
         return self._store.check(keys)
 
+    def get(self, key):
+        return self._store.get(key)
+
+
+def leave_after(operations, store):
+    """Worker 1's loop ends when it has taken part in so many."""
+    gone = of(1, store)
+    gone._num_started = operations
+    gone.leave()
+
 
 def test_the_last_operation_of_a_worker_that_has_left_may_still_be_under_way():
     store, work = HashStore(), Work()
-    of(1, store).leave()
-    asked = StoreThatIsAsked(store, "left/1", then=lambda: setattr(work, "left", 3))
+    leave_after(1, store)
+    asked = StoreThatIsAsked(store, "ended/1", then=lambda: setattr(work, "left", 3))
     of(0, asked).wait_for(work, "all-reduce 1", in_slices=False)
     assert work.waited
 
 
 def test_an_operation_that_a_worker_left_before_is_not_waited_for():
     store = HashStore()
-    of(1, store).leave()
+    leave_after(1, store)
     says = r"worker 1 did not; worker 1 had ended its loop \(another worker's loop has ended\)"
     with pytest.raises(WorkerLostError, match=says):
         of(0, store).wait_for(Work(), "all-reduce 2", in_slices=False)

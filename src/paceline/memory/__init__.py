@@ -32,6 +32,7 @@ def warm_up() -> None:
         "lockstep",
         "staleness",
         "ring",
+        "epoch_claims",
         "placement",
     ):
         importlib.import_module(f"paceline.memory.{module}")
