@@ -43,10 +43,8 @@ def agree_on_final(session: Any, out: torch.Tensor, given: Given, left: LeftWeig
     """
     shared, membership = session.arena.shared, session.membership
     if session.environment is not None and session.environment.supervised:
-        if (
-            not session.ports.num_servers
-        ):  # who write their last checkpoint when all have left, with what is the run's by then
-            session.close_peers()
+        if not session.ports.num_servers:
+            session.close_peers()  # servers write their last checkpoint when all have left, with what is the run's by then
         _wait_for_launched(session.arena, session.worker_id, session.buffers_by_name, left)
         if session.algorithm.memory.kind == "replicated" and not session.algorithm.gossip:
             shared.model(0, out)  # worker 0's: in a run that was stopped, another may have made an update more

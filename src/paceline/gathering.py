@@ -247,9 +247,8 @@ def _packed(value: Any) -> bytes:
 
 
 def _unpacked(data: bytes) -> Any:
-    return torch.load(
-        io.BytesIO(data), weights_only=True
-    )  # numbers and tensors: a store that asks for no key runs nothing
+    # Numbers and tensors: a store that asks for no key runs nothing.
+    return torch.load(io.BytesIO(data), weights_only=True)
 
 
 def _nobody_came(who: str, deadline_s: float) -> WorkerLostError:

@@ -10,9 +10,8 @@ from paceline.transport.replica import Replica
 
 __all__ = ["AgreedGradient"]
 
-_MOST_WORKERS = (
-    2**20
-)  # so that the number of those that have something to tell and of all samples travel as one, exactly
+# So that the number of those that have something to tell, and of all samples, travel as one, exactly.
+_MOST_WORKERS = 2**20
 
 
 class AgreedGradient:

@@ -47,9 +47,8 @@ class SimulatedGathering:
 
     def _settle(self) -> None:
         answer = [value for _, value in sorted(self._parts.items())]
-        self._answers |= dict.fromkeys(
-            self._parts, answer
-        )  # until each has gone on: the first may come again before the last
+        # Until each has gone on: the first may come again before the last.
+        self._answers |= dict.fromkeys(self._parts, answer)
         self._parts = {}
         for program in self._waiting:
             self._scheduler.wake(program)
