@@ -161,6 +161,7 @@ def test_a_holder_that_is_stopped_is_asked_once(address, monkeypatch):
     guest = Meeting(address, None, DEADLINE_S)
     monkeypatch.setattr(meetings, "_SLICE_S", 0.02)
     os.kill(pid, signal.SIGSTOP)
+    os.waitpid(pid, os.WUNTRACED)  # until then it may answer
     with pytest.raises(MeetingLostError):
         guest.add("n", 1)
     os.kill(pid, signal.SIGCONT)
