@@ -53,8 +53,9 @@ def attach(
     """Lets a training loop take part in a run: `with paceline.attach(model, optimizer) as worker:`.
 
     Inside, the model's parameters live in memory that all workers share, and `optimizer.step()` does what the algorithm says.
-    Outside any launcher it is a run of one worker, equal to plain training bit for bit. On exit, model and optimizer are as
-    before, with the trained values.
+    Outside any launcher it is a run of one worker, equal to plain training bit for bit. On exit, which waits for
+    workers that still train, model and optimizer are as before, with the run's last values, or with what worker 0's loop has
+    put into its model after its last step.
 
     Workers that torchrun, Ray Train or TorchDistributor started, or Slurm or Open MPI where MASTER_ADDR and MASTER_PORT are
     set, meet at that address, and all start with worker 0's parameters and buffers; buffers then stay each worker's own, and

@@ -92,9 +92,8 @@ def test_copies_of_a_model_are_plain_and_stay_as_they_were(algorithm, start, use
         assert not torch.equal(vector(one), before), name
 
 
-@pytest.mark.parametrize(
-    "algorithm", [one for one in families.ALL if "sharded" not in one]
-)  # there, state is in pieces
+# Sharded, state is in pieces.
+@pytest.mark.parametrize("algorithm", [one for one in families.ALL if "sharded" not in one])
 def test_copies_of_an_optimizer_are_plain(algorithm):
     kept = []
 

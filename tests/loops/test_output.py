@@ -5,6 +5,7 @@ import os
 
 import pytest
 import torch
+from tqdm import tqdm
 
 import paceline as pl
 from loops import families
@@ -70,7 +71,6 @@ def test_elsewhere_a_bar_becomes_lines_now_and_then_and_its_last_state_always():
 
 
 def test_tqdm_is_shown():
-    tqdm = pytest.importorskip("tqdm").tqdm
     stream = Terminal()
     tagged = TaggedOutput(stream, "[1] ")
     for _ in tqdm(range(3), file=tagged, mininterval=0, miniters=1, ascii=True):
