@@ -22,6 +22,7 @@ from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.mailbox import SimulatedMailbox
 from paceline.transport.collectives import DistributedCollectives
 
+PACKAGE = Path(pl.__file__).parent  # not any folder of that name: a clone or an environment may lie in one
 PAGE = Path(__file__).parents[2] / "docs" / "simulated_traffic.md"
 VECTOR_BYTES = 4 * 400_000
 
@@ -83,9 +84,9 @@ class Ledger:
         frame = sys._getframe(1)
         while frame is not None:
             name = frame.f_code.co_filename
-            if "/paceline/" in name and "/algorithms/server/traffic" not in name:
+            if name.startswith(f"{PACKAGE}/") and "/algorithms/server/traffic" not in name:
                 by_rule = frame.f_code.co_name in ("_revise", "apply") and "/algorithms/server/" in name
-                mine = "/paceline/algorithms/" in name or name.endswith("/simulator/mailbox.py")
+                mine = name.startswith(f"{PACKAGE}/algorithms/") or name.endswith("/simulator/mailbox.py")
                 return mine and not by_rule and not name.endswith("copies.py")
             frame = frame.f_back
         return False
