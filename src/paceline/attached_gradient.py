@@ -128,14 +128,15 @@ class AttachedGradient(BaseReplica):
         self.samples = 0
         return 0
 
-    def _hide_gradients(self) -> None:
-        self._kept = {p: p.grad for p in self.binding.parameters}
-        self._clear_gradients()
+    def _hide_gradients(self, others: Sequence[nn.Parameter] = ()) -> None:
+        self._kept = {p: p.grad for p in (*self.binding.parameters, *others)}
+        for parameter in self._kept:
+            parameter.grad = None
 
     def _show_gradients(self, of: Sequence[nn.Parameter] | None) -> None:
         """Gives back what was hidden; `of`: the parameters of the optimizer that has stepped, where others have yet to."""
         if self._kept is not None:
-            for parameter in self._kept if of is None else of:
+            for parameter in self._kept if of is None else self._kept.keys() & set(of):
                 parameter.grad = self._kept[parameter]
 
     def _clear_gradients(self) -> None:

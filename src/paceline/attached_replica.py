@@ -250,7 +250,7 @@ class AttachedReplica(AttachedGradient):
             if self._scaled and self._g is not None:
                 self._overflowed = not is_finite(self._g)
         if self._scaled and self._overflowed and not self._in_rounds:  # nobody waits for this worker
-            self._hide_gradients()
+            self._hide_gradients([p for group in optimizer.param_groups for p in group["params"]])
             return
         self._resume()
         if self._several is not None:

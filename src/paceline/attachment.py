@@ -165,7 +165,7 @@ class Worker(WholeRun):
         own_generators = environment is not None and environment.options.get("own_process", True)
         if environment is not None and own_generators and self.num_workers > 1 and not self._same_random:
             environment.random_states = digests_of_states(device)
-        self._undo.append(hold(self._model, members_of(self._optimizer), environment))
+        self._undo.append(hold(self._model, members_of(self._optimizer), environment, self.num_workers))
         try:
             self._session = join(self._model, self.algorithm, self._environment, self._evaluate)
         except BaseException:

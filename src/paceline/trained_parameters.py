@@ -1,0 +1,86 @@
+"""Which parameters are trained is settled at attach: those of the model that require gradients, all in its optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.errors import UsageError
+
+__all__ = ["watch_trained"]
+
+
+def watch_trained(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Callable[[], None]:
+    """Refuses, now and before every step, parameters that the workers would train apart; returns the undoing.
+
+    Workers share what the model trains as they attach. What an optimizer trains beyond that, because it is unfrozen or added
+    later or in no model, would be each worker's own; and what no optimizer has is trained by another one, of which Paceline
+    knows nothing, or by none.
+
+    Costs per step some 0.3 us, and 0.05 us for each parameter that is not trained.
+
+    Args:
+        model: the loop's.
+        optimizers: those that attach was given.
+
+    Raises:
+        UsageError: there are such parameters; so does every step of the optimizers from now on.
+    """
+    watch = _Watch(model, optimizers)
+    watch.check(when="")
+    hooks = [one.register_step_pre_hook(watch.look) for one in optimizers]
+
+    def undo() -> None:
+        for hook in hooks:
+            hook.remove()
+
+    return undo
+
+
+class _Watch:
+    def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._model = model
+        self._optimizers = optimizers
+        self._shared = {p for p in model.parameters() if p.requires_grad}
+        self._others: list[torch.Tensor] = []  # not trained so far
+        self._lengths: list[int] = []  # of the optimizers' groups
+
+    def look(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """An optimizer is about to step."""
+        if self._count() != self._lengths or any(p.requires_grad for p in self._others):
+            self.check(when=" after attach")
+
+    def check(self, *, when: str) -> None:
+        names = {p: name for name, p in self._model.named_parameters()}
+        owned = [p for one in self._optimizers for group in one.param_groups for p in group["params"]]
+        for p in (*owned, *names):
+            if p.requires_grad and p not in self._shared:
+                raise UsageError(_not_shared(p, names.get(p), when))
+        has = set(owned)
+        for name, p in self._model.named_parameters():
+            if p in self._shared and p.requires_grad and p not in has:
+                raise UsageError(
+                    f"No optimizer that attach was given has the parameter {name}, which requires a gradient: give attach all"
+                    " of the loop's optimizers as a list, or call requires_grad_(False) on what is not trained."
+                )
+        self._others = [p for p in {*owned, *names} if p not in self._shared]
+        self._lengths = self._count()
+
+    def _count(self) -> list[int]:
+        return [len(group["params"]) for one in self._optimizers for group in one.param_groups]
+
+
+def _not_shared(parameter: torch.Tensor, name: str | None, when: str) -> str:
+    if name is not None:
+        return (
+            f"The parameter {name} requires a gradient only since attach, and each worker would train its own: attach after"
+            " unfreezing or adding it, in a `with`, and a launch, of its own."
+        )
+    return (
+        f"The optimizer was given a parameter of shape {tuple(parameter.shape)}{when} that is not in the model, and each"
+        " worker would train its own: give attach all that is trained before the first step, as in"
+        " attach((model, loss), optimizer), and loose parameters in an nn.ParameterList."
+    )
