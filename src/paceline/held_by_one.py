@@ -41,11 +41,10 @@ def hold(
     parts = {id(part) for one in optimizers for part in _parts_of(one)}
     with _lock:
         if mine & _held:
-            what = "optimizer" if id(one_each[0]) in _held and mine & _held == {id(one_each[0])} else "model"
             raise UsageError(
-                f"This {what} is inside another attach already: leave that one first."
+                "This model, or its optimizer, is inside another attach already: leave that one first."
                 if environment is None
-                else f"The workers share one {what}, as it was made outside the function that each of them runs: make the"
+                else "The workers share one model, as it was made outside the function that each of them runs: make the"
                 " model and the optimizer inside the function."
             )
         unwatch = watch_trained(model, optimizers) if num_workers > 1 else _nothing

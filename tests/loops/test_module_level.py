@@ -10,7 +10,7 @@ import paceline as pl
 from loops import families
 from loops.coder import batches, loss_of, made
 
-SAYS = "The workers share one {}, as it was made outside the function .*: make the model and the optimizer inside the function"
+SAYS = "share one model, as it was made outside the function .*: make the model and the optimizer inside the function"
 
 
 def loop_with(make):
@@ -65,14 +65,17 @@ STARTS = {
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("algorithm", families.ALL)
 def test_a_model_at_module_level(algorithm, start):
-    with pytest.raises(pl.UsageError, match=SAYS.format("model")):
+    with pytest.raises(pl.UsageError, match=SAYS):
         STARTS[start](loop_with(both()), algorithm)
 
 
-@pytest.mark.parametrize(("outside", "what"), [(model_only, "model"), (a_part, "model"), (optimizer_only, "optimizer")])
+FOREIGN = "The optimizer was given a parameter of shape .* that is not in the model"
+
+
+@pytest.mark.parametrize(("outside", "says"), [(model_only, SAYS), (a_part, SAYS), (optimizer_only, FOREIGN)])
 @pytest.mark.parametrize("start", STARTS)
-def test_parts_of_it(outside, what, start):
-    with pytest.raises(pl.UsageError, match=SAYS.format(what)):
+def test_parts_of_it(outside, says, start):
+    with pytest.raises(pl.UsageError, match=says):
         STARTS[start](loop_with(outside()), "hogwild")
 
 
