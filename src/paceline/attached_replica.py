@@ -23,7 +23,7 @@ from paceline.batches import length_of
 from paceline.errors import DivergedError, NoGradient, RunStopped, UsageError, WorkerLostError
 from paceline.grad_scaling import take_over_scaling
 from paceline.half_types import is_finite
-from paceline.optimizers import OptimizerSettings, raw_step, scaled_step, settings_of
+from paceline.optimizers import OptimizerSettings, raw_step, scaled_step, settings_of, state_of
 from paceline.own_batches import OwnBatches
 from paceline.owned_pieces import OwnedPieces
 from paceline.same_inputs import SameInputs
@@ -379,9 +379,15 @@ class AttachedReplica(AttachedGradient):
 
     def optimizer_settings(self) -> OptimizerSettings:
         """The user's optimizer as data."""
-        if not self._ranges:
-            self._ranges = dict(zip(self.binding.parameters, self.ranges, strict=True))
-        return settings_of(self._optimizer, self._ranges.get)._replace(missing=self.missing)
+        return settings_of(self._optimizer, self._range_of)._replace(missing=self.missing)
+
+    def optimizer_state(self) -> dict[str, torch.Tensor]:
+        """Its momentum and the like."""
+        return state_of(self._optimizer, self._range_of, self.binding.num_elements)
+
+    def _range_of(self, parameter: torch.Tensor) -> tuple[int, int] | None:
+        self._ranges = self._ranges or dict(zip(self.binding.parameters, self.ranges, strict=True))
+        return self._ranges.get(parameter)
 
     def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
         """`after - before` (P,), in memory of its own: the gradients belong to the loop."""

@@ -18,7 +18,7 @@ from paceline.flat import Ranges
 
 __all__ = [
     "ELEMENTWISE", "FlatOptimizer", "OptimizerSettings", "SettingsGroup", "cut_state", "is_plain_sgd", "raw_step",
-    "scaled_step", "settings_of",
+    "scaled_step", "settings_of", "state_of",
 ]  # fmt: skip
 
 # With these, every element of a parameter is updated from its own gradient and state alone, so one step over the whole flat
@@ -134,6 +134,38 @@ def settings_of(
     return OptimizerSettings(kind.__name__, tuple(groups))
 
 
+def state_of(
+    optimizer: torch.optim.Optimizer, ranges: Callable[[nn.Parameter], tuple[int, int] | None], num_elements: int
+) -> dict[str, torch.Tensor]:
+    """Momentum and the like of an optimizer as `FlatOptimizer.state` has it, for all of the flat vector; nothing: it has none.
+
+    Args:
+        optimizer: the user's.
+        ranges: where a parameter lies in the flat vector; None: it is not trained.
+        num_elements: of that vector.
+    """
+    own = [(ranges(one), optimizer.state.get(one, {})) for group in optimizer.param_groups for one in group["params"]]
+    return _as_vectors([(slice(*where), state) for where, state in own if where is not None], num_elements)
+
+
+def _as_vectors(states: list[tuple[slice, dict[str, Any]]], num_elements: int) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for key in {key: None for _, state in states for key in state}:
+        values = [(part, torch.as_tensor(state[key])) for part, state in states if state.get(key) is not None]
+        numbers = {value.item() for _, value in values if not value.dim()}
+        if len(numbers) == 1 and len(values) == len(states):
+            found[key] = values[0][1].clone()
+        elif values:
+            found[key] = torch.zeros(num_elements, dtype=values[0][1].dtype)
+            for part, value in values:
+                found[key][part] = value.flatten() if value.dim() else value
+    if found and not all(state for _, state in states):
+        found["without_state"] = torch.zeros(num_elements)
+        for part, state in states:
+            found["without_state"][part] = float(not state)
+    return found
+
+
 class FlatOptimizer:
     """The optimizer that settings describe, on one part of the flat vector.
 
@@ -217,24 +249,10 @@ class FlatOptimizer:
 
         Where elements have no state as yet, a vector `without_state` (n,) is 1 for these.
         """
-        found: dict[str, torch.Tensor] = {}
         if self._optimizer is None:
-            return found
-        states = [(part, self._optimizer.state.get(parameter, {})) for parameter, part in self._parts]
-        for key in {key: None for _, state in states for key in state}:
-            values = [(part, torch.as_tensor(state[key])) for part, state in states if key in state]
-            numbers = {value.item() for _, value in values if not value.dim()}
-            if len(numbers) == 1 and len(values) == len(states):
-                found[key] = values[0][1].clone()
-                continue
-            found[key] = torch.zeros(self._num_elements, dtype=values[0][1].dtype)
-            for part, value in values:
-                found[key][part] = value
-        if found and not all(state for _, state in states):
-            found["without_state"] = torch.zeros(self._num_elements)
-            for part, state in states:
-                found["without_state"][part] = float(not state)
-        return found
+            return {}
+        state = self._optimizer.state
+        return _as_vectors([(part, state.get(parameter, {})) for parameter, part in self._parts], self._num_elements)
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
         """Takes over what `state` returned."""

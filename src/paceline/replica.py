@@ -110,6 +110,10 @@ class BaseReplica:
     def missing(self, agreed: Ranges) -> None:
         self._missing = agreed
 
+    def optimizer_state(self) -> dict[str, torch.Tensor]:
+        """Nothing: the optimizer is our own, and begins."""
+        return {}
+
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         """Copies `x` (P,) into this worker's private vector and returns that."""
         begun_s = self._now_s()

@@ -48,7 +48,7 @@ class OneClient:
     def join(self):
         self.log.append("join")
 
-    def tell(self, settings):
+    def tell(self, settings, state):
         pass
 
     def push(self, gradient, num_samples, *, fetch=True):
@@ -87,6 +87,9 @@ class QuadraticReplica:
 
     def optimizer_settings(self):
         return None
+
+    def optimizer_state(self):
+        return {}
 
     def accrued(self):
         self.waiting += 1

@@ -107,6 +107,7 @@ class Downpour(Algorithm):
             self._plain_server().work(replica, ports)
             return
         client, accrued = Client(ports, self.codec), _Accrued(alone=self.push == 1)
+        state = replica.optimizer_state()  # before steps of its own change it
         client.join()  # answered when the warm start is over, or to the one who makes it
         try:
             with suppress(NoGradient):
@@ -118,7 +119,7 @@ class Downpour(Algorithm):
                         replica.apply(to=client.x)  # the next gradient is computed where this one leads
                     if pushes:
                         replica.missing = accrued.missing
-                        client.tell(replica.optimizer_settings())
+                        client.tell(replica.optimizer_settings(), lambda: state)
                         answer = client.push(*accrued.take(), fetch=fetches)
                         if answer.applied_version > 0:
                             # Counted from its arrival; the earlier of the two if the rule lets gradients wait.
@@ -132,7 +133,7 @@ class Downpour(Algorithm):
                         replica.accrued()
             if accrued.samples:
                 replica.missing = accrued.missing
-                client.tell(replica.optimizer_settings())
+                client.tell(replica.optimizer_settings(), lambda: state)
                 replica.settled(client.push(*accrued.take()).applied_version)
         finally:
             client.leave()

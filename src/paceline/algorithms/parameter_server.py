@@ -162,7 +162,7 @@ class ParameterServer(Algorithm):
         try:
             for _ in replica.steps():
                 replica.gradient(at=client.x, version=client.version)
-                client.tell(replica.optimizer_settings())
+                client.tell(replica.optimizer_settings(), replica.optimizer_state)
                 answer = client.push(replica.g, replica.samples)
                 if answer.applied_version > 0:
                     # What was newest when the gradient was ready, nobody here can know: it is counted from its arrival.

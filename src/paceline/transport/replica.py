@@ -70,6 +70,10 @@ class Replica(Protocol):
         """
         ...
 
+    def optimizer_state(self) -> dict[str, torch.Tensor]:
+        """What that optimizer has come with, such as momentum, as vectors (P,) or numbers; nothing: it begins."""
+        ...
+
     def steps(self) -> Iterator[int]:
         """This worker's steps, from 1, as long as there is data and nobody stopped the run."""
         ...

@@ -335,6 +335,9 @@ class Replica:
     def optimizer_settings(self):
         return SETTINGS
 
+    def optimizer_state(self):
+        return {}
+
     def gradient(self, at, version):
         self.member.read = Read(self.member.id, self.member.incarnation, at.clone())
         self.world.reads.append(self.member.read)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
 
 from paceline.algorithms.server.codec import Codec, NoCodec
+from paceline.algorithms.server.loaded_state import state_to_bytes
 from paceline.errors import PeerLostError, UsageError, WorkerLostError
 from paceline.optimizers import OptimizerSettings
 from paceline.transport.base import Message, PeerBack, PeerLeft, Ports, Received
@@ -64,6 +66,7 @@ class Client:
         self._echoes: list[torch.Tensor | None] = [None] * len(self._shards)
         self._settings: OptimizerSettings | None = None
         self._told: Message | None = None
+        self._state: Callable[[], dict[str, torch.Tensor]] = dict
         self._aligned = aligned
         self._num_fetches = 0
         self._clocks: dict[int, int] = {}  # shard -> clock of what it sent, where told in the last exchange
@@ -78,17 +81,28 @@ class Client:
         """
         self._exchange([Message("join") for _ in self._shards], in_order=True)
 
-    def tell(self, settings: OptimizerSettings) -> None:
-        """Tells the servers which optimizer applies this worker's gradients, where that has changed."""
+    def tell(self, settings: OptimizerSettings, state: Callable[[], dict[str, torch.Tensor]] = dict) -> None:
+        """Tells the servers which optimizer applies this worker's gradients, where that has changed.
+
+        At first with the `state` that it has come with, as vectors (P,): the first that a server hears is its own.
+        """
         if settings != self._settings:
             if self._settings is not None and settings.name != self._settings.name:
                 raise UsageError(
                     f"A server cannot go on with {settings.name} in place of {self._settings.name}: begin a new run."
                 )
+            if self._settings is None:
+                self._state = state
+                self._send_state(self._shards)
             self._settings = settings
             self._told = Message("settings", x=settings.to_tensor())
             for shard in self._shards:
                 self._send(shard, self._told)
+
+    def _send_state(self, shards: Iterable[int]) -> None:
+        state = self._state()
+        for shard in shards if state else ():
+            self._send(shard, Message("state", x=state_to_bytes(state, self._ranges[shard])))
 
     def push(self, gradient: torch.Tensor, num_samples: int, *, fetch: bool = True) -> Answer:
         """Sends a gradient (P,), the mean over so many samples, and waits for the parameters for the next one.
@@ -171,6 +185,7 @@ class Client:
                 case PeerBack(peer=peer) if (shard := peer - self._first_server) in self._shards:
                     self._left.pop(shard, None)
                     if self._told is not None:
+                        self._send_state([shard])
                         self._send(shard, self._told)
                     self._send(shard, requests[shard] if shard in missing else Message("clock", self.sequence))
                 case None:

@@ -6,15 +6,18 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.server.codec import Codec, Encoded
+from paceline.algorithms.server.loaded_state import state_from_bytes
 from paceline.errors import UsageError
 from paceline.flat import Ranges
 from paceline.optimizers import OptimizerSettings
 from paceline.transport.base import Received
 from paceline.transport.checks import MOST, MalformedMessageError, checked_number, checked_weight
 
-__all__ = ["check_form", "read_choice", "read_gradient", "read_settings"]
+__all__ = ["check_form", "read_choice", "read_gradient", "read_settings", "read_state"]
 
-_FROM_WORKERS = frozenset(("push", "push-only", "settings", "echo", "join", "bye", "fetch", "final", "clock", "save"))
+_FROM_WORKERS = frozenset(
+    ("push", "push-only", "settings", "state", "echo", "join", "bye", "fetch", "final", "clock", "save")
+)
 _COUNTED = frozenset(("push", "push-only", "join", "clock", "choice", "save"))  # whose number counts something
 
 
@@ -97,3 +100,18 @@ def read_settings(received: Received, known: dict[int, OptimizerSettings], range
             f" {len(settings.groups)}."
         )
     return settings
+
+
+def read_state(received: Received, x: Tensor) -> dict[str, Tensor]:
+    """An optimizer's state from a worker's message.
+
+    Raises:
+        MalformedMessageError: it is none of this shard's.
+    """
+    sender, _, message = received
+    try:
+        if message.x is None or message.x.dtype != torch.uint8:
+            raise ValueError("no bytes")
+        return state_from_bytes(message.x, x)
+    except ValueError as error:
+        raise MalformedMessageError(sender, message, f"with what is no optimizer's state ({error})") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paceline.algorithms.server.copies import CopyLink, Log, state_from
 from paceline.algorithms.server.held import DROPPED, Known
+from paceline.algorithms.server.loaded_state import state_from_bytes
 from paceline.algorithms.server.rules import ShardRules
 from paceline.algorithms.server.shard import RETURN_DEADLINE_S, Shard
 from paceline.algorithms.server.update import UpdateInfo
@@ -71,6 +72,8 @@ class SecondCopy(Shard):
                 self._admission.over(self._shared.version)
             case "copy-settings" if x is not None:
                 self._settings[worker] = OptimizerSettings.from_tensor(x)
+            case "copy-loaded" if x is not None and self._user is not None:
+                self._user.begin_with(state_from_bytes(x, self._x))
             case "copy-join":
                 self._join(worker, int(first.weight))
             case "copy-leave":

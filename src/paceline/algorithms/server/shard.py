@@ -13,7 +13,7 @@ from paceline.algorithms.server.average import SharedAverage, without_average
 from paceline.algorithms.server.choices import Choices
 from paceline.algorithms.server.copies import CopyLink
 from paceline.algorithms.server.held import DROPPED, Held, Known, as_one, cloned, info_of, weighted_mean
-from paceline.algorithms.server.incoming import check_form, read_choice, read_gradient, read_settings
+from paceline.algorithms.server.incoming import check_form, read_choice, read_gradient, read_settings, read_state
 from paceline.algorithms.server.rules import ShardRules
 from paceline.algorithms.server.update import UpdateInfo
 from paceline.algorithms.server.user import UserApplier
@@ -186,13 +186,14 @@ class Shard:
             case "settings":
                 self._settings[sender] = read_settings(received, self._settings, self._shared.ranges)
                 self._log("copy-settings", message.x, about=sender)
+            case "state" if self._user is not None:
+                self._user.begin_with(read_state(received, self._x))
+                self._log("copy-loaded", message.x, about=sender)
             case "echo":
                 self._echoes[sender] = checked_vector(received, self._x)
             case "join":
-                if message.number:  # it takes part, and counts on from where another shard has told it
-                    self._hear_clock(sender, message.number)
-                else:
-                    self._join(sender, 0)
+                # With a number it takes part, and counts on from where another shard has told it.
+                (self._hear_clock if message.number else self._join)(sender, message.number)
                 self._unanswered[sender] = (message.number, 0)
             case "bye":
                 self._said_goodbye.add(sender)

@@ -20,7 +20,8 @@ class UserOptimizer(ApplyRule):
     """What the workers' optimizer would do, at the rates that their schedulers have come to.
 
     The workers send its class and its groups' settings, once and whenever they change. So it must be one of torch's that work
-    element by element: SGD, Adam, AdamW, RMSprop, Adagrad and their kin. Its state is the server's.
+    element by element: SGD, Adam, AdamW, RMSprop, Adagrad and their kin. Its state is the server's, and begins with what the
+    workers have loaded into theirs.
     """
 
     @property
@@ -67,6 +68,11 @@ class UserApplier(Applier):
     def state(self) -> dict[str, Tensor]:
         """The optimizer's."""
         return self._optimizer.state() if self._optimizer is not None else dict(self._loaded)
+
+    def begin_with(self, state: dict[str, Tensor]) -> None:
+        """The optimizer begins with what a worker's has come with, unless it has begun or got that before."""
+        if self._optimizer is None and not self._loaded:
+            self._loaded = state
 
     def load(self, state: dict[str, Tensor]) -> None:
         """The optimizer begins with it."""

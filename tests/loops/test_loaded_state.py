@@ -1,0 +1,147 @@
+"""What a loop has loaded into its optimizer counts: momentum goes on where it was, wherever the optimizer's steps are made."""
+
+import copy
+
+import pytest
+import torch
+
+import paceline as pl
+from loops import families
+from loops.coder import batches, loss_of, made, own_id, vector
+from paceline.algorithms.server.incoming import read_state
+from paceline.algorithms.server.loaded_state import state_to_bytes
+from paceline.algorithms.server.user import UserApplier
+from paceline.transport.base import Message, Received
+from paceline.transport.checks import MalformedMessageError
+
+WHERE = [
+    *families.SHARED_LOCKSTEP,
+    *families.OWN_LOCKSTEP,
+    "parameter-server",
+    "parameter-server(shards=3)",
+    "parameter-server(shards=2, durability=replica)",
+]
+OPTIMIZERS = {
+    "adamw": lambda model: torch.optim.AdamW(
+        [
+            {"params": model.encoder.parameters(), "lr": 0.05},
+            {"params": model.decoder.parameters(), "weight_decay": 0.1},
+        ],
+        lr=0.02,
+    ),
+    "momentum": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+    "amsgrad": lambda model: torch.optim.Adam(model.parameters(), lr=0.05, amsgrad=True),
+}
+XS = batches(12, worker=9)
+
+
+def steps(model, optimizer, xs):
+    for x in xs:
+        optimizer.zero_grad()
+        loss_of(model, x).backward()
+        optimizer.step()
+
+
+def saved_and_expected(optimizer_of):
+    """A checkpoint after six steps, and where six more lead."""
+    model, _ = made()
+    optimizer = optimizer_of(model)
+    steps(model, optimizer, XS[:6])
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    steps(model, optimizer, XS[6:])
+    return saved, vector(model)
+
+
+def resumed(optimizer_of, saved):
+    """A loop that goes on from the checkpoint; all its workers draw the same, so that their mean is what one does."""
+
+    def loop():
+        model, _ = made()
+        optimizer = optimizer_of(model)
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(copy.deepcopy(saved[1]))
+        with pl.attach(model, optimizer, same_random=True):
+            steps(model, optimizer, XS[6:])
+        return vector(model)
+
+    return loop
+
+
+@pytest.mark.parametrize("optimizer_of", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("algorithm", WHERE)
+def test_two_workers_go_on_as_one_does(algorithm, optimizer_of):
+    saved, expected = saved_and_expected(optimizer_of)
+    run = pl.simulate(resumed(optimizer_of, saved), workers=2, algorithm=algorithm)
+    torch.testing.assert_close(run.returned[0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_on_threads_the_servers_get_it_too():
+    saved, expected = saved_and_expected(OPTIMIZERS["adamw"])
+    loop, ended = resumed(OPTIMIZERS["adamw"], saved), {}
+
+    def kept():
+        x = loop()
+        ended[own_id()] = x
+
+    pl.launch(kept, workers=2, algorithm="parameter-server(shards=2)", backend="threads")
+    for x in ended.values():
+        torch.testing.assert_close(x, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_parameters_without_state_begin_at_the_servers_as_they_do_alone():
+    """A checkpoint from before the decoder was trained."""
+    optimizer_of = OPTIMIZERS["adamw"]
+    saved, _ = saved_and_expected(optimizer_of)
+    for number in (2, 3):
+        del saved[1]["state"][number]
+    model, _ = made()
+    optimizer = optimizer_of(model)
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(copy.deepcopy(saved[1]))
+    steps(model, optimizer, XS[6:])
+    run = pl.simulate(resumed(optimizer_of, saved), workers=2, algorithm="parameter-server(shards=2)")
+    torch.testing.assert_close(run.returned[0], vector(model), rtol=1e-5, atol=1e-6)
+
+
+def test_downpour_with_the_loops_optimizer_begins_with_its_state():
+    optimizer_of = OPTIMIZERS["momentum"]
+    saved, _ = saved_and_expected(optimizer_of)
+    fresh = saved[0], {**saved[1], "state": {}}
+    ends = [
+        pl.simulate(resumed(optimizer_of, one), workers=2, algorithm="downpour(apply=user)").returned[0]
+        for one in (saved, fresh)
+    ]
+    assert not torch.allclose(*ends, atol=1e-3)
+
+
+def test_momentum_of_a_workers_own_steps_between_fetches_is_not_the_servers(monkeypatch):
+    optimizer_of, given = OPTIMIZERS["momentum"], []
+    saved, _ = saved_and_expected(optimizer_of)
+    monkeypatch.setattr(UserApplier, "begin_with", lambda applier, state: given.append(state))
+    spec = "downpour(push=3, fetch=3, apply=user)"
+    pl.simulate(resumed(optimizer_of, (saved[0], {**saved[1], "state": {}})), workers=2, algorithm=spec)
+    assert not given
+    pl.simulate(resumed(optimizer_of, saved), workers=2, algorithm=spec)
+    momentum = torch.cat([one["momentum_buffer"].flatten() for one in saved[1]["state"].values()])
+    assert len(given) == 2
+    for state in given:
+        torch.testing.assert_close(state["momentum_buffer"].sum(), momentum.sum())
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        None,
+        torch.ones(4),
+        torch.arange(40, dtype=torch.uint8),
+        state_to_bytes({"momentum_buffer": torch.ones(9)}, (0, 9)),  # of another shard
+        state_to_bytes({7: torch.ones(8)}, (0, 8)),
+    ],
+)
+def test_a_message_that_is_no_state_is_its_senders_error(sent):
+    with pytest.raises(MalformedMessageError):
+        read_state(Received(1, 0, Message("state", x=sent)), torch.zeros(8))
+    whole = state_to_bytes({"momentum_buffer": torch.ones(9), "step": torch.tensor(3.0)}, (1, 9))
+    found = read_state(Received(1, 0, Message("state", x=whole)), torch.zeros(8))
+    assert found["step"] == 3
+    assert torch.equal(found["momentum_buffer"], torch.ones(8))
