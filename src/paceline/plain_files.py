@@ -10,7 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -65,27 +65,30 @@ def _inside(outer: dict[str, Any] | list[Any]) -> Collection[Any]:
     return outer.values() if isinstance(outer, dict) else outer
 
 
-def read_npz(path: Path, remedy: str) -> dict[str, np.ndarray]:
+def read_npz(path: Path | BinaryIO, remedy: str) -> dict[str, np.ndarray]:
     """All arrays of an NPZ file; nothing pickled is loaded, and nothing that its headers only claim to hold.
 
     Args:
-        path: of the file.
+        path: of the file, or the file.
         remedy: what to do if it is damaged, as the end of a sentence.
 
     Raises:
         UsageError: it is no such file, or does not fit into memory.
     """
+    what = path if isinstance(path, Path) else "What was sent"
     try:
         with zipfile.ZipFile(path) as archive:
             total = sum(_check_member(archive, entry) for entry in archive.infolist())
-        check_memory(2 * total, f"{path} and what is made of it", "take a part of it")
+        check_memory(2 * total, f"{what} and what is made of it", "take a part of it")
+        if not isinstance(path, Path):
+            path.seek(0)
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except UsageError:
         raise
     except _DAMAGED as error:
         raise UsageError(
-            f"{path} is not a readable NPZ file of plain arrays ({first_line(error)}); {remedy}."
+            f"{what} is not a readable NPZ file of plain arrays ({first_line(error)}); {remedy}."
         ) from error
 
 

@@ -1,7 +1,9 @@
 """What a loop has loaded into its optimizer counts: momentum goes on where it was, wherever the optimizer's steps are made."""
 
 import copy
+import io
 
+import numpy as np
 import pytest
 import torch
 
@@ -128,6 +130,12 @@ def test_momentum_of_a_workers_own_steps_between_fetches_is_not_the_servers(monk
         torch.testing.assert_close(state["momentum_buffer"].sum(), momentum.sum())
 
 
+def as_bytes(write):
+    file = io.BytesIO()
+    write(file)
+    return torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
+
+
 @pytest.mark.parametrize(
     "sent",
     [
@@ -135,13 +143,22 @@ def test_momentum_of_a_workers_own_steps_between_fetches_is_not_the_servers(monk
         torch.ones(4),
         torch.arange(40, dtype=torch.uint8),
         state_to_bytes({"momentum_buffer": torch.ones(9)}, (0, 9)),  # of another shard
-        state_to_bytes({7: torch.ones(8)}, (0, 8)),
+        as_bytes(lambda file: torch.save({"momentum_buffer": torch.ones(8)}, file)),
+        as_bytes(lambda file: np.savez(file, momentum_buffer=np.array([print] * 8))),
+        as_bytes(lambda file: np.savez(file, **{"momentum_buffer.bfloat16": np.ones(8)})),
+        as_bytes(lambda file: np.savez(file, momentum_buffer=np.array(["one"] * 8))),
     ],
 )
 def test_a_message_that_is_no_state_is_its_senders_error(sent):
     with pytest.raises(MalformedMessageError):
         read_state(Received(1, 0, Message("state", x=sent)), torch.zeros(8))
-    whole = state_to_bytes({"momentum_buffer": torch.ones(9), "step": torch.tensor(3.0)}, (1, 9))
-    found = read_state(Received(1, 0, Message("state", x=whole)), torch.zeros(8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_a_shard_gets_its_elements_bit_for_bit(dtype):
+    momentum = torch.randn(9, generator=torch.Generator().manual_seed(0)).to(dtype)
+    sent = state_to_bytes({"momentum_buffer": momentum, "step": torch.tensor(3.0)}, (1, 9))
+    found = read_state(Received(1, 0, Message("state", x=sent)), torch.zeros(8))
     assert found["step"] == 3
-    assert torch.equal(found["momentum_buffer"], torch.ones(8))
+    assert found["momentum_buffer"].dtype == dtype
+    assert torch.equal(found["momentum_buffer"], momentum[1:])
