@@ -42,7 +42,9 @@ class RunProgress:
     ) -> None:
         self._num_workers = num_workers
         self._sums = table if table is not None and not lockstep and num_workers > 1 else None
-        self._own = self._sums[worker_id] if self._sums is not None else np.zeros(2, np.int64)
+        # Steps and samples of this worker; a list, as reading NumPy's numbers costs ten times as much.
+        self._own = [0, 0]
+        self._row = self._sums[worker_id] if self._sums is not None else None
         self._lockstep = lockstep and num_workers > 1
         self._steps, self._samples = map(float, before)
         self._rounds = self._batches = self._batch_samples = 0  # handed out since the last step
@@ -56,7 +58,7 @@ class RunProgress:
         if self._sums is not None:
             return self._steps + int(self._sums[:, 0].sum())
         if self._reached:
-            return self._steps + self._reached * int(self._own[0]) / self._own_batches
+            return self._steps + self._reached * self._own[0] / self._own_batches
         return self._steps
 
     @property
@@ -65,7 +67,7 @@ class RunProgress:
         if self._sums is not None:
             return int(self._samples) + int(self._sums[:, 1].sum())
         if self._reached:
-            return round(self._samples + self._reached * int(self._own[1]) / self._own_batches)
+            return round(self._samples + self._reached * self._own[1] / self._own_batches)
         return round(self._samples)
 
     def begin_at(self, batches: int, samples: int) -> None:
@@ -100,6 +102,8 @@ class RunProgress:
         elif own:
             self._own[0] += 1
             self._own[1] += own
+            if self._row is not None:
+                self._row += (1, own)
             if self._sums is None and not self._reached:
                 self._steps += self._num_workers
                 self._samples += together or self._num_workers * own
