@@ -111,9 +111,12 @@ def overlapped(vectors, weights, members):
     def program(worker, collectives):
         g = vectors[worker].clone()
         g[0] = g[-1] = 0  # its padding
-        replica = SimpleNamespace(samples=weights[worker], missing=(), ranges=(), round_samples=0)
+        replica = SimpleNamespace(
+            samples=weights[worker], missing=(), ranges=(), round_samples=0, round=None, changed_outside=False
+        )
         ports = SimpleNamespace(num_workers=len(vectors), shared=SimpleNamespace(x=torch.empty(P)), moved=moved)
-        mean = _OverlappedMean(replica, collectives, AgreedGradient(replica, collectives), ports)
+        ports.collectives = collectives
+        mean = _OverlappedMean(replica, collectives, AgreedGradient(replica, ports), ports)
         for bucket in (g[40:], g[:40]):
             mean.begin(bucket)
         mean.finish()
@@ -127,9 +130,11 @@ def strips(vectors, weights, members):
     """As `all-reduce(sharded=true)` makes it: every worker's pieces, put together."""
 
     def program(worker, collectives):
-        replica = SimpleNamespace(samples=weights[worker], missing=(), ranges=(), round_samples=0)
-        numbers = worker, len(vectors), P
-        owned = OwnedStrips(replica, collectives, AgreedGradient(replica, collectives), *numbers, moved)
+        replica = SimpleNamespace(
+            samples=weights[worker], missing=(), ranges=(), round_samples=0, round=None, changed_outside=False
+        )
+        numbers, gradient = (worker, len(vectors), P), AgreedGradient(replica, SimpleNamespace(collectives=collectives))
+        owned = OwnedStrips(replica, collectives, gradient, *numbers, moved)
         for bucket in (vectors[worker][40:].clone(), vectors[worker][:40].clone()):
             owned.begin(bucket)
         owned.finish()

@@ -32,6 +32,7 @@ class AttachedGradient(BaseReplica):
 
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
+        self.round = 0  # as long as the loop fetches its batches by itself, there are none
         self._absent = False  # this round has no batch for this worker
         self._state = "idle"  # idle -> gradient -> apply -> idle: what the program waits for
         self._g: torch.Tensor | None = None

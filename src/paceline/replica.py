@@ -79,6 +79,7 @@ class BaseReplica:
         self.samples = self.round_samples = 0
         self.update_time_s = 0.0
         self.step = 0
+        self.round: int | None = None  # every round is a step
         self.loss = math.nan
         self._append = recorder.append if recorder is not None else None
         self._accruals: Accruals | None = None

@@ -198,7 +198,7 @@ class WorkerBatches:
             if batches.length is not None:
                 self._progress.hand_out(epoch * batches.length + claims.place(number))
             return
-        first = claims.first_of_round
+        self._replica.round, first = claims.taken, claims.first_of_round
         sizes = [batches.samples(one) for one in range(first, first + self.num_workers) if batches.has(one)]
         if not self._is_begun:
             self._is_begun = True

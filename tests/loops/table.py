@@ -30,6 +30,7 @@ OTHER = [
     Cell(["iterable_dataset"], [*SHARED_LOCKSTEP, *OWN_LOCKSTEP], "need to know how many batches there are"),
     Cell(["two_optimizers", "in_turn", "sparse_table"], TAKE_ONE, "takes one optimizer, and attach was given 2"),
     Cell(["sparse_table"], ["lockstep", "all-reduce"], "averages dense gradients, but the model has sparse ones"),
+    Cell(["skipped_step"], [*SHARED_LOCKSTEP, *OWN_LOCKSTEP], "Worker 1 left out"),
     Cell(["unfrozen"], ALL, "attach after unfreezing or adding it"),
     Cell(["head_only"], ALL, "No optimizer that attach was given has the parameter"),
     Cell(["closure"], [*ALL, ALONE], "Optimizers with closures evaluate several gradients per step"),

@@ -12,7 +12,7 @@ class PlantedReplica:
 
     def __init__(self, core, ports, num_steps, gradient, learning_rate):
         self.g = torch.zeros_like(ports.shared.x)
-        self.samples = 1
+        self.samples, self.round, self.changed_outside = 1, None, False
         self.update_time_s = 0.0
         self.updates = torch.zeros_like(self.g)
         self.read = []

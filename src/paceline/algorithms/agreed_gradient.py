@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from paceline.algorithms.same_rounds import SameRounds
 from paceline.flat import Ranges
-from paceline.transport.base import Collectives
+from paceline.transport.base import Ports
 from paceline.transport.replica import Replica
 
 __all__ = ["AgreedGradient"]
@@ -22,14 +23,19 @@ class AgreedGradient:
 
     Every worker remembers what it told the others last, which before the first step is that all parameters have gradients. A
     number travels with each mean and says how many workers would tell something else now; only if it is not 0, all of them
-    tell it anew.
+    tell it anew. Whether all come from the same round (`SameRounds`) is told along with it.
 
     Costs: nothing as long as the same parameters have gradients; after a change on any worker, one small all-reduce.
+
+    Attributes:
+        rounds: where all workers are.
     """
 
-    def __init__(self, replica: Replica, collectives: Collectives) -> None:
+    def __init__(self, replica: Replica, ports: Ports) -> None:
+        assert ports.collectives is not None
         self._replica = replica
-        self._collectives = collectives
+        self._collectives = ports.collectives
+        self.rounds = SameRounds(replica, ports)
         self._told: Ranges = ()
         self._agreed: Ranges = ()
 
@@ -43,13 +49,21 @@ class AgreedGradient:
 
     def changed(self) -> float:
         """1 if this worker would tell something else than it did last, else 0: to be added up over all workers."""
-        return float(self._replica.missing != self._told)
+        is_surprised = self.rounds.surprised()
+        return float(is_surprised or self._replica.missing != self._told)
 
     def settle(self, num_changed: float) -> None:
-        """Tells the replica what all agree on, after they have told each other anew if so many workers have to."""
+        """Tells the replica what all agree on, after they have told each other anew if so many workers have to.
+
+        Raises:
+            UsageError: some have left out a step that others have not.
+        """
         if num_changed:
-            self._told = self._replica.missing
-            has = torch.tensor([float(own not in self._told) for own in self._replica.ranges])
-            self._collectives.start_all_reduce(has).wait()
-            self._agreed = tuple(own for own, n in zip(self._replica.ranges, has.tolist(), strict=True) if not n)
+            ranges, self._told = self._replica.ranges, self._replica.missing
+            has = torch.tensor([float(own not in self._told) for own in ranges], dtype=torch.float64)
+            told = torch.cat([has, self.rounds.told()])
+            self._collectives.start_all_reduce(told).wait()
+            self.rounds.check(told[len(ranges) :])
+            self._agreed = tuple(own for own, n in zip(ranges, told.tolist(), strict=False) if not n)
+        self.rounds.met()
         self._replica.missing = self._agreed

@@ -30,7 +30,7 @@ class AllReduce(Algorithm):
     for the first layers' part; gradients of half types travel as float32. Every step lasts as long as its slowest worker.
     In a round where a worker has no batch, the mean travels once more, not hidden: it is what the others' loops made of it.
     Sharded: as many bytes, of which the parameters' half is not hidden; the optimizer's work and state are 1 / n per worker,
-    with buffers of two vectors.
+    with buffers of two vectors. In a loop of the user's own, one small all-reduce more per step: that nobody leaves it out.
     Clipping acts on the mean, which is there when `backward` returns; sharded, a loop may not clip.
     Use when: workers are equally fast and links are good; it is what asynchronous methods are compared to.
     Not: `lockstep`, which begins to average when backward has ended; `local-sgd`, which averages parameters, and rarely.
@@ -89,12 +89,13 @@ def _work_alone(replica: Replica, ports: Ports) -> None:
 
 def _work_whole(replica: Replica, ports: Ports, collectives: Collectives) -> None:
     shared = ports.shared
-    gradient = AgreedGradient(replica, collectives)
+    gradient = AgreedGradient(replica, ports)
     mean = _OverlappedMean(replica, collectives, gradient, ports)
     for _ in replica.steps():
         version = shared.version
         replica.gradient(at=shared.x, version=version, ready=mean.begin, finish=mean.finish)
         if mean.num_absent:  # they must be told what the others' loops have made of the mean, such as to clip it
+            mean.meet(steps=True)
             gradient.average(weight=float(replica.samples > 0))
         with shared.writing():
             replica.apply(to=shared.x)
@@ -103,7 +104,7 @@ def _work_whole(replica: Replica, ports: Ports, collectives: Collectives) -> Non
 
 def _work_sharded(replica: Replica, ports: Ports, collectives: Collectives) -> None:
     shared = ports.shared
-    gradient = AgreedGradient(replica, collectives)
+    gradient = AgreedGradient(replica, ports)
     numbers = ports.worker_id, ports.num_workers, shared.x.numel()
     strips = OwnedStrips(replica, collectives, gradient, *numbers, ports.moved)
     for _ in replica.steps():
@@ -141,8 +142,15 @@ class _OverlappedMean:
         self._under_way: list[tuple[torch.Tensor, torch.Tensor, Handle]] = []  # bucket, what travels, its handle
         self.num_absent = 0
 
+    def meet(self, *, steps: bool) -> None:
+        """After the mean of a round in which some have no batch all step, or nobody does and all make another pass."""
+        self._gradient.rounds.meet(steps=steps)
+        self.num_absent = 0
+
     def begin(self, bucket: torch.Tensor) -> None:
         """Starts averaging a bucket (n,) in place."""
+        if self.num_absent:
+            self.meet(steps=False)
         factor = self._replica.samples / self._unit
         vector = to_sum_type(bucket)
         if factor != 1.0:

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 import torch
 
 from paceline.algorithms.base import Algorithm
+from paceline.algorithms.same_rounds import left_out
 from paceline.bounds import SECONDS_ABOVE_0
 from paceline.errors import NoGradient, PeerLostError, WorkerLostError
 from paceline.half_types import to_sum_type
@@ -61,13 +62,13 @@ class DPSGD(Algorithm):
         assert ports.mailbox is not None
         shared, mailbox, me, n = ports.shared, ports.mailbox, ports.worker_id, ports.num_workers
         for _ in replica.steps():
-            x, k = shared.x, shared.version
+            x, k, round_ = shared.x, shared.version, replica.round or 0
             W = metropolis_weights(self.topology, me, n, k)
             for reader in self.topology.sends_to(me, n, k):
-                self._send(reader, Message("model", k, x=x), mailbox)
+                self._send(reader, Message("model", k, x=x, version=round_), mailbox)
             with suppress(NoGradient):  # the neighbours count on this worker's part in the round all the same
                 replica.gradient(at=x, version=k)
-            neighbours = {j: self._model_of(j, k, x, ports) for j in sorted(W) if j != me}
+            neighbours = {j: self._model_of(j, k, x, round_, ports) for j in sorted(W) if j != me}
             with shared.writing():
                 mixed = to_sum_type(x)
                 mixed.mul_(W[me])
@@ -83,8 +84,8 @@ class DPSGD(Algorithm):
                 else:  # the round has no batch for this worker, which only averages
                     replica.absent(shared.advance(updates=0))
 
-    def _model_of(self, j: int, k: int, x: torch.Tensor, ports: Ports) -> torch.Tensor:
-        """The model (P,) that neighbour `j` had at the beginning of round `k`."""
+    def _model_of(self, j: int, k: int, x: torch.Tensor, round_: int, ports: Ports) -> torch.Tensor:
+        """The model (P,) that neighbour `j` had at the beginning of round `k`, to which it came with batches of `round_`."""
         assert ports.mailbox is not None
         while True:
             match ports.mailbox.receive(self.deadline_s, kind="model", sender=j, number=k):
@@ -94,7 +95,10 @@ class DPSGD(Algorithm):
                     raise self._lost(j, k, f"did not send its model: it has left ({reason})")
                 case Received() as received:
                     try:
-                        return checked_vector(received, x)
+                        x_j = checked_vector(received, x)
+                        if (other := received.message.version) != round_:
+                            raise left_out([j if other > round_ else ports.worker_id], k)
+                        return x_j
                     except MalformedMessageError:  # the right one may follow
                         ports.counts.peer_failures += 1
                 case PeerBack():

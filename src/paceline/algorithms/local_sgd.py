@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 
 from paceline.algorithms.agreed_gradient import AgreedGradient
 from paceline.algorithms.base import Algorithm
+from paceline.algorithms.same_rounds import SameRounds
 from paceline.bounds import COUNT, COUNT_FROM_0
 from paceline.transport.base import Ports
 from paceline.transport.parameters import MemoryRequest
@@ -51,7 +52,8 @@ class LocalSGD(Algorithm):
     def work(self, replica: Replica, ports: Ports) -> None:
         """x: this worker's parameters (P,), k: steps made."""
         assert ports.collectives is not None
-        shared, gradient = ports.shared, AgreedGradient(replica, ports.collectives)
+        shared, rounds = ports.shared, SameRounds(replica, ports)
+        gradient = AgreedGradient(replica, ports)
         for _ in replica.steps():
             k = shared.version
             warms_up = k < self.warmup_steps
@@ -63,7 +65,7 @@ class LocalSGD(Algorithm):
                     replica.apply(to=shared.x)
             if not warms_up and (k + 1) % self.period == 0 and ports.num_workers > 1:
                 mean = replica.copy(shared.x)
-                ports.collectives.all_reduce_mean(mean, weight=1.0)
+                rounds.meet_after(ports.collectives.all_reduce_mean(mean, 1.0, number=float(rounds.surprised())))
                 with shared.writing():
                     shared.x.copy_(mean)
                     ports.moved(2)

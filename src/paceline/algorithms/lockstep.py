@@ -42,8 +42,7 @@ class Lockstep(Algorithm):
 
     def work(self, replica: Replica, ports: Ports) -> None:
         """x: this worker's parameters (P,), g: its gradient, then the average of all (P,)."""
-        assert ports.collectives is not None
-        shared, gradient = ports.shared, AgreedGradient(replica, ports.collectives)
+        shared, gradient = ports.shared, AgreedGradient(replica, ports)
         for _ in replica.steps():
             version = shared.version
             replica.gradient(at=shared.x, version=version)

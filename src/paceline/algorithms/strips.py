@@ -50,6 +50,7 @@ class OwnedStrips:
     moved: Callable[..., None]  # as of `Ports`
     _buckets: list[_Bucket] = field(default_factory=list)
     _num_begun: int = 0
+    _has_mean: bool = False  # of a step that has not been made
     _unit: float = 1.0
     _x: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     _g: torch.Tensor = field(default_factory=lambda: torch.empty(0))
@@ -57,6 +58,8 @@ class OwnedStrips:
 
     def begin(self, bucket: torch.Tensor) -> None:
         """Starts the part-reduce of a bucket (m,), which keeps its values."""
+        if self._has_mean:
+            self._meet(steps=False)
         factor = self.replica.samples / self._unit
         if self._num_begun == len(self._buckets):
             self._buckets.append(self._cut(bucket))
@@ -85,9 +88,16 @@ class OwnedStrips:
         if total:
             self._unit *= 2.0 ** round(math.log2(total / self.num_workers))
         self.gradient.settle(num_changed)
+        self._has_mean = True
+
+    def _meet(self, *, steps: bool) -> None:
+        """After a mean, either all step next, or all make another backward pass."""
+        self.gradient.rounds.meet(steps=steps)
+        self._has_mean = False
 
     def update(self, x: torch.Tensor) -> None:
         """Steps on this worker's strips of `x` (P,), which is only read, and starts the part-broadcasts."""
+        self._meet(steps=True)
         for first, length, at in self._pieces:
             self._x[at : at + length] = x[first : first + length]
         self.moved(2 / self.num_workers)

@@ -30,6 +30,8 @@ class Replica(Protocol):
     A step is `gradient`, then `apply` at most once, then `applied`, `dropped` or `accrued`.
     """
 
+    step: int  # the one under way, from 1
+    round: int | None  # of batches in lockstep, that the loop has gone on to; None: its steps are never left out
     round_samples: int  # of all workers, where a mean over them has told the program, which tells it here
 
     @property
