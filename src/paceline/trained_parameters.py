@@ -56,6 +56,11 @@ class _Watch:
     def check(self, *, when: str) -> None:
         names = {p: name for name, p in self._model.named_parameters()}
         owned = [p for one in self._optimizers for group in one.param_groups for p in group["params"]]
+        if not self._shared.intersection(owned):
+            raise UsageError(
+                "The optimizer has none of the parameters that the model trains, as where one of them was made outside the"
+                " function that each worker runs: make the model and the optimizer inside the function, in this order."
+            )
         for p in (*owned, *names):
             if p.requires_grad and p not in self._shared:
                 raise UsageError(_not_shared(p, names.get(p), when))
