@@ -95,15 +95,17 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(settings, lr=RATE, betas=(0.9, 0.99))
 
 
-def learning_rate(iteration: int, iterations: int) -> float:
-    """Warm-up, then a cosine down to a tenth."""
+def schedule(iteration: int, iterations: int) -> float:
+    """The share of the highest rate: warm-up, then a cosine down to a tenth."""
     if iteration < WARM_UP:
-        return RATE * (iteration + 1) / WARM_UP
+        return (iteration + 1) / WARM_UP
     done = min(1.0, (iteration - WARM_UP) / max(1, iterations - WARM_UP))
-    return RATE * (0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2)
+    return 0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2
 
 
-def train(iterations: int = ITERATIONS, seed: int = 1337, checkpoint: str | None = CHECKPOINT) -> nn.Module:
+def train(
+    iterations: int = ITERATIONS, seed: int = 1337, checkpoint: str | None = CHECKPOINT, rate: float = RATE
+) -> nn.Module:
     torch.manual_seed(seed)
     model = GPT()
     optimizer = make_optimizer(model)
@@ -120,7 +122,7 @@ def train(iterations: int = ITERATIONS, seed: int = 1337, checkpoint: str | None
         steps = 0
         while (iteration := first + worker.progress // (BATCH * ACCUMULATION)) < iterations:
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(iteration, iterations)
+                group["lr"] = rate * schedule(iteration, iterations)
             for _ in range(accumulation):
                 x, following = get_batch()
                 loss = model(x, following)

@@ -1,0 +1,146 @@
+"""examples/char_gpt.py under methods of each family: does its loss on held-out text come out as with one worker?
+
+    python benchmarks/small_gpt.py [--seeds 3] [--json FILE]
+
+Every seed trains the same model with one worker, and then with 2 and 4 under each method, on as many samples in all: methods
+in lockstep make as many updates, of batches as large, the others as many, each of one worker. Shown are medians over the seeds
+of the loss, divided by one worker's of the same seed, and the range. Workers that average models of their own take smaller
+steps together than one by itself, as an average undoes what only one has done: `local-sgd` and `ad-psgd` are shown at one
+worker's learning rate and at a larger one.
+
+Nothing is timed: the machine may be busy. Takes some 45 minutes on two cores. With --json it keeps the losses in a file as
+they come, and goes on with what is in there. Prints the table and writes benchmarks/results/small_gpt.md; ends with 1 where a
+median of those that should be within 3 % is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import paceline as pl
+from paceline.loops import FileLoop
+from paceline.system import machine, versions
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "char_gpt.py"
+RESULTS = Path(__file__).with_name("results")
+WORKERS = (2, 4)
+BAR = 1.03
+
+
+class Method(NamedTuple):
+    """A row: an algorithm, by how much its learning rate is larger with n workers, and whether it should come to the same."""
+
+    algorithm: str
+    shown: str
+    factor: Callable[[int], float]
+    is_judged: bool
+
+
+METHODS = (
+    Method("all-reduce", "1", lambda n: 1.0, True),
+    Method("hogwild", "1", lambda n: 1.0, True),
+    Method("parameter-server(mode=async)", "1", lambda n: 1.0, True),
+    Method("local-sgd", "√n", math.sqrt, True),
+    Method("local-sgd", "1", lambda n: 1.0, False),
+    Method("ad-psgd", "n", float, True),
+    Method("ad-psgd", "1", lambda n: 1.0, False),
+)
+
+
+def train(seed: int, factor: float, folder: str) -> None:
+    """One worker, which writes down the loss of the model that it ends with."""
+    module = sys.modules[FileLoop(EXAMPLE, "train").load().__module__]
+    model = module.train(seed=seed, rate=factor * module.RATE)
+    (Path(folder) / f"{os.getpid()}.json").write_text(json.dumps(module.validation_loss(model)))
+
+
+def loss_of(algorithm: str, workers: int, seed: int, factor: float) -> float:
+    """On held-out text; of the worker whose model is worst, though all end with the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        pl.launch(partial(train, seed, factor, folder), workers=workers, algorithm=algorithm)
+        return max(json.loads(one.read_text()) for one in Path(folder).iterdir())
+
+
+def measure(seeds: int, file: Path | None) -> dict[str, float]:
+    """The loss of every run, by its name."""
+    losses: dict[str, float] = json.loads(file.read_text()) if file is not None and file.exists() else {}
+    for seed in range(seeds):
+        runs = [(name("sequential", "1", 1, seed), "sequential", 1, 1.0)]
+        runs += [(name(*one[:2], n, seed), one.algorithm, n, one.factor(n)) for n in WORKERS for one in METHODS]
+        for about, algorithm, workers, factor in runs:
+            if about not in losses:
+                losses[about] = loss_of(algorithm, workers, seed, factor)
+                print(f"{about}: {losses[about]:.4f}", flush=True)
+                if file is not None:
+                    file.write_text(json.dumps(losses, indent=2) + "\n")
+    return losses
+
+
+def name(algorithm: str, rate: str, workers: int, seed: int) -> str:
+    """Of one run."""
+    return f"{algorithm}, rate times {rate}, {workers} workers, seed {seed}"
+
+
+def ratios(losses: dict[str, float], method: Method, workers: int, seeds: int) -> list[float]:
+    """Losses divided by one worker's of the same seed."""
+    return [
+        losses[name(*method[:2], workers, seed)] / losses[name("sequential", "1", 1, seed)] for seed in range(seeds)
+    ]
+
+
+def table(losses: dict[str, float], seeds: int) -> str:
+    """In Markdown."""
+    rows = [
+        "| method | learning rate, times one worker's | " + " | ".join(f"{n} workers" for n in WORKERS) + " |",
+        "|---|---|" + "---|" * len(WORKERS),
+    ]
+    for method in METHODS:
+        cells = []
+        for n in WORKERS:
+            found = ratios(losses, method, n, seeds)
+            cells.append(f"{statistics.median(found):.3f} ({min(found):.3f} to {max(found):.3f})")
+        rows.append(f"| `{method.algorithm}` | {method.shown} | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Measures, prints and writes."""
+    arguments = argparse.ArgumentParser(description="The small GPT by method.")
+    arguments.add_argument("--seeds", type=int, default=3)
+    arguments.add_argument("--json", type=Path, help="where losses are kept, and looked for")
+    given = arguments.parse_args()
+    losses = measure(given.seeds, given.json)
+    alone = [losses[name("sequential", "1", 1, seed)] for seed in range(given.seeds)]
+    host, used = machine(), versions()
+    text = (
+        "# The small GPT, by method\n\nLoss on held-out text, divided by that of one worker after as many samples: median of"
+        f" {given.seeds} seeds, and the range. One worker comes to {statistics.median(alone):.3f} ({min(alone):.3f} to"
+        f" {max(alone):.3f}) nats per character; chance is 4.6.\n\n{table(losses, given.seeds)}\n\n"
+        "An average of n models undoes what only one of them has done. So `ad-psgd`, whose workers make 1/n of the steps each,"
+        " needs n times the rate; `local-sgd`, whose workers make as many steps, each with 1/n of the batch, needs about √n"
+        " times, as Adam divides by what noise there is.\n\n"
+        f"{host['processor']}, {host['cores']} cores, {host['memory_gib']} GiB; Python {used['python']}, torch"
+        f" {used['torch']}.\n\nMade by `python benchmarks/small_gpt.py`.\n"
+    )
+    print(f"\n{text}")
+    if given.seeds >= 3:
+        (RESULTS / "small_gpt.md").write_text(text)
+    else:
+        print("Not written: that takes at least 3 seeds.")
+    judged = [one for one in METHODS if one.is_judged]
+    if any(statistics.median(ratios(losses, one, n, given.seeds)) > BAR for one in judged for n in WORKERS):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
