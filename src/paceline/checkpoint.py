@@ -28,6 +28,7 @@ from paceline.checkpoint_files import (
 )
 from paceline.checkpoint_files import end as end_files
 from paceline.errors import UsageError
+from paceline.state_elsewhere import state_for_checkpoints
 
 __all__ = [
     "Parameters",
@@ -96,7 +97,11 @@ def save_worker(
     its own; `program` is what the algorithm's program keeps of its own.
     """
     taken = max(0, taken)  # who was stopped before its first batch gave that one back
-    state: dict[str, Any] = {"optimizer": optimizer.state_dict(), "taken": taken, "random": torch.get_rng_state()}
+    state: dict[str, Any] = {
+        "optimizer": state_for_checkpoints(optimizer),
+        "taken": taken,
+        "random": torch.get_rng_state(),
+    }
     if torch.cuda.is_initialized():
         state["random on the GPU"] = torch.cuda.get_rng_state()
     if model is not None:
@@ -251,7 +256,7 @@ def load_worker(
         return 0
     saved = state["optimizer"]["param_groups"]
     expect(len(saved[0]["params"]))
-    settings = optimizer.state_dict()["param_groups"]
+    settings = state_for_checkpoints(optimizer)["param_groups"]
     if [len(one["params"]) for one in saved] != [len(one["params"]) for one in settings]:
         raise UsageError(
             f"The optimizer saved in {checkpoint} has other groups of parameters than this one; resume with the model and"

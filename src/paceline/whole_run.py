@@ -13,6 +13,7 @@ from paceline.joining import JoinedRun
 from paceline.run_progress import RunProgress
 from paceline.schedules import FollowedScheduler, UnfollowedSchedules
 from paceline.several_optimizers import SeveralOptimizers, members_of
+from paceline.state_elsewhere import watch_state
 from paceline.worker_tables import progress_of
 
 __all__ = ["WholeRun"]
@@ -39,6 +40,8 @@ class WholeRun:
         """Counts from now on, and looks out for schedules that do not go by it."""
         self._progress = progress_of(self._session, num_workers=self.num_workers, lockstep=self.algorithm.lockstep)
         self._replica.count_in(self._progress)
+        if self.num_workers > 1:
+            self._hooks += watch_state(members_of(self._optimizer), self.algorithm)
         if self.num_workers > 1 and self.worker_id == 0:
             members = members_of(self._optimizer)
             self._unfollowed = tuple(UnfollowedSchedules(one, self.num_workers) for one in members)

@@ -11,6 +11,7 @@ HABITS = [one.name for one in pkgutil.iter_modules(habits.__path__)]
 ALONE = "alone"
 
 SHARDED = ["all-reduce(sharded=true)"]
+SERVED_BY_OPTIMIZER = [name for name in ALL if name.startswith("parameter-server")]
 TAKE_SEVERAL = ["lockstep", "all-reduce", "local-sgd(period=3)", "hogwild", "hogwild(reads=copy)", "locked", "leashed"]
 TAKE_ONE = [name for name in ALL if name not in TAKE_SEVERAL]
 
@@ -33,6 +34,8 @@ OTHER = [
     Cell(["skipped_step"], [*SHARED_LOCKSTEP, *OWN_LOCKSTEP], "Worker 1 left out"),
     Cell(["unfrozen"], ALL, "attach after unfreezing or adding it"),
     Cell(["head_only"], ALL, "No optimizer that attach was given has the parameter"),
+    Cell(["own_checkpoint"], SHARDED, "has the state of this worker's own part alone", True),
+    Cell(["own_checkpoint"], SERVED_BY_OPTIMIZER, "lacks what it has come to, such as momentum", True),
     Cell(["closure"], [*ALL, ALONE], "Optimizers with closures evaluate several gradients per step"),
 ]
 

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import warnings
 
 import numpy as np
 import pytest
@@ -75,6 +76,69 @@ def test_two_workers_go_on_as_one_does(algorithm, optimizer_of):
     saved, expected = saved_and_expected(optimizer_of)
     run = pl.simulate(resumed(optimizer_of, saved), workers=2, algorithm=algorithm)
     torch.testing.assert_close(run.returned[0], expected, rtol=1e-5, atol=1e-6)
+
+
+SERVED = ["parameter-server", "parameter-server(mode=async)", "downpour(apply=user)"]
+
+
+@pytest.mark.parametrize("algorithm", [*SERVED, "all-reduce(sharded=true)"])
+def test_a_checkpoint_that_lacks_the_optimizers_state_is_warned_of(algorithm):
+    def loop():
+        model, optimizer = made(momentum=0.9)
+        with pl.attach(model, optimizer):
+            steps(model, optimizer, batches(3))
+            if own_id() == 0:
+                saved = copy.deepcopy(optimizer.state_dict())
+                assert len(saved["state"]) < 4
+            steps(model, optimizer, batches(3))
+
+    with pytest.warns(
+        UserWarning, match=r"has the state of this worker's own part alone|lacks what it has come to"
+    ) as caught:
+        pl.simulate(loop, workers=2, algorithm=algorithm)
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("algorithm", SERVED)
+def test_it_still_lacks_it_after_the_run_until_the_loop_loads_some(algorithm):
+    def loop():
+        model, optimizer = made(momentum=0.9)
+        with pl.attach(model, optimizer):
+            steps(model, optimizer, batches(3))
+        if own_id() == 0:
+            with pytest.warns(UserWarning, match="lacks what it has come to"):
+                optimizer.state_dict()
+            optimizer.load_state_dict(made()[1].state_dict())
+            optimizer.state_dict()
+
+    pl.simulate(loop, workers=2, algorithm=algorithm)
+
+
+@pytest.mark.parametrize("algorithm", SERVED)
+def test_loading_it_in_mid_run_is_refused(algorithm):
+    def loop():
+        model, optimizer = made(momentum=0.9)
+        fresh = optimizer.state_dict()
+        with pl.attach(model, optimizer):
+            steps(model, optimizer, batches(2))
+            optimizer.load_state_dict(fresh)
+
+    with pytest.raises(pl.UsageError, match="load_state_dict before"):
+        pl.simulate(loop, workers=2, algorithm=algorithm)
+
+
+@pytest.mark.parametrize("algorithm", ["all-reduce", "local-sgd", "hogwild", "leashed", "ad-psgd", "downpour"])
+def test_elsewhere_nothing_is_said(algorithm):
+    def loop():
+        model, optimizer = made(momentum=0.9)
+        with pl.attach(model, optimizer):
+            steps(model, optimizer, batches(3))
+            optimizer.load_state_dict(optimizer.state_dict())
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message=".*overrides the workers' optimizer")
+        pl.simulate(loop, workers=2, algorithm=algorithm)
 
 
 def test_on_threads_the_servers_get_it_too():

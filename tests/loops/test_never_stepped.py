@@ -90,7 +90,9 @@ def test_of_several_workers_the_loop_s_own_sentence_is_seen(algorithm, start):
 @pytest.mark.parametrize("train", NEVER)
 @pytest.mark.parametrize("algorithm", ["hogwild", "all-reduce", "d-psgd", "parameter-server(mode=async)"])
 def test_whatever_is_done_in_place_of_it(algorithm, train):
-    with pytest.raises(pl.PacelineError, match=SAYS if train is not another_optimizer else "steps a SGD that attach was not"):
+    with pytest.raises(
+        pl.PacelineError, match=SAYS if train is not another_optimizer else "steps a SGD that attach was not"
+    ):
         simulated(attached(train, None, True), algorithm)
 
 

@@ -1,0 +1,83 @@
+"""What `state_dict` of an optimizer is asked for while its state is not in it: a loop's checkpoint would lack momentum."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from paceline.algorithms import Algorithm, AllReduce
+from paceline.errors import UsageError
+
+__all__ = ["state_for_checkpoints", "watch_state"]
+
+_asks_itself: ContextVar[bool] = ContextVar("_asks_itself", default=False)
+
+
+def state_for_checkpoints(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Its `state_dict()`, without a warning: the run's own checkpoints have the rest from where it is."""
+    before = _asks_itself.set(True)
+    try:
+        return optimizer.state_dict()
+    finally:
+        _asks_itself.reset(before)
+
+
+def watch_state(optimizers: Iterable[torch.optim.Optimizer], algorithm: Algorithm) -> list[Any]:
+    """Warns where a worker's own optimizer is asked for state that servers keep, or of which it has a part only.
+
+    Servers keep it for good: so it is not in the optimizer after the `with` either, until the loop loads some. Loading inside,
+    which they would not hear of, is refused.
+
+    Returns:
+        handles to be removed as the worker leaves.
+    """
+    rule = algorithm.server_rule if algorithm.memory.kind == "served" else None
+    if rule is not None and not rule.overrides_optimizer:
+        return [handle for one in optimizers for handle in _AtServers(one).handles]
+    if isinstance(algorithm, AllReduce) and algorithm.sharded:
+        return [one.register_state_dict_pre_hook(_warn_of_part) for one in optimizers]
+    return []
+
+
+class _AtServers:
+    """One optimizer whose steps servers make."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._has_warned = False
+        self._asked = optimizer.register_state_dict_pre_hook(self._warn)
+        self._loaded = optimizer.register_load_state_dict_post_hook(self._forget)
+        self.handles = [optimizer.register_load_state_dict_pre_hook(_refuse)]
+
+    def _warn(self, optimizer: torch.optim.Optimizer) -> None:
+        if not (self._has_warned or _asks_itself.get()):
+            self._has_warned = True
+            warnings.warn(
+                "The servers keep the optimizer's state, so that a checkpoint of optimizer.state_dict() lacks what it has come"
+                " to, such as momentum: give the run a folder (`out`, or --out) and go on with `resume`, or load the model"
+                " alone.",
+                stacklevel=4,
+            )
+
+    def _forget(self, optimizer: torch.optim.Optimizer) -> None:
+        self._asked.remove()
+        self._loaded.remove()
+
+
+def _refuse(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    raise UsageError(
+        "The servers keep the optimizer's state, and take what the loop has loaded as it attaches: call"
+        " optimizer.load_state_dict before `with paceline.attach(...)`."
+    )
+
+
+def _warn_of_part(optimizer: torch.optim.Optimizer) -> None:
+    if not _asks_itself.get():
+        warnings.warn(
+            "Inside the `with`, optimizer.state_dict() of all-reduce(sharded=true) has the state of this worker's own part"
+            " alone: save it after the `with`, where it is whole.",
+            stacklevel=4,
+        )
