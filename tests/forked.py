@@ -117,10 +117,10 @@ def run(words, folder=".", environment=None, errors=Warning):
 
 
 @contextlib.contextmanager
-def running(words, environments):
+def running(words, environments, folder="."):
     """One process for each environment, which is added to that of the tests."""
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(Python(words, environment={**os.environ, **one})) for one in environments]
+        yield [stack.enter_context(Python(words, folder, {**os.environ, **one})) for one in environments]
 
 
 def call(do):

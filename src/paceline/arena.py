@@ -108,7 +108,7 @@ def plan_arena(
     rings = tuple(
         RecordRing.reserve(layout, capacity=_RING_RECORDS, name=f"ring {worker}") for worker in range(num_workers)
     )
-    epoch_claims = SharedEpochClaims.reserve(layout)
+    epoch_claims = SharedEpochClaims.reserve(layout, num_workers)
     store = SharedStore.reserve(layout, num_participants - 1) if request.mailbox else None
     ended = layout.words("ended", num_workers)
     places = {
@@ -214,7 +214,7 @@ class Arena:
 
     def epoch_claims(self) -> SharedEpochClaims:
         """Where loops claim their batches."""
-        return SharedEpochClaims(self.segment, self.plan.epoch_claims)
+        return SharedEpochClaims(self.segment, self.plan.epoch_claims, self.plan.num_workers)
 
     def shared_store(self) -> SharedStore:
         """Where the members' mailboxes find each other."""

@@ -86,8 +86,7 @@ def attach(
     one and the worker; worker 0's stays. A replaced worker's is another than its predecessor's. Threads share one generator,
     which stays. Other generators are the loop's own: where all workers begin with the same inputs, a warning says so.
 
-    Costs per step: two hooks of the optimizer and six switches of a greenlet, 20 to 60 us by processor, besides the
-    algorithm's own cost.
+    Costs per step: hooks and six switches of a greenlet, 20 to 60 us by processor, besides the algorithm's own cost.
 
     Args:
         model: its parameters that require gradients are trained; all of one floating-point type, on the CPU, or
@@ -231,6 +230,7 @@ class Worker(WholeRun):
             progress=progress,
             bind_newest=self._bind_newest,
         )
+        self._undo.append(self._batches.close)
         self._bind_newest()
         self._replica.awaited = StepsAwaited(self._session.binding.parameters)
         if self._environment is not None:
@@ -293,10 +293,10 @@ class Worker(WholeRun):
 
         Asynchronous algorithms give the next batch to whoever is free; lockstep ones deal in rounds. Each iteration is the
         next epoch. A worker that leaves one at a `break` leaves the rest to the others. Alone, the loader itself is used. Of a
-        `DataLoader` the data set, batch size, order, samplers, `drop_last` and `collate_fn` are used, not its processes; a
-        DistributedSampler is ignored with a warning. A sequence is taken as a sequence of batches. Of any other iterable,
-        and of an IterableDataset, every worker reads all, which has to be the same for all, and worker i takes every
-        num_workers-th batch: not in lockstep.
+        `DataLoader` all settings are used: its own processes fetch what this worker has claimed, ahead of the loop (threads
+        and simulated workers fetch by themselves); a DistributedSampler is ignored with a warning. A sequence is taken as one
+        of batches. Of any other iterable, and of an IterableDataset, every worker reads all, which has to be the same for all,
+        and worker i takes every num_workers-th batch: not in lockstep.
 
         Raises:
             UsageError: when iterated or asked for its length: its batches cannot be shared; the message says why.

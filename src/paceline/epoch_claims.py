@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 __all__ = ["CLAIM_BATCHES", "EpochClaims", "LocalEpochClaims", "StoredEpochClaims", "first_said"]
@@ -26,8 +26,27 @@ class EpochClaims(Protocol):
         """The digest (above 0) that the first of all workers gave."""
         ...
 
+    def hold(self, worker_id: int, number: int) -> None:
+        """A worker has claimed a batch ahead; where nobody could take it over, nothing is kept."""
 
-class LocalEpochClaims:
+    def unhold(self, worker_id: int, number: int) -> None:
+        """It is handed out."""
+
+    def release(self, worker_id: int, numbers: Collection[int] | None, *, is_left: bool) -> None:
+        """These of what the worker holds, or all, are anybody's in their epoch.
+
+        Args:
+            worker_id: who holds them.
+            numbers: which; None: all.
+            is_left: whether a resumed run need not train on them.
+        """
+
+    def take_released(self, first: int, end: int) -> int | None:
+        """A batch from `first` to `end` that was released, or None."""
+        return None
+
+
+class LocalEpochClaims(EpochClaims):
     """Claims of workers that are simulated, in one process and one thread."""
 
     def __init__(self) -> None:
@@ -49,7 +68,7 @@ class LocalEpochClaims:
         return self._agreed
 
 
-class StoredEpochClaims:
+class StoredEpochClaims(EpochClaims):
     """Claims in a store of torch's, several at a time; all workers begin together.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from paceline.epoch_claims import CLAIM_BATCHES, first_said
+from paceline.epoch_claims import CLAIM_BATCHES, EpochClaims, first_said
 from paceline.meeting import Meeting, MeetingLostError
 from paceline.transport.base import Mailbox
 
@@ -13,7 +13,7 @@ __all__ = ["JoinedClaims"]
 _COUNTED_EPOCHS = 1 << 15  # the join point's store takes twice as many keys
 
 
-class JoinedClaims:
+class JoinedClaims(EpochClaims):
     """Implements `EpochClaims` with counts at the join point, and without it by worker ids.
 
     When the join point is gone, every worker goes on behind the last batch that it has seen claimed: the epoch's batch n is

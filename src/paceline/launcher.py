@@ -302,7 +302,8 @@ class _Launched:
         if self._checkpointer is None or supervisor.arena is None or not in_order:
             return None
         last_batch = max((int(rows["batch"].max()) for rows in records.values() if len(rows)), default=-1)
-        parameters = supervisor.parameters(last_batch + 1)
+        kept = supervisor.arena.epoch_claims().least_kept()
+        parameters = supervisor.parameters(last_batch + 1 if kept is None else min(kept, last_batch + 1))
         try:
             self._checkpointer.end(supervisor, parameters, self._about_checkpoint)
         except NotWrittenError as error:

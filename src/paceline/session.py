@@ -332,7 +332,9 @@ class Session:
         assert folder is not None
         self._storage.save(folder, number, optimizer, taken, self.arena.shared if self.algorithm.gossip else None)
         if parameters and number is not None:
-            checkpoint.save_parameters(folder, number, self.parameters(next_batch=number))
+            kept = self.arena.epoch_claims().least_kept()  # claimed ahead by a worker that is still in the epoch before
+            next_batch = number if kept is None else min(kept, number)
+            checkpoint.save_parameters(folder, number, self.parameters(next_batch))
             for server in range(self.ports.num_servers):
                 assert self.peers is not None
                 with contextlib.suppress(PeerLostError):  # this checkpoint then stays incomplete

@@ -165,6 +165,7 @@ def start_process(
     worker.handle.start()
     connection.close()
     with contextlib.suppress(OSError):  # it died at once: its end is the next news
-        worker.connection.send((pickled_target, environment, len(handles)))
+        start_method = multiprocessing.get_start_method(allow_none=True)
+        worker.connection.send((pickled_target, environment, len(handles), start_method))
         for handle in handles:
             reduction.send_handle(worker.connection, handle, worker.handle.pid)

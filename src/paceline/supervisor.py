@@ -357,6 +357,7 @@ class Supervisor:
         self._reception.lose(worker)
         if self.arena.shared.recover(worker.worker_id, worker.incarnation):
             self.outcome.torn_updates += 1
+        self.arena.epoch_claims().release(worker.worker_id, None, is_left=False)
         assert self.algorithm is not None
         if "kill" not in self.algorithm.tolerates:
             if self.num_workers == 1 or (self.arena.collectives is None and not self.algorithm.memory.mailbox):

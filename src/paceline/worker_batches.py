@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from paceline.epoch_claims import EpochClaims
 from paceline.errors import UsageError
 from paceline.final_mean import Given
 from paceline.loader_batches import LoaderBatches, shared_batches
+from paceline.loader_processes import LoaderProcesses, ending_with_worker, until_stopped
 from paceline.run_progress import RunProgress
 from paceline.sources import ABSENT, END
 from paceline.worker_claims import WorkerClaims
@@ -69,9 +72,6 @@ class WorkerBatches:
         taken: batches that this worker took before (a resumed run, or an earlier incarnation).
         progress: is told what is handed out.
         bind_newest: binds the model to a copy of the newest parameters.
-
-    Attributes:
-        given: what the loop was given by a counter that it shares with the other workers.
     """
 
     def __init__(
@@ -98,16 +98,24 @@ class WorkerBatches:
         self._taken = taken
         self._progress = progress
         self._bind_newest = bind_newest
-        self.given = Given()
+        self._given = Given()
         self._epochs_ended = 0  # not left at a `break`
         self._left_out = taken  # of a stream
         self._is_alone = num_workers == 1 and environment is None
         self._known: tuple[Any, LoaderBatches | None] | None = None
         self._shares: dict[str, Any] = {}
         self._claims: WorkerClaims | None = None
+        self._processes: tuple[Any, LoaderProcesses] | None = None  # of the loader that was used last
+        self._stream: tuple[Any, DataLoader[Any]] | None = None  # likewise
         self._epoch = 0
         self._is_epoch_told = self._is_begun = False
         self._incomplete: int | None = None  # a checkpoint that not all workers have written
+
+    @property
+    def given(self) -> Given:
+        """What the loop was given by a counter that it shares with the other workers, or has claimed ahead and left."""
+        ahead = self._claims.num_given_back if self._claims is not None else 0
+        return self._given._replace(taken=self._given.taken + ahead) if self._given.taken >= 0 else self._given
 
     def batches_of(self, loader: Iterable[Any]) -> LoaderBatches | None:
         """The loader's batches as the workers share them; None where each worker iterates it for itself."""
@@ -144,12 +152,16 @@ class WorkerBatches:
             return
         claims = self._claims_for(batches)
         claims.begin(epoch)
-        for number in self._numbers(claims, epoch):
+        given = self._handed_out(claims, epoch)
+        while True:
             started_s = self._replica.now_s()
+            number, fetch = next(given, (END, None))
+            if number == END or fetch is None:
+                break
             if number == ABSENT:
                 self._replica.begin(started_s, -1, None, absent=True)
                 continue
-            batch = batches.fetch(claims.place(number))
+            batch = fetch()
             if batches.device is not None:
                 batch = moved_to(batches.device, batch)
             if not self._is_epoch_told and batches.length is not None:
@@ -173,23 +185,67 @@ class WorkerBatches:
         if self._replica.awaited is not None:
             self._replica.awaited.came_to_end = True
 
-    def _numbers(self, claims: WorkerClaims, epoch: int) -> Iterator[int]:
+    def _handed_out(self, claims: WorkerClaims, epoch: int) -> Generator[tuple[int, Callable[[], Any]]]:
+        """Numbers of the batches that the loop gets, or ABSENT, and what each is fetched by."""
         first = True
-        while not self._session.stopped():
-            number = claims.next()
-            if not self.algorithm.lockstep:
-                self._count_given(claims.batches, epoch, number)
-            if number == END:
-                return
-            if first:
-                first = False
-                claims.taken -= 1
-                leads = self.worker_id == 0 if self.algorithm.lockstep else claims.place(number) == 0
-                self._maybe_save(claims, epoch, parameters=leads)
-                claims.taken += 1
-            self._maybe_complete()
-            self._tell_progress(claims, epoch, number)
-            yield number
+        with closing(self._claimed(claims)) as source:
+            while not self._session.stopped():
+                number, fetch = next(source, (END, None))
+                if not self.algorithm.lockstep:
+                    self._count_given(claims.batches, epoch, number)
+                if fetch is None:
+                    return
+                if first:
+                    first = False
+                    leads = self.worker_id == 0 if self.algorithm.lockstep else claims.place(number) == 0
+                    self._maybe_save(claims, epoch, parameters=leads)
+                self._maybe_complete()
+                claims.hand_out(number)
+                self._tell_progress(claims, epoch, number)
+                yield number, fetch
+
+    def _claimed(self, claims: WorkerClaims) -> Generator[tuple[int, Callable[[], Any]]]:
+        """By the loader's own processes, if it has some and this worker a process to itself; else in this process."""
+        processes = self._processes_of(claims.batches.loader)
+        if processes is None:
+            while (number := claims.next()) != END:
+                yield number, partial(claims.batches.fetch, claims.place(number))
+            return
+        with closing(processes.epoch(claims, self._session.stopped)) as source:
+            yield from source
+
+    def _processes_of(self, loader: Any) -> LoaderProcesses | None:
+        """None: the loader has none, and pins no memory, or the worker is simulated."""
+        environment = self._environment
+        if not isinstance(loader, DataLoader) or environment is None or environment.simulation is not None:
+            return None
+        if not (loader.pin_memory or (loader.num_workers and self._is_own_process)):
+            return None
+        if self._processes is None or self._processes[0] is not loader or self._processes[1].is_in_use:
+            who = self.worker_id, environment.incarnation
+            draws_as = who if any(who) and environment.random_states else ()
+            made = LoaderProcesses(loader, self.num_workers, draws_as=draws_as, has_processes=self._is_own_process)
+            self._processes = loader, made
+        return self._processes[1]
+
+    @property
+    def _is_own_process(self) -> bool:
+        """Whether it is this worker's alone: a fork of one whose threads go on may inherit locks that nobody gives back."""
+        environment = self._environment
+        return environment is None or (environment.simulation is None and environment.options.get("own_process", True))
+
+    def _stream_of(self, loader: Any) -> Iterator[Any]:
+        """What a loader that cannot be shared yields; its own processes, if it has some, end with this one."""
+        is_plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+        if not (is_plain and loader.num_workers and self._is_own_process):
+            return iter(loader)
+        if self._stream is None or self._stream[0] is not loader:
+            self._stream = loader, ending_with_worker(loader)
+        return until_stopped(iter(self._stream[1]), self._session.stopped)
+
+    def close(self) -> None:
+        """Ends the loader's own processes."""
+        self._processes = self._stream = None
 
     def _tell_progress(self, claims: WorkerClaims, epoch: int, number: int) -> None:
         """Counts the batches that this worker gets, or, in lockstep, all workers in one of an epoch's rounds."""
@@ -209,13 +265,13 @@ class WorkerBatches:
     def _count_given(self, batches: LoaderBatches, epoch: int, number: int) -> None:
         """Counts them, as long as the loop leaves no epoch before its end, and goes on, and epochs are equally long."""
         num_batches = batches.epoch_numbers
-        if self.given.taken < 0 or self._epochs_ended < epoch or batches.length != num_batches:
-            self.given = Given(-1)
+        if self._given.taken < 0 or self._epochs_ended < epoch or batches.length != num_batches:
+            self._given = Given(-1)
         elif number == END:
             self._epochs_ended += 1
-            self.given = self.given._replace(reached=max((epoch + 1) * num_batches, self.given.reached))
+            self._given = self._given._replace(reached=max((epoch + 1) * num_batches, self._given.reached))
         else:
-            self.given = Given(self.given.taken + 1, max(number + 1, self.given.reached))
+            self._given = Given(self._given.taken + 1, max(number + 1, self._given.reached))
 
     def _maybe_save(self, claims: WorkerClaims, epoch: int, *, parameters: bool) -> None:
         """Saves this worker's part of the epoch's checkpoint before its first batch, if one is asked for."""
@@ -268,7 +324,7 @@ class WorkerBatches:
                 " tell: give worker.batches a DataLoader with a sized data set, or a list of batches; or take an asynchronous"
                 " method such as ad-psgd or hogwild."
             )
-        iterator = iter(loader)
+        iterator = self._stream_of(loader)
         index = -1
         while not self._session.stopped():
             started_s = self._replica.now_s()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import pickle
 import select
 import threading
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import reduction
@@ -170,6 +172,9 @@ def _prepare_process(environment: WorkerEnvironment) -> None:
     if environment.options.get("pin"):
         placement.pin(environment.worker_id, environment.num_workers, sorted(os.sched_getaffinity(0)))
     have_core_each(environment.num_workers)
+    if environment.worker_id:  # worker 0's loader says it for all
+        for of_loaders in ("This DataLoader will create", "'pin_memory' argument is set as true but"):
+            warnings.filterwarnings("ignore", of_loaders, UserWarning)
     # The fork server's environment is that of its own start; what counts is the launcher's now.
     os.environ[failpoints.ENVIRONMENT_VARIABLE] = environment.options.get("fail_point", "")
     failpoints.arm(environment.worker_id, environment.incarnation)
@@ -214,7 +219,11 @@ def _keep_freed_memory(*, one_arena: bool) -> None:
 def process_main(connection: Connection) -> None:
     """Entry point of a worker's process: the supervisor sends what to run."""
     leave_to_supervisor()
-    pickled, environment, num_handles = connection.recv()
+    pickled, environment, num_handles, start_method = connection.recv()
+    # What the loop starts, such as a DataLoader's processes, starts as in a program of its own: not by a fork server, which
+    # could not take functions without a name, and would load PyTorch for each; and a daemon may not have children.
+    multiprocessing.set_start_method(start_method, force=True)
+    multiprocessing.current_process().daemon = False
     environment.options["handles"] = tuple(reduction.recv_handle(connection) for _ in range(num_handles))
     environment.connection = connection
     run_worker(lambda: _unpickled(pickled)(), environment, own_process=True)

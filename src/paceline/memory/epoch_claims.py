@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from paceline.memory.atomics import compare_and_swap, load
-from paceline.memory.segment import LINE_BYTES, Layout, Segment
+from collections.abc import Collection
+
+import numpy as np
+
+from paceline.memory.atomics import compare_and_swap, fetch_add, load, store
+from paceline.memory.segment import LINE_BYTES, WORD_BYTES, Layout, Segment
 
 __all__ = ["SharedEpochClaims"]
 
+_MOST_HELD = 256  # by a worker
+_HELD, _RELEASED, _LEFT, _STATE = 0, 1, 2, 3  # a word's last two bits; above them the batch's number and 1; 0: free
 _WORDS = 64  # epochs that may be under way at once, where loops leave theirs at different times
 _PLACE_BITS = 32
 _PLACES = (1 << _PLACE_BITS) - 1
@@ -18,20 +24,27 @@ class SharedEpochClaims:
     A claim is one compare-and-swap. An epoch's word becomes that of the 64th epoch after it; whoever is that late finds
     the epoch over.
 
+    Beside them, 256 words for each worker hold what it has claimed ahead. What is released is anybody's; what is held only the
+    worker changes, or whoever has seen it die.
+
     Args:
         segment: the run's memory, all zero where this lies.
         offset: as `reserve` returned it.
+        num_workers: of the run.
     """
 
-    def __init__(self, segment: Segment, offset: int) -> None:
+    def __init__(self, segment: Segment, offset: int, num_workers: int) -> None:
         self._segment = segment  # whose memory this is
         self._agreed = segment.address + offset
-        self._first = self._agreed + LINE_BYTES
+        self._num_released = self._agreed + LINE_BYTES
+        self._first = self._num_released + LINE_BYTES
+        self._held = self._first + _WORDS * LINE_BYTES
+        self._table = segment.array(self._held - segment.address, (num_workers, _MOST_HELD), np.int64)
 
     @staticmethod
-    def reserve(layout: Layout) -> int:
+    def reserve(layout: Layout, num_workers: int) -> int:
         """Reserves the words."""
-        return layout.words("epoch claims", 1 + _WORDS)
+        return layout.reserve("epoch claims", (2 + _WORDS) * LINE_BYTES + num_workers * _MOST_HELD * WORD_BYTES)
 
     def claim(self, epoch: int) -> int | None:
         """The place of the next batch; None: the epoch is long over."""
@@ -48,6 +61,56 @@ class SharedEpochClaims:
     def newest(self) -> int:
         """The newest epoch."""
         return max(load(self._first + number * LINE_BYTES) >> _PLACE_BITS for number in range(_WORDS))
+
+    def hold(self, worker_id: int, number: int) -> None:
+        """Remembers a batch that a worker has claimed ahead; no more than 256 at once."""
+        free = np.flatnonzero(self._table[worker_id] == 0)
+        if not len(free):
+            for place in np.flatnonzero(self._table[worker_id] & _STATE == _LEFT):
+                self._take(worker_id, int(place))
+            free = np.flatnonzero(self._table[worker_id] == 0)
+        if len(free):
+            store(self._word(worker_id, int(free[0])), (number + 1) << 2 | _HELD)
+
+    def unhold(self, worker_id: int, number: int) -> None:
+        """Forgets it."""
+        self._table[worker_id][self._table[worker_id] == (number + 1) << 2 | _HELD] = 0
+
+    def release(self, worker_id: int, numbers: Collection[int] | None, *, is_left: bool) -> None:
+        """Lets others take these, or all, of what the worker holds: it gives them back, or has been declared dead."""
+        row = self._table[worker_id].copy()
+        for place in np.flatnonzero((row != 0) & (row & _STATE == _HELD)):
+            if numbers is not None and (row[place] >> 2) - 1 not in numbers:
+                continue
+            fetch_add(self._word(worker_id, int(place)), _LEFT if is_left else _RELEASED)
+            fetch_add(self._num_released, 1)
+
+    def take_released(self, first: int, end: int) -> int | None:
+        """The first batch that was released."""
+        if load(self._num_released) > 0:
+            numbers = (self._table >> 2) - 1
+            found = np.argwhere((self._table & _STATE != _HELD) & (numbers >= first) & (numbers < end))
+            for worker_id, place in sorted(found.tolist(), key=lambda one: numbers[*one]):
+                if (taken := self._take(worker_id, place)) is not None:
+                    return taken
+        return None
+
+    def least_kept(self) -> int | None:
+        """The first batch that was claimed and not handed out, of an epoch that was not left."""
+        kept = self._table[(self._table != 0) & (self._table & _STATE != _LEFT)]
+        return (int(kept.min()) >> 2) - 1 if len(kept) else None
+
+    def _take(self, worker_id: int, place: int) -> int | None:
+        """The number of a released batch, if nobody else has it."""
+        word = self._word(worker_id, place)
+        value = load(word)
+        if value & _STATE == _HELD or not compare_and_swap(word, value, 0):
+            return None
+        fetch_add(self._num_released, -1)
+        return (value >> 2) - 1
+
+    def _word(self, worker_id: int, place: int) -> int:
+        return self._held + (worker_id * _MOST_HELD + place) * WORD_BYTES
 
     def agree(self, digest: int) -> int:
         """The first worker's digest."""
