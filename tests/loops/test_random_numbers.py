@@ -5,6 +5,8 @@ import random
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 import paceline as pl
 from loops import families
@@ -152,6 +154,51 @@ def test_inputs_that_are_equal_on_some_workers_or_in_some_steps_are_not():
                 optimizer.step()
 
     pl.simulate(loop, workers=2, algorithm="all-reduce")
+
+
+@pytest.mark.parametrize("algorithm", ["all-reduce", "hogwild", "parameter-server(mode=async)"])
+def test_a_state_that_is_carried_beside_equal_inputs_does_not_hide_them(algorithm):
+    """A fixed order of batches, as language models have it; dropout makes the state differ between workers."""
+
+    def loop():
+        model = nn.ModuleDict({"cell": nn.LSTM(6, 5), "head": nn.Linear(5, 6)})
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        torch.manual_seed(1)
+        with pl.attach(model, optimizer):
+            state = torch.zeros(1, 2, 5), torch.zeros(1, 2, 5)
+            for x in HELD_OUT[:48].view(4, 6, 2, 6):
+                optimizer.zero_grad()
+                out, state = model["cell"](x, tuple(one.detach() for one in state))
+                state = tuple(F.dropout(one) for one in state)
+                model["head"](out).square().mean().backward()
+                optimizer.step()
+
+    with pytest.warns(UserWarning, match=SAME):
+        pl.simulate(loop, workers=2, algorithm=algorithm)
+
+
+class Placed(nn.Module):
+    """Its first input is the same in every call."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(9, 4)
+
+    def forward(self, places, tokens):
+        return self.embedding(tokens) * places[:, None]
+
+
+def test_integers_that_differ_beside_an_equal_first_input_are_other_inputs():
+    def loop():
+        model = Placed()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pl.attach(model, optimizer):
+            for _ in range(4):
+                optimizer.zero_grad()
+                model(torch.arange(3.0), torch.arange(3) + own_id()).square().sum().backward()
+                optimizer.step()
+
+    pl.simulate(loop, workers=2, algorithm="hogwild")
 
 
 def test_worker_batches_of_equal_contents_are_not_warned_of():
