@@ -13,6 +13,7 @@ from paceline.flat import FlatBinding
 from paceline.held_folder import run_folder
 from paceline.simulation import _Simulation
 from paceline.simulator import Cluster
+from paceline.state_elsewhere import state_for_checkpoints
 from paceline.tasks import Task, load_task
 from paceline.topology import Ring, metropolis_weights
 from paceline.training import _Training
@@ -165,7 +166,7 @@ class Loop:
                         optimizer.zero_grad(set_to_none=self.order.endswith("clear"))
         with self.lock:
             self.models[worker.worker_id] = [p.detach().clone() for p in model.parameters()]
-            self.states[worker.worker_id] = optimizer.state_dict()["state"]
+            self.states[worker.worker_id] = state_for_checkpoints(optimizer)["state"]
 
 
 def run_loop(algorithm, loop, workers, backend):
