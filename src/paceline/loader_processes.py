@@ -28,7 +28,7 @@ _MOST_AHEAD = 128  # batches; shared memory has room for twice as many
 _STOP_DEADLINE_S = (
     10.0  # from a job's SIGTERM, which its loaders' processes get as well, until the run is being stopped
 )
-_DEATH_DEADLINE_S = 2.0  # from a connection's end until the death of the process is known
+_DEATH_DEADLINE_S = 5.0  # from a connection's end until the death of the process is known
 _LOOK_EVERY_S = 0.01
 
 
@@ -66,9 +66,7 @@ class LoaderProcesses:
         order, self.is_in_use = self._order, True
         order.begin(claims)
         try:
-            batches = iter(self._twin)
-            order.is_under_way = True
-            for batch in until_stopped(batches, stopped):
+            for batch in until_stopped(self._twin, stopped, order.go_under_way):
                 yield order.claimed.popleft(), lambda batch=batch: batch
             # Rounds without a batch, and what others have given back since this loader ended.
             while not stopped() and (number := order.claimed.popleft() if order.claimed else claims.next()) != END:
@@ -92,7 +90,11 @@ class _ClaimedOrder:
         self._claims = claims
         self._left: int | None = None  # batches of the epoch that nobody had claimed, as far as this worker knows
         self.claimed.clear()
-        self.is_under_way = False  # whether the loader asks as it hands out the first of those claimed
+        self._is_under_way = False  # whether the loader asks as it hands out the first of those claimed
+
+    def go_under_way(self) -> None:
+        """The loader has asked for its first batches; from now on it asks as it hands one out."""
+        self._is_under_way = True
 
     def __iter__(self) -> _ClaimedOrder:
         return self
@@ -100,7 +102,7 @@ class _ClaimedOrder:
     def __next__(self) -> Any:
         """The next batch's indices; a StopIteration may be followed by more: the loader asks again with each batch."""
         assert self._claims is not None
-        ahead, most = len(self.claimed) - self.is_under_way, self._most
+        ahead, most = len(self.claimed) - self._is_under_way, self._most
         if self._left is not None:
             most = min(most, -(-self._left // self._num_workers))
         if ahead >= max(1, most):
@@ -127,15 +129,28 @@ def ending_with_worker(loader: DataLoader[Any]) -> DataLoader[Any]:
     return twin
 
 
-def until_stopped(batches: Iterator[Any], stopped: Callable[[], bool]) -> Iterator[Any]:
-    """A loader's batches; ends early where its processes have been ended with the whole job."""
-    terminated = _Terminated.installed()
+def until_stopped(
+    loader: DataLoader[Any], stopped: Callable[[], bool], begun: Callable[[], object] = lambda: None
+) -> Iterator[Any]:
+    """A loader's batches; ends early where its processes have been ended with the whole job.
+
+    Args:
+        loader: the user's, or its twin.
+        stopped: whether the run is being stopped.
+        begun: called when the loader has asked for its first batches.
+    """
+    batches: Iterator[Any] | None = None
     while True:
         try:
+            if batches is None:
+                batches = iter(loader)
+                _Terminated.installed()
+                begun()
             batch = next(batches)
         except StopIteration:
             return
-        except Exception:
+        except (RuntimeError, OSError, EOFError):  # such as of a connection to a process that has died
+            terminated = _Terminated.installed()
             if stopped() or (terminated is not None and terminated.are_stopped(stopped)):
                 return
             raise

@@ -241,7 +241,7 @@ class WorkerBatches:
             return iter(loader)
         if self._stream is None or self._stream[0] is not loader:
             self._stream = loader, ending_with_worker(loader)
-        return until_stopped(iter(self._stream[1]), self._session.stopped)
+        return until_stopped(self._stream[1], self._session.stopped)
 
     def close(self) -> None:
         """Ends the loader's own processes."""

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 import leftovers
 import paceline as pl
 from loops.coder import loss_of, made
+from paceline.environment import current_environment
 from processes.programs import worker_id
 
 SAMPLES, BATCH_SIZE = 64, 4
@@ -78,7 +79,7 @@ class Loop:
 
     def __call__(self):
         model, optimizer = made()
-        loader, told = self.made_loader(), {"process": os.getpid(), "epochs": [], "children": []}
+        loader, told = self.made_loader(), {"process": os.getpid(), "epochs": []}
         with pl.attach(model, optimizer) as worker:
             for _ in range(self.epochs):
                 told["epochs"].append([])
@@ -89,9 +90,17 @@ class Loop:
                     optimizer.zero_grad()
                     loss_of(model, x).backward()
                     optimizer.step()
-                told["children"].append(len(multiprocessing.active_children()))
-        told["children"].append(len(multiprocessing.active_children()))
+                self.wait_for(loader.num_workers if loader.persistent_workers else 0)
+        self.wait_for(0)
         (self.folder / f"{worker.worker_id}.json").write_text(json.dumps(told))
+
+    def wait_for(self, num_processes):
+        """Until the loader has so many, or none where it may not have any."""
+        environment = current_environment()
+        if environment is None or environment.options.get("own_process", True):
+            leftovers.wait_until(
+                lambda: len(multiprocessing.active_children()) == num_processes, f"{num_processes} processes"
+            )
 
     def leaves(self, number):
         """Whether to leave the epoch at its batch of this number; the place for what else shall happen then."""
@@ -103,6 +112,15 @@ class Breaks(Loop):
 
     def leaves(self, number):
         return number == 2
+
+
+class Paused(Loop):
+    """Each worker goes on from its fourth batch when the run is being stopped, or has been before."""
+
+    def leaves(self, number):
+        if number == 3:
+            leftovers.wait_until(lambda: (self.folder / "stopping").exists(), "the limit")
+        return False
 
 
 class Killed(Loop):
