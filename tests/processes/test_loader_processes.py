@@ -142,11 +142,13 @@ SCRIPT = f"""
     sys.path.insert(0, {str(Path(__file__).parents[1])!r})
     from processes.loader_programs import Endless, Loop
 
+    FORKED = {{"multiprocessing_context": "fork"}}  # the tests' programs would use a fork server
+
     def train():
-        Endless(Path.cwd(), {{"persistent_workers": True}})()
+        Endless(Path.cwd(), {{"persistent_workers": True, **FORKED}})()
 
     if __name__ == "__main__":
-        Loop(Path.cwd())() if "two-epochs" in sys.argv else train()
+        Loop(Path.cwd(), FORKED)() if "two-epochs" in sys.argv else train()
 """
 
 
