@@ -191,10 +191,10 @@ def test_kill_9_of_the_supervisor(tmp_path):
 def test_kill_9_of_a_worker(words, tmp_path):
     with training(tmp_path, *words) as process:
         parent = leftovers.parents()[next(iter(loading(tmp_path)))]
-        own = leftovers.descendants(parent)
-        assert len(own) == 2
+        family = leftovers.descendants(parent)
+        assert len(family & loading(tmp_path)) == 2
         os.kill(parent, signal.SIGKILL)
-        wait_for_end_of(own)
+        wait_for_end_of(family)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(forked.AGAINST_HANGS_S)
         assert process.returncode == 130, errors
