@@ -51,7 +51,8 @@ class AttachedGradient(BaseReplica):
         self._progress: RunProgress | None = None
         self.on_progress: list[Callable[[], None]] = []  # called before a step and after it
         self.awaited: StepsAwaited | None = None  # until the loop's first step
-        self.outside: OutsideChanges | None = None  # what the loop does to its parameters by itself; None: nobody asks
+        self.outside: OutsideChanges | None = None  # what the loop does to its parameters by itself; None: not begun
+        self._published = 0  # version of the last step
         self.accumulates = False
 
     def count_in(self, progress: RunProgress) -> None:
@@ -64,7 +65,7 @@ class AttachedGradient(BaseReplica):
 
     def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
         self.samples += 0 if self._told_samples else self._weighed
-        self._weighed = 0
+        self._weighed, self._published = 0, applied_version
         if self._progress is not None:
             self._progress.add(self.samples, self.round_samples)
         self.round_samples = 0
@@ -122,6 +123,15 @@ class AttachedGradient(BaseReplica):
             if self.outside is not None:
                 self.outside.take()
             self._hand_over("gradient")
+
+    def settle_outside(self) -> None:
+        """The program is about to go on with what the loop has made of its parameters."""
+        if self.outside is not None:
+            self.changed_outside |= self.outside.settle()
+
+    def digest(self) -> float:
+        """Of the parameters, where all workers have the same."""
+        return self.outside.digest() if self.outside is not None else 0.0
 
     def _weigh_anew(self) -> int:
         """What the passes so far come to has been handed out: the next one is weighed by its own samples; returns 0."""

@@ -135,6 +135,7 @@ class AttachedReplica(AttachedGradient):
 
     def _begin(self, started_s: float, batch_number: int, samples: int, *, absent: bool = False) -> None:
         self._move_on()
+        self.settle_outside()
         self.num_begun += 1
         self._batch = batch_number
         self.samples = samples
@@ -237,6 +238,7 @@ class AttachedReplica(AttachedGradient):
         if self._state == "idle":  # nothing of the model was called, or the loop makes several steps with one batch
             self._begin_without_batch(self.samples if self._own is None else 0)
         self._records.settle(_NAN)
+        self.settle_outside()
         self._weigh()
         if not self._handed_out:
             if self._slowness is not None:
@@ -272,7 +274,7 @@ class AttachedReplica(AttachedGradient):
         if self._own is not None:
             self._begin_next()
         elif self.outside is not None:
-            self.outside.take(idle=True)
+            self.outside.take(idle=True, version=self._published)
 
     # The program's side
 

@@ -279,7 +279,7 @@ class Worker(WholeRun):
         replica = self._replica
         if replica is None or replica.awaited is None or self._session.stopped():
             return None
-        return replica.awaited.error(loaded=self._loads.any, has_begun=replica.num_begun > 0)
+        return replica.awaited.error(loaded=self._loads.were_any, has_begun=replica.num_begun > 0)
 
     def _save_end(self, *, is_cut: bool) -> None:
         """Saves the worker's part of the run's last checkpoint, if there are any."""
@@ -357,16 +357,16 @@ class Worker(WholeRun):
         return x
 
     def _bind_newest(self) -> None:
+        self._replica.settle_outside()
         self._session.binding.bind(self._newest())
         if self._replica.outside is not None:
-            self._replica.outside.take(whole=True)
+            self._replica.outside.take(idle=True, whole=True)
 
     def _left_by_loop(self) -> LeftWeights | None:
         """What worker 0's loop has put into its model after its last step; None: nothing."""
         if self.worker_id or self._replica is None:
             return None
-        outside = self._replica.outside
-        has_changed = outside is None or outside.found()
+        has_changed = self.num_workers == 1 or self._replica.outside is None or self._replica.outside.found()
         return left_weights(self._model, self._session.binding, self._places, self._loads, has_changed=has_changed)
 
     def _final_model(self, left: LeftWeights | None) -> tuple[torch.Tensor, FinalMean | None]:

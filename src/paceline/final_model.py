@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.algorithms import ADPSGD, Algorithm
+from paceline.algorithms import ADPSGD, DPSGD, Algorithm, AllReduce, registry
 from paceline.algorithms.server.client import Client
 from paceline.arena import Arena
 from paceline.distributed import Membership
@@ -18,7 +18,7 @@ from paceline.final_mean import FinalMean, Given, LeftWeights, take_final_mean
 from paceline.flat import FlatBinding
 from paceline.joining import JoinedRun
 from paceline.loaded_weights import Loads, Places
-from paceline.outside_changes import OutsideChanges
+from paceline.outside_changes import Fate, OutsideChanges
 from paceline.transport.parameters import AVERAGE
 
 __all__ = ["agree_on_final", "watch_outside"]
@@ -126,17 +126,38 @@ def _wait_for_launched(
                 buffer.copy_(arena.extra(name))
 
 
-def watch_outside(session: Any, algorithm: Algorithm, loads: Loads, num_workers: int) -> OutsideChanges | None:
-    """For a worker's parameters, with what others write of them; None: there are no others."""
-    if num_workers == 1:
-        return None
-    shared, kind = session.ports.shared, algorithm.memory.kind
+def watch_outside(session: Any, algorithm: Algorithm, loads: Loads, num_workers: int) -> OutsideChanges:
+    """For a worker's parameters, with what becomes of changes of each vector that they may be views of."""
+    shared, kind, is_alone = session.ports.shared, algorithm.memory.kind, num_workers == 1
+    trained = shared.x if kind != "slots" and (kind != "served" or is_alone) else None
+
+    def fate(x: torch.Tensor, idle: bool) -> Fate:
+        is_trained = trained is not None and x.data_ptr() == trained.data_ptr()
+        if is_alone:
+            return "lasts" if is_trained else "moves"
+        if is_common:
+            return "lasts if alike" if idle or not is_sharded else "lost"
+        return "lasts" if is_trained and (idle or not isinstance(algorithm, DPSGD)) else "lost"
+
+    def put(x: torch.Tensor) -> None:
+        if trained is None:
+            shared.replace(x)
+        elif x.data_ptr() != trained.data_ptr():
+            trained.copy_(x)
+
+    is_common = kind == "replicated" and not algorithm.gossip
+    is_sharded = isinstance(algorithm, AllReduce) and algorithm.sharded
     is_raced = kind in ("racing", "locked") or isinstance(algorithm, ADPSGD)
     return OutsideChanges(
         session.binding,
         loads,
-        written_by_others=shared.x if is_raced else None,
-        idle_is_own=kind != "slots",  # others may take the slot again
+        spec=registry.spec(algorithm),
+        fate=fate,
+        put=put,
+        newest=(lambda: shared.version) if kind == "slots" else None,
+        written_by_others=trained if is_raced and not is_alone else None,
+        is_common=is_common,
+        is_alone=is_alone,
     )
 
 

@@ -48,9 +48,13 @@ class Loads:
 
     Args:
         model: the loop's.
+
+    Attributes:
+        were_any: whether anything was loaded since the beginning.
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self.were_any = False
         self._loaded: dict[torch.Tensor, tuple[int, torch.Tensor]] = {}
         hook = _OnLoad(self._on_load)
         self._handles = [module.register_load_state_dict_pre_hook(hook) for module in model.modules()]
@@ -79,6 +83,7 @@ class Loads:
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             value = state.get(prefix + name)
             if tensor is not None and isinstance(value, torch.Tensor) and value.shape == tensor.shape:
+                self.were_any = True
                 self._loaded[tensor] = tensor._version + 1, value.detach().to(tensor, copy=True)
 
 

@@ -80,6 +80,7 @@ class BaseReplica:
         self.update_time_s = 0.0
         self.step = 0
         self.round: int | None = None  # every round is a step
+        self.changed_outside = False  # and nobody else changes parameters
         self.loss = math.nan
         self._append = recorder.append if recorder is not None else None
         self._accruals: Accruals | None = None

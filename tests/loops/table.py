@@ -5,7 +5,7 @@ import pkgutil
 from typing import NamedTuple
 
 from loops import habits
-from loops.families import ALL, OWN_LOCKSTEP, SHARED_LOCKSTEP
+from loops.families import ALL, OWN_LOCKSTEP, SERVED, SHARED_LOCKSTEP
 
 HABITS = [one.name for one in pkgutil.iter_modules(habits.__path__)]
 ALONE = "alone"
@@ -32,6 +32,7 @@ OTHER = [
     Cell(["two_optimizers", "in_turn", "sparse_table"], TAKE_ONE, "takes one optimizer, and attach was given 2"),
     Cell(["sparse_table"], ["lockstep", "all-reduce"], "averages dense gradients, but the model has sparse ones"),
     Cell(["skipped_step"], [*SHARED_LOCKSTEP, *OWN_LOCKSTEP], "Worker 1 left out"),
+    Cell(["clamped"], [*SERVED, "leashed"], "would be lost: load weights before attach"),
     Cell(["unfrozen"], ALL, "attach after unfreezing or adding it"),
     Cell(["head_only"], ALL, "No optimizer that attach was given has the parameter"),
     Cell(["own_checkpoint"], SHARDED, "has the state of this worker's own part alone", True),

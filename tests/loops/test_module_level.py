@@ -79,7 +79,7 @@ def test_parts_of_it(outside, start):
 @pytest.mark.parametrize("start", STARTS)
 def test_an_optimizer_of_another_model(start):
     with pytest.raises(
-        pl.UsageError, match=r"none of the parameters .* make the model and the optimizer inside the function"
+        pl.UsageError, match=r"none of the parameters .*: make the model and the optimizer inside the function"
     ):
         STARTS[start](loop_with(optimizer_only()), "hogwild")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from paceline.algorithms.same_rounds import SameRounds
+from paceline.errors import UsageError
 from paceline.flat import Ranges
 from paceline.transport.base import Ports
 from paceline.transport.replica import Replica
@@ -13,6 +14,11 @@ __all__ = ["AgreedGradient"]
 
 # So that the number of those that have something to tell, and of all samples, travel as one, exactly.
 _MOST_WORKERS = 2**20
+
+_NOT_ALIKE = (
+    "The loops have changed their parameters other than by optimizer.step(), and not all workers alike, where all train the"
+    " same ones: change them on every worker, by what all know, or take local-sgd or hogwild."
+)
 
 
 class AgreedGradient:
@@ -23,7 +29,8 @@ class AgreedGradient:
 
     Every worker remembers what it told the others last, which before the first step is that all parameters have gradients. A
     number travels with each mean and says how many workers would tell something else now; only if it is not 0, all of them
-    tell it anew. Whether all come from the same round (`SameRounds`) is told along with it.
+    tell it anew. Whether all come from the same round (`SameRounds`), and with the same parameters where a loop has changed
+    its own by itself, is told along with it.
 
     Costs: nothing as long as the same parameters have gradients; after a change on any worker, one small all-reduce.
 
@@ -34,6 +41,7 @@ class AgreedGradient:
     def __init__(self, replica: Replica, ports: Ports) -> None:
         assert ports.collectives is not None
         self._replica = replica
+        self._ports = ports
         self._collectives = ports.collectives
         self.rounds = SameRounds(replica, ports)
         self._told: Ranges = ()
@@ -50,20 +58,31 @@ class AgreedGradient:
     def changed(self) -> float:
         """1 if this worker would tell something else than it did last, else 0: to be added up over all workers."""
         is_surprised = self.rounds.surprised()
-        return float(is_surprised or self._replica.missing != self._told)
+        return float(is_surprised or self._replica.changed_outside or self._replica.missing != self._told)
 
     def settle(self, num_changed: float) -> None:
         """Tells the replica what all agree on, after they have told each other anew if so many workers have to.
 
         Raises:
-            UsageError: some have left out a step that others have not.
+            UsageError: some have left out a step that others have not; or the loops have changed parameters, and not alike.
         """
         if num_changed:
             ranges, self._told = self._replica.ranges, self._replica.missing
             has = torch.tensor([float(own not in self._told) for own in ranges], dtype=torch.float64)
-            told = torch.cat([has, self.rounds.told()])
+            digests = torch.zeros(self._ports.num_workers, dtype=torch.float64)
+            digests[self._ports.worker_id] = self._digest()
+            told = torch.cat([has, digests, self.rounds.told()])
             self._collectives.start_all_reduce(told).wait()
-            self.rounds.check(told[len(ranges) :])
+            digests, places = told[len(ranges) :].tensor_split([len(digests)])
+            self.rounds.check(places)
+            if len(set(digests.tolist())) > 1:
+                raise UsageError(_NOT_ALIKE)
             self._agreed = tuple(own for own, n in zip(ranges, told.tolist(), strict=False) if not n)
         self.rounds.met()
         self._replica.missing = self._agreed
+
+    def _digest(self) -> float:
+        if self._replica.round is None:  # no loop of the user's
+            return 0.0
+        self._replica.changed_outside = False
+        return self._replica.digest()

@@ -31,6 +31,7 @@ class Replica(Protocol):
     """
 
     step: int  # the one under way, from 1
+    changed_outside: bool  # the loop has changed parameters by itself, and not all workers know it yet
     round: int | None  # of batches in lockstep, that the loop has gone on to; None: its steps are never left out
     round_samples: int  # of all workers, where a mean over them has told the program, which tells it here
 
@@ -47,6 +48,10 @@ class Replica(Protocol):
     @property
     def ranges(self) -> Ranges:
         """The elements of each parameter in the flat vector; none where only time is simulated."""
+        ...
+
+    def digest(self) -> float:
+        """Of this worker's parameters, where all have the same: exact in float64; 0: there is nothing to compare."""
         ...
 
     @property

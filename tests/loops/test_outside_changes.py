@@ -1,0 +1,259 @@
+"""What a loop does to its parameters outside the step lasts, as in plain PyTorch, or is refused in a sentence."""
+
+import pytest
+import torch
+from torch import nn
+
+import paceline as pl
+from loops import families
+from loops.coder import batches, loss_of, made, own_id, vector
+from loops.habits import plain_attach
+
+BOUND = 0.1
+LOST = "would be lost: load weights before attach"
+NOT_ALIKE = "other than by optimizer.step.., and not all workers alike"
+PLAIN_ALONE = [None, *(one for one in families.ALL if one not in families.OWN_RULE)]
+
+
+def clamp(model):
+    for p in model.parameters():
+        p.data.clamp_(-BOUND, BOUND)
+
+
+def clamp_without_gradients(model):
+    with torch.no_grad():
+        for p in model.parameters():
+            p.clamp_(-BOUND, BOUND)
+
+
+def replace(model):
+    for p in model.parameters():
+        p.data = p.data.clamp(-BOUND, BOUND)
+
+
+def load(model):
+    model.load_state_dict({name: value.clamp(-BOUND, BOUND) for name, value in model.state_dict().items()})
+
+
+def swap(model):
+    """For an evaluation with other weights, as with an average of them."""
+    own = {name: value.clone() for name, value in model.state_dict().items()}
+    load(model)
+    model.load_state_dict(own)
+
+
+def nothing(model):
+    pass
+
+
+CHANGES = [clamp, clamp_without_gradients, replace, load]
+PLACES = ["before", "top", "backward", "step", "epoch"]
+
+
+def trained(attach, change, place, *, uses_batches=True, number=6, epochs=2):
+    """One worker that changes its parameters at one place of its loop; returns its model's."""
+    model, optimizer = made()
+
+    def at(here):
+        if here == place:
+            change(model)
+
+    with attach(model, optimizer) as worker:
+        at("before")
+        for epoch in range(epochs):
+            own = batches(number, worker=0 if uses_batches else 10 * epoch + own_id())
+            for x in worker.batches(own) if uses_batches else own:
+                at("top")
+                optimizer.zero_grad()
+                loss_of(model, x).backward()
+                at("backward")
+                optimizer.step()
+                at("step")
+            at("epoch")
+    return vector(model)
+
+
+def simulated(loop, algorithm, workers=2):
+    found = {}
+
+    def body():
+        found[own_id()] = loop()
+
+    run = pl.simulate(body, workers=workers, algorithm=algorithm)
+    assert run.result["outcome"] == "stopped"
+    return found
+
+
+@pytest.mark.parametrize("uses_batches", [True, False], ids=["batches", "own batches"])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("algorithm", PLAIN_ALONE)
+def test_alone_it_is_plain_pytorch_bit_for_bit(algorithm, place, uses_batches):
+    for change in [*CHANGES, swap]:
+        plain = trained(plain_attach, change, place, uses_batches=uses_batches)
+        ours = trained(
+            lambda model, optimizer: pl.attach(model, optimizer, algorithm), change, place, uses_batches=uses_batches
+        )
+        assert torch.equal(ours, plain), change
+
+
+ALIKE, SHARDED = families.SHARED_LOCKSTEP, "all-reduce(sharded=true)"
+LIVE = ["hogwild", "hogwild(reads=copy)", "locked", "ad-psgd"]  # the trained vector, right after a step
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("algorithm", [*ALIKE, *families.OWN_LOCKSTEP, *LIVE])
+def test_after_a_step_it_lasts(algorithm, change):
+    found = simulated(lambda: trained(pl.attach, change, "step"), algorithm)
+    for x in found.values():
+        assert x.abs().max() < 1.5 * BOUND  # an average may have another worker's step that is not clamped yet
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "place"),
+    [
+        (one, place)
+        for one in ALIKE
+        for place in ("before", "top", "backward", "epoch")
+        if one != SHARDED or place in ("before", "epoch")
+    ],
+)
+def test_all_workers_alike_it_is_the_plain_loop(algorithm, place):
+    """Whose batches are those of all workers, and whose last epoch ends as the workers' does."""
+
+    def loop(attach, own):
+        model, optimizer = made()
+        with attach(model, optimizer) as worker:
+            for _ in range(2):
+                if place in ("before", "epoch"):
+                    clamp(model)
+                for x in worker.batches(own):
+                    if place == "top":
+                        clamp(model)
+                    optimizer.zero_grad()
+                    loss_of(model, x).backward()
+                    if place == "backward":
+                        clamp(model)
+                    optimizer.step()
+        return vector(model)
+
+    parts = batches(6, worker=0)
+    plain = loop(plain_attach, [torch.cat(parts[n : n + 2]) for n in range(0, 6, 2)])
+    found = simulated(lambda: loop(pl.attach, parts), algorithm)
+    for x in found.values():
+        torch.testing.assert_close(x, plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("place", ["before", "top", "step", "epoch"])
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("algorithm", ALIKE)
+def test_by_one_worker_alone_it_is_refused_where_all_train_the_same(algorithm, change, place):
+    with pytest.raises(
+        pl.UsageError, match=f"{LOST}|{NOT_ALIKE}" if algorithm == SHARDED and place == "top" else NOT_ALIKE
+    ):
+        simulated(lambda: trained(pl.attach, change if own_id() else nothing, place), algorithm)
+
+
+@pytest.mark.parametrize("algorithm", ["lockstep", "all-reduce"])
+def test_by_one_of_real_workers(algorithm):
+    with pytest.raises(pl.UsageError, match=NOT_ALIKE):
+        pl.launch(
+            lambda: trained(pl.attach, clamp if own_id() else nothing, "step"),
+            workers=2,
+            algorithm=algorithm,
+            backend="threads",
+        )
+
+
+# Where parameters are a copy, or a version that is published, at each place of the loop.
+REFUSED = [
+    *(
+        (one, place)
+        for one in [*families.SERVED, "leashed"]
+        for place in ("before", "top", "backward", "step", "epoch")
+    ),
+    *((one, place) for one in LIVE[1:] for place in ("before", "top", "backward")),
+    *((SHARDED, place) for place in ("top", "backward")),
+    ("hogwild", "before"),
+    ("local-sgd(period=3)", "before"),
+    *(("d-psgd", place) for place in ("before", "top", "backward")),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("algorithm", "place"), REFUSED)
+def test_elsewhere_it_is_refused(algorithm, place, change):
+    with pytest.raises(pl.UsageError, match=LOST):
+        simulated(lambda: trained(pl.attach, change, place), algorithm)
+
+
+@pytest.mark.parametrize("algorithm", ["parameter-server(mode=async)", "leashed", "hogwild(reads=copy)"])
+def test_of_real_workers(algorithm):
+    """While a step is under way: no other worker's pace decides what is seen."""
+    with pytest.raises(pl.UsageError, match=LOST):
+        pl.launch(lambda: trained(pl.attach, clamp, "top"), workers=2, algorithm=algorithm, backend="threads")
+
+
+@pytest.mark.parametrize("uses_batches", [True, False], ids=["batches", "own batches"])
+@pytest.mark.parametrize("place", ["before", "top", "step", "epoch"])
+@pytest.mark.parametrize("algorithm", families.ALL)
+def test_weights_that_are_swapped_for_an_evaluation_are_no_change(algorithm, place, uses_batches):
+    simulated(lambda: trained(pl.attach, swap, place, uses_batches=uses_batches, number=40), algorithm)
+
+
+@pytest.mark.parametrize("algorithm", families.ALL)
+def test_by_one_worker_for_its_evaluation(algorithm):
+    simulated(lambda: trained(pl.attach, nothing if own_id() else swap, "step", number=40), algorithm)
+
+
+@pytest.mark.parametrize("algorithm", ["parameter-server(mode=async)", "locked"])
+def test_a_change_late_in_the_run(algorithm):
+    """One element of many, by `p.data`, in every step from the 100th on: seen within ten."""
+    steps = []
+
+    def loop():
+        torch.manual_seed(0)
+        model = nn.Linear(40, 40)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with pl.attach(model, optimizer):
+            for number in range(130):
+                if number >= 100:
+                    steps.append(number)
+                    model.weight.data[7, 7] += 0.1
+                optimizer.zero_grad()
+                generator = torch.Generator().manual_seed(number + 1000 * own_id())
+                model(torch.randn(4, 40, generator=generator)).square().mean().backward()
+                optimizer.step()
+
+    with pytest.raises(pl.UsageError, match=LOST):
+        simulated(loop, algorithm)
+    assert max(steps) < 112
+
+
+@pytest.mark.parametrize("algorithm", ["lockstep", "hogwild", "parameter-server(mode=async)"])
+def test_another_shape_is_refused(algorithm):
+    def other_shape(model):
+        model.decoder.bias.data = torch.zeros(1)
+
+    with pytest.raises(
+        pl.UsageError, match=LOST if "server" in algorithm else r"the shape \(1,\): change the model before"
+    ):
+        simulated(lambda: trained(pl.attach, other_shape, "step"), algorithm)
+
+
+@pytest.mark.parametrize("algorithm", ALIKE)
+def test_an_embedding_whose_rows_are_normalised_as_they_are_looked_up(algorithm):
+    """`max_norm` writes into the rows that a worker's batch has, and no other worker's has."""
+
+    def loop():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(50, 4, max_norm=0.5), nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pl.attach(model, optimizer) as worker:
+            rows = torch.arange(48).view(12, 4)
+            for x in worker.batches(list(rows)):
+                optimizer.zero_grad()
+                model(x).mean().backward()
+                optimizer.step()
+
+    with pytest.raises(pl.UsageError, match=f"{LOST}|{NOT_ALIKE}"):
+        simulated(loop, algorithm)
