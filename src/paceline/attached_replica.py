@@ -54,7 +54,7 @@ class AttachedReplica(AttachedGradient):
         self._in_rounds = lockstep and not alone
         self._scaled = False  # GradScaler makes the step under way
         self._overflowed = False  # and has found an infinity in this worker's gradients
-        self._records = LateLosses(self._append or _nobody_reads)
+        self._records = LateLosses(self._append or (lambda *fields: None))
         if self._append is not None:
             self._append = self._records.append
         self.num_begun = 0
@@ -396,7 +396,3 @@ class AttachedReplica(AttachedGradient):
         if self._g is None:
             self._g = self.binding.zeros()
         return torch.sub(after, before, out=self._g)
-
-
-def _nobody_reads(*fields: float) -> None:
-    pass
