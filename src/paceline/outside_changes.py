@@ -142,10 +142,11 @@ class OutsideChanges:
             return True
         if self._is_alone and self._fate == "lasts":
             return False
-        has_moved = [parameter._version for parameter in self._parameters] != self._counts
-        if self._words is not None and self._sum is not None and (self._compares or has_moved or self._has_probed()):
+        # Looked at once: where others may write the vector anew meanwhile, a second look may find what the first has not.
+        may_have = [parameter._version for parameter in self._parameters] != self._counts or self._has_probed()
+        if self._words is not None and self._sum is not None and (self._compares or may_have):
             return int(self._words.sum()) != self._sum and self._is_still_newest()
-        return has_moved or self._has_probed()
+        return may_have
 
     def digest(self) -> float:
         """Of the parameters where all workers have the same; 0: they need not."""

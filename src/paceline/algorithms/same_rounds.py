@@ -30,7 +30,7 @@ class SameRounds:
     def __init__(self, replica: Replica, ports: Ports) -> None:
         self._replica = replica
         self._ports = ports
-        self._round, self._step = 0, -1  # when they met last: before the first step, as after one
+        self._round = self._step = 0  # when they met last
         self._since = (0, 0)  # rounds and steps from there to the present meeting
         self._followed: dict[int, tuple[int, int]] = {}  # by meetings since the last step
         self._meetings = 0
@@ -41,7 +41,10 @@ class SameRounds:
             return False
         self._since = (self._replica.round - self._round, self._replica.step - self._step)
         expected = self._followed.get(self._meetings)
-        return self._since != expected if expected is not None else self._since not in ((0, 1), (1, 1))
+        if expected is not None:
+            return self._since != expected
+        rounds, steps = self._since
+        return not steps or rounds not in (0, steps)
 
     def told(self, *, steps: bool = False) -> torch.Tensor:
         """Where this worker is, to be added up over all (2 * num_workers,); `steps`: past its gradient, about to step."""
