@@ -67,7 +67,7 @@ def datasets(task, samples):
         for one in both:
             one.tensors = (one.tensors[0].view(-1, 1, 8, 8), one.tensors[1])
     return [
-        Subset(one, range(min(number, len(one)))) for one, number in zip(both, (samples, samples // 4), strict=True)
+        Subset(one, range(min(number, len(one)))) for one, number in zip(both, (samples, samples // 2), strict=True)
     ]
 
 

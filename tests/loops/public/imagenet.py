@@ -11,7 +11,7 @@ from loops.public import datasets, tensors_of
 
 SIZES = {
     "quick": {"task": None, "samples": 512, "epochs": 2, "loaders": 0},
-    "soak": {"task": "cifar10-cnn", "samples": 4000, "epochs": 4, "loaders": 2},
+    "soak": {"task": "cifar10-cnn", "samples": 4000, "epochs": 6, "loaders": 2},
 }
 TAKES = {
     "if worker.worker_id == 0 and right > best:": "every worker runs the whole loop; one writes its file",
@@ -66,7 +66,7 @@ def loop(attach, task, samples, epochs, loaders, folder):
     images, validation_images = datasets(task, samples)
     loader = DataLoader(Changed(images), batch_size=32, shuffle=True, num_workers=loaders)
     model = made(len(images[0][0]))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=max(1, epochs - 1), gamma=0.1)
     best, file = 0.0, Path(folder) / "best.pt"
     with attach(model, optimizer) as worker:
