@@ -25,9 +25,7 @@ from paceline.worker_claims import WorkerClaims
 __all__ = ["LoaderProcesses", "ending_with_worker", "until_stopped"]
 
 _MOST_AHEAD = 128  # batches; shared memory has room for twice as many
-_STOP_DEADLINE_S = (
-    10.0  # from a job's SIGTERM, which its loaders' processes get as well, until the run is being stopped
-)
+_STOP_DEADLINE_S = 10.0  # from a SIGTERM to a whole job, loaders' processes included, until the run is being stopped
 _DEATH_DEADLINE_S = 5.0  # from a connection's end until the death of the process is known
 _LOOK_EVERY_S = 0.01
 

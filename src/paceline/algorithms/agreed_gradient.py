@@ -73,11 +73,11 @@ class AgreedGradient:
             digests[self._ports.worker_id] = self._digest()
             told = torch.cat([has, digests, self.rounds.told()])
             self._collectives.start_all_reduce(told).wait()
-            digests, places = told[len(ranges) :].tensor_split([len(digests)])
+            having, digests, places = told.tensor_split([len(ranges), len(ranges) + len(digests)])
             self.rounds.check(places)
             if len(set(digests.tolist())) > 1:
                 raise UsageError(_NOT_ALIKE)
-            self._agreed = tuple(own for own, n in zip(ranges, told.tolist(), strict=False) if not n)
+            self._agreed = tuple(own for own, n in zip(ranges, having.tolist(), strict=True) if not n)
         self.rounds.met()
         self._replica.missing = self._agreed
 

@@ -39,7 +39,7 @@ class SameRounds:
         """Whether this worker comes to the present meeting otherwise than all have agreed to expect."""
         if self._replica.round is None:
             return False
-        self._since = (self._replica.round - self._round, self._replica.step - self._step)
+        self._look()
         expected = self._followed.get(self._meetings)
         if expected is not None:
             return self._since != expected
@@ -79,7 +79,7 @@ class SameRounds:
             UsageError: as of `check`.
         """
         if self._replica.round is not None:
-            self.surprised()
+            self._look()
             self._tell(steps=steps)
             self.met()
 
@@ -92,6 +92,9 @@ class SameRounds:
         if num_surprised:
             self._tell()
         self.met()
+
+    def _look(self) -> None:
+        self._since = ((self._replica.round or 0) - self._round, self._replica.step - self._step)
 
     def _tell(self, *, steps: bool = False) -> None:
         assert self._ports.collectives is not None
