@@ -1,8 +1,11 @@
 """What workers print, and figures of the whole run: lines are whole and tagged, sums are of all workers that take part."""
 
 import io
+import math
 import os
+import pickle
 
+import numpy as np
 import pytest
 import torch
 from tqdm import tqdm
@@ -192,6 +195,54 @@ def test_through_a_store_whose_workers_end_or_do_not_come():
     store.set("sum/1/1", store.get("sum/1/0"))  # as worker 1 would say it
     assert first.gather(1.0) == [1.0, 1.0]
     assert second.gather(1.0) == [1.0, 1.0]
+
+
+def pickled_by_pytorch(value):
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "put",
+    [pickled_by_pytorch(1.0), pickle.dumps(1.0), b'"one"', b"[1.0]", b"PK nothing", b"[" * 100_000, b"\xff"],
+    ids=["by PyTorch", "pickle", "text", "list", "no archive", "brackets", "no text"],
+)
+def test_what_others_have_put_into_the_store_is_not_unpickled(put):
+    store = torch.distributed.HashStore()
+    store.set("sum/1/1", put.hex())
+    with pytest.raises(pl.UsageError, match="something else writes where this run's workers meet"):
+        StoreGatherer(store, 0, 2, deadline_s=60.0).gather(1.0)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        3,
+        2**70,
+        0.1,
+        -math.inf,
+        True,
+        np.float32(0.5),
+        np.int64(7),
+        torch.tensor(2),
+        torch.rand(3),
+        torch.ones(2).bfloat16(),
+    ],
+)
+def test_values_travel_through_a_store_bit_for_bit(value):
+    (one,) = StoreGatherer(torch.distributed.HashStore(), 0, 1, deadline_s=60.0).gather(value)
+    if isinstance(value, torch.Tensor):
+        assert torch.equal(one, value)
+        assert one.dtype == value.dtype
+    else:
+        assert one == value
+
+
+@pytest.mark.parametrize("value", [{1.0}, "one", 1j, None])
+def test_what_is_no_number_is_refused_with_its_kind(value):
+    with pytest.raises(pl.UsageError, match=f"a number or a tensor, not {type(value).__name__}"):
+        StoreGatherer(torch.distributed.HashStore(), 0, 1, deadline_s=60.0).gather(value)
 
 
 @pytest.mark.parametrize("algorithm", families.ALL)
