@@ -21,19 +21,19 @@ from paceline.loaded_weights import Loads, Places
 from paceline.outside_changes import Fate, OutsideChanges
 from paceline.transport.parameters import AVERAGE
 
-__all__ = ["agree_on_final", "watch_outside"]
+__all__ = ["agree_on_final", "left_weights", "watch_outside"]
 
 _STOPPED_DEADLINE_S = 20.0  # for the others, once the run is being stopped
 _LOOK_EVERY_S = 1e-3
-_NEWEST, _LEFT = 1, 2  # values of the arena's word "final"
 
 
 def agree_on_final(session: Any, out: torch.Tensor, given: Given, left: LeftWeights | None) -> FinalMean | None:
     """Copies what the run ends with into `out` (P,), for a worker whose program has ended: the same for all workers.
 
-    That is what worker 0's loop has `left` in its model, if it has, and buffers are then worker 0's, too. Else it is the
-    run's newest parameters after everybody's last update. Where workers without a supervisor have models of their own, it is
-    the mean of all, which they send each other, with how many batches each was `given`.
+    That is what worker 0's loop has `left` in its model, if it has. Else it is the run's newest parameters after everybody's
+    last update. Where workers without a supervisor have models of their own, it is the mean of all, which they send each
+    other, with how many batches each was `given`. Buffers are then worker 0's, but without a supervisor only if it has left
+    something.
 
     Returns:
         what is known of that mean; None where there is none.
@@ -118,18 +118,20 @@ def _wait_for_launched(
                 if place in arena.plan.extra:
                     arena.extra(place).copy_(value)
     if worker_id == 0:
-        arena.store("final", _NEWEST if left is None else _LEFT)
+        arena.store("final", 1)
     wait_for(lambda: arena.load("final"))
-    if arena.load("final") == _LEFT:
-        with torch.no_grad():
-            for name, buffer in buffers.items():
-                buffer.copy_(arena.extra(name))
+    with torch.no_grad():
+        for name, buffer in buffers.items():
+            buffer.copy_(arena.extra(name))
 
 
 def watch_outside(session: Any, algorithm: Algorithm, loads: Loads, num_workers: int) -> OutsideChanges:
     """For a worker's parameters, with what becomes of changes of each vector that they may be views of."""
     shared, kind, is_alone = session.ports.shared, algorithm.memory.kind, num_workers == 1
     trained = shared.x if kind != "slots" and (kind != "served" or is_alone) else None
+    is_common = kind == "replicated" and not algorithm.gossip
+    is_sharded = isinstance(algorithm, AllReduce) and algorithm.sharded
+    is_raced = kind in ("racing", "locked") or isinstance(algorithm, ADPSGD)
 
     def fate(x: torch.Tensor, idle: bool) -> Fate:
         is_trained = trained is not None and x.data_ptr() == trained.data_ptr()
@@ -145,9 +147,6 @@ def watch_outside(session: Any, algorithm: Algorithm, loads: Loads, num_workers:
         elif x.data_ptr() != trained.data_ptr():
             trained.copy_(x)
 
-    is_common = kind == "replicated" and not algorithm.gossip
-    is_sharded = isinstance(algorithm, AllReduce) and algorithm.sharded
-    is_raced = kind in ("racing", "locked") or isinstance(algorithm, ADPSGD)
     return OutsideChanges(
         session.binding,
         loads,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,7 @@ class _Simulation:
         self.after_backward = AfterBackward()
         self.faults = faults
         self.buffers: dict[str, torch.Tensor] = {}  # running statistics that all workers share
+        self._buffers_of_run: list[torch.Tensor] = []  # those, or worker 0's where each has its own
         self.tables = {name: torch.zeros(shape, dtype=t) for name, (shape, t) in tables(cluster.workers).items()}
         self.cluster = cluster
         self.seed = seed
@@ -177,6 +179,11 @@ class _Simulation:
         self._wanted: Any = None  # what the first worker to attach wants to train
         self.gathering = SimulatedGathering(self.scheduler, cluster.workers)
         self._name = getattr(train, "__name__", "train")
+
+    @functools.cached_property
+    def last_buffers(self) -> Sequence[torch.Tensor]:
+        """What the run's buffers are when all workers have ended, or what worker 0's loop has left in them; asked for then."""
+        return self.left.buffers if self.left is not None else [one.detach().clone() for one in self._buffers_of_run]
 
     def run(self, interruption: Interruption) -> RunData:
         """Runs all workers to their end."""
@@ -262,6 +269,7 @@ class _Simulation:
             )
             if not algorithm.lockstep:
                 self.buffers = {name: buffer.data.clone() for name, buffer in model.named_buffers()}
+            self._buffers_of_run = list(self.buffers.values() or model.buffers())
             self.record = self._make_record(model, algorithm, evaluate)
             self.machine.start_servers(algorithm.serve)
         elif algorithm != self.algorithm or list(binding.describe()) != list(self._wanted.describe()):

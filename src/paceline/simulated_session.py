@@ -93,11 +93,11 @@ class SimulatedSession:
         simulation.ending.wait(self.ports.worker_id)
         if simulation.left is not None:
             self._machine.shared.replace(simulation.left.x)
-            for buffer, value in zip(self._buffers, simulation.left.buffers, strict=True):
-                buffer.data.copy_(value)
             out.copy_(simulation.left.x)
         elif not self._is_gossip:
             self.arena.shared.snapshot(out)
+        for buffer, value in zip(self._buffers, simulation.last_buffers, strict=True):
+            buffer.data.copy_(value)
         return mean
 
     def batch_claims(self) -> dict[str, Any]:

@@ -150,9 +150,8 @@ def test_a_loop_that_leaves_nothing_ends_with_everybody_s_last_update(algorithm,
     loop, kept = trains(False, (lambda worker: 4 + 3 * worker) if is_uneven else (lambda worker: 6), leaves_nothing)
     run = start(loop, algorithm)
     assert run.result["steps"] > 0
-    parameters = [kept["after", worker][: 5 * 6 + 5] for worker in range(3)]
-    assert torch.equal(parameters[0], parameters[1])
-    assert torch.equal(parameters[0], parameters[2])
+    for worker in (1, 2):
+        assert torch.equal(kept["after", worker], kept["after", 0])
 
 
 def test_under_hogwild_all_wait_for_the_last_update():
