@@ -24,6 +24,7 @@ from paceline.flat import model_words
 from paceline.grad_scaling import ask_for_every_step
 from paceline.gradient_watch import watch_gradients
 from paceline.held_by_one import hold
+from paceline.hidden_hooks import leave_out_of_copies
 from paceline.joining import JoinedRun
 from paceline.loaded_weights import Loads, Places
 from paceline.loop_evaluation import Evaluate
@@ -141,7 +142,6 @@ class Worker(WholeRun):
         self._environment = environment
         self._evaluate = evaluate
         self._same_random = same_random
-        self._hooks: list[Any] = []
         self._undo: list[Callable[[], None]] = []
         self._copy: torch.Tensor | None = None
         self._replica: Any = None  # an AttachedReplica, once the `with` is entered
@@ -208,8 +208,8 @@ class Worker(WholeRun):
         self._undo += [ask_for_every_step(one) for one in members_of(self._optimizer)]
         self._replica.start(lambda: self.algorithm.work(self._replica, self._session.ports))
         for one in members_of(self._optimizer):
-            self._hooks.append(one.register_step_pre_hook(self._replica.before_step))
-            self._hooks.append(one.register_step_post_hook(self._replica.after_step))
+            self._undo.append(one.register_step_pre_hook(self._replica.before_step).remove)
+            self._undo.append(one.register_step_post_hook(self._replica.after_step).remove)
         inputs = None
         if self.num_workers > 1 and not self._same_random:
             inputs = SameInputs(board_of_inputs(self._session), self.worker_id, self.num_workers)
@@ -217,7 +217,7 @@ class Worker(WholeRun):
         progress = self._begin_progress()
         self._places, self._loads = Places(self._model, self._session.binding.parameters), Loads(self._model)
         self._replica.outside = watch_outside(self._session, self.algorithm, self._loads, self.num_workers)
-        self._undo.append(self._loads.close)
+        self._undo += [self._loads.close, leave_out_of_copies(self._model)]
         self._batches = WorkerBatches(
             worker_id=self.worker_id,
             num_workers=self.num_workers,
@@ -254,8 +254,6 @@ class Worker(WholeRun):
     def _leave(self, *, failed: bool, is_cut: bool = False) -> None:
         left = self._left_by_loop() if not (failed or is_cut) else None
         never_stepped = self._never_stepped() if not (failed or is_cut) else None
-        for hook in self._hooks:
-            hook.remove()
         for undo in self._undo:
             undo()
         self._leave_sums()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
+
+from paceline.hidden_hooks import HiddenHook
 
 __all__ = ["Loads", "Places"]
 
@@ -87,8 +88,8 @@ class Loads:
                 self._loaded[tensor] = tensor._version + 1, value.detach().to(tensor, copy=True)
 
 
-class _OnLoad:
-    """A hook before a module loads its part of a state; in a copy or a file of the module it does nothing."""
+class _OnLoad(HiddenHook):
+    """A hook before a module loads its part of a state."""
 
     __slots__ = ("_on_load",)
 
@@ -97,6 +98,3 @@ class _OnLoad:
 
     def __call__(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         self._on_load(module, state, prefix)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (contextlib.nullcontext(), "__exit__")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import nn
 
 from paceline.batches import length_of
+from paceline.hidden_hooks import HiddenHook
 from paceline.same_inputs import SameInputs
 
 __all__ = ["OwnBatches"]
@@ -112,8 +112,8 @@ class _Backward:
         self.came = True
 
 
-class _Call:
-    """A hook before a module's forward pass; in a copy or a file of the module it does nothing, and needs no Paceline."""
+class _Call(HiddenHook):
+    """A hook before a module's forward pass."""
 
     __slots__ = ("_called", "_is_whole")
 
@@ -125,6 +125,3 @@ class _Call:
         # What a compiler traces runs later, and without this.
         if not torch.compiler.is_compiling() and torch.is_grad_enabled():
             self._called(args, kwargs, is_whole=self._is_whole)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (contextlib.nullcontext(), "__exit__")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -30,7 +31,7 @@ class WholeRun:
     _optimizer: torch.optim.Optimizer
     _session: Any
     _replica: Any
-    _hooks: list[Any]
+    _undo: list[Callable[[], None]]
 
     _progress: RunProgress | None = None
     _unfollowed: tuple[UnfollowedSchedules, ...] = ()
@@ -41,12 +42,12 @@ class WholeRun:
         self._progress = progress_of(self._session, num_workers=self.num_workers, lockstep=self.algorithm.lockstep)
         self._replica.count_in(self._progress)
         if self.num_workers > 1:
-            self._hooks += watch_state(members_of(self._optimizer), self.algorithm)
+            self._undo += [hook.remove for hook in watch_state(members_of(self._optimizer), self.algorithm)]
         if self.num_workers > 1 and self.worker_id == 0:
             members = members_of(self._optimizer)
             self._unfollowed = tuple(UnfollowedSchedules(one, self.num_workers) for one in members)
             for one, schedules in zip(members, self._unfollowed, strict=True):
-                self._hooks.append(one.register_step_post_hook(schedules.after_step))
+                self._undo.append(one.register_step_post_hook(schedules.after_step).remove)
         return self._progress
 
     @property

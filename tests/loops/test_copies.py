@@ -1,6 +1,7 @@
 """Copies and files of a model or an optimizer, made inside the `with`, are plain."""
 
 import copy
+import copyreg
 import io
 import pickle
 import subprocess
@@ -126,6 +127,89 @@ def test_a_file_made_inside_needs_no_paceline(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout == "torch.Size([1, 2])\n", done.stderr
+
+
+def nothing(*_):
+    pass
+
+
+class Noted(nn.Linear):
+    """Has hooks of its own, as a user registers them."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        self.register_forward_pre_hook(nothing)
+        self.register_forward_pre_hook(nothing, with_kwargs=True)
+        self.register_load_state_dict_pre_hook(nothing)
+
+
+@pytest.mark.parametrize("algorithm", families.ALL)
+def test_a_file_needs_no_more_classes_than_one_made_before(algorithm):
+    """So that `torch.load` with `weights_only=True` reads it where the user's classes are named as safe."""
+    files = {}
+
+    def needed(model):
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        return set(torch.serialization.get_unsafe_globals_in_checkpoint(file))
+
+    def loop():
+        model = nn.Sequential(Noted(), nn.BatchNorm1d(2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        before, table = needed(model), dict(copyreg.dispatch_table)
+        with pl.attach(model, optimizer):
+            inside = [needed(model)]
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(torch.rand(4, 2)).sum().backward()
+                inside.append(needed(model))
+                optimizer.step()
+            hooks = copy.deepcopy(model)[0]
+        if own_id() == 0:
+            files.update(before=before, inside=inside, after=needed(model), hooks=hooks)
+        return table
+
+    (table, _) = pl.simulate(loop, workers=2, algorithm=algorithm).returned.values()
+    assert files["inside"] == [files["before"]] * 4
+    assert files["after"] == files["before"]
+    assert [*files["hooks"]._forward_pre_hooks.values()] == [nothing, nothing]
+    assert len(files["hooks"]._forward_pre_hooks_with_kwargs) == len(files["hooks"]._load_state_dict_pre_hooks) == 1
+    assert copyreg.dispatch_table == table
+
+
+class Copied(nn.Linear):
+    """Says itself how it is copied."""
+
+    def __deepcopy__(self, memo):
+        other = Copied.__new__(Copied)
+        memo[id(self)] = other
+        other.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return other
+
+
+def test_a_class_that_copies_itself_gets_hooks_that_do_nothing():
+    model = Copied(2, 2)
+    with pl.attach(model, torch.optim.SGD(model.parameters(), lr=0.1)):
+        other = copy.deepcopy(model)
+    other(torch.ones(1, 2))
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(vector(other), vector(model))
+
+
+def test_a_class_that_has_told_copyreg_how_it_is_copied_goes_on_so():
+    class Told(nn.Linear):
+        pass
+
+    copyreg.pickle(Told, lambda model: (nn.Linear, (model.in_features, model.out_features)))
+    try:
+        told = copyreg.dispatch_table[Told]
+        model = Told(2, 2)
+        with pl.attach(model, torch.optim.SGD(model.parameters(), lr=0.1)):
+            assert type(copy.deepcopy(model)) is nn.Linear
+        assert copyreg.dispatch_table[Told] is told
+    finally:
+        del copyreg.dispatch_table[Told]
 
 
 @pytest.mark.parametrize("algorithm", ["hogwild", "leashed", "all-reduce", "ad-psgd", "parameter-server"])

@@ -1,0 +1,74 @@
+"""Hooks on a loop's modules that copies and files of these modules do not have: such are plain, and need no Paceline."""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import threading
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+__all__ = ["HiddenHook", "leave_out_of_copies"]
+
+_DICTIONARIES = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_load_state_dict_pre_hooks")
+
+_classes: Counter[type[nn.Module]] = Counter()  # how many models that are watched have modules of them
+_lock = threading.Lock()
+
+
+class HiddenHook:
+    """A hook of ours. In a copy that a class's own code makes of it, it does nothing."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+def leave_out_of_copies(model: nn.Module) -> Callable[[], None]:
+    """From here on, `copy`, `pickle` and `torch.save` leave hidden hooks out of the model's modules.
+
+    A class that has told `copyreg` how it is copied goes on as it has said.
+
+    Returns:
+        what to call when the hooks are removed.
+    """
+    classes = {type(module) for module in model.modules()}
+    with _lock:
+        ours = {one for one in classes if one in _classes or one not in copyreg.dispatch_table}
+        for one in ours:
+            copyreg.pickle(one, _reduced)
+        _classes.update(ours)
+    return partial(_forget, ours)
+
+
+def _forget(classes: set[type[nn.Module]]) -> None:
+    with _lock:
+        for one in classes:
+            _classes[one] -= 1
+            if not _classes[one]:
+                del _classes[one], copyreg.dispatch_table[one]
+
+
+def _reduced(module: nn.Module) -> Any:
+    """What says how to make the module again, as its class has it, without hidden hooks."""
+    how = module.__reduce_ex__(2)
+    if isinstance(how, str) or len(how) < 3 or not isinstance(how[2], dict):
+        return how
+    state: dict[str, Any] = how[2]
+    hidden = {
+        number
+        for name in _DICTIONARIES
+        for number, hook in state.get(name, {}).items()
+        if isinstance(getattr(hook, "hook", hook), HiddenHook)  # PyTorch wraps some
+    }
+    left = {
+        name: type(hooks)((number, hook) for number, hook in hooks.items() if number not in hidden)
+        for name, hooks in state.items()
+        if name in _DICTIONARIES
+    }
+    return how[0], how[1], {**state, **left}, *how[3:]
