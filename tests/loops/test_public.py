@@ -9,6 +9,8 @@ import paceline as pl
 from loops import public, public_page
 from loops.coder import own_id
 from loops.families import ALL
+from paceline.tasks import load_task
+from paceline.tasks.base import keep_data
 
 SHARE = 0.4  # of what the plain loop learns, with half as many updates or with stale ones
 QUICK = {
@@ -29,6 +31,13 @@ def plainly(name, size):
     trained = public.run(name, public.plain_attach, settings)
     assert trained < 0.75 * untrained, "or nothing could be asked of other runs"
     return untrained, trained
+
+
+def test_data_that_other_tests_have_too_stay_as_they_are():
+    with keep_data():
+        kept = load_task("digits-mlp").load()
+        assert public.datasets(None, 10)[0][0][0].shape == (1, 8, 8)
+        assert [one.tensors[0].shape for one in kept] == [(1437, 64), (360, 64)]
 
 
 @pytest.mark.parametrize("name", public.NAMES)

@@ -10,7 +10,7 @@ import pkgutil
 import tempfile
 from contextlib import contextmanager
 
-from torch.utils.data import Subset
+from torch.utils.data import Subset, TensorDataset
 
 import paceline as pl
 from loops.habits import PlainWorker
@@ -63,9 +63,8 @@ def datasets(task, samples):
             raise pl.UsageError("the digits are meant")
         both = load_task(task).load()
     except pl.UsageError:
-        both = load_task("digits-mlp").load()
-        for one in both:
-            one.tensors = (one.tensors[0].view(-1, 1, 8, 8), one.tensors[1])
+        digits = load_task("digits-mlp").load()  # other tests may have the same
+        both = [TensorDataset(one.tensors[0].view(-1, 1, 8, 8), one.tensors[1]) for one in digits]
     return [
         Subset(one, range(min(number, len(one)))) for one, number in zip(both, (samples, samples // 2), strict=True)
     ]
