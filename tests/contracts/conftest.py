@@ -5,7 +5,7 @@ import pytest
 from paceline.tasks.base import keep_data
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _data_is_read_once():
     with keep_data():
         yield
