@@ -179,6 +179,29 @@ def test_nobody_comes(tmp_path, monkeypatch):
         Meeting("192.0.2.1:29400", tmp_path / "key", 0.0)
 
 
+def test_signals_do_not_keep_it_from_freeing_everything(address):
+    """As SIGCHLD's handler, which PyTorch's loaders have, did: descriptors and threads were left."""
+    heard = 0
+
+    def hear(*_):
+        nonlocal heard
+        heard += 1
+
+    before = signal.signal(signal.SIGALRM, hear)
+    signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+    try:
+        for _ in range(20):
+            holder = Meeting(address, None, DEADLINE_S)
+            guest = Meeting(address, None, DEADLINE_S)
+            assert guest.add("n", 1) == 1
+            guest.close()
+            holder.close()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert heard > 100
+
+
 # Strangers
 
 

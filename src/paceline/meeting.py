@@ -17,6 +17,7 @@ import zmq
 
 from paceline.errors import UsageError, WorkerLostError
 from paceline.rendezvous import machine_of_this
+from paceline.transport.contexts import uninterrupted
 from paceline.transport.door import Door, prove
 from paceline.transport.keys import Keys, load_keys, own_keys
 
@@ -170,7 +171,8 @@ class Meeting:
             self._asker.disable_monitor()
             for one in (self._asker, self._monitor):
                 one.close(linger=0)
-            self._context.term()
+            with uninterrupted():
+                self._context.term()
         if self._point is not None:
             self._point.close()
 
@@ -264,7 +266,8 @@ class _Point:
     def _free(self) -> None:
         self._router.close(linger=0)
         self._door.close()
-        self._context.term()
+        with uninterrupted():
+            self._context.term()
         os.close(self._end)
 
     def _serve(self) -> None:

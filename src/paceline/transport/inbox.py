@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import threading
 from typing import NamedTuple
 
 import zmq
@@ -16,11 +15,10 @@ from paceline.transport.keys import Keys
 from paceline.transport.way_in import WayIn
 from paceline.transport.wire import Sort, sort_of
 
-__all__ = ["Frames", "Inbox", "Lost", "end_context", "limit"]
+__all__ = ["Frames", "Inbox", "Lost", "limit"]
 
 HIGH_WATER_MARK = 16  # messages to or from one peer that wait in a socket
 _MAX_MESSAGE_BYTES = 1 << 32
-_END_MARGIN_S = 2.0
 
 _MONITOR = "inproc://inbox"  # of a context, in which there is one inbox
 _REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -55,17 +53,6 @@ def limit(socket: zmq.Socket, peer_deadline_s: float) -> None:
     socket.setsockopt(zmq.HEARTBEAT_IVL, interval_ms)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 4 * interval_ms)
     socket.setsockopt(zmq.HANDSHAKE_IVL, 5 * interval_ms)
-
-
-def end_context(context: zmq.Context, linger_s: float) -> None:
-    """Ends a context whose sockets are closed; waits for what is under way, but not much longer than their `linger_s`.
-
-    Where a peer was killed at an unlucky instant, libzmq 4.3.5 has been seen to wait for ever. Its threads are then left to
-    the end of the process.
-    """
-    ending = threading.Thread(target=context.term, name="mailbox-end", daemon=True)
-    ending.start()
-    ending.join(linger_s + _END_MARGIN_S)
 
 
 class Inbox:

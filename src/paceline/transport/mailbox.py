@@ -14,8 +14,9 @@ import zmq
 
 from paceline.errors import PacelineError, PeerLostError, WorkerLostError
 from paceline.transport.base import Counts, Message, PeerBack, PeerLeft, Received
+from paceline.transport.contexts import end_context, uninterrupted
 from paceline.transport.directory import Directory
-from paceline.transport.inbox import Frames, Inbox, Lost, end_context
+from paceline.transport.inbox import Frames, Inbox, Lost
 from paceline.transport.keys import load_keys
 from paceline.transport.matching import Arrivals
 from paceline.transport.peers import Dialler, Peer, introduction, read_introduction
@@ -83,7 +84,8 @@ class ZmqMailbox:
         try:
             self._inbox = Inbox(self._context, host, own_keys, peer_deadline_s)
         except BaseException:
-            self._context.destroy(linger=0)
+            with uninterrupted():
+                self._context.destroy(linger=0)
             raise
         self._dialler = Dialler(self._context, worker_id, incarnation, own_keys, peer_deadline_s)
         self._peers = {other: Peer(other) for other in range(num_workers) if other != worker_id}
@@ -98,7 +100,8 @@ class ZmqMailbox:
             self._directory.enter(self._inbox.endpoint)
         except BaseException:
             self._inbox.close()
-            self._context.term()
+            with uninterrupted():
+                self._context.term()
             raise
         self._keeper = threading.Thread(target=self._keep, name="mailbox", daemon=True)
         self._keeper.start()
