@@ -27,7 +27,7 @@ import paceline as pl
 LENGTH, WIDTH, HEADS, LAYERS = 16, 16, 4, 1  # characters that the model sees; its size
 BATCH, ACCUMULATION = 1, 4  # sequences; batches of an iteration
 ITERATIONS = int(sys.argv[1]) if sys.argv[0].endswith("char_gpt.py") and len(sys.argv) > 1 else 6000
-RATE, WARM_UP, CLIP = 3e-3, 100, 1.0
+RATE, MOMENTUM, WARM_UP, CLIP = 3e-3, 0.9, 100, 1.0
 EVALUATE_EVERY = 1000
 CHECKPOINT = os.environ.get("CHAR_GPT_CHECKPOINT")
 
@@ -88,11 +88,11 @@ def validation_loss(model: nn.Module) -> float:
     return loss
 
 
-def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, momentum: float = MOMENTUM) -> torch.optim.Optimizer:
     """AdamW, which lets matrices decay and nothing else."""
     groups = [[one for one in model.parameters() if (one.dim() > 1) is is_matrix] for is_matrix in (True, False)]
     settings = [{"params": groups[0], "weight_decay": 0.1}, {"params": groups[1], "weight_decay": 0.0}]
-    return torch.optim.AdamW(settings, lr=RATE, betas=(0.9, 0.99))
+    return torch.optim.AdamW(settings, lr=RATE, betas=(momentum, 0.99))
 
 
 def schedule(iteration: int, iterations: int) -> float:
@@ -104,11 +104,15 @@ def schedule(iteration: int, iterations: int) -> float:
 
 
 def train(
-    iterations: int = ITERATIONS, seed: int = 1337, checkpoint: str | None = CHECKPOINT, rate: float = RATE
+    iterations: int = ITERATIONS,
+    seed: int = 1337,
+    checkpoint: str | None = CHECKPOINT,
+    rate: float = RATE,
+    momentum: float = MOMENTUM,
 ) -> nn.Module:
     torch.manual_seed(seed)
     model = GPT()
-    optimizer = make_optimizer(model)
+    optimizer = make_optimizer(model, momentum)
     first = 0
     if checkpoint is not None and Path(checkpoint).exists():
         saved = torch.load(checkpoint)

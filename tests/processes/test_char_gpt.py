@@ -98,7 +98,7 @@ def test_no_two_workers_see_the_same_batch_and_all_together_as_many_as_one(algor
 
 @pytest.mark.soak
 def test_its_loss_is_that_of_one_worker_within_three_percent_under_every_family(tmp_path):
-    """Three seeds, 2 and 4 workers: half an hour."""
+    """Three seeds, 2 and 4 workers: three quarters of an hour."""
     root = LOOP.path.parents[1]
     script, file = root / "benchmarks" / "small_gpt.py", tmp_path / "losses.json"
     done = subprocess.run([sys.executable, script, "--json", file], capture_output=True, text=True)
