@@ -28,14 +28,16 @@ _MOST_AHEAD = 128  # batches; shared memory has room for twice as many
 _STOP_DEADLINE_S = 10.0  # from a SIGTERM to a whole job, loaders' processes included, until the run is being stopped
 _DEATH_DEADLINE_S = 5.0  # from a connection's end until the death of the process is known
 _LOOK_EVERY_S = 0.01
+_now_s = time.monotonic
 
 
 class LoaderProcesses:
     """A twin of a DataLoader, with all of its settings, whose sampler is a worker's claims.
 
     Batches are claimed as the loader asks for them, `prefetch_factor * num_workers` ahead (at most 128), and come in the order
-    in which they were claimed. Towards an epoch's end an asynchronous worker claims fewer, so that none ends much later than
-    the others. What is claimed and not handed out, as the loop leaves the epoch or the run is stopped, is given back.
+    in which they were claimed. Towards an epoch's end one of several asynchronous workers claims fewer, so that none ends much
+    later than the others; but for each of the loader's processes one, as far as it is those that the loop waits for. What is
+    claimed and not handed out, as the loop leaves the epoch or the run is stopped, is given back.
 
     Args:
         loader: the user's.
@@ -48,7 +50,7 @@ class LoaderProcesses:
     def __init__(
         self, loader: DataLoader[Any], num_workers: int, *, draws_as: tuple[int, ...] = (), has_processes: bool = True
     ) -> None:
-        self._order = _ClaimedOrder(num_workers, loader.num_workers * (loader.prefetch_factor or 1))
+        self._order = _ClaimedOrder(num_workers, loader.num_workers, loader.prefetch_factor or 1)
         self._twin = ending_with_worker(loader)
         self._twin.__dict__["sampler" if loader.batch_sampler is None else "batch_sampler"] = self._order
         self._twin.in_order = True
@@ -64,7 +66,7 @@ class LoaderProcesses:
         order, self.is_in_use = self._order, True
         order.begin(claims)
         try:
-            for batch in until_stopped(self._twin, stopped, order.go_under_way):
+            for batch in order.timed(until_stopped(self._twin, stopped, order.go_under_way)):
                 yield order.claimed.popleft(), lambda batch=batch: batch
             # Rounds without a batch, and what others have given back since this loader ended.
             while not stopped() and (number := order.claimed.popleft() if order.claimed else claims.next()) != END:
@@ -78,9 +80,10 @@ class LoaderProcesses:
 class _ClaimedOrder:
     """What the loader's processes are to fetch, claimed at the moment at which the loader asks."""
 
-    def __init__(self, num_workers: int, most: int) -> None:
+    def __init__(self, num_workers: int, num_processes: int, prefetch_factor: int) -> None:
         self._num_workers = num_workers
-        self._most = min(most, _MOST_AHEAD)
+        self._num_processes = num_processes
+        self._most = min(num_processes * prefetch_factor, _MOST_AHEAD)
         self._claims: WorkerClaims | None = None
         self.claimed: deque[int] = deque()
 
@@ -89,10 +92,22 @@ class _ClaimedOrder:
         self._left: int | None = None  # batches of the epoch that nobody had claimed, as far as this worker knows
         self.claimed.clear()
         self._is_under_way = False  # whether the loader asks as it hands out the first of those claimed
+        self._waited_share = 0.0  # of the epoch's time so far, the loop for the loader
 
     def go_under_way(self) -> None:
         """The loader has asked for its first batches; from now on it asks as it hands one out."""
         self._is_under_way = True
+
+    def timed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The same, noting which share of the time the loop waits for them."""
+        waited_s, begun_s = 0.0, _now_s()
+        asked_s = begun_s
+        for batch in batches:
+            came_s = _now_s()
+            waited_s += came_s - asked_s
+            self._waited_share = waited_s / max(came_s - begun_s, 1e-9)
+            yield batch
+            asked_s = _now_s()
 
     def __iter__(self) -> _ClaimedOrder:
         return self
@@ -101,8 +116,9 @@ class _ClaimedOrder:
         """The next batch's indices; a StopIteration may be followed by more: the loader asks again with each batch."""
         assert self._claims is not None
         ahead, most = len(self.claimed) - self._is_under_way, self._most
-        if self._left is not None:
-            most = min(most, -(-self._left // self._num_workers))
+        if self._left is not None and self._num_workers > 1:
+            busy = round(self._num_processes * self._waited_share)
+            most = min(most, max(busy, -(-self._left // self._num_workers)))
         if ahead >= max(1, most):
             raise StopIteration
         number = self._claims.next()

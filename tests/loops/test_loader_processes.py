@@ -1,7 +1,9 @@
 """A loader's own processes fetch what a worker has claimed: all of its settings mean what they mean alone."""
 
+import itertools
 import multiprocessing
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -89,6 +91,29 @@ def test_two_workers_share_an_epoch(counts, persistent):
         assert numbers(given[0] + given[1]) == list(range(64))
         assert min(len(given[0]), len(given[1])) >= 6, "near the end, none claims much ahead"
         assert all(-1 not in processes for _, (_, _, processes) in given[0] + given[1])
+
+
+def ahead_at_the_end(num_workers, *, left):
+    """Batches that a worker has claimed ahead of its loop, when it has been handed all others of an epoch."""
+    worker = Worker(LocalEpochClaims(), 0, num_workers, prefetch_factor=4)
+    source = worker.epoch(0)
+    for _ in range(16 - left):
+        next(source)
+    source.close()
+    return worker.claims.num_given_back
+
+
+def test_a_worker_without_others_claims_ahead_to_the_end():
+    assert [ahead_at_the_end(1, left=left) for left in (8, 3, 2, 1)] == [8, 3, 2, 1]
+
+
+@pytest.mark.parametrize(("waiting_s", "training_s", "ahead"), [(1.0, 0.0, 2), (1.0, 4.0, 1)])
+def test_of_several_each_claims_at_the_end_what_the_loop_waits_for(waiting_s, training_s, ahead, monkeypatch):
+    """The clock is read before and after each batch: the loop waits in between, and trains afterwards."""
+    spent = itertools.cycle([waiting_s, training_s])
+    at = itertools.accumulate(itertools.chain([0.0], spent))
+    monkeypatch.setattr("paceline.loader_processes._now_s", partial(next, at))
+    assert ahead_at_the_end(2, left=3) == ahead
 
 
 @pytest.mark.parametrize("settings", [{}, {"prefetch_factor": 5}, {"num_workers": 1}])
