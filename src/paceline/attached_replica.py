@@ -134,7 +134,8 @@ class AttachedReplica(AttachedGradient):
             self.samples = samples + (self._weigh_anew() if self._handed_out else self.samples)
 
     def _begin(self, started_s: float, batch_number: int, samples: int, *, absent: bool = False) -> None:
-        self._move_on()
+        if self.on_progress:
+            self._move_on()
         self.settle_outside()
         self.num_begun += 1
         self._batch = batch_number
@@ -239,7 +240,8 @@ class AttachedReplica(AttachedGradient):
             self._begin_without_batch(self.samples if self._own is None else 0)
         self._records.settle(_NAN)
         self.settle_outside()
-        self._weigh()
+        if self._own is not None:
+            self._weigh()
         if not self._handed_out:
             if self._slowness is not None:
                 self._slowness.sleep(self._gradient_started_s)
@@ -264,13 +266,15 @@ class AttachedReplica(AttachedGradient):
         """The optimizer has stepped."""
         if self._inside:
             return
-        self._show_gradients(None if self._several is None else self._several.parameters(optimizer))
+        if self._kept is not None:
+            self._show_gradients(None if self._several is None else self._several.parameters(optimizer))
         if self._several is not None and not self._several.ends(optimizer):
             return
         if self._kept is None:
             self._resume()
         self._kept = None
-        self._move_on()
+        if self.on_progress:
+            self._move_on()
         if self._own is not None:
             self._begin_next()
         elif self.outside is not None:
@@ -305,13 +309,15 @@ class AttachedReplica(AttachedGradient):
         if of is not None:
             to.copy_(of)
         self.binding.bind(to)
-        if self._is_left_out():
+        if (self._scaled or self._absent) and self._is_left_out():
             self._end_apply(to, begun_s)
             return
         if self._g_is_mine:
             self.binding.scatter_gradients(self.g, self.missing)
         if self._absent:
             self._step_by_itself(scale)
+        elif scale == 1.0:
+            self._hand_over("apply")
         else:
             scaled_step(lambda: self._hand_over("apply"), self._optimizer, scale)
         self._end_apply(to, begun_s)

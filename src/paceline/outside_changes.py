@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import torch
@@ -83,7 +83,9 @@ class OutsideChanges:
         self._is_alone = is_alone
         self._parameters = binding.parameters
         self._others = written_by_others.data_ptr() if written_by_others is not None else None
-        self._known: dict[int, tuple[list[int], torch.Tensor, torch.Tensor]] = {}  # by address of a vector
+        self._known: dict[
+            int, tuple[list[int], torch.Tensor, torch.Tensor, tuple[Fate, Fate]]
+        ] = {}  # by a vector's address
         self._num_taken = 0
         self._addresses: list[int] = []
         self._counts: list[int] = []
@@ -103,18 +105,22 @@ class OutsideChanges:
             whole: with the sum.
             version: where they are a version that this worker has published, which.
         """
-        if self._loads.any:
+        if self._loads.were_any:
             self._loads.forget()
         x = self._binding.bound_to
         assert x is not None
         key = x.data_ptr()
         known = self._known.get(key)
         if known is None:
-            addresses = [view.data_ptr() for view in self._binding.views(x)]
             words = x.view(torch.int64)
-            known = self._known[key] = addresses, words, words[:: max(1, len(words) // _PROBES)]
-        self._addresses, words, probe = known
-        self._fate, self._is_idle = self._fate_of(x, idle), idle
+            known = self._known[key] = (
+                _addresses(self._binding.views(x)),
+                words,
+                words[:: max(1, len(words) // _PROBES)],
+                (self._fate_of(x, False), self._fate_of(x, True)),
+            )
+        self._addresses, words, probe, fates = known
+        self._fate, self._is_idle = fates[idle], idle
         self._words = self._sum = self._version = None
         if self._fate == "lasts" and self._is_alone:
             return
@@ -162,7 +168,7 @@ class OutsideChanges:
         Raises:
             UsageError: that would be lost.
         """
-        if self._fate == "lasts" and not self._are_elsewhere():
+        if self._fate == "lasts" and (not self._addresses or _addresses(self._parameters) == self._addresses):
             self._addresses = []
             return False
         has_changed = self.found()
@@ -187,7 +193,7 @@ class OutsideChanges:
         return self._fate == "lasts if alike"
 
     def _are_elsewhere(self) -> bool:
-        return bool(self._addresses) and [parameter.data_ptr() for parameter in self._parameters] != self._addresses
+        return bool(self._addresses) and _addresses(self._parameters) != self._addresses
 
     def _has_probed(self) -> bool:
         return self._words is not None and self._probe is not None and int(self._probe.sum()) != self._probed
@@ -206,3 +212,7 @@ class OutsideChanges:
             " lost: load weights before attach, or after the last step; for clamps and projections take lockstep, all-reduce,"
             " local-sgd or hogwild, where they last."
         )
+
+
+def _addresses(tensors: Iterable[torch.Tensor]) -> list[int]:
+    return list(map(torch.Tensor.data_ptr, tensors))
