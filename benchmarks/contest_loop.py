@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline as pl
-from paceline.environment import current_environment
+from paceline.membership.environment import current_environment
 from paceline.tasks import load_task
 
 BATCH_SIZE, EPOCHS, STEP_S = 64, 3, 0.01  # as in the head to head

@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import paceline as pl
-from paceline.system import machine, versions
+from paceline.system.machine import machine, versions
 
 HERE = Path(__file__).parent
 SAMPLES, BATCH_SIZE, EPOCHS, LOADER_PROCESSES = 2048, 16, 2, 4

@@ -30,8 +30,8 @@ import numpy as np
 import torch
 import zmq
 
-from paceline.system import machine, versions
-from paceline.transport.base import Message, Received
+from paceline.ports.ports import Message, Received
+from paceline.system.machine import machine, versions
 from paceline.transport.inbox import Inbox
 from paceline.transport.mailbox import ZmqMailbox
 from paceline.transport.matching import Arrivals

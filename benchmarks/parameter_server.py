@@ -31,8 +31,8 @@ import zmq
 from torch import nn
 
 import paceline as pl
-from paceline.supervisor import Supervisor
-from paceline.system import machine, versions
+from paceline.supervisor.supervisor import Supervisor
+from paceline.system.machine import machine, versions
 
 RESULTS = Path(__file__).parent / "results"
 SIZES = {"100 kB": (25_000, 1500), "4 MB": (1_000_000, 150), "40 MB": (10_000_000, 20)}
@@ -112,7 +112,7 @@ def peak_bytes(size: int, optimizer: str) -> list[int]:
                     status = Path(f"/proc/{state.handle.pid}/status").read_text()
                     peaks[state.worker_id] = 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
-    with mock.patch("paceline.launcher.Supervisor", Watched):
+    with mock.patch("paceline.run.launch.Supervisor", Watched):
         pl.launch(Push(size, 20, name), workers=WORKERS, algorithm=algorithm)
     return [peaks[server] for server in sorted(peaks)]
 

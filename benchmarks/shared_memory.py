@@ -24,8 +24,8 @@ import torch
 from plain_loop import ShuffledBatches, make_model, plain_steps_per_s
 
 import paceline as pl
-from paceline.replica import BaseReplica
-from paceline.system import machine, versions
+from paceline.replica.base import BaseReplica
+from paceline.system.machine import machine, versions
 from paceline.tasks.load import load_task
 
 RESULTS = Path(__file__).parent / "results"
@@ -290,10 +290,10 @@ def events(table: Table, plain: PlainWorkers, pairs: int, seconds: float) -> Non
 def _steps_in_process(batch_size: int, seconds: float, *, silent: bool) -> float:
     """Steps per second of a TaskReplica in this process, with or without its bookkeeping."""
     from paceline.algorithms import Sequential
-    from paceline.batches import BatchPlan
-    from paceline.replica import TaskReplica
-    from paceline.session import Session
-    from paceline.sources import BatchClaims, DatasetBatches
+    from paceline.data.plan import BatchPlan
+    from paceline.data.sources import BatchClaims, DatasetBatches
+    from paceline.replica.base import TaskReplica
+    from paceline.worker.session import Session
 
     class SilentReplica(TaskReplica):
         def _record(self, *fields: int) -> None:

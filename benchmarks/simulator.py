@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.system import machine, versions
+from paceline.system.machine import machine, versions
 from paceline.tasks.load import load_task
 
 RESULTS = Path(__file__).parent / "results"

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from paceline.system import machine, versions
+from paceline.system.machine import machine, versions
 
 HERE = Path(__file__).parent
 WORKERS, STEP_S = 4, 0.01

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import paceline as pl
-from paceline.loops import FileLoop
-from paceline.system import machine, versions
+from paceline.specs.file_loop import FileLoop
+from paceline.system.machine import machine, versions
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "char_gpt.py"
 RESULTS = Path(__file__).with_name("results")

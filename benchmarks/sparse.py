@@ -39,7 +39,7 @@ from paceline.sparse.rows import Rows, add, ask_for, dot
 from paceline.sparse.sparsity import sparsity_of
 from paceline.sparse.steps import CONSTANT, Plan
 from paceline.sparse.team import Team, shuffle
-from paceline.system import machine, versions
+from paceline.system.machine import machine, versions
 
 RESULTS = Path(__file__).parent / "results" / "sparse.md"
 PASSES = 5

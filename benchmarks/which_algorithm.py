@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.system import machine, versions
+from paceline.system.machine import machine, versions
 from paceline.tasks import load_task
 
 ALGORITHMS = ("sequential", "lockstep", "locked", "locked(kind=rwlock)", "hogwild", "leashed")

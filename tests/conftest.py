@@ -38,8 +38,8 @@ LONGEST = [
         "contracts/test_contention.py",
         "processes/test_servers.py",
         "processes/test_server_copies.py",
-        "test_training.py",
-        "test_attachment.py",
+        "run/test_train.py",
+        "worker/test_attach.py",
         "processes/test_mailbox.py",
         "processes/test_join_hosts.py",
         "processes/test_calibrate_cluster.py",
@@ -73,7 +73,7 @@ def _own_runtime_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def fork_server():
-    import paceline.training  # noqa: F401  (before the collector is told that what is loaded stays)
+    import paceline.run.train  # noqa: F401  (before the collector is told that what is loaded stays)
     from paceline.tasks.load import load_task
 
     load_task("digits-mlp").load()

@@ -7,7 +7,7 @@ import pathlib
 import threading
 import zlib
 
-from paceline import files
+from paceline.storage import files
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES)
 STEPS = ("open", "write", "fsync", "replace")  # by which a file comes to be

@@ -22,18 +22,18 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-from paceline.fork_server import fork_server_context
+from paceline.supervisor.fork_server import fork_server_context
 
 # What programs load that are more than workers. Not torch.distributed.run itself: `python -m` warns of what is loaded.
 PRELOAD = (
-    "paceline.preload",
+    "paceline.run.preload",
     "paceline.advice.advise",
-    "paceline.attachment",
+    "paceline.worker.attach",
     "paceline.cli.app",
-    "paceline.simulation",
+    "paceline.run.simulate_task",
     "paceline.study.report",
     "paceline.study.runner",
-    "paceline.training",
+    "paceline.run.train",
     "sklearn.datasets",
     "torch.distributed.launcher.api",
 )

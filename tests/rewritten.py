@@ -2,7 +2,8 @@
 
 import torch
 
-from paceline import checkpoint, checkpoint_files
+from paceline.checkpoint import contents as checkpoint
+from paceline.checkpoint import files as checkpoint_files
 
 
 def rewrite(found, name, **changed):

@@ -8,15 +8,15 @@ from torch import nn
 
 import paceline as pl
 from contracts.runs import run_function
-from paceline.batches import BatchPlan
-from paceline.flat import FlatBinding
-from paceline.held_folder import run_folder
-from paceline.simulation import _Simulation
+from paceline.checkpoint.state_elsewhere import state_for_checkpoints
+from paceline.data.plan import BatchPlan
+from paceline.run.simulate_task import _Simulation
+from paceline.run.train import _Training
 from paceline.simulator import Cluster
-from paceline.state_elsewhere import state_for_checkpoints
+from paceline.storage.held_folder import run_folder
 from paceline.tasks import Task, load_task
 from paceline.topology import Ring, metropolis_weights
-from paceline.training import _Training
+from paceline.vectors.flat import FlatBinding
 
 EPOCHS = 2
 SHARED_MODEL = ["lockstep", "all-reduce", "all-reduce(sharded=true)"]

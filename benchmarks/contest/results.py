@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contest.course import num_samples
 from contest.methods import LEADING, METHODS
 from contest.tables import DISTURBED, SCENES, Record, lead, of, table
-from paceline.system import machine, versions
+from paceline.system.machine import machine, versions
 
 
 def markdown(records: Sequence[Record], target: float, peers: str) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 
 import paceline as pl
 from paceline.algorithms.server.backups import BackupController, StepsModel, choose_backups
-from paceline.observe.summary import WINDOW, loss_curve
+from paceline.records.summary import WINDOW, loss_curve
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.compute import Recorded
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import paceline as pl
-from paceline.observe.summary import loss_curve
+from paceline.records.summary import loss_curve
 from paceline.simulator import Cluster, Normal
 
 ALL_REDUCE, CONTROL = "all-reduce", "no communication (control)"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from paceline.planner.system_model import SystemModel
-from paceline.system import machine, versions
+from paceline.system.machine import machine, versions
 
 __all__ = ["relative_error", "report", "shortfall", "total_variation"]
 

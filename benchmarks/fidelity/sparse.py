@@ -32,7 +32,7 @@ from paceline.sparse.matrix import rows_of
 from paceline.sparse.sparsity import sparsity_of
 from paceline.sparse.steps import CONSTANT, Plan
 from paceline.sparse.team import Team
-from paceline.system import machine, versions
+from paceline.system.machine import machine, versions
 
 PASSES, BETA, THREADS = 20, 0.9, (1, 2, 4, 8)
 

@@ -44,13 +44,13 @@ if TYPE_CHECKING:
         parse,
         spec,
     )
-    from paceline.attachment import Worker, attach
-    from paceline.config import TrainConfig
     from paceline.errors import PacelineError, UsageError, WorkerLostError
-    from paceline.launcher import launch
-    from paceline.observe.run import RunData
-    from paceline.simulated_loop import simulate
-    from paceline.simulation import simulate_task
+    from paceline.records.run_data import RunData
+    from paceline.run.config import TrainConfig
+    from paceline.run.launch import launch
+    from paceline.run.simulate import simulate
+    from paceline.run.simulate_task import simulate_task
+    from paceline.run.train import train
     from paceline.simulator.cluster import Cluster
     from paceline.simulator.faults import Faults
     from paceline.tasks.base import Task
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
         Topology,
         Torus,
     )
-    from paceline.training import train
+    from paceline.worker.attach import Worker, attach
 
 __version__ = "0.1.0"
 
@@ -128,17 +128,17 @@ _ELSEWHERE = {
     "Cluster": "simulator.cluster",
     "Faults": "simulator.faults",
     "PacelineError": "errors",
-    "RunData": "observe.run",
+    "RunData": "records.run_data",
     "Task": "tasks.base",
-    "TrainConfig": "config",
+    "TrainConfig": "run.config",
     "UsageError": "errors",
-    "Worker": "attachment",
+    "Worker": "worker.attach",
     "WorkerLostError": "errors",
-    "attach": "attachment",
-    "launch": "launcher",
-    "simulate": "simulated_loop",
-    "simulate_task": "simulation",
-    "train": "training",
+    "attach": "worker.attach",
+    "launch": "run.launch",
+    "simulate": "run.simulate",
+    "simulate_task": "run.simulate_task",
+    "train": "run.train",
     **dict.fromkeys(
         (
             "BipartiteExponential", "BipartiteRing", "Complete", "Custom", "OnePeerExponential", "Ring", "Star",

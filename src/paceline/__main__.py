@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline import interrupts
+from paceline.system import interrupts
 
 __all__ = ["main"]
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from advice.planted import Law, Planted
 from paceline.advice.advise import advise
 from paceline.advice.answer import Candidate, Circumstances, Target
-from paceline.config import TrainConfig
 from paceline.errors import UsageError
-from paceline.simulation import simulate_task
+from paceline.run.config import TrainConfig
+from paceline.run.simulate_task import simulate_task
 from paceline.simulator import Cluster
 
 HERE = Cluster(workers=2)

@@ -25,9 +25,9 @@ from paceline.advice.trials import Trials, designed
 from paceline.advice.words import no_time
 from paceline.algorithms import registry
 from paceline.errors import PacelineError
-from paceline.memory.records import RECORD_DTYPE
-from paceline.observe.run import RunData
 from paceline.planner.estimate import Estimate
+from paceline.records.run_data import RunData
+from paceline.records.step_record import RECORD_DTYPE
 from paceline.simulator import Cluster
 
 

@@ -15,7 +15,7 @@ import torch
 from paceline.algorithms.deadline import MeasuredDeadline
 from paceline.algorithms.pairwise import PairwiseAveraging
 from paceline.errors import PeerLostError
-from paceline.transport.base import Counts, Message, PeerBack, PeerLeft, Received
+from paceline.ports.ports import Counts, Message, PeerBack, PeerLeft, Received
 
 P = 3
 

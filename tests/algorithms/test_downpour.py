@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import paceline as pl
-from paceline import accruals
 from paceline.algorithms import downpour
 from paceline.algorithms.server.client import Answer
 from paceline.algorithms.server.warm_start import WarmStart
-from paceline.memory.records import RECORD_DTYPE
-from paceline.simulation import _Simulation
+from paceline.records import accruals
+from paceline.records.step_record import RECORD_DTYPE
+from paceline.run.simulate_task import _Simulation
 from paceline.simulator import Cluster, Normal
 from paceline.simulator.faults import Faults
 

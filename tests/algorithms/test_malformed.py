@@ -17,11 +17,11 @@ from malformed import malformed
 from paceline.algorithms import registry
 from paceline.algorithms.server.client import Client
 from paceline.errors import WorkerLostError
-from paceline.final_mean import mean_of_all
-from paceline.simulation import _Simulation
+from paceline.membership.final_mean import mean_of_all
+from paceline.ports.ports import Counts, Message, Received
+from paceline.run.simulate_task import _Simulation
 from paceline.simulator import Cluster
 from paceline.simulator.network import Network
-from paceline.transport.base import Counts, Message, Received
 from paceline.transport.matching import Arrivals
 
 WITH_MAILBOX = [name for name in registry.names() if registry.build(name).memory.mailbox]

@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 from typer.testing import CliRunner
 
-from paceline.specs import Registry
+from paceline.specs.registry import Registry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,11 +106,11 @@ def training(monkeypatch, tmp_path):
     def module(name, **members):
         monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(**members))
 
-    module("paceline.training", train=train)
-    module("paceline.config", TrainConfig=TrainConfig)
+    module("paceline.run.train", train=train)
+    module("paceline.run.config", TrainConfig=TrainConfig)
     module("paceline.algorithms", registry=registry)
-    module("paceline.placement", placement_registry=placements)
-    module("paceline.observe.run", RunData=RunData)
+    module("paceline.memory.placement", placement_registry=placements)
+    module("paceline.records.run_data", RunData=RunData)
     module("paceline.observe.progress", LiveTable=Live)
     module(
         "paceline.observe.tables",

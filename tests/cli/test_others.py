@@ -82,7 +82,7 @@ def test_a_mistake_in_a_real_process_is_one_line():
 
 
 def test_a_misspelt_algorithm_is_told_before_what_trains_is_loaded(run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "paceline.training", None)
+    monkeypatch.setitem(sys.modules, "paceline.run.train", None)
     for verb in ("train", "compare"):
         done = run(verb, "--algorithm", "hogwld")
         assert done.exit_code == 2

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import paceline as pl
 from paceline.algorithms.server.backups import choose_backups
 from paceline.cli.app import app
-from paceline.observe.run import RunData
+from paceline.records.run_data import RunData
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.compute import ExponentialTail, Recorded
 

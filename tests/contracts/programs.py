@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.batches import BatchPlan
+from paceline.data.plan import BatchPlan
 
 BATCH_SIZE, NUM_BATCHES = 2, 47  # which no number of workers divides
 

@@ -5,12 +5,12 @@ from unittest import mock
 import torch
 
 import paceline as pl
-from paceline.config import TrainConfig
-from paceline.flat import FlatBinding
-from paceline.specs import build_optimizer
-from paceline.supervisor import Supervisor
+from paceline.run.config import TrainConfig
+from paceline.run.train import _Training
+from paceline.specs.registry import build_optimizer
+from paceline.supervisor.supervisor import Supervisor
 from paceline.tasks.load import load_task
-from paceline.training import _Training
+from paceline.vectors.flat import FlatBinding
 
 
 def run_task(row, *, out=None, resume=None, **settings):
@@ -30,7 +30,7 @@ def run_function(train, **settings):
             kept.append(self)
             super().run()
 
-    with mock.patch("paceline.launcher.Supervisor", Kept):
+    with mock.patch("paceline.run.launch.Supervisor", Kept):
         run = pl.launch(train, **settings)
     return run, kept[0].parameters(0)
 
@@ -43,7 +43,7 @@ def plain_run(
     With `batches_per_step`, a step's batch is that many consecutive ones of an epoch, as lockstep rounds take them; with
     `later=(step, rate)` the learning rate changes before that step.
     """
-    from paceline.batches import BatchPlan
+    from paceline.data.plan import BatchPlan
 
     task = load_task("digits-mlp")
     inputs, targets = task.load()[0].tensors

@@ -6,7 +6,7 @@ import torch
 import paceline as pl
 from contracts.runs import run_task
 from contracts.table import Row
-from paceline.batches import BatchPlan
+from paceline.data.plan import BatchPlan
 from paceline.tasks.load import load_task
 
 TASK = """

@@ -57,7 +57,7 @@ def test_at_most_3m_vectors(contended):
 
 @rows(lambda row: isinstance(row.algorithm, pl.Locked) and not row.scales_stale_updates)
 def test_adams_shared_step_counts_every_update(row):
-    from paceline.training import TrainConfig, _Training
+    from paceline.run.train import TrainConfig, _Training
 
     config = TrainConfig(
         algorithm=row.spec, workers=2, epochs=1, optimizer="adam", learning_rate=0.002, optimizer_state="shared"

@@ -11,9 +11,9 @@ from contracts.runs import flat, run_task
 from contracts.table import Row
 from paceline.algorithms.server.adagrad import Adagrad
 from paceline.algorithms.server.delay import ConstantDelay, RecordedDelay
-from paceline.batches import BatchPlan
-from paceline.observe.run import RunData
-from paceline.specs import build_optimizer
+from paceline.data.plan import BatchPlan
+from paceline.records.run_data import RunData
+from paceline.specs.registry import build_optimizer
 from paceline.tasks.load import load_task
 
 BATCHES = 180  # of an epoch of the digits
@@ -59,7 +59,7 @@ def staleness_in_order(run):
 
 def final(model, x):
     """A flat vector (P,) without its padding, in the order of the model's parameters."""
-    from paceline.flat import FlatBinding
+    from paceline.vectors.flat import FlatBinding
 
     binding = FlatBinding(model.parameters())
     return torch.cat([view.flatten() for view in binding.views(x)])

@@ -7,7 +7,8 @@ import torch
 import paceline as pl
 from contracts.runs import plain_run, run_task
 from contracts.table import ROWS, Row, rows
-from paceline import checkpoint, checkpoint_files
+from paceline.checkpoint import contents as checkpoint
+from paceline.checkpoint import files as checkpoint_files
 from rewritten import rewrite
 
 EXACT = {"sgd(weight_decay=0.001)": {"momentum": 0.9, "learning_rate": 0.05}, "adamw": {"learning_rate": 0.002}}

@@ -6,8 +6,8 @@ import torch
 from contracts.programs import BATCH_SIZE, NUM_BATCHES, AddUp, Planted, expected_sum, planted
 from contracts.runs import run_function
 from contracts.table import rows
-from paceline.batches import BatchPlan
-from paceline.flat import FlatBinding
+from paceline.data.plan import BatchPlan
+from paceline.vectors.flat import FlatBinding
 
 SIZE = 3_000
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 
 import paceline as pl
-from paceline import checkpoint
-from paceline.earlier_part import shift_times
-from paceline.observe.run import RunData
+from paceline.checkpoint import contents as checkpoint
+from paceline.integrations import sparse_jobs as jobs
+from paceline.records.run_data import RunData
+from paceline.run.earlier_part import shift_times
 from paceline.simulator import Cluster
-from paceline.sparse import jobs
 from paceline.study.report import write_report
 from paceline.study.runner import run_study
 from paceline.study.study_file import Limits, Study

@@ -11,17 +11,17 @@ import typer
 
 from fuzz import values
 from fuzz.values import ADDRESSES, DATA, FILES, OPTIMIZERS, PAIRS, TASKS, TIMES, WORDS, any_of
-from paceline import bounds
 from paceline.algorithms import backoff_registry, registry
 from paceline.algorithms.server.registries import delay_registry
-from paceline.batches import partition_registry
 from paceline.cli.app import app
-from paceline.config import TrainConfig
-from paceline.field_types import allowed_types
-from paceline.placement import placement_registry
+from paceline.data.plan import partition_registry
+from paceline.memory.placement import placement_registry
+from paceline.run.config import TrainConfig
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.compute import compute_registry
 from paceline.simulator.sockets import Sockets
+from paceline.specs import bounds
+from paceline.specs.types import allowed_types
 from paceline.study.limits import Design, Limits
 from paceline.study.study_file import Study
 

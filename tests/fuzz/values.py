@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, Literal, get_args, get_origin
 
-from paceline.bounds import Bound
-from paceline.field_types import allowed_types
-from paceline.specs import Registry
+from paceline.specs.bounds import Bound
+from paceline.specs.registry import Registry
+from paceline.specs.types import allowed_types
 
 Allowed = Sequence[tuple[Any, Bound | None]]  # types of a field, each with its bound
 NUMBERS = (

@@ -32,10 +32,11 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 # What the verbs import when they run.
 MODULES = (
-    "paceline.cli.app", "paceline.preload", "paceline.training", "paceline.launcher", "paceline.simulation",
-    "paceline.calibration", "paceline.advice.advise", "paceline.advice.report", "paceline.study.runner",
-    "paceline.study.report", "paceline.study.table", "paceline.study.findings", "paceline.sparse.jobs", "paceline.agent",
-    "paceline.observe.report", "paceline.observe.tables", "paceline.observe.progress", "paceline.model_layers",
+    "paceline.cli.app", "paceline.run.preload", "paceline.run.train", "paceline.run.launch",
+    "paceline.run.simulate_task", "paceline.calibration.machine", "paceline.advice.advise", "paceline.advice.report",
+    "paceline.study.runner", "paceline.study.report", "paceline.study.table", "paceline.study.findings",
+    "paceline.integrations.sparse_jobs", "paceline.run.launch_script", "paceline.observe.report",
+    "paceline.observe.tables", "paceline.observe.progress", "paceline.model_parallel.layers",
     "paceline.planner.balance", "paceline.planner.backups", "paceline.tasks.digits_mlp", "paceline.tasks.mnist_mlp",
     "paceline.tasks.mnist_cnn", "paceline.tasks.cifar10_cnn", "sklearn.datasets", "rich.progress", "rich.table",
 )  # fmt: skip
@@ -47,7 +48,7 @@ def main() -> None:
     os.dup2(2, 1)
     for name in MODULES:
         importlib.import_module(name)
-    from paceline.fork_server import fork_server_context
+    from paceline.supervisor.fork_server import fork_server_context
 
     warm = fork_server_context().Process(target=os.getpid)
     warm.start()

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.environment import current_environment
+from paceline.membership.environment import current_environment
 
 
 class Coder(nn.Module):

@@ -10,8 +10,8 @@ from torch import nn
 import paceline as pl
 from loops import families
 from loops.coder import batches, own_id, vector
-from paceline import checkpoint
-from paceline.flat import FlatBinding
+from paceline.checkpoint import contents as checkpoint
+from paceline.vectors.flat import FlatBinding
 
 ASYNCHRONOUS = [*families.ASYNCHRONOUS, *(one for one in families.SERVED if "async" in one or "(" not in one)]
 

@@ -14,8 +14,8 @@ from loops.coder import batches, loss_of, made, own_id, vector
 from paceline.algorithms.server.incoming import read_state
 from paceline.algorithms.server.loaded_state import state_to_bytes
 from paceline.algorithms.server.user import UserApplier
-from paceline.transport.base import Message, Received
-from paceline.transport.checks import MalformedMessageError
+from paceline.ports.checks import MalformedMessageError
+from paceline.ports.ports import Message, Received
 
 WHERE = [
     *families.SHARED_LOCKSTEP,

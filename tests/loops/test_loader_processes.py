@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler, get_worker_info
 
+from data.test_claims import in_shared_memory
 from loops.coder import HELD_OUT
-from paceline.epoch_claims import LocalEpochClaims
-from paceline.loader_batches import shared_batches
-from paceline.loader_processes import LoaderProcesses
-from paceline.sources import ABSENT
-from paceline.worker_claims import WorkerClaims
-from test_worker_claims import in_shared_memory
+from paceline.data.claims import WorkerClaims
+from paceline.data.epoch_claims import LocalEpochClaims
+from paceline.data.loader_batches import shared_batches
+from paceline.data.loader_processes import LoaderProcesses
+from paceline.data.sources import ABSENT
 
 BEGUN = multiprocessing.get_context("fork").Value("i", 0)
 
@@ -112,7 +112,7 @@ def test_of_several_each_claims_at_the_end_what_the_loop_waits_for(waiting_s, tr
     """The clock is read before and after each batch: the loop waits in between, and trains afterwards."""
     spent = itertools.cycle([waiting_s, training_s])
     at = itertools.accumulate(itertools.chain([0.0], spent))
-    monkeypatch.setattr("paceline.loader_processes._now_s", partial(next, at))
+    monkeypatch.setattr("paceline.data.loader_processes._now_s", partial(next, at))
     assert ahead_at_the_end(2, left=3) == ahead
 
 

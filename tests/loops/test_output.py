@@ -13,8 +13,8 @@ from tqdm import tqdm
 import paceline as pl
 from loops import families
 from loops.coder import batches, loss_of, made, own_id
-from paceline.gathering import StoreGatherer
-from paceline.tagged_output import TaggedOutput
+from paceline.system.tagged_output import TaggedOutput
+from paceline.worker.gathering import StoreGatherer
 
 
 class Terminal(io.StringIO):

@@ -11,7 +11,7 @@ from torch import nn
 import paceline as pl
 from loops import families
 from loops.coder import HELD_OUT, batches, loss_of, made, own_id, vector
-from paceline.random_numbers import alike, digests_of_states, go_apart
+from paceline.loop.random_numbers import alike, digests_of_states, go_apart
 
 ON_CPU = torch.device("cpu")
 SAME = "same inputs in their first 3 steps"

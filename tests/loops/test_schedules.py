@@ -10,7 +10,7 @@ from torch.optim import lr_scheduler
 import paceline as pl
 from loops import families
 from loops.coder import batches, loss_of, made, own_id, vector
-from paceline.run_progress import RunProgress
+from paceline.loop.run_progress import RunProgress
 
 TOTAL = 24  # steps of the loop alone
 PER_STEP = "stepped once per step"

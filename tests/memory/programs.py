@@ -6,14 +6,14 @@ import torch
 
 from paceline.memory import failpoints
 from paceline.memory.atomics import compare_and_swap, fetch_add, load, store
+from paceline.memory.collectives import SharedMemoryCollectives
 from paceline.memory.locked import LockedVector
 from paceline.memory.locks import Mutex, ReadWriteLock
-from paceline.memory.lockstep import SharedMemoryCollectives
 from paceline.memory.racing import RacingVector
-from paceline.memory.records import RECORD_DTYPE
 from paceline.memory.ring import RecordRing
 from paceline.memory.slots import SlotPool
 from paceline.memory.waiting import wait_briefly, wake_all
+from paceline.records.step_record import RECORD_DTYPE
 
 
 def run(name, fail_point, arguments):

@@ -5,7 +5,7 @@ import torch
 
 import paceline as pl
 from loops import families
-from paceline.arena import plan_arena
+from paceline.memory.arena import plan_arena
 from paceline.memory.segment import LINE_BYTES
 
 

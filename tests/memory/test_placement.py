@@ -2,8 +2,8 @@ import os
 
 import pytest
 
-from paceline.memory import placement
-from paceline.memory.placement import Node
+from paceline.memory import numa as placement
+from paceline.memory.numa import Node
 from paceline.memory.segment import Segment
 
 

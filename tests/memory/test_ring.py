@@ -5,9 +5,9 @@ import pytest
 
 from memory import programs
 from paceline.memory.atomics import store
-from paceline.memory.records import RECORD_DTYPE
 from paceline.memory.ring import RecordRing
 from paceline.memory.segment import Layout, Segment
+from paceline.records.step_record import RECORD_DTYPE
 
 
 def ring_of(capacity):

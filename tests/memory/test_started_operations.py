@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.errors import WorkerLostError
-from paceline.memory.lockstep import SharedMemoryCollectives
+from paceline.memory.collectives import SharedMemoryCollectives
 from paceline.memory.segment import Layout, Segment
 
 P = 1000

@@ -6,7 +6,7 @@ from memory import programs
 from paceline.memory import waiting
 from paceline.memory.atomics import load, store
 from paceline.memory.segment import Segment
-from paceline.real_clock import RealClock
+from paceline.system.clock import RealClock
 
 
 @pytest.mark.parametrize("has_futex", [True, False])

@@ -4,9 +4,9 @@ import heapq
 
 import numpy as np
 
-from paceline.memory.records import RECORD_DTYPE
-from paceline.observe.run import RunData
-from paceline.observe.summary import summarize
+from paceline.records.run_data import RunData
+from paceline.records.step_record import RECORD_DTYPE
+from paceline.records.summary import summarize
 
 METHODS = ("lockstep", "locked", "leashed(persistence=0)", "hogwild")
 

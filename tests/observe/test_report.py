@@ -10,7 +10,7 @@ from paceline.observe.lanes import lanes_svg
 from paceline.observe.palette import METHODS as METHOD_COLOURS
 from paceline.observe.palette import tokens
 from paceline.observe.report import write_report
-from paceline.observe.run import RunData
+from paceline.records.run_data import RunData
 
 from .synthetic import METHODS, empty, make_run
 

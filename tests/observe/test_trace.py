@@ -3,9 +3,9 @@ import json
 import numpy as np
 import pytest
 
-from paceline.observe.run import RunData
 from paceline.observe.segments import KINDS, segments
 from paceline.observe.trace import write_trace
+from paceline.records.run_data import RunData
 
 from .synthetic import METHODS, empty, make_run
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from paceline.errors import UsageError
-from paceline.model_layers import model_layers
+from paceline.model_parallel.layers import model_layers
 from paceline.planner.balance import Layer, balance, exposed_s, hybrid_bytes, min_points_per_node
 
 VGG_A = [(3, 64, 224), (64, 128, 112), (128, 256, 56), (256, 256, 56), (256, 512, 28), (512, 512, 28), (512, 512, 14)]

@@ -8,7 +8,7 @@ import traceback
 
 import torch
 
-from paceline.transport.base import Message
+from paceline.ports.ports import Message
 from paceline.transport.peers import introduction
 from paceline.transport.wire import Sort, pack
 from processes.join_programs import enter_namespace

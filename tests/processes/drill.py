@@ -8,8 +8,8 @@ from unittest import mock
 import torch
 
 import paceline as pl
-from paceline.config import TrainConfig
-from paceline.training import _Training
+from paceline.run.config import TrainConfig
+from paceline.run.train import _Training
 
 WORKERS = 3
 METHODS = [
@@ -59,7 +59,7 @@ class Drill:
         self.until = until
 
     def run(self):
-        with mock.patch("paceline.training._PROGRESS_EVERY_S", 0.0):  # look at every look of the supervisor's own
+        with mock.patch("paceline.run.train._PROGRESS_EVERY_S", 0.0):  # look at every look of the supervisor's own
             run = self.training.run()
         self.parameters = self.supervisor.parameters(0)
         return run

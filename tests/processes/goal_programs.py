@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.environment import current_environment
+from paceline.membership.environment import current_environment
 
 X = torch.randn(240, 6, generator=torch.Generator().manual_seed(3))
 Y = (X[:, :1] > 0).float()

@@ -17,9 +17,9 @@ from torch import nn
 import forked
 import leftovers
 import paceline as pl
-import paceline.session
+import paceline.worker.session
 from lazy_copies import LazyCopies
-from paceline.meeting import Meeting
+from paceline.membership.join_point import Meeting
 
 CONTEXT: Any = multiprocessing.get_context("forkserver")
 DEADLINE_S = forked.AGAINST_HANGS_S
@@ -55,7 +55,7 @@ def work(environment, namespace, wishes, folder, connection):
 def _train(wishes, folder, connection):
     if wishes.get("on_device"):  # the model counts as one on a device whose copies take their time
         copies = LazyCopies()
-        paceline.session.copies_for = lambda device: copies
+        paceline.worker.session.copies_for = lambda device: copies
     torch.manual_seed(os.getpid())  # everyone begins elsewhere: the run begins where worker 0 does
     model = nn.Sequential(nn.Linear(8, wishes.get("width", 4)), nn.BatchNorm1d(wishes.get("width", 4)))
     rate = wishes.get(

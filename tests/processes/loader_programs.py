@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 import leftovers
 import paceline as pl
 from loops.coder import loss_of, made
-from paceline.environment import current_environment
+from paceline.membership.environment import current_environment
 from processes.programs import worker_id
 
 SAMPLES, BATCH_SIZE = 64, 4

@@ -3,7 +3,7 @@
 from torch.distributed import TCPStore
 
 import forked
-from paceline.transport.base import PeerLeft, Received
+from paceline.ports.ports import PeerLeft, Received
 from paceline.transport.mailbox import ZmqMailbox
 
 SILENCE_S = 3.0  # five by default; here it is waited for

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.environment import current_environment
+from paceline.membership.environment import current_environment
 
 
 def prints():

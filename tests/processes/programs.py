@@ -7,7 +7,7 @@ from torch import nn
 
 import paceline as pl
 from loops import coder
-from paceline.environment import current_environment
+from paceline.membership.environment import current_environment
 
 
 def pieces(inputs=4):

@@ -9,8 +9,8 @@ import torch
 
 import paceline as pl
 from contracts.programs import AddUp, planted
-from paceline.batches import BatchPlan
-from paceline.supervisor import Supervisor
+from paceline.data.plan import BatchPlan
+from paceline.supervisor.supervisor import Supervisor
 
 SIZE = 3_000
 EPOCHS = 1000  # runs are stopped
@@ -47,7 +47,7 @@ def run_watched(algorithm, look, *, workers=3, epochs=EPOCHS, size=SIZE):
             if self.started_s is not None and self.servers.states and self.servers.states[0].handle is not None:
                 look(self)
 
-    with mock.patch("paceline.launcher.Supervisor", Kept):
+    with mock.patch("paceline.run.launch.Supervisor", Kept):
         run = pl.launch(AddUp(size, epochs=epochs), workers=workers, algorithm=algorithm)
     return run, kept[0].parameters(0)
 

@@ -10,8 +10,8 @@ import pytest
 
 import forked
 import leftovers
-from paceline.meeting import Meeting
-from paceline.observe.run import RunData
+from paceline.membership.join_point import Meeting
+from paceline.records.run_data import RunData
 from processes.join_programs import free_address
 
 SCRIPT = """

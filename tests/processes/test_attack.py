@@ -24,7 +24,7 @@ from torch import nn
 import leftovers
 import paceline as pl
 import soak_results
-from paceline.meeting import Meeting
+from paceline.membership.join_point import Meeting
 from paceline.transport.keys import create_keys
 from processes.attacker import attack_in_a_fork
 from processes.join_programs import CONTEXT, DEADLINE_S, free_address

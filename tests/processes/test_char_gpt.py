@@ -14,7 +14,7 @@ from torch import nn
 
 import paceline as pl
 import soak_results
-from paceline.loops import FileLoop
+from paceline.specs.file_loop import FileLoop
 
 LOOP = FileLoop(Path(__file__).parents[2] / "examples" / "char_gpt.py", "train")
 ITERATIONS, SEED = 12, 3

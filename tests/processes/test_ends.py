@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import paceline as pl
-from paceline.config import TrainConfig
 from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
+from paceline.run.config import TrainConfig
 from processes import programs
 
 BACKENDS = pytest.mark.parametrize("backend", ["processes", "threads"])

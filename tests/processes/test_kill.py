@@ -11,7 +11,7 @@ import torch
 import leftovers
 import paceline as pl
 import soak_results
-from paceline import checkpoint
+from paceline.checkpoint import contents as checkpoint
 from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
 from processes.drill import METHODS, WORKERS, Drill, kill_one
 

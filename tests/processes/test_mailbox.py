@@ -11,7 +11,7 @@ import torch
 from torch.distributed import DistNetworkError, TCPStore
 
 from paceline.errors import PeerLostError
-from paceline.transport.base import Message, PeerBack, PeerLeft, Received
+from paceline.ports.ports import Message, PeerBack, PeerLeft, Received
 from paceline.transport.mailbox import ZmqMailbox
 from processes.peers import DEADLINE_S, SILENCE_S, echo
 

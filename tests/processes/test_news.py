@@ -2,9 +2,9 @@
 
 from types import SimpleNamespace
 
-from paceline.environment import WorkerEnvironment
-from paceline.supervisor import Supervisor
-from paceline.worker_process import Failure
+from paceline.membership.environment import WorkerEnvironment
+from paceline.supervisor.supervisor import Supervisor
+from paceline.worker.process import Failure
 
 
 def test_a_survivor_may_complain_before_the_death_that_it_follows_from_is_noticed():

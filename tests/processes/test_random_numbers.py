@@ -7,7 +7,7 @@ import pytest
 
 import forked
 import paceline as pl
-from paceline.environment import current_environment
+from paceline.membership.environment import current_environment
 from processes import drawing
 from processes.drawing import STEPS, drawn
 

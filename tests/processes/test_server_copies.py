@@ -12,7 +12,7 @@ import leftovers
 import paceline as pl
 import soak_results
 from contracts.programs import NUM_BATCHES, AddUp
-from paceline.distributed import check_algorithm
+from paceline.membership.launched import check_algorithm
 from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
 from processes.shards import (
     SIZE,

@@ -11,7 +11,7 @@ import torch
 
 import paceline as pl
 from paceline.algorithms.server.user import UserOptimizer
-from paceline.training import _Training
+from paceline.run.train import _Training
 from processes.drill import Drill
 from processes.shards import check_reported_losses, run_and_kill_shards
 
@@ -54,7 +54,7 @@ def test_a_stopped_straggler_is_dropped_and_goes_on():
 
     config = pl.TrainConfig(algorithm="parameter-server(mode=sync(backups=1))", workers=3, epochs=10_000)
     training = _Training(config, None, None, "", look)
-    with mock.patch("paceline.training._PROGRESS_EVERY_S", 0.0):
+    with mock.patch("paceline.run.train._PROGRESS_EVERY_S", 0.0):
         result = training.run().result
     assert result["outcome"] == "stopped"
     assert result["dropped_updates"] > 0

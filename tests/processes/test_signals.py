@@ -11,7 +11,7 @@ import pytest
 
 import leftovers
 import paceline as pl
-from paceline import checkpoint
+from paceline.checkpoint import contents as checkpoint
 from paceline.study.table import load_table
 from processes.scripts import started
 
@@ -275,7 +275,7 @@ AT_IMPORT = """
         ("typer", signal.SIGINT),
         ("paceline.cli.study", signal.SIGTERM),
         ("torch", signal.SIGINT),
-        ("paceline.task_worker", signal.SIGTERM),
+        ("paceline.run.task_worker", signal.SIGTERM),
     ],
 )
 def test_a_signal_during_imports(module, signum, tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import paceline as pl
-from paceline.config import TrainConfig
+from paceline.run.config import TrainConfig
 from processes.goal_programs import Loop
 
 FACTOR = 8

@@ -9,7 +9,7 @@ import pytest
 import forked
 import leftovers
 import paceline as pl
-from paceline.config import TrainConfig
+from paceline.run.config import TrainConfig
 from processes.scripts import COMMAND, started
 
 ENDLESS = 100_000  # epochs

@@ -13,7 +13,7 @@ import torch
 
 import forked
 import paceline as pl
-from paceline.environment import current_environment
+from paceline.membership.environment import current_environment
 from processes import torchrun_programs
 
 PROGRAMS = Path(torchrun_programs.__file__)

@@ -13,19 +13,19 @@ import torch.distributed as dist
 from torch import nn
 
 import paceline as pl
-from paceline.batches import BatchPlan
-from paceline.distributed import Membership
-from paceline.environment import current_environment
+from paceline.data.plan import BatchPlan
 from paceline.errors import ClippingWarning
+from paceline.membership.environment import current_environment
+from paceline.membership.launched import Membership
 
 NUM_SAMPLES, BATCH_SIZE = 96, 8
 if "PACELINE_TEST_LAZY_COPIES" in os.environ:  # the model counts as one on a device whose copies take their time
     sys.path.insert(0, str(Path(__file__).parents[1]))
     import lazy_copies
-    import paceline.session
+    import paceline.worker.session
 
     COPIES = lazy_copies.LazyCopies()
-    paceline.session.copies_for = lambda device: COPIES
+    paceline.worker.session.copies_for = lambda device: COPIES
 RANK = int(os.environ.get("RANK", os.environ.get("PACELINE_TEST_RANK", "0")))
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.batches import BatchPlan
-from paceline.observe.summary import applied_in_order
+from paceline.data.plan import BatchPlan
+from paceline.records.summary import applied_in_order
 from paceline.simulator import Cluster, ExponentialTail, Normal
 from paceline.tasks.load import load_task
 
@@ -89,7 +89,7 @@ class _Ones(nn.Module):
 def test_no_update_is_lost(algorithm, monkeypatch):
     task = load_task("digits-mlp")
     planted = dataclasses.replace(task, model=_Ones, loss=lambda output, _: output, accuracy=None, learning_rate=1.0)
-    monkeypatch.setattr("paceline.simulation.load_task", lambda _: planted)
+    monkeypatch.setattr("paceline.run.simulate_task.load_task", lambda _: planted)
     crowded = Cluster(workers=5, compute_s=ExponentialTail(least_s=1e-7, tail_s=1e-6))  # as short as an update
     result = run(algorithm, 5, steps=20, timing=False, cluster=crowded)
     updates = 20 if algorithm == "lockstep" else 100

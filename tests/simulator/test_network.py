@@ -5,6 +5,8 @@ import torch
 
 import paceline as pl
 from paceline.errors import PeerLostError, UsageError
+from paceline.ports.ports import Message, PeerBack, PeerLeft
+from paceline.ports.shared import MemoryRequest
 from paceline.simulator import Cluster, Faults
 from paceline.simulator.concurrency import SimulatedConcurrency
 from paceline.simulator.machine import SimulatedMachine
@@ -12,8 +14,6 @@ from paceline.simulator.network import HEADER_BYTES
 from paceline.simulator.network_collectives import CollectiveCosts
 from paceline.simulator.program import ProgramError
 from paceline.simulator.scheduler import Scheduler
-from paceline.transport.base import Message, PeerBack, PeerLeft
-from paceline.transport.parameters import MemoryRequest
 
 LATENCY_S, RATE = 0.5, 100.0
 WIRED = {"latency_s": LATENCY_S, "bandwidth_bytes_per_s": RATE, "core_bytes_per_s": 1e18}  # nobody waits for a copy

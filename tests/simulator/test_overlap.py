@@ -10,12 +10,12 @@ from torch.utils.data import TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 import paceline as pl
-from paceline.buckets import BUCKET_BYTES, GradientBuckets, bucket_bytes_for, bucket_ranges
-from paceline.flat import FlatBinding
-from paceline.simulation import _Simulation
+from paceline.replica.buckets import BUCKET_BYTES, GradientBuckets, bucket_bytes_for, bucket_ranges
+from paceline.run.simulate_task import _Simulation
 from paceline.simulator import Cluster, Faults, Normal
 from paceline.simulator.network import HEADER_BYTES
 from paceline.simulator.overlap import FORWARD_SHARE, declared_buckets, shares_until_complete
+from paceline.vectors.flat import FlatBinding
 
 NETWORK = {"latency_s": 50e-6, "bandwidth_bytes_per_s": 1.25e9}
 WIRED = NETWORK | {"core_bytes_per_s": 1e18}  # and memory that takes no time
@@ -158,7 +158,7 @@ def test_a_loop_takes_the_same_times_as_a_task(algorithm, monkeypatch):
         name="layers", model=_Layers, datasets=lambda _: (data, data), loss=lambda out, _: out.square().mean(), accuracy=None,
         learning_rate=1e-3,
     )  # fmt: skip
-    monkeypatch.setattr("paceline.simulation.load_task", lambda _: planted)
+    monkeypatch.setattr("paceline.run.simulate_task.load_task", lambda _: planted)
     for collective in ("ring", "tree", "memory"):
         cluster = Cluster(
             workers=3, compute_s=Normal(average_s=0.01, deviation_s=0.002), collective=collective, **NETWORK
@@ -188,7 +188,7 @@ def test_who_waits_for_nothing_makes_no_more_events(algorithm, monkeypatch):
     config = pl.TrainConfig(algorithm=algorithm, workers=4, steps=4)
     cluster, events = Cluster(workers=4, compute_s=Normal(average_s=0.2, deviation_s=0.01)), {}
     for buckets in (1, 40):
-        monkeypatch.setattr("paceline.simulation.bucket_bytes_for", lambda _, size=4_000_000 // buckets: size)
+        monkeypatch.setattr("paceline.run.simulate_task.bucket_bytes_for", lambda _, size=4_000_000 // buckets: size)
         simulation = _Simulation(config, cluster, True, 1_000_000)
         simulation.run()
         events[buckets] = simulation.machine.scheduler.num_events

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import paceline as pl
-from paceline.observe.summary import applied_in_order
-from paceline.simulation import _Simulation
+from paceline.records.summary import applied_in_order
+from paceline.run.simulate_task import _Simulation
 from paceline.simulator import Cluster, ExponentialTail, Normal
 from paceline.simulator.faults import Faults
 

@@ -12,10 +12,10 @@ from torch.utils.data import TensorDataset
 
 import paceline as pl
 from paceline.algorithms import registry
-from paceline.algorithms.server.codec import BFloat16, NoCodec, TopK
 from paceline.algorithms.server.registries import apply_registry
 from paceline.algorithms.server.traffic import TrafficCount, update_vectors
-from paceline.simulation import _Simulation
+from paceline.compression.codec import BFloat16, NoCodec, TopK
+from paceline.run.simulate_task import _Simulation
 from paceline.simulator import Cluster, Normal
 from paceline.simulator.core import Core
 from paceline.simulator.machine import SimulatedMachine
@@ -86,7 +86,8 @@ class Ledger:
             name = frame.f_code.co_filename
             if name.startswith(f"{PACKAGE}/") and "/algorithms/server/traffic" not in name:
                 by_rule = frame.f_code.co_name in ("_revise", "apply") and "/algorithms/server/" in name
-                mine = name.startswith(f"{PACKAGE}/algorithms/") or name.endswith("/simulator/mailbox.py")
+                ours = (f"{PACKAGE}/algorithms/", f"{PACKAGE}/compression/")
+                mine = name.startswith(ours) or name.endswith("/simulator/mailbox.py")
                 return mine and not by_rule and not name.endswith("copies.py")
             frame = frame.f_back
         return False
@@ -110,7 +111,7 @@ class ByWorker(TrafficCount):
 
 def play(spec, workers, monkeypatch, *, steps=4, cluster=None, **config):
     """A ledger of a run with real gradients, and the run."""
-    monkeypatch.setattr("paceline.simulation.load_task", lambda _: planted_task(8 * steps * workers))
+    monkeypatch.setattr("paceline.run.simulate_task.load_task", lambda _: planted_task(8 * steps * workers))
     ledger = Ledger(monkeypatch)
     cluster = cluster or Cluster(workers=workers, compute_s=Normal(average_s=0.05, deviation_s=0.004))
     config = {"epochs": 1} | config

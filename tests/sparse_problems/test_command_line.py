@@ -8,8 +8,8 @@ from scipy import sparse
 from sklearn.datasets import dump_svmlight_file
 from typer.testing import CliRunner
 
-from paceline import bounds
 from paceline.cli.app import app
+from paceline.specs import bounds
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from paceline.batches import BatchPlan
+from paceline.data.plan import BatchPlan
 from paceline.tasks import BUILT_IN, fetch, load_task
 from real_data import needs_cifar10, needs_mnist
 

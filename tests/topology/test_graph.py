@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from paceline import topology
 from paceline.errors import UsageError
-from paceline.specs import Registry
+from paceline.specs.registry import Registry
 from paceline.topology import custom, graph, mixing, topology_registry
 from paceline.topology.graph import (
     BipartiteExponential,

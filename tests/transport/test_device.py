@@ -7,7 +7,7 @@ import torch
 
 from lazy_copies import LATER, LazyCopies
 from paceline.errors import UsageError
-from paceline.transport.base import Message, Received
+from paceline.ports.ports import Message, Received
 from paceline.transport.device import CudaCopies, StagedMailbox, copies_for
 from transport.conftest import DEADLINE_S
 

@@ -10,7 +10,7 @@ from torch.distributed import HashStore
 
 from leftovers import wait_until
 from paceline.errors import PacelineError, PeerLostError, UsageError, WorkerLostError
-from paceline.transport.base import Counts, Message, PeerBack, PeerLeft, Received
+from paceline.ports.ports import Counts, Message, PeerBack, PeerLeft, Received
 from paceline.transport.contexts import end_context
 from paceline.transport.inbox import HIGH_WATER_MARK, Inbox
 from paceline.transport.keys import create_keys

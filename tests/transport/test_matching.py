@@ -1,7 +1,7 @@
 import itertools
 import random
 
-from paceline.transport.base import Message, PeerBack, PeerLeft, Received
+from paceline.ports.ports import Message, PeerBack, PeerLeft, Received
 from paceline.transport.matching import Arrivals, fits
 
 

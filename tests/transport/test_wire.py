@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.transport.base import Message
+from paceline.ports.ports import Message
 from paceline.transport.wire import HEADER_BYTES, MalformedFrameError, Sort, pack, sort_of, unpack
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8]

@@ -23,11 +23,11 @@ from paceline.advice.ranking import Spread, order, predict, seeds_spread
 from paceline.advice.reasons import close_calls, name, nothing_arrives, reasons
 from paceline.advice.scratch import Scratch, WritesElsewhereError
 from paceline.advice.trials import Trials, designed
+from paceline.calibration.measurements import num_cores
 from paceline.errors import PacelineError, UsageError
-from paceline.measurements import num_cores
 from paceline.planner.convergence_model import ConvergenceModel
 from paceline.simulator import Cluster
-from paceline.system import machine
+from paceline.system.machine import machine
 from paceline.tasks.base import keep_data
 
 __all__ = ["advise"]

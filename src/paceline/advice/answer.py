@@ -130,7 +130,7 @@ class Advice:
         warnings: sentences: extrapolation, close calls, disturbed measurements.
         command: starts the first; "" where nothing arrives.
         took_s: how long the advice took.
-        machine: on which it was measured, as `paceline.system.machine` says.
+        machine: on which it was measured, as `paceline.system.machine.machine` says.
     """
 
     program: str

@@ -35,7 +35,7 @@ class LoopProgram:
 
     def function(self) -> Any:
         """The loop itself."""
-        from paceline.loops import load_loop
+        from paceline.specs.file_loop import load_loop
 
         return load_loop(self.name if self.scratch is None else str(self.scratch.home / self.name))
 
@@ -60,7 +60,7 @@ class LoopProgram:
         self, candidate: Candidate, target: Target, *, for_s: float, seed: int, slow: Mapping[int, float]
     ) -> Observed:
         """Launches real workers; evaluates as a run with this target would, and goes on when it is reached."""
-        from paceline.launcher import launch
+        from paceline.run.launch import launch
 
         began_s = time.perf_counter()
         with self._launched() as loop:
@@ -78,7 +78,7 @@ class LoopProgram:
 
     def shape(self) -> Shape:
         """By a simulation of one worker's first batches."""
-        from paceline.simulated_loop import simulate
+        from paceline.run.simulate import simulate
 
         with self._simulated() as loop:
             run = simulate(loop, cluster=Cluster(workers=1), algorithm="sequential", limit_samples=1)
@@ -89,7 +89,7 @@ class LoopProgram:
         self, candidate: Candidate, cluster: Cluster, target: Target, *, limit_s: float, limit_samples: int, seed: int
     ) -> Observed:
         """Trains with real gradients under a virtual clock, until the loop's own end at most."""
-        from paceline.simulated_loop import simulate
+        from paceline.run.simulate import simulate
 
         with self._simulated() as loop:
             run = simulate(

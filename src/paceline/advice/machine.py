@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from paceline import probes
 from paceline.advice.answer import Candidate
 from paceline.advice.program import Program, Shape
-from paceline.calibration import as_cluster, measure
+from paceline.calibration import probes
+from paceline.calibration.machine import as_cluster, measure
+from paceline.calibration.measurements import Spread, num_cores
 from paceline.errors import PacelineError
-from paceline.measurements import Spread, num_cores
 from paceline.simulator import Cluster
 from paceline.simulator.compute import Normal
 from paceline.tasks.load import BUILT_IN

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from paceline.errors import PacelineError
-from paceline.fork_server import fork_server_context
-from paceline.interrupts import leave_to_supervisor
+from paceline.supervisor.fork_server import fork_server_context
+from paceline.system.interrupts import leave_to_supervisor
 
 __all__ = ["Pool"]
 

@@ -11,9 +11,9 @@ import numpy as np
 from scipy.stats import t as student_t
 
 from paceline.advice.answer import Candidate, Target
-from paceline.observe.run import RunData
-from paceline.observe.summary import WINDOW, applied_in_order, loss_curve
 from paceline.planner.estimate import CONFIDENCE, Estimate
+from paceline.records.run_data import RunData
+from paceline.records.summary import WINDOW, applied_in_order, loss_curve
 from paceline.simulator import Cluster
 
 __all__ = ["Observed", "Program", "Shape", "mean_rate", "observed", "steady_rates"]

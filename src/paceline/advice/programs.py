@@ -8,7 +8,7 @@ from paceline.advice.loops import LoopProgram
 from paceline.advice.program import Program
 from paceline.advice.tasks import TaskProgram
 from paceline.errors import UsageError
-from paceline.loops import load_loop
+from paceline.specs.file_loop import load_loop
 from paceline.tasks.load import BUILT_IN
 
 __all__ = ["load_program"]

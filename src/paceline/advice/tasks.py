@@ -12,12 +12,12 @@ from typing import Any
 
 from paceline.advice.answer import Candidate, Target
 from paceline.advice.program import Observed, Shape, observed
-from paceline.config import TrainConfig
-from paceline.flat import FlatBinding
-from paceline.simulation import simulate_task
+from paceline.run.config import TrainConfig
+from paceline.run.simulate_task import simulate_task
 from paceline.simulator import Cluster
 from paceline.tasks.base import Task
 from paceline.tasks.load import load_task
+from paceline.vectors.flat import FlatBinding
 
 __all__ = ["NEVER", "TaskProgram", "target_options", "virtual_rate"]
 
@@ -58,7 +58,7 @@ class TaskProgram:
         self, candidate: Candidate, target: Target, *, for_s: float, seed: int, slow: Mapping[int, float]
     ) -> Observed:
         """Trains for real; evaluates as a run with this target would, and goes on when it is reached."""
-        from paceline.training import train
+        from paceline.run.train import train
 
         evaluated = {"target_accuracy": NEVER} if target.accuracy is not None else {}
         config = self._config(candidate, seed, limit_s=for_s, epochs=_MANY_EPOCHS, slow=dict(slow) or None, **evaluated)

@@ -19,7 +19,7 @@ from paceline.algorithms.sequential import Sequential
 from paceline.algorithms.server import registries
 from paceline.algorithms.server.modes import Async, Bounded, Mode, Sync
 from paceline.algorithms.step_size import ExponentialStep, FullStep, InverseStep, StepSize, TailStep
-from paceline.specs import Registry
+from paceline.specs.registry import Registry
 from paceline.topology import Topology, topology_registry
 
 __all__ = [

@@ -9,10 +9,10 @@ from typing import ClassVar, Literal
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.pairwise import PairwiseAveraging
 from paceline.errors import NoGradient
+from paceline.ports.ports import Ports
+from paceline.ports.replica import Replica
+from paceline.ports.shared import MemoryRequest
 from paceline.topology import Ring, Topology
-from paceline.transport.base import Ports
-from paceline.transport.parameters import MemoryRequest
-from paceline.transport.replica import Replica
 
 __all__ = ["ADPSGD"]
 

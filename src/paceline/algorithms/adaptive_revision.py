@@ -9,10 +9,10 @@ from paceline.algorithms.base import Algorithm
 from paceline.algorithms.parameter_server import ParameterServer
 from paceline.algorithms.server import adaptive_revision as rule
 from paceline.algorithms.server.modes import Async
-from paceline.bounds import ABOVE_0, SECONDS, SERVERS
-from paceline.transport.base import Ports
-from paceline.transport.parameters import MemoryRequest
-from paceline.transport.replica import Replica
+from paceline.ports.ports import Ports
+from paceline.ports.replica import Replica
+from paceline.ports.shared import MemoryRequest
+from paceline.specs.bounds import ABOVE_0, SECONDS, SERVERS
 
 __all__ = ["AdaptiveRevision"]
 

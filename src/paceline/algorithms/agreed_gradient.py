@@ -6,9 +6,9 @@ import torch
 
 from paceline.algorithms.same_rounds import SameRounds
 from paceline.errors import UsageError
-from paceline.flat import Ranges
-from paceline.transport.base import Ports
-from paceline.transport.replica import Replica
+from paceline.ports.ports import Ports
+from paceline.ports.replica import Replica
+from paceline.vectors.flat import Ranges
 
 __all__ = ["AgreedGradient"]
 

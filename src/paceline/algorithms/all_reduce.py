@@ -11,10 +11,10 @@ import torch
 from paceline.algorithms.agreed_gradient import AgreedGradient
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.strips import OwnedStrips
-from paceline.half_types import to_sum_type
-from paceline.transport.base import Collectives, Handle, Ports
-from paceline.transport.parameters import MemoryRequest
-from paceline.transport.replica import Replica
+from paceline.ports.ports import Collectives, Handle, Ports
+from paceline.ports.replica import Replica
+from paceline.ports.shared import MemoryRequest
+from paceline.vectors.half_types import to_sum_type
 
 __all__ = ["AllReduce"]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Annotated
 
-from paceline.bounds import SHARE, UPDATE_TIMES
-from paceline.field_types import check_fields
+from paceline.specs.bounds import SHARE, UPDATE_TIMES
+from paceline.specs.types import check_fields
 
 __all__ = ["Backoff", "Constant", "Exponential", "Linear", "NoBackoff"]
 

@@ -9,10 +9,10 @@ from typing import ClassVar
 from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.delay import Delay
 from paceline.errors import OverrideWarning, UsageError
-from paceline.field_types import check_fields
-from paceline.transport.base import Ports
-from paceline.transport.parameters import MemoryRequest
-from paceline.transport.replica import Replica
+from paceline.ports.ports import Ports
+from paceline.ports.replica import Replica
+from paceline.ports.shared import MemoryRequest
+from paceline.specs.types import check_fields
 
 __all__ = ["Algorithm"]
 

@@ -10,14 +10,14 @@ import torch
 
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.same_rounds import left_out
-from paceline.bounds import SECONDS_ABOVE_0
 from paceline.errors import NoGradient, PeerLostError, WorkerLostError
-from paceline.half_types import to_sum_type
+from paceline.ports.checks import MalformedMessageError, checked_vector
+from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Ports, Received
+from paceline.ports.replica import Replica
+from paceline.ports.shared import MemoryRequest
+from paceline.specs.bounds import SECONDS_ABOVE_0
 from paceline.topology import Ring, Topology, metropolis_weights
-from paceline.transport.base import Mailbox, Message, PeerBack, PeerLeft, Ports, Received
-from paceline.transport.checks import MalformedMessageError, checked_vector
-from paceline.transport.parameters import MemoryRequest
-from paceline.transport.replica import Replica
+from paceline.vectors.half_types import to_sum_type
 
 __all__ = ["DPSGD"]
 

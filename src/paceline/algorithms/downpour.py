@@ -13,19 +13,19 @@ from paceline.algorithms.parameter_server import ParameterServer
 from paceline.algorithms.server.adagrad import Adagrad
 from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.client import Client
-from paceline.algorithms.server.codec import Codec, NoCodec
 from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.modes import Async
 from paceline.algorithms.server.rules import OnDeath, ShardRules
 from paceline.algorithms.server.shard import Shard
 from paceline.algorithms.server.warm_start import WarmStart
-from paceline.bounds import COUNT, COUNT_FROM_0, SECONDS, SERVERS
+from paceline.compression.codec import Codec, NoCodec
 from paceline.errors import NoGradient
-from paceline.flat import Ranges
-from paceline.half_types import sum_type
-from paceline.transport.base import Ports
-from paceline.transport.parameters import MemoryRequest
-from paceline.transport.replica import Replica
+from paceline.ports.ports import Ports
+from paceline.ports.replica import Replica
+from paceline.ports.shared import MemoryRequest
+from paceline.specs.bounds import COUNT, COUNT_FROM_0, SECONDS, SERVERS
+from paceline.vectors.flat import Ranges
+from paceline.vectors.half_types import sum_type
 
 __all__ = ["Downpour"]
 

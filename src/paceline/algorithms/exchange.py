@@ -34,8 +34,8 @@ import torch
 
 from paceline.algorithms.deadline import MeasuredDeadline
 from paceline.errors import PeerLostError
-from paceline.transport.base import Lock, Message, PeerLeft, Ports, Received
-from paceline.transport.checks import checked_vector
+from paceline.ports.checks import checked_vector
+from paceline.ports.ports import Lock, Message, PeerLeft, Ports, Received
 
 __all__ = ["Exchanges", "Request"]
 

@@ -21,7 +21,7 @@ from enum import Enum, auto
 from paceline.algorithms.deadline import MeasuredDeadline
 from paceline.algorithms.exchange import Exchanges
 from paceline.algorithms.partners import Partners
-from paceline.transport.base import Message, Ports
+from paceline.ports.ports import Message, Ports
 
 __all__ = ["Ending"]
 

@@ -10,10 +10,10 @@ import torch
 from paceline.algorithms.backoff import Backoff, NoBackoff
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.step_size import FullStep, StepSize
-from paceline.bounds import COUNT_FROM_0
-from paceline.transport.base import Ports
-from paceline.transport.parameters import MemoryRequest, SlotParameters
-from paceline.transport.replica import Replica
+from paceline.ports.ports import Ports
+from paceline.ports.replica import Replica
+from paceline.ports.shared import MemoryRequest, SlotParameters
+from paceline.specs.bounds import COUNT_FROM_0
 
 __all__ = ["Leashed"]
 

@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar
 from paceline.algorithms.agreed_gradient import AgreedGradient
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.same_rounds import SameRounds
-from paceline.bounds import COUNT, COUNT_FROM_0
-from paceline.transport.base import Ports
-from paceline.transport.parameters import MemoryRequest
-from paceline.transport.replica import Replica
+from paceline.ports.ports import Ports
+from paceline.ports.replica import Replica
+from paceline.ports.shared import MemoryRequest
+from paceline.specs.bounds import COUNT, COUNT_FROM_0
 
 __all__ = ["LocalSGD"]
 

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from paceline.algorithms.agreed_gradient import AgreedGradient
 from paceline.algorithms.base import Algorithm
-from paceline.transport.base import Ports
-from paceline.transport.parameters import MemoryRequest
-from paceline.transport.replica import Replica
+from paceline.ports.ports import Ports
+from paceline.ports.replica import Replica
+from paceline.ports.shared import MemoryRequest
 
 __all__ = ["Lockstep"]
 

@@ -21,8 +21,8 @@ from paceline.algorithms.exchange import Exchanges, Request
 from paceline.algorithms.last_exchange import Ending, Step
 from paceline.algorithms.partners import Partners
 from paceline.errors import PeerLostError
-from paceline.topology import Topology
-from paceline.transport.base import (
+from paceline.ports.checks import MalformedMessageError, checked_vector
+from paceline.ports.ports import (
     Concurrency,
     Event,
     Joinable,
@@ -33,7 +33,7 @@ from paceline.transport.base import (
     Ports,
     Received,
 )
-from paceline.transport.checks import MalformedMessageError, checked_vector
+from paceline.topology import Topology
 
 __all__ = ["PairwiseAveraging"]
 

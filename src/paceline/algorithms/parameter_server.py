@@ -9,20 +9,20 @@ from paceline.algorithms.base import Algorithm
 from paceline.algorithms.server.alone import work_alone
 from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.client import Client
-from paceline.algorithms.server.codec import Codec, NoCodec
 from paceline.algorithms.server.delay import Delay
 from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.modes import Bounded, Mode, Sync
 from paceline.algorithms.server.registries import apply_registry
 from paceline.algorithms.server.rules import OnDeath, ShardRules
-from paceline.algorithms.server.second_copy import serve_shard
+from paceline.algorithms.server.standby import serve_shard
 from paceline.algorithms.server.user import UserOptimizer
-from paceline.bounds import BETWEEN_0_AND_1, SECONDS, SERVERS
+from paceline.compression.codec import Codec, NoCodec
 from paceline.errors import UsageError, shown
-from paceline.specs import moved_into
-from paceline.transport.base import Ports
-from paceline.transport.parameters import MemoryRequest
-from paceline.transport.replica import Replica
+from paceline.ports.ports import Ports
+from paceline.ports.replica import Replica
+from paceline.ports.shared import MemoryRequest
+from paceline.specs.bounds import BETWEEN_0_AND_1, SECONDS, SERVERS
+from paceline.specs.registry import moved_into
 
 __all__ = ["ParameterServer"]
 

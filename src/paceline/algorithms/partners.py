@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Set
 from typing import Literal
 
+from paceline.ports.ports import Ports
 from paceline.topology import Topology
-from paceline.transport.base import Ports
 
 __all__ = ["Partners"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from paceline.errors import UsageError, name_workers
-from paceline.transport.base import Ports
-from paceline.transport.replica import Replica
+from paceline.ports.ports import Ports
+from paceline.ports.replica import Replica
 
 __all__ = ["SameRounds", "left_out"]
 

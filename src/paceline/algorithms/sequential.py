@@ -12,9 +12,9 @@ from paceline.algorithms.server.delay import Delay
 from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.user import UserOptimizer
 from paceline.errors import UsageError
-from paceline.transport.base import Ports
-from paceline.transport.parameters import MemoryRequest
-from paceline.transport.replica import Replica
+from paceline.ports.ports import Ports
+from paceline.ports.replica import Replica
+from paceline.ports.shared import MemoryRequest
 
 __all__ = ["Sequential"]
 

@@ -9,9 +9,9 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from paceline.bounds import COUNT, SHARE
-from paceline.field_types import check_fields
-from paceline.transport.base import Ports
+from paceline.ports.ports import Ports
+from paceline.specs.bounds import COUNT, SHARE
+from paceline.specs.types import check_fields
 
 __all__ = ["ExponentialStep", "FullStep", "InverseStep", "StepSize", "TailStep"]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import torch
 
 from paceline.algorithms.agreed_gradient import AgreedGradient
-from paceline.half_types import sum_type, to_sum_type
-from paceline.transport.base import Collectives, Handle
-from paceline.transport.replica import Piece, Replica
+from paceline.ports.ports import Collectives, Handle
+from paceline.ports.replica import Piece, Replica
+from paceline.vectors.half_types import sum_type, to_sum_type
 
 __all__ = ["OwnedStrips"]
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.bounds import BACKUPS, PLANNED_WORKERS, SECONDS
 from paceline.cli import options
 from paceline.cli.console import out
 from paceline.cli.simulate import described
 from paceline.errors import UsageError
+from paceline.specs.bounds import BACKUPS, PLANNED_WORKERS, SECONDS
 
 if TYPE_CHECKING:
     from paceline.planner.backups import BackupPlan, BackupRow
@@ -134,7 +134,7 @@ def _law(compute: ComputeTime, source: str, batch_size: int | None) -> tuple[Law
 
 def _measured(task: str, batch_size: int | None, data: Path | None) -> tuple[Law, str, int]:
     """A task's steps without their update, on one core of this machine, for two seconds."""
-    from paceline import probes
+    from paceline.calibration import probes
     from paceline.planner.order_statistics import SampledLaw
     from paceline.tasks import load_task
 

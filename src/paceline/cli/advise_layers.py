@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.bounds import FLOPS_PER_S, PLANNED_WORKERS, SHARE
 from paceline.cli import options
 from paceline.cli.console import out
+from paceline.specs.bounds import FLOPS_PER_S, PLANNED_WORKERS, SHARE
 
 if TYPE_CHECKING:
     from paceline.planner.balance import Balance
@@ -48,7 +48,7 @@ def layers(
 
     import torch
 
-    from paceline.model_layers import model_layers
+    from paceline.model_parallel.layers import model_layers
     from paceline.planner.balance import balance
     from paceline.simulator import Cluster
     from paceline.tasks import load_task
@@ -85,7 +85,7 @@ def _step_s(task: Any, train_set: Any, batch_size: int) -> float:
     """Median seconds of a step without its update, from a third of a second."""
     import numpy as np
 
-    from paceline import probes
+    from paceline.calibration import probes
 
     rows = probes.steps(task, train_set, batch_size, at_least=10, for_s=0.3)
     return float(np.median(rows["ended_s"] - rows["started_s"] - rows["apply_s"]))

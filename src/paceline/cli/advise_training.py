@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from paceline.bounds import PLANNED_WORKERS, SEED, check_workers
 from paceline.cli import options
 from paceline.cli.console import complain, err, out, say
 from paceline.cli.durations import per_second, seconds
 from paceline.cli.simulate import described
 from paceline.errors import UsageError
-from paceline.held_folder import run_folder
+from paceline.specs.bounds import PLANNED_WORKERS, SEED, check_workers
+from paceline.storage.held_folder import run_folder
 
 if TYPE_CHECKING:
     from paceline.advice.answer import Advice, Circumstances, Target
@@ -145,7 +145,7 @@ def _check_program(program: str) -> None:
     """A misspelt verb is taken for a program: say so."""
     if ".py" in program:
         return
-    from paceline.spec_text import closest
+    from paceline.specs.text import closest
     from paceline.tasks.load import BUILT_IN
 
     if program not in BUILT_IN:
@@ -161,13 +161,13 @@ def _specs(texts: list[str] | None) -> list[str] | None:
     if texts is None:
         return None
     from paceline.algorithms import registry
-    from paceline.specs import split_specs
+    from paceline.specs.registry import split_specs
 
     return list(dict.fromkeys(registry.spec(registry.build(one)) for text in texts for one in split_specs(text)))
 
 
 def _cores() -> int:
-    from paceline.measurements import num_cores
+    from paceline.calibration.measurements import num_cores
 
     return num_cores()
 
@@ -213,7 +213,7 @@ def _write(advice: Advice, folder: Path) -> Path:
     """`advice.json` and `advice.html`, each complete or not there."""
     from paceline.advice.plain import as_json
     from paceline.advice.report import write_report
-    from paceline.observe.run import write_json
+    from paceline.records.run_data import write_json
 
     write_json(folder / "advice.json", as_json(advice))
     return write_report(advice, folder / "advice.html", command=options.write_command(sys.argv[1:]))

@@ -15,7 +15,6 @@ import typer
 import typer.core
 
 import paceline
-from paceline import interrupts
 from paceline.cli.advise import advise
 from paceline.cli.algorithms import algorithms
 from paceline.cli.calibrate import calibrate
@@ -30,6 +29,7 @@ from paceline.cli.sparse import sparse
 from paceline.cli.study import study_app
 from paceline.cli.train import train
 from paceline.errors import PacelineError, UsageError, printable
+from paceline.system import interrupts
 
 __all__ = ["app", "main"]
 

@@ -16,11 +16,11 @@ from rich.text import Text
 from paceline.cli import options
 from paceline.cli.console import err, out, say
 from paceline.errors import UsageError
-from paceline.fork_server import fork_server_context
-from paceline.paths import check_new_file
+from paceline.storage.paths import check_new_file
+from paceline.supervisor.fork_server import fork_server_context
 
 if TYPE_CHECKING:
-    from paceline.measured_cluster import MeasuredCluster
+    from paceline.calibration.cluster_file import MeasuredCluster
 
 __all__ = ["calibrate"]
 
@@ -54,7 +54,7 @@ def calibrate(
     if not _launched():
         _check_file(file, replace=force)
         fork_server_context()  # it loads PyTorch while this process does
-    from paceline.environment import current_environment
+    from paceline.membership.environment import current_environment
 
     measure = {"batch_size": batch_size, "data": data, "quick": quick}
     found = _Found(task, file, as_json)
@@ -67,7 +67,7 @@ def calibrate(
         raise UsageError(
             f"--workers {workers}: under a launcher, all of its workers are measured; leave --workers out."
         )
-    from paceline.cluster_calibration import measure_together, meet_others
+    from paceline.calibration.cluster import measure_together, meet_others
 
     with meet_others(environment) as circle, circle.one_fate():
         if circle.worker_id == 0:
@@ -99,8 +99,8 @@ class _Found:
 
     def alone(self, workers: int | None, measure: dict[str, Any]) -> None:
         """This machine is measured."""
-        from paceline import calibration
-        from paceline.measurements import describe
+        from paceline.calibration import machine as calibration
+        from paceline.calibration.measurements import describe
 
         with _progress(True) as progress:
             measured = calibration.measure(self.task or "digits-mlp", **measure, on_progress=progress)
@@ -113,7 +113,7 @@ class _Found:
 
     def together(self, measured: MeasuredCluster, *, hosts: bool) -> None:
         """What the workers of a launcher have measured."""
-        from paceline import calibration
+        from paceline.calibration import machine as calibration
 
         cluster = measured.as_cluster()
         calibration.write_file(cluster, measured.comments(cluster, hosts=hosts), self.file)

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.bounds import RUNS, SEED
 from paceline.cli import options
 from paceline.cli.console import complain, err, out, say
 from paceline.cli.train import execute, outcome_line, read_result, settings
 from paceline.errors import NotWrittenError, PacelineError, UsageError
-from paceline.fork_server import fork_server_context
-from paceline.held_folder import run_folder
-from paceline.interrupts import noted
+from paceline.specs.bounds import RUNS, SEED
+from paceline.storage.held_folder import run_folder
+from paceline.supervisor.fork_server import fork_server_context
+from paceline.system.interrupts import noted
 
 if TYPE_CHECKING:
-    from paceline.config import TrainConfig
-    from paceline.observe.run import RunData
+    from paceline.records.run_data import RunData
+    from paceline.run.config import TrainConfig
 
 __all__ = ["compare"]
 
@@ -55,7 +55,7 @@ def compare(
     """
     given = settings(locals())  # before anything else becomes a local name
 
-    from paceline.specs import split_specs
+    from paceline.specs.registry import split_specs
 
     specs = [spec for text in given.pop("algorithm", ["hogwild,leashed,locked"]) for spec in split_specs(text)]
     counts = [_count(word) for text in given.pop("workers", ["2"]) for word in text.split(",")]
@@ -71,7 +71,7 @@ def compare(
     fork_server_context()  # it loads PyTorch while this process does
     configs = _configurations(given, specs, counts, repeats)
     options.tell_what_is_overridden(configs)
-    import paceline.training  # noqa: F401  (now: a signal during imports ends the process at once, and leaves what is there)
+    import paceline.run.train  # noqa: F401  (now: a signal during imports ends the process at once, and leaves what is there)
 
     runs, not_written = {}, []
     words = options.task_word(configs[0].task), "compare"
@@ -104,7 +104,7 @@ def _count(word: str) -> int:
 def _configurations(given: dict[str, Any], specs: list[str], counts: list[int], repeats: int) -> list[TrainConfig]:
     """Every distinct run, all checked before the first starts; an algorithm for fewer workers runs with what it can."""
     from paceline.algorithms import registry
-    from paceline.config import TrainConfig
+    from paceline.run.config import TrainConfig
 
     configs = {}
     for spec in specs:
@@ -133,7 +133,7 @@ def _named(configs: list[TrainConfig]) -> list[tuple[str, TrainConfig]]:
 
 def _one(config: TrainConfig, folder: Path) -> tuple[RunData, NotWrittenError | None]:
     """One run of the comparison; an error of its own ends this run and not the others."""
-    from paceline.observe.run import RunData
+    from paceline.records.run_data import RunData
 
     not_written = None
     try:

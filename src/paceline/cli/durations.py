@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 
-from paceline.bounds import DEATHS_PER_S, SECONDS_ABOVE_0
 from paceline.errors import UsageError, shown
+from paceline.specs.bounds import DEATHS_PER_S, SECONDS_ABOVE_0
 
 __all__ = ["per_second", "seconds"]
 

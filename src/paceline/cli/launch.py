@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from paceline.bounds import COUNT, DEADLINE_S, SECONDS_ABOVE_0, check_workers
 from paceline.cli import options
 from paceline.cli.console import err, say
 from paceline.errors import NotWrittenError, PacelineError, UsageError
-from paceline.fork_server import fork_server_context
-from paceline.loops import is_loop
-from paceline.slow_workers import checked_factors, slow_factors
+from paceline.replica.slowness import checked_factors, slow_factors
+from paceline.specs.bounds import COUNT, DEADLINE_S, SECONDS_ABOVE_0, check_workers
+from paceline.specs.file_loop import is_loop
+from paceline.supervisor.fork_server import fork_server_context
 
 if TYPE_CHECKING:
-    from paceline.observe.run import RunData
+    from paceline.records.run_data import RunData
 
 __all__ = ["LaunchCommand", "launch"]
 
@@ -129,8 +129,8 @@ def launch(
     if key is None and os.environ.get("PACELINE_KEY"):
         key = Path(os.environ["PACELINE_KEY"])
 
-    from paceline.agent import Agent, free_address, name_of
     from paceline.cli.train import end, show
+    from paceline.run.launch_script import Agent, free_address, name_of
 
     not_written = None
     with options.out_folder(out, "launch", name_of(command)) as folder:
@@ -180,9 +180,9 @@ def _launch_function(reference: str, given: dict[str, Any]) -> None:
     fork_server_context()  # it loads PyTorch while this process does
     from paceline.algorithms import registry
     from paceline.cli.train import end, show
-    from paceline.launcher import launch as run_launch
-    from paceline.loops import load_loop
     from paceline.observe.progress import LiveTable
+    from paceline.run.launch import launch as run_launch
+    from paceline.specs.file_loop import load_loop
 
     if algorithm is not None:
         registry.build(algorithm).check(workers)
@@ -222,7 +222,7 @@ def _launch_function(reference: str, given: dict[str, Any]) -> None:
 
 def _crashed(folder: Path) -> RunData:
     """The run that an exception ended, from its folder."""
-    from paceline.observe.run import RunData
+    from paceline.records.run_data import RunData
 
     return RunData.load(folder)
 

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline import files
-from paceline.bounds import check_run
 from paceline.cli.console import say
 from paceline.errors import OverrideWarning, UsageError
-from paceline.held_folder import is_empty
-from paceline.paths import check_new_folder
+from paceline.specs.bounds import check_run
+from paceline.storage import files
+from paceline.storage.held_folder import is_empty
+from paceline.storage.paths import check_new_folder
 
 if TYPE_CHECKING:
-    from paceline.config import TrainConfig
+    from paceline.run.config import TrainConfig
 
 __all__ = ["check_numbers", "check_out", "check_specs", "out_folder", "tell_what_is_overridden", "write_command"]
 
@@ -106,9 +106,9 @@ def check_specs(config: TrainConfig) -> None:
         UsageError: an unknown task, algorithm, optimizer, partition or placement, or a bad argument of one.
     """
     from paceline.algorithms import registry
-    from paceline.batches import partition_registry
-    from paceline.placement import placement_registry
-    from paceline.specs import check_optimizer
+    from paceline.data.plan import partition_registry
+    from paceline.memory.placement import placement_registry
+    from paceline.specs.registry import check_optimizer
     from paceline.tasks import load_task
 
     registry.build(config.algorithm)

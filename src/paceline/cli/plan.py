@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.bounds import BACKUPS
 from paceline.cli.console import out
 from paceline.errors import UsageError
+from paceline.specs.bounds import BACKUPS
 
 if TYPE_CHECKING:
     from paceline.algorithms.server.backups import BackupChoice
@@ -64,7 +64,7 @@ def backups(
 
     from paceline.algorithms.server.backups import StepsModel, choose_backups
     from paceline.observe.arrivals import arrivals
-    from paceline.observe.run import RunData
+    from paceline.records.run_data import RunData
 
     seen = arrivals(RunData.load(run).records)
     if seen is None:

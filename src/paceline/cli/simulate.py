@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.bounds import PARAMETERS
 from paceline.cli import options
 from paceline.cli.console import say
 from paceline.cli.train import end, settings, show
 from paceline.errors import NotWrittenError, UsageError
-from paceline.slow_workers import slow_factors
-from paceline.system import uncollected
+from paceline.replica.slowness import slow_factors
+from paceline.specs.bounds import PARAMETERS
+from paceline.system.machine import uncollected
 
 if TYPE_CHECKING:
     from paceline.simulator import Cluster, Faults
@@ -79,8 +79,8 @@ def simulate(
         options.check_out(out)
 
     with uncollected():  # PyTorch takes a fifth less
-        from paceline.config import TrainConfig
-        from paceline.simulation import simulate_task
+        from paceline.run.config import TrainConfig
+        from paceline.run.simulate_task import simulate_task
 
     simulated, faults = described(cluster, workers, slow or [], slow_link or []), _faults(kill or [])
     faults.check(simulated.workers)

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline import files
-from paceline.bounds import PASSES, PROCESSORS, SPARSE_SEED
 from paceline.cli.console import out, say
 from paceline.errors import UsageError, printable
-from paceline.paths import check_new_file
+from paceline.specs.bounds import PASSES, PROCESSORS, SPARSE_SEED
+from paceline.storage import files
+from paceline.storage.paths import check_new_file
 
 __all__ = ["fit", "predict", "sparse"]
 
@@ -62,7 +62,7 @@ def fit(
 
     Example: paceline sparse fit data.svm --loss logistic --n-jobs 2 --json
     """
-    from paceline.sparse import jobs
+    from paceline.integrations import sparse_jobs as jobs
 
     if model is not None and model.suffix != ".npz":
         raise UsageError(f"--model {model} must end with .npz.")
@@ -117,7 +117,7 @@ def predict(
 
     Example: paceline sparse predict model.npz data.svm --out predictions.txt
     """
-    from paceline.sparse import jobs
+    from paceline.integrations import sparse_jobs as jobs
 
     if write is not None:
         check_new_file(write, f"--out {write}")

@@ -167,7 +167,7 @@ def _table(given: dict[str, Any]) -> dict[str, Any]:
 
 def _factors(given: dict[str, Any]) -> dict[str, list[Any]]:
     """Factors in the comma form; commas inside parentheses do not split."""
-    from paceline.specs import split_specs
+    from paceline.specs.registry import split_specs
     from paceline.study.study_file import long_name
 
     texts = {name: given[name] for name in ("algorithm", "workers", "batch_size", "learning_rate")}

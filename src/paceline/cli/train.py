@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline import files
 from paceline.cli import options
 from paceline.cli.console import complain, err, out, say
 from paceline.errors import NotWrittenError, UsageError
-from paceline.fork_server import fork_server_context
-from paceline.slow_workers import slow_factors
+from paceline.replica.slowness import slow_factors
+from paceline.storage import files
+from paceline.supervisor.fork_server import fork_server_context
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from paceline.config import TrainConfig
-    from paceline.observe.run import RunData
+    from paceline.records.run_data import RunData
+    from paceline.run.config import TrainConfig
 
 __all__ = ["end", "execute", "outcome_line", "settings", "train"]
 
@@ -68,7 +68,7 @@ def train(
         options.check_out(out)
 
     fork_server_context()  # it loads PyTorch while this process does
-    from paceline.config import TrainConfig
+    from paceline.run.config import TrainConfig
 
     known = {one.name for one in dataclasses.fields(TrainConfig)}
     given = {key: value for key, value in given.items() if key in known}
@@ -83,7 +83,7 @@ def train(
     options.check_numbers(given)
     options.check_specs(config)
     options.tell_what_is_overridden([config])
-    import paceline.training  # noqa: F401  (now: a signal during imports ends the process at once, and leaves what is there)
+    import paceline.run.train  # noqa: F401  (now: a signal during imports ends the process at once, and leaves what is there)
 
     words = options.task_word(config.task), config.algorithm.partition("(")[0]
     with options.out_folder(out or resume, *words) as folder:
@@ -105,7 +105,7 @@ def settings(arguments: dict[str, Any]) -> dict[str, Any]:
 def execute(config: TrainConfig, folder: Path, *, resume: Path | None = None) -> tuple[RunData, NotWrittenError | None]:
     """Train into a folder, with live figures on stderr; returns the run, and what of its files could not be written."""
     from paceline.observe.progress import LiveTable
-    from paceline.training import train as run_training
+    from paceline.run.train import train as run_training
 
     command = options.write_command(sys.argv[1:])
     workers = f"{config.workers} worker{'s' if config.workers > 1 else ''}"

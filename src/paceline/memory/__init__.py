@@ -2,7 +2,7 @@
 
 Four kinds of parameter vectors that all workers of a machine see, each in the module that explains it: `racing`
 (everyone writes at once), `locked` (one writer at a time), `slots` (immutable versions behind one head word),
-`replicated` (one per worker); and `private`, which its owner alone sees. Beside them `lockstep` (all-reduce), `staleness`
+`replicated` (one per worker); and `private`, which its owner alone sees. Beside them `collectives` (all-reduce), `staleness`
 and `ring` (what is counted and recorded). All but `private` lie in one `segment.Segment` according to a `segment.Layout`.
 Importing the package alone is cheap; its modules load torch and compiled kernels.
 """
@@ -29,10 +29,13 @@ def warm_up() -> None:
         "replicated",
         "private",
         "served",
-        "lockstep",
+        "collectives",
         "staleness",
         "ring",
         "epoch_claims",
+        "numa",
         "placement",
+        "shared_store",
+        "arena",
     ):
         importlib.import_module(f"paceline.memory.{module}")

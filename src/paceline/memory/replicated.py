@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.half_types import to_sum_type
 from paceline.memory.atomics import fetch_add, kernel, load, store
 from paceline.memory.segment import LINE_BYTES, Layout, Segment
 from paceline.memory.sequence import SequenceLock
+from paceline.vectors.half_types import to_sum_type
 
 __all__ = ["ReplicatedVector"]
 

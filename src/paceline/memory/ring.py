@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from paceline.memory.atomics import fence, kernel, load, store
 from paceline.memory.failpoints import fail_point
-from paceline.memory.records import RECORD_DTYPE, RECORD_STRUCT
 from paceline.memory.segment import Layout, Segment
+from paceline.records.step_record import RECORD_DTYPE, RECORD_STRUCT
 
 __all__ = ["RecordRing", "RingPlan"]
 
@@ -43,7 +43,7 @@ def _count_after_copying(written: int) -> int:
 
 
 class RecordRing:
-    """Records (`records.py`) from one writer to one reader; the writer never waits.
+    """Records (`records/step_record.py`) from one writer to one reader; the writer never waits.
 
     A record counts once the writer has announced it by its number, so a record that a kill cut short is never read. A
     reader that falls `capacity` records behind loses the oldest and knows how many.

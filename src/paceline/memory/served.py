@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.half_types import sum_type
 from paceline.memory.atomics import fetch_add, load, store
 from paceline.memory.failpoints import fail_point
 from paceline.memory.segment import LINE_BYTES, Layout, Segment
 from paceline.memory.sequence import SequenceLock
-from paceline.transport.parameters import shard_ranges
+from paceline.ports.shared import shard_ranges
+from paceline.vectors.half_types import sum_type
 
 __all__ = ["COUNTED", "SecondCopy", "ServedVector"]
 

@@ -31,7 +31,7 @@ from paceline.memory.failpoints import fail_point
 from paceline.memory.ownership import owner_token
 from paceline.memory.segment import LINE_BYTES, PAGE_BYTES, Layout, Segment
 from paceline.memory.waiting import raise_if_stopped
-from paceline.transport.parameters import View
+from paceline.ports.shared import View
 
 __all__ = ["SlotPlan", "SlotPool"]
 

@@ -6,7 +6,7 @@ and pictures of lanes are imported from their own modules, since they need Plotl
 
 from __future__ import annotations
 
-from paceline.observe.run import RunData, read_events, write_events
-from paceline.observe.summary import summarize
+from paceline.records.run_data import RunData, read_events, write_events
+from paceline.records.summary import summarize
 
 __all__ = ["RunData", "read_events", "summarize", "write_events"]

@@ -16,7 +16,7 @@ from paceline.observe.compare import (
     seconds_text,
     target_text,
 )
-from paceline.observe.summary import FRACTIONS
+from paceline.records.summary import FRACTIONS
 
 __all__ = ["answer"]
 

@@ -16,7 +16,7 @@ import plotly.offline
 from paceline.observe.page import PAGE, SCRIPT, STYLE
 from paceline.observe.palette import METHODS, Theme, tokens
 from paceline.observe.panels import Figure
-from paceline.observe.run import write_text
+from paceline.records.run_data import write_text
 
 __all__ = ["breakable", "escape", "figure_html", "prose", "swatch", "write_page"]
 

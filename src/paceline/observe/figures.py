@@ -11,8 +11,8 @@ import numpy as np
 from paceline.observe.compare import failed, figure, group_runs, run_labels
 from paceline.observe.palette import METHODS
 from paceline.observe.panels import Figure, lanes, numbers, shares, staleness
-from paceline.observe.run import RunData
-from paceline.observe.summary import WINDOW, LossCurve, loss_curve
+from paceline.records.run_data import RunData
+from paceline.records.summary import WINDOW, LossCurve, loss_curve
 
 __all__ = ["Figure", "figures", "log_axis", "method_colours"]
 

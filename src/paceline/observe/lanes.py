@@ -10,8 +10,8 @@ import numpy as np
 
 from paceline.observe.compare import percent_text, run_labels
 from paceline.observe.palette import ACTIVITIES, ACTIVITY_NAMES, SURFACES
-from paceline.observe.run import RunData
 from paceline.observe.segments import KINDS, segments, steady_start_s, steady_window_s
+from paceline.records.run_data import RunData
 
 __all__ = ["lanes_svg"]
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from paceline.observe.palette import ACTIVITY_NAMES
-from paceline.observe.run import RunData
 from paceline.observe.segments import KINDS, segments, steady_start_s, steady_window_s
+from paceline.records.run_data import RunData
 
 __all__ = ["Figure", "axis_name", "lanes", "numbers", "panels", "shares", "staleness"]
 

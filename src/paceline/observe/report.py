@@ -20,8 +20,8 @@ from paceline.observe.compare import (
 )
 from paceline.observe.document import breakable, escape, figure_html, prose, swatch, write_page
 from paceline.observe.figures import figures, method_colours
-from paceline.observe.run import RunData
-from paceline.observe.summary import FRACTIONS
+from paceline.records.run_data import RunData
+from paceline.records.summary import FRACTIONS
 
 __all__ = ["write_report"]
 

@@ -21,7 +21,7 @@ from paceline.observe.compare import (
     target_text,
     workers_text,
 )
-from paceline.observe.summary import FRACTIONS
+from paceline.records.summary import FRACTIONS
 
 __all__ = ["comparison_table", "result_table"]
 

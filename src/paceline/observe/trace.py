@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.observe.run import RunData, write_text
 from paceline.observe.segments import KINDS, segments
+from paceline.records.run_data import RunData, write_text
 
 __all__ = ["write_trace"]
 

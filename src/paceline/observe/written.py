@@ -11,8 +11,8 @@ import numpy as np
 
 from paceline.errors import NotWrittenError
 from paceline.observe.report import write_report
-from paceline.observe.run import RunData, write_json
 from paceline.observe.trace import write_trace
+from paceline.records.run_data import RunData, write_json
 
 __all__ = ["write_run"]
 

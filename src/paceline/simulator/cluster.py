@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from paceline.bounds import (
+from paceline.errors import UsageError, shown
+from paceline.simulator.compute import ComputeTime, Constant
+from paceline.simulator.sockets import Sockets
+from paceline.specs.bounds import (
     BLOCKS,
     BYTES_PER_S,
     FACTOR,
@@ -18,10 +21,7 @@ from paceline.bounds import (
     SIMULATED_WORKERS,
     UPDATE_VECTORS,
 )  # fmt: skip
-from paceline.errors import UsageError, shown
-from paceline.field_types import check_fields
-from paceline.simulator.compute import ComputeTime, Constant
-from paceline.simulator.sockets import Sockets
+from paceline.specs.types import check_fields
 
 __all__ = ["Cluster"]
 

@@ -17,13 +17,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline import files
-from paceline.bounds import SIMULATED_WORKERS
 from paceline.errors import UsageError
-from paceline.plain_files import read_table
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.compute import ComputeTime, Recorded, compute_registry
 from paceline.simulator.sockets import Sockets
+from paceline.specs.bounds import SIMULATED_WORKERS
+from paceline.storage import files
+from paceline.storage.plain_files import read_table
 
 __all__ = ["as_table", "as_text", "from_table", "read", "write"]
 

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 
 from paceline.errors import WorkerLostError, name_workers
-from paceline.half_types import add_up, sum_type
 from paceline.simulator.core import COPY_VECTORS, Core
 from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
+from paceline.vectors.half_types import add_up, sum_type
 
 __all__ = [
     "AllReduceState",

@@ -9,10 +9,10 @@ from itertools import chain, cycle, repeat
 from random import Random
 from typing import Annotated
 
-from paceline.bounds import SECONDS_ABOVE_0, Bound
 from paceline.errors import UsageError
-from paceline.field_types import check_fields
-from paceline.specs import Registry
+from paceline.specs.bounds import SECONDS_ABOVE_0, Bound
+from paceline.specs.registry import Registry
+from paceline.specs.types import check_fields
 
 SHAPE = Bound(least=1, above=True)  # of a Pareto distribution with a mean
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from paceline.ports.ports import Event, Mailbox
 from paceline.simulator.mailbox import SimulatedMailbox
 from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
-from paceline.transport.base import Event, Mailbox
 
 __all__ = ["SimulatedConcurrency"]
 

@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.bounds import COUNT, COUNT_FROM_0, FACTOR, SECONDS, SECONDS_ABOVE_0
 from paceline.errors import UsageError
+from paceline.specs.bounds import COUNT, COUNT_FROM_0, FACTOR, SECONDS, SECONDS_ABOVE_0
 
 __all__ = ["Disturbances", "DropLink", "Faults", "Kill", "Pause", "Slow"]
 

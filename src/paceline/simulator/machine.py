@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import torch
 
-from paceline.bounds import check_simulation
 from paceline.errors import UsageError
-from paceline.half_types import sum_type
+from paceline.ports.ports import Counts, Ports
+from paceline.ports.shared import MemoryRequest
 from paceline.simulator.bus import MemoryBus
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.collectives import AllReduceState, SimulatedCollectives
@@ -35,8 +35,8 @@ from paceline.simulator.parameters import parameters_of
 from paceline.simulator.scheduler import Scheduler
 from paceline.simulator.served import ServedState
 from paceline.simulator.sockets import Placing
-from paceline.transport.base import Counts, Ports
-from paceline.transport.parameters import MemoryRequest
+from paceline.specs.bounds import check_simulation
+from paceline.vectors.half_types import sum_type
 
 __all__ = ["SimulatedMachine"]
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 from paceline.errors import PeerLostError
+from paceline.ports.ports import Counts, Event, Message, PeerBack, PeerLeft, Received
 from paceline.simulator.network import HEADER_BYTES, Network
 from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
-from paceline.transport.base import Counts, Event, Message, PeerBack, PeerLeft, Received
 
 __all__ = ["SimulatedMailbox"]
 

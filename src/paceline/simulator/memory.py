@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from paceline.ports.shared import View
 from paceline.simulator.core import Core
-from paceline.transport.parameters import View
 
 __all__ = [
     "NoVector", "RacingState", "ReplicatedState", "SimulatedRacing", "SimulatedReplicated", "SimulatedSlots",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from paceline.ports.ports import PeerBack, PeerLeft, Received
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.scheduler import Box, Scheduler
-from paceline.transport.base import PeerBack, PeerLeft, Received
 
 __all__ = ["HEADER_BYTES", "Network"]
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from paceline.errors import WorkerLostError
-from paceline.half_types import sum_type
+from paceline.ports.ports import Counts
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.collectives import (
     gather_into_all,
@@ -22,7 +22,7 @@ from paceline.simulator.collectives import (
 from paceline.simulator.network import HEADER_BYTES
 from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
-from paceline.transport.base import Counts
+from paceline.vectors.half_types import sum_type
 
 __all__ = ["CollectiveCosts", "NetworkCollectives", "NetworkCollectivesState"]
 

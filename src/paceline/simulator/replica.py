@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.batches import BatchSource
-from paceline.buckets import bucket_bytes_for, bucket_ranges
-from paceline.flat_parameters import FlatParameters
-from paceline.optimizers import OptimizerSettings, SettingsGroup
-from paceline.replica import BaseReplica, TaskReplica
+from paceline.data.plan import BatchSource
+from paceline.optim.flat_parameters import FlatParameters
+from paceline.optim.settings import OptimizerSettings, SettingsGroup
+from paceline.ports.replica import Piece
+from paceline.replica.base import BaseReplica, TaskReplica
+from paceline.replica.buckets import bucket_bytes_for, bucket_ranges
 from paceline.simulator.core import SUM_VECTORS, Core
 from paceline.simulator.memory import NoVector
 from paceline.simulator.overlap import shares_until_complete
-from paceline.transport.replica import Piece
 
 __all__ = ["OwnBuffers", "RandomStates", "SimulatedReplica", "TimedReplica"]
 

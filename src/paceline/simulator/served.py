@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from paceline.half_types import sum_type
+from paceline.ports.shared import shard_ranges
 from paceline.simulator.core import Core
-from paceline.transport.parameters import shard_ranges
+from paceline.vectors.half_types import sum_type
 
 __all__ = ["ServedState", "SimulatedCopy", "SimulatedShard"]
 

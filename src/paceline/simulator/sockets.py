@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from paceline.bounds import BYTES, FACTOR_FROM_1, PROCESSORS, SECONDS
 from paceline.errors import UsageError
-from paceline.field_types import check_fields
+from paceline.specs.bounds import BYTES, FACTOR_FROM_1, PROCESSORS, SECONDS
+from paceline.specs.types import check_fields
 
 __all__ = ["Place", "Placing", "Sockets"]
 

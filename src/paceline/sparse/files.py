@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import sparse
 
-from paceline.bounds import available_bytes, check_memory
 from paceline.errors import UsageError, first_line
-from paceline.plain_files import read_npz
+from paceline.specs.bounds import available_bytes, check_memory
+from paceline.storage.plain_files import read_npz
 
 __all__ = ["Ratings", "read_labelled", "read_ratings"]
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from random import Random
 
-from paceline.bounds import COMBINATIONS, TRIALS
 from paceline.errors import UsageError
-from paceline.spec_text import closest
+from paceline.specs.bounds import COMBINATIONS, TRIALS
+from paceline.specs.text import closest
 from paceline.study.levels import Level, Range
 from paceline.study.study_file import Study
 from paceline.study.trial import Trial, TrialMaker

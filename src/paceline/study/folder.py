@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline import files
 from paceline.errors import NotWrittenError, UsageError
-from paceline.held_folder import held
-from paceline.observe.run import write_json, write_text
+from paceline.records.run_data import write_json, write_text
+from paceline.storage import files
+from paceline.storage.held_folder import held
 from paceline.study.study_file import Study
 from paceline.study.trial import Trial
-from paceline.system import machine, versions
+from paceline.system.machine import machine, versions
 
 __all__ = ["StudyFolder"]
 

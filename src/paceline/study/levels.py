@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from paceline.bounds import LEVELS, RANGE
 from paceline.errors import UsageError, shown
+from paceline.specs.bounds import LEVELS, RANGE
 
 __all__ = ["Level", "Range", "read_levels"]
 

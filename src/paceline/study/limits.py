@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from paceline.bounds import COUNT, EPOCHS, SECONDS_ABOVE_0, SEED, TRIALS
 from paceline.errors import UsageError, shown
-from paceline.spec_text import closest
+from paceline.specs.bounds import COUNT, EPOCHS, SECONDS_ABOVE_0, SEED, TRIALS
+from paceline.specs.text import closest
 
 __all__ = ["Design", "Limits", "is_number", "is_whole"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import PacelineError, UsageError
 from paceline.observe.document import figure_html, prose, write_page
 from paceline.observe.panels import lanes
-from paceline.observe.run import RunData
+from paceline.records.run_data import RunData
 from paceline.study.answer import Answer, answer, asked
 from paceline.study.findings import Comparison, compare_everything
 from paceline.study.map_figures import outcome_figure, staleness_figure, waiting_figure

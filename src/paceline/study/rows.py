@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.observe.run import RunData
-from paceline.observe.summary import LossCurve, loss_curve
+from paceline.records.run_data import RunData
+from paceline.records.summary import LossCurve, loss_curve
 
 __all__ = ["crossings", "flat_row", "per_step", "target_name"]
 

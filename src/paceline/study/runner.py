@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import OverrideWarning, PacelineError
-from paceline.interrupts import ended_by_system, noted
-from paceline.observe.run import RunData, write_json
-from paceline.simulation import simulate_task
+from paceline.records.run_data import RunData, write_json
+from paceline.run.simulate_task import simulate_task
+from paceline.run.train import train
 from paceline.study.design import plan_trials
 from paceline.study.folder import StudyFolder
 from paceline.study.rows import crossings, flat_row, per_step
 from paceline.study.study_file import TARGETS, Study
 from paceline.study.table import check_installed, write_tables
 from paceline.study.trial import Trial
-from paceline.system import machine, versions
+from paceline.system.interrupts import ended_by_system, noted
+from paceline.system.machine import machine, versions
 from paceline.tasks.base import keep_data
 from paceline.tasks.load import load_task
-from paceline.training import train
 
 __all__ = ["StudyEnd", "StudyProgress", "run_study"]
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.bounds import PARAMETERS, SEED, TRIALS
-from paceline.config import TrainConfig
 from paceline.errors import UsageError, shown
-from paceline.plain_files import read_table
-from paceline.spec_text import closest
+from paceline.run.config import TrainConfig
+from paceline.specs.bounds import PARAMETERS, SEED, TRIALS
+from paceline.specs.text import closest
+from paceline.storage.plain_files import read_table
 from paceline.study.levels import Level, Range, read_levels
 from paceline.study.limits import Design, Limits, is_number, is_whole
 from paceline.study.toml_text import as_toml

@@ -6,9 +6,9 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline import files
 from paceline.errors import UsageError, first_line, shown
-from paceline.plain_files import read_table
+from paceline.storage import files
+from paceline.storage.plain_files import read_table
 from paceline.study.folder import StudyFolder
 from paceline.study.limits import is_number
 from paceline.study.rows import flat_row

@@ -14,18 +14,18 @@ from typing import Any
 import torch
 
 from paceline.algorithms import Algorithm, registry
-from paceline.batches import partition_registry
-from paceline.config import TrainConfig
+from paceline.data.plan import partition_registry
 from paceline.errors import UsageError
-from paceline.placement import placement_registry
+from paceline.memory.placement import placement_registry
+from paceline.run.config import TrainConfig
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.cluster_file import as_table, from_table
-from paceline.spec_text import Spec, Value, closest, parse_spec
-from paceline.specs import build_optimizer
+from paceline.specs.registry import build_optimizer
+from paceline.specs.text import Spec, Value, closest, parse_spec
 from paceline.study.levels import Level
 from paceline.study.study_file import Study
-from paceline.supervised import check_launch
 from paceline.tasks.load import BUILT_IN, load_task
+from paceline.worker.supervised import check_launch
 
 __all__ = ["Trial", "TrialMaker"]
 

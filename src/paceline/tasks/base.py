@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from paceline.errors import UsageError, shown
-from paceline.user_file import run_user_code
+from paceline.specs.user_file import run_user_code
 
 __all__ = [
     "DATA_VARIABLE",

@@ -6,9 +6,9 @@ import importlib
 from pathlib import Path
 
 from paceline.errors import UsageError
-from paceline.spec_text import closest
+from paceline.specs.text import closest
+from paceline.specs.user_file import load_function, run_user_code
 from paceline.tasks.base import Task
-from paceline.user_file import load_function, run_user_code
 
 __all__ = ["BUILT_IN", "load_task"]
 

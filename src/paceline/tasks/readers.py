@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline import plain_files
 from paceline.errors import UsageError
+from paceline.storage import plain_files
 
 __all__ = ["find_file", "mnist_arrays", "read_idx", "read_npz"]
 

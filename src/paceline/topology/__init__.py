@@ -7,7 +7,7 @@ or `custom`.
 
 from __future__ import annotations
 
-from paceline.specs import Registry
+from paceline.specs.registry import Registry
 from paceline.topology.custom import Custom
 from paceline.topology.graph import (
     BipartiteExponential,

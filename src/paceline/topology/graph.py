@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, ClassVar, NamedTuple
 
-from paceline.bounds import COUNT
 from paceline.errors import UsageError
-from paceline.field_types import check_fields
+from paceline.specs.bounds import COUNT
+from paceline.specs.types import check_fields
 
 __all__ = [
     "BipartiteExponential",

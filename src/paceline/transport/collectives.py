@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import WorkerLostError, name_workers
-from paceline.half_types import add_up, to_sum_type
-from paceline.transport.base import Counts, Handle
+from paceline.ports.ports import Counts, Handle
+from paceline.vectors.half_types import add_up, to_sum_type
 
 __all__ = ["DistributedCollectives"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from paceline.transport.base import Event, Mailbox
+from paceline.ports.ports import Event, Mailbox
 
 __all__ = ["ThreadConcurrency", "TimedLock"]
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from paceline.errors import UsageError
-from paceline.transport.base import Event, Mailbox, Message, Received
+from paceline.ports.ports import Event, Mailbox, Message, Received
 
 __all__ = ["Copy", "CudaCopies", "DeviceCopies", "StagedMailbox", "copies_for"]
 

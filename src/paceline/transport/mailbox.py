@@ -13,7 +13,7 @@ from typing import Any
 import zmq
 
 from paceline.errors import PacelineError, PeerLostError, WorkerLostError
-from paceline.transport.base import Counts, Message, PeerBack, PeerLeft, Received
+from paceline.ports.ports import Counts, Message, PeerBack, PeerLeft, Received
 from paceline.transport.contexts import end_context, uninterrupted
 from paceline.transport.directory import Directory
 from paceline.transport.inbox import Frames, Inbox, Lost

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from paceline.transport.base import PeerBack, PeerLeft, Received
+from paceline.ports.ports import PeerBack, PeerLeft, Received
 
 __all__ = ["Arrival", "Arrivals", "fits"]
 

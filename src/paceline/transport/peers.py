@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 import zmq
 
-from paceline.transport.base import Message
+from paceline.ports.ports import Message
 from paceline.transport.door import prove
 from paceline.transport.inbox import limit
 from paceline.transport.keys import Keys

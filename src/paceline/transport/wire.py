@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paceline.transport.base import Message, Received
+from paceline.ports.ports import Message, Received
 
 __all__ = ["HEADER_BYTES", "MalformedFrameError", "Parcel", "Sort", "pack", "sort_of", "unpack"]
 

@@ -7,7 +7,7 @@ import torch
 
 from paceline.algorithms.server.client import Client
 from paceline.errors import WorkerLostError
-from paceline.transport.base import Counts, Message, PeerBack, PeerLeft, Received
+from paceline.ports.ports import Counts, Message, PeerBack, PeerLeft, Received
 
 WORKERS, SIZE = 2, 4
 FIRST, SECOND = WORKERS, WORKERS + 1  # the servers

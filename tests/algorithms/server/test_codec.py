@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.algorithms.server.codec import BFloat16, Encoded, NoCodec, TopK
 from paceline.algorithms.server.registries import codec_registry
+from paceline.compression.codec import BFloat16, Encoded, NoCodec, TopK
 
 CODECS = [NoCodec(), BFloat16(), BFloat16(feedback=True), TopK(), TopK(fraction=0.3), TopK(fraction=1.0)]
 WITH_MEMORY = [codec for codec in CODECS if codec.start(1, torch.float32) is not None]

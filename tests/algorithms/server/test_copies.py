@@ -9,16 +9,16 @@ from paceline.algorithms.server.adagrad import AsyncAdagrad
 from paceline.algorithms.server.adaptive_revision import AdaptiveRevision
 from paceline.algorithms.server.admission import Admission, Clocks, Quorum
 from paceline.algorithms.server.apply import SGD, Momentum
-from paceline.algorithms.server.codec import NoCodec
 from paceline.algorithms.server.delay import ConstantDelay
 from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.rules import ShardRules
-from paceline.algorithms.server.second_copy import serve_shard
+from paceline.algorithms.server.standby import serve_shard
 from paceline.algorithms.server.user import UserOptimizer
+from paceline.compression.codec import NoCodec
 from paceline.errors import PeerLostError
 from paceline.memory.served import SecondCopy
-from paceline.optimizers import settings_of
-from paceline.transport.base import Message, PeerBack, PeerLeft, Ports, Received
+from paceline.optim.settings import settings_of
+from paceline.ports.ports import Message, PeerBack, PeerLeft, Ports, Received
 
 WORKERS, SIZE = 2, 5
 SERVER, COPY = WORKERS, WORKERS + 1

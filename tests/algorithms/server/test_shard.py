@@ -10,13 +10,13 @@ import torch
 import paceline as pl
 from paceline.algorithms.server.admission import Admission, Clocks, Follower, Quorum
 from paceline.algorithms.server.apply import SGD
-from paceline.algorithms.server.codec import NoCodec
 from paceline.algorithms.server.rules import ShardRules
 from paceline.algorithms.server.shard import Shard
 from paceline.algorithms.server.user import UserOptimizer
-from paceline.optimizers import FlatOptimizer, OptimizerSettings, settings_of
-from paceline.server_process import ServerStorage
-from paceline.transport.base import Message, PeerLeft, Received
+from paceline.compression.codec import NoCodec
+from paceline.optim.settings import FlatOptimizer, OptimizerSettings, settings_of
+from paceline.ports.ports import Message, PeerLeft, Received
+from paceline.worker.server_process import ServerStorage
 
 SETTINGS = settings_of(torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], lr=1.0), lambda _: (0, 3))
 

@@ -13,8 +13,8 @@ import torch
 from algorithms.server.marks import MOST, ROOM, SERVERS, Marks, Memory, Read, Storage, Watched
 from paceline.errors import PeerLostError
 from paceline.memory.served import SecondCopy
-from paceline.optimizers import settings_of
-from paceline.transport.base import PeerBack, PeerLeft, Ports, Received
+from paceline.optim.settings import settings_of
+from paceline.ports.ports import PeerBack, PeerLeft, Ports, Received
 from paceline.transport.matching import Arrivals
 
 SETTINGS = settings_of(torch.optim.SGD([torch.nn.Parameter(torch.zeros(ROOM))], lr=1.0), lambda _: (0, ROOM))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.algorithms.server.apply import Applier, ApplyRule
 from paceline.algorithms.server.update import UpdateInfo
-from paceline.bounds import FROM_0
+from paceline.specs.bounds import FROM_0
 
 __all__ = ["Adagrad", "AsyncAdagrad"]
 

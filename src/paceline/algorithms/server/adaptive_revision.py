@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.algorithms.server.apply import Applier, ApplyRule
 from paceline.algorithms.server.update import UpdateInfo
-from paceline.bounds import ABOVE_0, COUNT
+from paceline.specs.bounds import ABOVE_0, COUNT
 
 __all__ = ["AdaptiveRevision"]
 

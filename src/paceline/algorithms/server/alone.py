@@ -11,8 +11,8 @@ from paceline.algorithms.server.average import SharedAverage, without_average
 from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.update import UpdateInfo
 from paceline.algorithms.server.user import UserOptimizer
-from paceline.transport.base import Ports
-from paceline.transport.replica import Replica
+from paceline.ports.ports import Ports
+from paceline.ports.replica import Replica
 
 __all__ = ["work_alone"]
 

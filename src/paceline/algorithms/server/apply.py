@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.server.update import UpdateInfo
-from paceline.bounds import DECAY
-from paceline.field_types import check_fields
+from paceline.specs.bounds import DECAY
+from paceline.specs.types import check_fields
 
 __all__ = ["SGD", "Applier", "ApplyRule", "Momentum", "StalenessScaled"]
 

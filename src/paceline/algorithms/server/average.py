@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.half_types import sum_type
+from paceline.vectors.half_types import sum_type
 
 if TYPE_CHECKING:
-    from paceline.transport.base import Ports
-    from paceline.transport.parameters import AveragedParameters
+    from paceline.ports.ports import Ports
+    from paceline.ports.shared import AveragedParameters
 
 __all__ = ["MovingAverage", "SharedAverage", "without_average"]
 

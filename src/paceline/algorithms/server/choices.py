@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from paceline.errors import PeerLostError
-from paceline.transport.base import Mailbox, Message, Ports
+from paceline.ports.ports import Mailbox, Message, Ports
 
 __all__ = ["Choices"]
 

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import torch
 
-from paceline.algorithms.server.codec import Codec, NoCodec
 from paceline.algorithms.server.loaded_state import state_to_bytes
+from paceline.compression.codec import Codec, NoCodec
 from paceline.errors import PeerLostError, UsageError, WorkerLostError
-from paceline.optimizers import OptimizerSettings
-from paceline.transport.base import Message, PeerBack, PeerLeft, Ports, Received
-from paceline.transport.checks import MalformedMessageError, checked_number, checked_vector, checked_weight
+from paceline.optim.settings import OptimizerSettings
+from paceline.ports.checks import MalformedMessageError, checked_number, checked_vector, checked_weight
+from paceline.ports.ports import Message, PeerBack, PeerLeft, Ports, Received
 
 __all__ = ["Answer", "Client"]
 

@@ -13,8 +13,8 @@ from functools import cached_property
 from random import Random
 from typing import Annotated, Generic, TypeVar
 
-from paceline.bounds import COUNT_FROM_0, SEED
-from paceline.field_types import check_fields
+from paceline.specs.bounds import COUNT_FROM_0, SEED
+from paceline.specs.types import check_fields
 
 __all__ = ["ConstantDelay", "Delay", "DelayQueue", "RandomDelay", "RecordedDelay"]
 

@@ -14,7 +14,7 @@ from paceline.algorithms.server.adaptive_revision import AdaptiveRevision
 from paceline.algorithms.server.apply import SGD, Applier, ApplyRule
 from paceline.algorithms.server.delay import Delay, DelayQueue
 from paceline.algorithms.server.update import UpdateInfo
-from paceline.flat import Ranges
+from paceline.vectors.flat import Ranges
 
 __all__ = ["Delayed"]
 

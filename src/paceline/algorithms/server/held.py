@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from paceline.algorithms.server.update import UpdateInfo
-from paceline.flat import Ranges
-from paceline.half_types import to_sum_type
+from paceline.vectors.flat import Ranges
+from paceline.vectors.half_types import to_sum_type
 
 if TYPE_CHECKING:
-    from paceline.transport.base import Message
-    from paceline.transport.parameters import ServedParameters
+    from paceline.ports.ports import Message
+    from paceline.ports.shared import ServedParameters
 
 __all__ = ["DROPPED", "Held", "Known", "as_one", "cloned", "info_of", "weighted_mean"]
 

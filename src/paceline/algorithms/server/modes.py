@@ -10,9 +10,9 @@ from typing import Annotated, ClassVar, Literal
 
 from paceline.algorithms.server.admission import Admission, AutoQuorum, Clocks, Follower, Quorum
 from paceline.algorithms.server.backups import PUBLISHED_HALF_EFFICIENT
-from paceline.bounds import COUNT_FROM_0
 from paceline.errors import UsageError
-from paceline.field_types import check_fields
+from paceline.specs.bounds import COUNT_FROM_0
+from paceline.specs.types import check_fields
 
 __all__ = ["Async", "Bounded", "Mode", "Sync"]
 

@@ -6,12 +6,12 @@ from paceline.algorithms.server.adagrad import Adagrad, AsyncAdagrad
 from paceline.algorithms.server.adaptive import Adam, RMSProp
 from paceline.algorithms.server.adaptive_revision import AdaptiveRevision
 from paceline.algorithms.server.apply import SGD, ApplyRule, Momentum, StalenessScaled
-from paceline.algorithms.server.codec import BFloat16, Codec, NoCodec, TopK
 from paceline.algorithms.server.delay import ConstantDelay, Delay, RandomDelay, RecordedDelay
 from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.modes import Async, Bounded, Mode, Sync
 from paceline.algorithms.server.user import UserOptimizer
-from paceline.specs import Registry
+from paceline.compression.codec import BFloat16, Codec, NoCodec, TopK
+from paceline.specs.registry import Registry
 
 __all__ = ["apply_registry", "codec_registry", "delay_registry", "mode_registry", "nested"]
 

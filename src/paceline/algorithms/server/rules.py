@@ -8,7 +8,7 @@ from typing import Literal
 
 from paceline.algorithms.server.admission import Admission
 from paceline.algorithms.server.apply import ApplyRule
-from paceline.algorithms.server.codec import Codec
+from paceline.compression.codec import Codec
 
 __all__ = ["OnDeath", "ShardRules"]
 

@@ -11,16 +11,16 @@ from torch import Tensor
 from paceline.algorithms.server.admission import Verdict
 from paceline.algorithms.server.average import SharedAverage, without_average
 from paceline.algorithms.server.choices import Choices
-from paceline.algorithms.server.copies import CopyLink
 from paceline.algorithms.server.held import DROPPED, Held, Known, as_one, cloned, info_of, weighted_mean
 from paceline.algorithms.server.incoming import check_form, read_choice, read_gradient, read_settings, read_state
 from paceline.algorithms.server.rules import ShardRules
+from paceline.algorithms.server.standby_log import CopyLink
 from paceline.algorithms.server.update import UpdateInfo
 from paceline.algorithms.server.user import UserApplier
 from paceline.errors import PeerLostError, WorkerLostError
-from paceline.optimizers import OptimizerSettings
-from paceline.transport.base import Message, PeerBack, PeerLeft, Ports, Received
-from paceline.transport.checks import MalformedMessageError, checked_vector
+from paceline.optim.settings import OptimizerSettings
+from paceline.ports.checks import MalformedMessageError, checked_vector
+from paceline.ports.ports import Message, PeerBack, PeerLeft, Ports, Received
 
 __all__ = ["RETURN_DEADLINE_S", "Shard"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.flat import Ranges
+from paceline.vectors.flat import Ranges
 
 __all__ = ["UpdateInfo"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.algorithms.server.apply import Applier, ApplyRule
 from paceline.algorithms.server.update import UpdateInfo
-from paceline.optimizers import FlatOptimizer, OptimizerSettings
+from paceline.optim.settings import FlatOptimizer, OptimizerSettings
 
 __all__ = ["UserApplier", "UserOptimizer"]
 

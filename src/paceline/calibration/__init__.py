@@ -1,0 +1,1 @@
+"""This machine, or those of a launcher, measured as a cluster to simulate."""

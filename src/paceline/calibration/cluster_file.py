@@ -1,0 +1,216 @@
+"""What several workers have measured, as a cluster for the simulator: the file's numbers, its comments, and plain data."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from paceline.calibration.fits import (
+    CLEARLY_SLOW_LINK,
+    CLEARLY_SLOW_WORKER,
+    compute_time,
+    slow_links,
+    slow_workers,
+    typical_link,
+)
+from paceline.calibration.measurements import Link, Memory, Spread, describe, fit_link, in_seconds, rounded
+from paceline.errors import PacelineError, name_workers
+from paceline.simulator import Cluster
+from paceline.simulator.cluster_file import as_table
+from paceline.simulator.compute import ComputeTime, Recorded, compute_registry
+from paceline.system.machine import versions
+
+__all__ = ["MeasuredCluster", "MeasuredWorker"]
+
+
+@dataclass(frozen=True)
+class MeasuredWorker:
+    """One worker's own measurements.
+
+    Attributes:
+        machine: 0, 1, ...: workers with the same one share it.
+        host: its name; written only where the user wants that.
+        about: its machine, as `system.machine` says.
+        compute_s: by batch size, a step without its update.
+        steps_s: consecutive times of a step of the cluster's batch size, without its update.
+        update_s: one plain SGD step of the optimizer.
+        memory: where this worker measured its machine's; one worker of each machine does.
+    """
+
+    machine: int
+    host: str
+    about: dict[str, Any]
+    compute_s: dict[int, Spread]
+    steps_s: list[float]
+    update_s: Spread
+    memory: Memory | None
+
+
+@dataclass(frozen=True)
+class MeasuredCluster:
+    """What all workers have measured.
+
+    Attributes:
+        task: whose steps.
+        batch_size: of the step that the cluster gets.
+        vector_bytes: size of the task's parameters.
+        workers: by worker id.
+        round_trips_s: by pair of workers, by message bytes; pairs that were not measured are not in it.
+    """
+
+    task: str
+    batch_size: int
+    vector_bytes: int
+    workers: list[MeasuredWorker]
+    round_trips_s: dict[tuple[int, int], dict[int, list[float]]]
+
+    def links(self) -> dict[tuple[int, int], Link]:
+        """Of the pairs whose measurements mean something.
+
+        Raises:
+            PacelineError: of none of them.
+        """
+        found, why = {}, ""
+        for pair, trips_s in self.round_trips_s.items():
+            try:
+                found[pair] = fit_link(trips_s)
+            except PacelineError as error:  # disturbed: a hundred other pairs are not to be measured again for that
+                why = str(error)
+        if not found:
+            raise PacelineError(why)
+        return found
+
+    def as_cluster(self) -> Cluster:
+        """The cluster that the measurements describe; what they did not measure has the simulator's defaults."""
+        steps_s = [worker.steps_s for worker in self.workers]
+        typical, slowness = slow_workers(steps_s)
+        memories = [worker.memory.figures(self.vector_bytes) for worker in self.workers if worker.memory is not None]
+        figures = {name: statistics.median(one[name] for one in memories) for name in memories[0]}
+        rounded_figures: dict[str, Any] = {name: rounded(value) for name, value in figures.items()}
+        vectors = self.workers[typical].update_s.median * figures["core_bytes_per_s"] / self.vector_bytes
+        links = self.links()
+        link = typical_link(links)
+        return Cluster(
+            workers=len(self.workers),
+            compute_s=compute_time(steps_s, typical),
+            update_vectors=rounded(vectors),
+            latency_s=rounded(link.latency_s),
+            bandwidth_bytes_per_s=rounded(link.without_copy(figures["core_bytes_per_s"])),
+            slowness=tuple(sorted(slowness.items())),
+            link_factors=tuple((*pair, factor) for pair, factor in slow_links(links, self.vector_bytes).items()),
+            **rounded_figures,
+        )
+
+    def summary(self, cluster: Cluster) -> list[str]:
+        """What a person wants to know first, a line each."""
+        compute = cluster.compute_s
+        if isinstance(compute, Recorded):
+            how = f"a recorded trace of {len(compute.times_s)} steps, {compute.mean_s * 1e3:.3g} ms on average"
+        elif isinstance(compute, ComputeTime):
+            how = compute_registry.spec(compute)
+        else:
+            how = f"{compute * 1e3:.3g} ms, nearly always the same"
+        lines = [f"step without update, batch {self.batch_size}, the median worker's: {how}"]
+        lines += [
+            f"worker {worker}: its steps take {factor:.2f} times the median worker's"
+            for worker, factor in cluster.slowness
+        ]
+        lines.append(
+            f"links, medians of {len(self.links())} pairs: {cluster.latency_s * 1e6:.3g} us,"
+            f" {cluster.bandwidth_bytes_per_s / 1e6:.4g} MB/s"
+        )
+        message = f"a message of the parameters' {self.vector_bytes:,} bytes"
+        lines += [
+            f"link {a}-{b}: {message} takes {factor:.2f} times the usual" for a, b, factor in cluster.link_factors
+        ]
+        return lines
+
+    def comments(self, cluster: Cluster, *, hosts: bool) -> list[str]:
+        """What a cluster file says about where its numbers come from; names of `hosts` only if wanted."""
+        workers, num_pairs = self.workers, len(list(combinations(self.workers, 2)))
+        lines = [
+            f"Measured by `paceline calibrate` with {len(workers)} workers, PyTorch {versions()['torch']}:",
+            *(f"  {self._machine(machine, hosts)}" for machine in sorted({worker.machine for worker in workers})),
+            f"compute_s, update_vectors and slow are those of {self.task} with batches of {self.batch_size}, plain SGD, one"
+            " thread per worker, all",
+            "workers at the same time. compute_s is the median worker's; in slow is who differs from it by more than"
+            f" {CLEARLY_SLOW_WORKER - 1:.0%}.",
+            f"Links: {len(self.round_trips_s)} of {num_pairs} pairs, no machine with two at once. latency_s and"
+            " bandwidth_bytes_per_s are medians, without the sender's copy; in slow_link is",
+            f"where a message of the parameters' {self.vector_bytes:,} bytes takes over"
+            f" {CLEARLY_SLOW_LINK - 1:.0%} longer or shorter.",
+            "Workers on one machine share its cores and its network here; in the simulator each has its own.",
+            "Not measured, but the simulator's defaults: racing_blocks, detection_s.",
+        ]
+        for ids, cores in self._crowded():
+            have = "1 core" if cores == 1 else f"{cores} cores"
+            lines.append(f"{name_workers(ids).capitalize()} share {have}: their steps include waiting for each other.")
+        disturbed = sorted(self.round_trips_s.keys() - self.links().keys())
+        if disturbed:
+            named = ", ".join(f"{a}-{b}" for a, b in disturbed)
+            lines.append(f"Too disturbed to mean anything, so taken as usual: links {named}.")
+        lines += ["", *self.summary(cluster), "", "What was measured: median, and the middle half."]
+        for number, worker in enumerate(workers):
+            lines += [
+                f"  worker {number}, {name}: {describe(spread)}" for name, spread in worker_spreads(worker).items()
+            ]
+        return lines
+
+    def _crowded(self) -> list[tuple[list[int], int]]:
+        """Workers of machines that have fewer cores than workers, and how many cores."""
+        found = []
+        for machine in sorted({worker.machine for worker in self.workers}):
+            ids = [number for number, worker in enumerate(self.workers) if worker.machine == machine]
+            if len(ids) > (cores := int(self.workers[ids[0]].about["cores"])):
+                found.append((ids, cores))
+        return found
+
+    def _machine(self, machine: int, hosts: bool) -> str:
+        """One machine, and who is on it."""
+        ids = [number for number, worker in enumerate(self.workers) if worker.machine == machine]
+        first = self.workers[ids[0]]
+        named = f" ({first.host})" if hosts else ""
+        about = f"{first.about['processor']}, {first.about['cores']} cores, {first.about['system']}"
+        return f"{name_workers(ids)} on one machine{named}: {about}; its memory by worker {ids[0]}"
+
+    def as_json(self, cluster: Cluster, out: Path, *, hosts: bool) -> dict[str, Any]:
+        """Everything as plain data."""
+        links = self.links()
+        return {
+            "file": str(out),
+            "task": self.task,
+            "batch_size": self.batch_size,
+            "cluster": as_table(cluster),
+            "workers": [
+                {
+                    "worker": number,
+                    "machine": worker.machine,
+                    **({"host": worker.host} if hosts else {}),
+                    "about": worker.about,
+                    "measured": {name: in_seconds(spread) for name, spread in worker_spreads(worker).items()},
+                }
+                for number, worker in enumerate(self.workers)
+            ],
+            "links": [
+                {
+                    "workers": list(pair),
+                    "latency_s": links[pair].latency_s if pair in links else None,
+                    "bandwidth_bytes_per_s": links[pair].bandwidth_bytes_per_s if pair in links else None,
+                    "round_trips": {str(size): in_seconds(Spread.of(times_s)) for size, times_s in trips_s.items()},
+                }
+                for pair, trips_s in sorted(self.round_trips_s.items())
+            ],
+            "versions": versions(),
+        }
+
+
+def worker_spreads(worker: MeasuredWorker) -> dict[str, Spread]:
+    """Everything that one worker measured by itself, by name."""
+    found = {f"step without update, batch {size}": spread for size, spread in worker.compute_s.items()}
+    found["update"] = worker.update_s
+    if worker.memory is not None:
+        found |= worker.memory.spreads()
+    return found

@@ -1,0 +1,120 @@
+"""What the measurements of many workers come to: who is slower than the others, which links are, and how steps scatter."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from paceline.calibration.measurements import Link, rounded
+from paceline.simulator.compute import ComputeTime, ExponentialTail, Normal, Recorded
+
+__all__ = ["CLEARLY_SLOW_LINK", "CLEARLY_SLOW_WORKER", "compute_time", "slow_links", "slow_workers", "typical_link"]
+
+CLEARLY_SLOW_WORKER = 1.05
+CLEARLY_SLOW_LINK = 1.2
+
+_MOST_BLOCKS, _LEAST_IN_BLOCK = 10, 4
+_CLEARLY_SHARE = 0.9
+_CONSTANT_WITHIN = 0.1  # of the median, from the tenth to the ninetieth percentile
+_CONSTANT_MEAN_WITHIN = 0.02  # and so near is the mean: rare long steps are no constant
+_FITS_WITHIN = 0.08  # largest distance of the distribution functions
+_FITS_MEAN_WITHIN = 0.03
+_MOST_RECORDED = 400
+
+
+def slow_workers(steps_s: Sequence[Sequence[float]]) -> tuple[int, dict[int, float]]:
+    """The median worker, and the factors of those that clearly differ from it, by worker.
+
+    A worker's time is the median of its steps; of an even number of workers, the faster one of the middle is the median.
+    Clearly: by more than 5 %, and of two blocks of steps, one of each worker's, the slower worker's took longer in nine cases
+    of ten, so that a disturbance of a few steps is nobody's slowness. A worker that is clearly faster has a factor below 1.
+
+    Args:
+        steps_s: of each worker, seconds per step in order.
+    """
+    medians_s = [statistics.median(one) for one in steps_s]
+    typical = sorted(range(len(medians_s)), key=medians_s.__getitem__)[(len(medians_s) - 1) // 2]
+    blocks = [_block_medians_s(one) for one in steps_s]
+    factors = {}
+    for worker, median_s in enumerate(medians_s):
+        factor = median_s / medians_s[typical]
+        slow, fast = (worker, typical) if factor > 1 else (typical, worker)
+        if max(factor, 1 / factor) > CLEARLY_SLOW_WORKER and (
+            np.greater.outer(blocks[slow], blocks[fast]).mean() >= _CLEARLY_SHARE
+        ):
+            factors[worker] = rounded(factor)
+    return typical, factors
+
+
+def _block_medians_s(steps_s: Sequence[float]) -> np.ndarray:
+    """Medians of consecutive steps: what disturbs one step often disturbs the next, too."""
+    number = max(1, min(_MOST_BLOCKS, len(steps_s) // _LEAST_IN_BLOCK))
+    return np.array([np.median(block) for block in np.array_split(np.asarray(steps_s), number)])
+
+
+def compute_time(steps_s: Sequence[Sequence[float]], typical: int) -> float | ComputeTime:
+    """How long the median worker's step takes: a number where it is nearly constant, else a distribution.
+
+    All workers' steps count, each divided by its own worker's median. A normal distribution or an exponential tail is taken
+    where it fits; else a trace of consecutive steps, the same number of each worker's.
+    """
+    scale_s = statistics.median(steps_s[typical])
+    scaled = [np.asarray(one) / statistics.median(one) * scale_s for one in steps_s]
+    pooled = np.sort(np.concatenate(scaled))
+    low_s, median_s, high_s = (float(one) for one in np.percentile(pooled, [10, 50, 90]))
+    mean_s = float(pooled.mean())
+    if high_s - low_s < _CONSTANT_WITHIN * median_s and mean_s < (1 + _CONSTANT_MEAN_WITHIN) * median_s:
+        return rounded(median_s)
+    fits = [(_distance(model, pooled), index, model) for index, model in enumerate(_fits(pooled))]
+    for distance, _, model in sorted(fits, key=lambda fit: fit[:2]):
+        if distance < _FITS_WITHIN and abs(model.mean_s - mean_s) < _FITS_MEAN_WITHIN * mean_s:
+            return model
+    each = max(1, _MOST_RECORDED // len(scaled))
+    return Recorded(times_s=tuple(rounded(float(time_s)) for one in scaled for time_s in one[:each]))
+
+
+def _fits(pooled: np.ndarray) -> list[Normal | ExponentialTail]:
+    """Distributions with the sample's quantiles: unlike its moments, a few long steps do not move these."""
+    below_s, median_s, above_s, high_s = (float(one) for one in np.percentile(pooled, [15.866, 50, 84.134, 90]))
+    found: list[Normal | ExponentialTail] = []
+    if (deviation_s := (above_s - below_s) / 2) > 0:
+        found.append(Normal(average_s=rounded(median_s), deviation_s=rounded(deviation_s)))
+    tail_s = (high_s - median_s) / (math.log(10) - math.log(2))
+    least_s = median_s - tail_s * math.log(2)
+    if tail_s > 0 and least_s > 0:
+        found.append(ExponentialTail(least_s=rounded(least_s), tail_s=rounded(tail_s)))
+    return found
+
+
+def _distance(model: Normal | ExponentialTail, pooled: np.ndarray) -> float:
+    """Of the distribution functions of model and sample, the largest (Kolmogorov and Smirnov)."""
+    if isinstance(model, Normal):
+        z = (pooled - model.average_s) / (model.deviation_s * math.sqrt(2))
+        expected = np.array([(1 + math.erf(one)) / 2 for one in z])
+    else:
+        expected = -np.expm1(-np.maximum(0.0, pooled - model.least_s) / model.tail_s)
+    steps = np.arange(len(pooled) + 1) / len(pooled)
+    return float(max(np.abs(expected - steps[1:]).max(), np.abs(expected - steps[:-1]).max()))
+
+
+def typical_link(links: Mapping[tuple[int, int], Link]) -> Link:
+    """Medians over all links, of latency and of bandwidth."""
+    return Link(
+        statistics.median(one.latency_s for one in links.values()),
+        statistics.median(one.bandwidth_bytes_per_s for one in links.values()),
+    )
+
+
+def slow_links(links: Mapping[tuple[int, int], Link], message_bytes: int) -> dict[tuple[int, int], float]:
+    """Factors of the links on which a message of so many bytes takes over 20 % longer than on a typical one, or shorter."""
+    usual = typical_link(links)
+    usual_s = usual.latency_s + message_bytes / usual.bandwidth_bytes_per_s
+    factors = {}
+    for pair, link in sorted(links.items()):
+        factor = (link.latency_s + message_bytes / link.bandwidth_bytes_per_s) / usual_s
+        if max(factor, 1 / factor) > CLEARLY_SLOW_LINK:
+            factors[pair] = rounded(factor)
+    return factors

@@ -1,0 +1,183 @@
+"""Workers that do something together, step by step: all tell worker 0, worker 0 tells all, and who is lost is named to all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from paceline.errors import PacelineError, PeerLostError, UsageError, WorkerLostError, name_workers
+from paceline.ports.checks import MalformedMessageError
+from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Received
+
+__all__ = ["Circle"]
+
+_VERDICT_S = 10.0
+_ADVICE = "Nothing was written; start all workers again."
+
+
+def _as_it_is(worker_id: int, words: Any) -> Any:
+    return words
+
+
+class Circle:
+    """One worker's place among all; every worker must make the same calls in the same order.
+
+    What is malformed is its sender's error: it is thrown away, as the right words may follow. If they do not within the
+    deadline, the message says whose were malformed.
+
+    Args:
+        mailbox: connected to all others.
+        worker_id: this worker.
+        num_workers: of all.
+        deadline_s: how long worker 0 waits for an answer, and the others for worker 0.
+        what: they are doing, for messages; may be changed between calls.
+
+    Raises:
+        WorkerLostError: in all calls: a worker left, or did not answer within the deadline.
+        PacelineError: another worker failed; its own words.
+    """
+
+    def __init__(
+        self, mailbox: Mailbox, worker_id: int, num_workers: int, deadline_s: float, what: str = "starting"
+    ) -> None:
+        self.mailbox, self.worker_id, self.num_workers = mailbox, worker_id, num_workers
+        self.deadline_s, self.what = deadline_s, what
+        self._number = 0  # of calls; who is quick may have made the next one already
+        self._left: dict[int, str] = {}  # who left after its answer, and why: an error once more is wanted of it
+        self._heard: PacelineError | None = None  # what another worker has failed with
+
+    def gather(self, mine: Any, read: Callable[[int, Any], Any] = _as_it_is) -> list[Any]:
+        """What every worker has given, plain data, by worker id, for worker 0; nothing for the others.
+
+        `read` makes something of each worker's words, also of one's own, and raises ValueError where they make no sense.
+        """
+        self._number += 1
+        if self.worker_id != 0:
+            self._say(0, f"answer {self._number}", mine)
+            return []
+        for worker, why in self._left.items():
+            raise self.lost(worker, why)
+        answers, until_s = {0: read(0, json.loads(json.dumps(mine)))}, time.monotonic() + self.deadline_s
+        malformed: set[int] = set()
+        while len(answers) < self.num_workers:
+            arrival = self.mailbox.receive(
+                max(0.0, until_s - time.monotonic()), kind=(f"answer {self._number}", "failed")
+            )
+            if arrival is None:
+                missing = [worker for worker in range(self.num_workers) if worker not in answers]
+                wrong = f", and {name_workers(sorted(malformed))} sent what makes no sense" if malformed else ""
+                raise WorkerLostError(
+                    f"While {self.what}: {name_workers(missing)} did not answer within {self.deadline_s:g} s{wrong}. {_ADVICE}"
+                )
+            if isinstance(arrival, PeerLeft) and arrival.peer in answers:
+                self._left[arrival.peer] = arrival.reason
+                continue
+            try:
+                if (received := self._checked(arrival)) is not None:
+                    answers[received.sender] = _read(received, read)
+            except MalformedMessageError as error:
+                malformed.add(error.sender)
+        return [answers[worker] for worker in range(self.num_workers)]
+
+    def tell(self, words: Any = None, read: Callable[[int, Any], Any] = _as_it_is) -> Any:
+        """What worker 0 has given, plain data, for all; `read` as for `gather`."""
+        self._number += 1
+        if self.worker_id == 0:
+            for other in range(1, self.num_workers):
+                self._say(other, f"word {self._number}", words)
+            return words
+        wrong = ""
+        while True:
+            arrival = self.mailbox.receive(self.deadline_s, kind=(f"word {self._number}", "failed"), sender=0)
+            if arrival is None:
+                raise WorkerLostError(
+                    f"While {self.what}: worker 0 said nothing{wrong} for {self.deadline_s:g} s. {_ADVICE}"
+                )
+            try:
+                if (received := self._checked(arrival)) is not None:
+                    return _read(received, read)
+            except MalformedMessageError:
+                wrong = " that makes sense"
+
+    def meet(self) -> None:
+        """Returns when all have come here."""
+        self.gather(None)
+        self.tell()
+
+    @contextlib.contextmanager
+    def one_fate(self) -> Iterator[None]:
+        """An error in one worker becomes an error in all; of a lost worker all say the same, which is what worker 0 knows."""
+        try:
+            yield
+        except PacelineError as error:
+            failure = {"sentence": str(error), "usage": isinstance(error, UsageError), "of": self.worker_id}
+            if self.worker_id == 0:
+                for other in range(1, self.num_workers):
+                    self._try_to_say(other, failure)
+            elif error is not self._heard:
+                self._try_to_say(0, failure)
+                if isinstance(error, WorkerLostError):
+                    raise (self._verdict() or error) from None
+            raise
+
+    def lost(self, worker: int, why: str) -> WorkerLostError:
+        """The error for a worker that has left."""
+        how = "it has ended" if why == "ended" else why
+        return WorkerLostError(f"While {self.what}: worker {worker} left ({how}). {_ADVICE}")
+
+    def _verdict(self) -> PacelineError | None:
+        """What worker 0 makes of it; several workers may have lost each other, and it knows who came first."""
+        until_s = time.monotonic() + _VERDICT_S
+        while True:
+            left_s = max(0.0, until_s - time.monotonic()) if 0 in self.mailbox.peers() else 0.0
+            arrival = self.mailbox.receive(left_s, kind="failed", sender=0)
+            if arrival is None:
+                return None
+            with contextlib.suppress(MalformedMessageError):
+                if isinstance(arrival, Received):  # and not an event; worker 0 may have left after it had said this
+                    return _failure(arrival)
+
+    def _checked(self, arrival: Received | PeerLeft | PeerBack) -> Received | None:
+        if isinstance(arrival, PeerBack):
+            return None
+        if isinstance(arrival, PeerLeft):
+            raise self.lost(arrival.peer, arrival.reason)
+        if arrival.message.kind == "failed":
+            self._heard = _failure(arrival)
+            raise self._heard
+        return arrival
+
+    def _say(self, to: int, kind: str, words: Any) -> None:
+        x = torch.frombuffer(bytearray(json.dumps(words).encode()), dtype=torch.uint8)
+        try:
+            self.mailbox.send(to, Message(kind, x=x))
+        except PeerLostError as error:
+            raise self.lost(to, str(error).partition(": ")[2].rstrip(".")) from None
+
+    def _try_to_say(self, to: int, failure: dict[str, Any]) -> None:
+        with contextlib.suppress(WorkerLostError):
+            self._say(to, "failed", failure)
+
+
+def _read(received: Received, read: Callable[[int, Any], Any] = _as_it_is) -> Any:
+    x = received.message.x
+    try:
+        words = json.loads(bytes(x.numpy()) if x is not None and x.dtype == torch.uint8 else b"")
+        return read(received.sender, words)
+    except (ValueError, RecursionError) as error:
+        raise MalformedMessageError(received.sender, received.message, f"that makes no sense ({error})") from None
+
+
+def _failure(received: Received) -> PacelineError:
+    """Another worker's error, here."""
+    match _read(received):
+        case {"sentence": str(sentence), "usage": bool(usage), "of": int(of)}:
+            if usage and of != 0:
+                sentence = f"Worker {of}: {sentence}"
+            return UsageError(sentence) if usage else PacelineError(sentence)
+    raise MalformedMessageError(received.sender, received.message, "that says nothing of an error")

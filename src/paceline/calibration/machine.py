@@ -1,0 +1,345 @@
+"""`paceline calibrate` as a function: this machine, measured, as a cluster that the simulator reads.
+
+`measure` takes times, `as_cluster` says what they mean, `write` makes the file. Workers of several machines measure with the
+same pieces: `cluster.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.calibration import probes
+from paceline.calibration.measurements import (
+    QUICK,
+    SMALL_BYTES,
+    ColdSteps,
+    Effort,
+    Memory,
+    Spread,
+    Steps,
+    describe,
+    fit_cold,
+    fit_link,
+    in_seconds,
+    num_cores,
+    rounded,
+)
+from paceline.memory.shared_store import SharedStore
+from paceline.simulator import Cluster
+from paceline.storage import files
+from paceline.system.machine import machine, versions
+from paceline.tasks.base import Task
+from paceline.tasks.load import load_task
+from paceline.transport.mailbox import ZmqMailbox
+from paceline.vectors.flat import FlatBinding
+
+__all__ = ["Calibration", "as_cluster", "as_json", "measure", "measure_memory", "measure_steps", "write", "write_file"]
+
+_CONNECT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured; times in seconds.
+
+    Attributes:
+        task: whose steps.
+        batch_size: of the step that the cluster gets.
+        vector_bytes: size of the task's parameters.
+        compute_s: by batch size, a step without its update: input, forward, backward.
+        update_s: one plain SGD step of the optimizer.
+        copy_s: of one vector, by one process alone.
+        crowded_copies_s: the same for each of several processes, all copying at once.
+        atomic_s: one addition to a word that two processes add to.
+        wake_s: from a word's change until a process that slept on it runs.
+        round_trips_s: by message bytes, between two processes of this machine.
+        handed_copy_s: of the vector, by a process after another has written it and before that reads it.
+        cores: that processes may use; None: not measured, as in what follows.
+        lone_step_s: a full step on a few samples, in one process.
+        crowded_steps_s: the same in as many processes as there are cores, all at once.
+        spin_s: how long a process waits for a word before it sleeps, where each worker has a core.
+        slice_s: what a process computes at a stretch where there is one more than cores.
+        cold_steps_s: full steps after pauses, in one process.
+        few_cold_steps_s: the same with batches of a quarter.
+    """
+
+    task: str
+    batch_size: int
+    vector_bytes: int
+    compute_s: dict[int, Spread]
+    update_s: Spread
+    copy_s: Spread
+    crowded_copies_s: list[Spread]
+    atomic_s: Spread
+    wake_s: Spread
+    round_trips_s: dict[int, list[float]] = field(repr=False)
+    handed_copy_s: Spread | None = None
+    cores: int | None = None
+    lone_step_s: Spread | None = None
+    crowded_steps_s: list[Spread] = field(default_factory=list)
+    spin_s: Spread | None = None
+    slice_s: Spread | None = None
+    cold_steps_s: ColdSteps = field(default_factory=dict, repr=False)
+    few_cold_steps_s: ColdSteps = field(default_factory=dict, repr=False)
+
+    @property
+    def memory(self) -> Memory:
+        """The part of it that is about memory."""
+        return Memory(self.copy_s, self.crowded_copies_s, self.atomic_s, self.wake_s)
+
+    def spreads(self) -> dict[str, Spread]:
+        """Everything measured, by name."""
+        found = {f"step without update, batch {size}": spread for size, spread in self.compute_s.items()}
+        found["update"] = self.update_s
+        found |= self.memory.spreads()
+        if self.handed_copy_s is not None:
+            found["copy of what another process has written"] = self.handed_copy_s
+        if self.lone_step_s is not None and self.crowded_steps_s:
+            found["step on a few samples"] = self.lone_step_s
+            found[f"step on a few samples, {len(self.crowded_steps_s)} at once"] = self.crowded_steps_s[0]
+        if self.spin_s is not None:
+            found["spin before sleep"] = self.spin_s
+        if self.slice_s is not None:
+            found["time slice"] = self.slice_s
+        for pause_s, pairs in self.cold_steps_s.items():
+            found[f"step after a pause of {1e3 * pause_s:g} ms"] = Spread.of([after_s for after_s, _ in pairs])
+        return found | {
+            f"round trip, {num_bytes:,} bytes": Spread.of(times_s) for num_bytes, times_s in self.round_trips_s.items()
+        }
+
+
+def measure(
+    task_reference: str = "digits-mlp",
+    *,
+    batch_size: int | None = None,
+    data: Path | None = None,
+    quick: bool = False,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> Calibration:
+    """Measures this machine with one task's steps; takes about half a minute on an idle machine.
+
+    Args:
+        task_reference: built-in name, or `path/to/file.py:function`.
+        batch_size: None: the task's; steps are also measured with a quarter of it and four times as much.
+        data: folder with data sets; None: what PACELINE_DATA names.
+        quick: in a few seconds, less exactly.
+        on_progress: told what is being measured.
+
+    Raises:
+        UsageError: no such task or data, or a batch is larger than the data set.
+        PacelineError: a measurement failed, or was too disturbed to mean anything.
+    """
+    effort = QUICK if quick else Effort()
+    task = load_task(task_reference)
+    on_progress(f"{task.name}: loading")
+    train_set, _ = task.load(data)
+    steps = measure_steps(task, train_set, batch_size, effort, on_progress)
+    cold_steps_s, few_cold_steps_s = measure_cold(task, train_set, steps, effort, on_progress)
+    on_progress("starting processes")
+    with probes.Team(1 + max(2, num_cores()), steps.vector_bytes) as team:
+        memory = measure_memory(team, steps.vector_bytes, effort, on_progress)
+        samples = probes.few_samples(train_set, 4 * steps.batch_size)
+        shared = measure_shared_cores(team, task_reference, samples, steps, effort, on_progress)
+        on_progress("messages between two processes")
+        trips_s = _round_trips_s(team, effort)
+    return Calibration(
+        task=steps.task,
+        batch_size=steps.batch_size,
+        vector_bytes=steps.vector_bytes,
+        compute_s={size: Spread.of(times_s) for size, times_s in steps.compute_s.items()},
+        update_s=Spread.of(steps.update_s),
+        copy_s=memory.copy_s,
+        crowded_copies_s=memory.crowded_copies_s,
+        atomic_s=memory.atomic_s,
+        wake_s=memory.wake_s,
+        round_trips_s=trips_s,
+        cold_steps_s=cold_steps_s,
+        few_cold_steps_s=few_cold_steps_s,
+        **shared,
+    )
+
+
+def measure_steps(
+    task: Task, train_set: Any, batch_size: int | None, effort: Effort, on_progress: Callable[[str], None]
+) -> Steps:
+    """The part of `measure` that computes, in this process."""
+    chosen = batch_size or task.batch_size
+    rows = {}
+    for size in sorted({max(1, chosen // 4), chosen, 4 * chosen}):
+        if size == chosen or size <= len(train_set):
+            on_progress(f"{task.name}: steps of batch {size}")
+            rows[size] = probes.steps(task, train_set, size, at_least=effort.steps, for_s=effort.steps_s)
+    compute_s = {size: of["ended_s"] - of["started_s"] - of["apply_s"] for size, of in rows.items()}
+    return Steps(task.name, chosen, _vector_bytes(task.model), compute_s, rows[chosen]["apply_s"])
+
+
+def measure_cold(
+    task: Task, train_set: Any, steps: Steps, effort: Effort, on_progress: Callable[[str], None]
+) -> tuple[ColdSteps, ColdSteps]:
+    """The part of `measure` that computes after pauses, in this process: batches of the usual size, and few samples."""
+    on_progress(f"{task.name}: steps after pauses")
+    after_pauses = partial(probes.cold_steps_s, pauses_s=effort.pauses_s, at_least=effort.pauses, for_s=effort.steps_s)
+    return after_pauses(task, train_set, steps.batch_size), after_pauses(task, train_set, min(steps.compute_s))
+
+
+def measure_memory(team: probes.Team, vector_bytes: int, effort: Effort, on_progress: Callable[[str], None]) -> Memory:
+    """The part of `measure` in which processes of this machine share memory; `team` has at least two."""
+    cores = num_cores()
+    copies = partial(team.together, probes.copies_s, num_bytes=vector_bytes, for_s=effort.copies_s)
+    on_progress("copies of the parameters, one process")
+    alone_s = copies(1)[0]
+    on_progress(f"copies of the parameters, {cores} at once")
+    crowded_s = copies(cores)
+    on_progress("atomic operations and wake-ups")
+    atomics_s = team.together(probes.atomics_s, min(2, cores), repeats=effort.repeats)
+    wake_ups_s = probes.wake_ups_s(team, effort.repeats)
+    return Memory(
+        copy_s=Spread.of(alone_s),
+        crowded_copies_s=[Spread.of(one) for one in crowded_s],
+        atomic_s=Spread.of([one for times_s in atomics_s for one in times_s]),
+        wake_s=Spread.of(wake_ups_s),
+    )
+
+
+def measure_shared_cores(
+    team: probes.Team,
+    task_reference: str,
+    samples: bytes,
+    steps: Steps,
+    effort: Effort,
+    on_progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """The part of `measure` in which processes share this machine's cores, as fields of `Calibration`."""
+    cores = num_cores()
+    on_progress("copies of a vector that another process has written")
+    handed_s = probes.handed_copies_s(team, steps.vector_bytes, effort.repeats)
+    crowd = partial(
+        team.together,
+        probes.steps_s,
+        task_reference=task_reference,
+        samples=samples,
+        batch_size=steps.batch_size,
+        for_s=effort.steps_s,
+    )
+    on_progress(f"{steps.task}: steps, one process")
+    lone_steps_s = crowd(1)[0]
+    on_progress(f"{steps.task}: steps, {cores} at once")
+    crowded_steps_s = crowd(cores)
+    on_progress("time slices")
+    slices_s = [one for times_s in team.together(probes.slices_s, 1 + cores, for_s=effort.slices_s) for one in times_s]
+    spins_s = team.together(probes.spins_s, 1, repeats=effort.repeats)[0]
+    return {
+        "handed_copy_s": Spread.of(handed_s),
+        "cores": cores,
+        "lone_step_s": Spread.of(lone_steps_s),
+        "crowded_steps_s": [Spread.of(one) for one in crowded_steps_s],
+        "spin_s": Spread.of(spins_s),
+        "slice_s": Spread.of(slices_s) if slices_s else None,
+    }
+
+
+def _vector_bytes(make: Callable[[], torch.nn.Module]) -> int:
+    with torch.random.fork_rng(devices=[]):
+        binding = FlatBinding(make().parameters())
+    return binding.num_elements * binding.dtype.itemsize
+
+
+def _round_trips_s(team: probes.Team, effort: Effort) -> dict[int, list[float]]:
+    store = SharedStore(team.segment, team.store_at, 2)
+    store.begin()
+    team.start(probes.echo, store_at=team.store_at)
+    with ZmqMailbox(store, 0, 2) as mailbox:
+        mailbox.connect(_CONNECT_S)
+        trips_s = {SMALL_BYTES: probes.round_trips_s(mailbox, 1, SMALL_BYTES, effort.repeats)}
+        for num_bytes in effort.large_bytes:
+            trips_s[num_bytes] = probes.round_trips_s(mailbox, 1, num_bytes, effort.large_repeats)
+    team.results(1)
+    return trips_s
+
+
+def as_cluster(measured: Calibration, workers: int | None = None) -> Cluster:
+    """The cluster that a calibration describes; what it did not measure has the simulator's defaults.
+
+    A step is simulated as compute time, then `update_vectors` vectors of memory traffic; both medians are met exactly. What
+    moves are shared vectors, at the rate at which a core copies what another has written. The workers share the machine's
+    cores, where these were measured.
+    """
+    link = fit_link(measured.round_trips_s)
+    memory = measured.memory
+    if measured.handed_copy_s is not None:
+        memory = replace(memory, copy_s=measured.handed_copy_s)
+    figures = memory.figures(measured.vector_bytes)
+    vectors = measured.update_s.median * figures["core_bytes_per_s"] / measured.vector_bytes
+    shared: dict[str, Any] = {"cores": measured.cores} if measured.cores is not None else {}
+    if measured.spin_s is not None:
+        figures["spin_s"] = measured.spin_s.median
+    if measured.slice_s is not None:
+        figures["slice_s"] = measured.slice_s.median
+    if measured.lone_step_s is not None and measured.crowded_steps_s:
+        crowded_s = statistics.fmean(one.median for one in measured.crowded_steps_s)
+        figures["crowding"] = max(1.0, crowded_s / measured.lone_step_s.median)
+    if measured.cold_steps_s:
+        figures |= dataclasses.asdict(fit_cold(measured.cold_steps_s, measured.few_cold_steps_s))
+    shared |= {name: rounded(value) for name, value in figures.items()}
+    return Cluster(
+        workers=workers or max(2, len(measured.crowded_copies_s)),
+        compute_s=rounded(measured.compute_s[measured.batch_size].median),
+        update_vectors=rounded(vectors),
+        latency_s=rounded(link.latency_s),
+        bandwidth_bytes_per_s=rounded(link.bandwidth_bytes_per_s),
+        **shared,
+    )
+
+
+def write(measured: Calibration, cluster: Cluster, out: Path) -> Path:
+    """Writes the cluster file, whole or not at all; a TOML file says in comments what was measured."""
+    return write_file(cluster, _comments(measured), out)
+
+
+def write_file(cluster: Cluster, comments: Sequence[str], out: Path) -> Path:
+    """Writes a cluster file with comments at its head, if it is TOML; whole or not at all."""
+    from paceline.simulator.cluster_file import as_text
+
+    lines = [f"# {line}".rstrip() for line in comments] + [""] if out.suffix == ".toml" else []
+    files.write_text(out, "\n".join([*lines, as_text(cluster, out)]))
+    return out
+
+
+def as_json(measured: Calibration, cluster: Cluster, out: Path) -> dict[str, Any]:
+    """Everything as plain data."""
+    from paceline.simulator.cluster_file import as_table
+
+    return {
+        "file": str(out),
+        "task": measured.task,
+        "batch_size": measured.batch_size,
+        "cluster": as_table(cluster),
+        "measured": {name: in_seconds(spread) for name, spread in measured.spreads().items()},
+        "machine": machine(),
+        "versions": versions(),
+    }
+
+
+def _comments(measured: Calibration) -> list[str]:
+    about, package = machine(), versions()
+    where = f"{about['processor']}, {about['cores']} cores, {about['system']}, PyTorch {package['torch']}"
+    return [
+        f"Measured by `paceline calibrate` on {where}.",
+        f"compute_s and update_vectors are those of {measured.task} with batches of {measured.batch_size}, plain SGD, one"
+        " thread per worker.",
+        "Workers talk over loopback here: between machines, put in your network's latency_s and bandwidth_bytes_per_s, and",
+        "leave out cores, slice_s, spin_s, crowding, cold_s, cold_factor and cooling_s: without them every worker has a core",
+        "to itself.",
+        "Not measured, but the simulator's defaults: racing_blocks, detection_s.",
+        "",
+        "What was measured: median, and the middle half.",
+        *(f"  {name}: {describe(spread)}" for name, spread in measured.spreads().items()),
+    ]

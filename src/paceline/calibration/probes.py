@@ -1,0 +1,376 @@
+"""What `paceline calibrate` measures: steps of a task, copies, atomic operations, wake-ups, messages. Seconds, one by one.
+
+Every function leaves out its warm-up and returns all single times; what they come to is decided in `machine.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from paceline.data.plan import BatchPlan
+from paceline.data.sources import BatchClaims, DatasetBatches
+from paceline.errors import PacelineError, PeerLostError, UsageError
+from paceline.memory import atomics
+from paceline.memory.segment import LINE_BYTES, Segment
+from paceline.memory.shared_store import SharedStore
+from paceline.memory.waiting import spin_patiently, wait_briefly, wake_all
+from paceline.ports.ports import Mailbox, Message, PeerLeft, Received
+from paceline.records.step_record import PackedRecords
+from paceline.replica.base import TaskReplica
+from paceline.specs.registry import build_optimizer
+from paceline.supervisor.fork_server import fork_server_context
+from paceline.tasks.base import Task
+from paceline.tasks.load import load_task
+from paceline.transport.mailbox import ZmqMailbox
+from paceline.vectors.flat import FlatBinding
+
+__all__ = [
+    "ENOUGH",
+    "Team",
+    "atomics_s",
+    "cold_steps_s",
+    "copies_s",
+    "few_samples",
+    "handed_copies_s",
+    "round_trips_s",
+    "slices_s",
+    "spins_s",
+    "steps",
+    "steps_s",
+    "wake_ups_s",
+]
+
+_DEADLINE_S = 60.0
+_START_TOGETHER_S = 0.005
+_WARM_UP = 0.2  # share of the repeats
+_FELL_ASLEEP_S = 0.002  # longer than a waiter spins
+_ATOMICS_AT_ONCE = 100_000
+_OFF_THE_CORE_S = 0.0005  # longer than an interrupt, shorter than anybody's time slice
+_WORD, _READY, _CROWDED, _TURN, _IDLE = (place * LINE_BYTES for place in range(5))  # the words of a team: offsets
+_WORDS = 5
+
+
+# Steps
+
+
+def steps(
+    task: Task, train_set: Any, batch_size: int, *, at_least: int, for_s: float, pauses_s: Sequence[float] = (0.0,)
+) -> np.ndarray:
+    """Records of full steps of `sequential`, `RECORD_DTYPE`: input, forward, backward, update; one intra-op thread.
+
+    Before every step it sleeps for one of `pauses_s`, in turn.
+    """
+    if batch_size > len(train_set):
+        raise UsageError(f"{task.name} has {len(train_set)} training samples; choose --batch-size up to that.")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(0)
+            rows = _step(task, train_set, batch_size, at_least, for_s, pauses_s)
+    finally:
+        torch.set_num_threads(threads)
+    return rows[rows["samples"] == batch_size]  # an epoch's last batch may be shorter
+
+
+def cold_steps_s(
+    task: Task, train_set: Any, batch_size: int, pauses_s: Sequence[float], *, at_least: int, for_s: float
+) -> dict[float, list[tuple[float, float]]]:
+    """By pause, pairs: a full step after it, and the second step after that one, which comes without a pause."""
+    pattern = [one for pause_s in pauses_s for one in (pause_s, 0.0, 0.0)]
+    rows = steps(task, train_set, batch_size, at_least=at_least * len(pattern), for_s=for_s, pauses_s=pattern)
+    took_s = dict(zip(rows["step"].tolist(), (rows["ended_s"] - rows["started_s"]).tolist(), strict=True))
+    found: dict[float, list[tuple[float, float]]] = {pause_s: [] for pause_s in pauses_s}
+    for step in took_s:
+        place = step % len(pattern)
+        if place % 3 == 0 and step + 2 in took_s:
+            found[pattern[place]].append((took_s[step], took_s[step + 2]))
+    return found
+
+
+def _step(
+    task: Task, train_set: Any, batch_size: int, at_least: int, for_s: float, pauses_s: Sequence[float]
+) -> np.ndarray:
+    model = task.model()
+    binding = FlatBinding(model.parameters())
+    x = torch.empty(binding.num_elements, dtype=binding.dtype)
+    binding.read(x)
+
+    def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return build_optimizer("sgd", parameters, task.learning_rate, None)
+
+    plan = BatchPlan(num_samples=len(train_set), batch_size=batch_size)
+    claims = BatchClaims(plan, worker_id=0, num_workers=1, lockstep=False, counter=itertools.count().__next__)
+    records, batches = PackedRecords(), DatasetBatches(train_set, claims)
+    waits = {"recorder": records, "waits": [], "staleness": None, "stopped": lambda: False}
+    replica = TaskReplica(model, task.loss, make_optimizer, batches, binding=binding, **waits)
+    warm_up = 2 + round(_WARM_UP * at_least)
+    begun_s = time.monotonic()
+    model.train()
+    for step in replica.steps():
+        if step == warm_up:
+            begun_s = time.monotonic()
+        replica.gradient(at=x, version=step - 1)
+        replica.apply(to=x)
+        replica.applied(step, gradient_version=step - 1)
+        if pauses_s[(step + 1) % len(pauses_s)]:
+            time.sleep(pauses_s[(step + 1) % len(pauses_s)])
+        if step >= warm_up + at_least and time.monotonic() - begun_s >= for_s:
+            break
+    return records.array()[warm_up:]
+
+
+# Several processes at the same time
+
+
+class Team:
+    """Processes that do the same thing at the same instant.
+
+    Args:
+        size: how many.
+        vector_bytes: of a vector that all of them share.
+
+    Attributes:
+        segment: five words that all of them share, zero at first, each on a cache line of its own; then the vector.
+        store_at: where in it two of them find each other.
+    """
+
+    def __init__(self, size: int, vector_bytes: int = 0) -> None:
+        self.store_at = _WORDS * LINE_BYTES + vector_bytes
+        self.segment = Segment.create(self.store_at + SharedStore.size_bytes(2))
+        context = fork_server_context()
+        self._lines: list[Connection] = []
+        self._processes = []
+        for _ in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(theirs, self.segment), daemon=True)
+            process.start()
+            theirs.close()
+            self._lines.append(ours)
+            self._processes.append(process)
+
+    def __enter__(self) -> Self:
+        """The team itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends the processes."""
+        for line in self._lines:
+            line.close()  # the end of a process's line is its own
+        for process in self._processes:
+            process.join(_DEADLINE_S if error is None else 0.0)
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+            process.close()
+        self.segment.close()
+
+    def start(self, *jobs: Callable[..., Any], **arguments: Any) -> None:
+        """Lets the processes from the first on do one job each, all beginning at the same instant."""
+        begin_s = time.monotonic() + _START_TOGETHER_S
+        for line, job in zip(self._lines, jobs, strict=False):
+            line.send((job, arguments, begin_s))
+
+    def results(self, number: int) -> list[Any]:
+        """What the first so many processes have returned, once all have."""
+        found = []
+        for line in self._lines[:number]:
+            if not line.poll(_DEADLINE_S):
+                raise PacelineError(f"A process that measures did not answer within {_DEADLINE_S:.0f} s; try again.")
+            try:
+                found.append(line.recv())
+            except EOFError:
+                raise PacelineError("A process that measures has ended; run `paceline doctor`.") from None
+        return found
+
+    def together(self, job: Callable[..., Any], number: int, **arguments: Any) -> list[Any]:
+        """What the first so many processes return for the same job."""
+        self.start(*[job] * number, **arguments)
+        return self.results(number)
+
+
+def _work(line: Connection, segment: Segment) -> None:
+    """A process of a team."""
+    torch.set_num_threads(1)
+    while True:
+        try:
+            job, arguments, begin_s = line.recv()
+        except EOFError:
+            return
+        while time.monotonic() < begin_s:
+            pass
+        line.send(job(segment, **arguments))
+
+
+def few_samples(train_set: Any, number: int) -> bytes:
+    """So many samples, to be sent to the processes of a team."""
+    number = min(number, len(train_set))
+    if type(train_set) is TensorDataset:
+        return pickle.dumps(TensorDataset(*(one[:number].clone() for one in train_set.tensors)))
+    return pickle.dumps([train_set[index] for index in range(number)])
+
+
+def steps_s(segment: Segment, task_reference: str, samples: bytes, batch_size: int, for_s: float) -> list[float]:
+    """Makes full steps on a few samples; seconds per step."""
+    rows = steps(load_task(task_reference), pickle.loads(samples), batch_size, at_least=3, for_s=for_s)
+    return (rows["ended_s"] - rows["started_s"]).tolist()
+
+
+def slices_s(segment: Segment, for_s: float) -> list[float]:
+    """Computes all the time; for how long at a stretch, between two times at which others had its core."""
+    times_s, until_s = [], time.perf_counter() + for_s
+    last_s = began_s = 0.0  # the first stretch began before
+    while last_s < until_s:
+        now_s = time.perf_counter()
+        if now_s - last_s > _OFF_THE_CORE_S:
+            if began_s:
+                times_s.append(last_s - began_s)
+            began_s = now_s
+        last_s = now_s
+    return times_s[1:]
+
+
+def spins_s(segment: Segment, repeats: int) -> list[float]:
+    """Waits for a word that does not change, without sleeping; seconds until a waiter with a core to itself goes to sleep."""
+    times_s = []
+    for _ in range(repeats):
+        begun_s = time.perf_counter()
+        spin_patiently(segment.address + _IDLE, 0)
+        times_s.append(time.perf_counter() - begun_s)
+    return times_s[round(_WARM_UP * repeats) :]
+
+
+def copies_s(segment: Segment, num_bytes: int, for_s: float) -> list[float]:
+    """Copies a vector of so many bytes; seconds per copy, each the mean of some that take 0.1 ms together."""
+    x, y = torch.ones(max(1, num_bytes // 4)), torch.zeros(max(1, num_bytes // 4))
+    begun_s = time.perf_counter()
+    for _ in range(3):
+        y.copy_(x)
+    at_once = max(1, round(1e-4 / ((time.perf_counter() - begun_s) / 3)))
+    times_s, until_s = [], time.perf_counter() + for_s
+    while (begun_s := time.perf_counter()) < until_s or not times_s:
+        for _ in range(at_once):
+            y.copy_(x)
+        times_s.append((time.perf_counter() - begun_s) / at_once)
+    return times_s[round(_WARM_UP * len(times_s)) :]
+
+
+def handed_copies_s(team: Team, num_bytes: int, repeats: int) -> list[float]:
+    """Two processes in turn copy the shared vector, which the other has just written, and write it; seconds per copy.
+
+    That is what workers do with shared vectors: most of each comes from another core's cache, or has to be taken from it.
+    Once per team.
+    """
+    team.start(_takes_first, _takes_second, num_bytes=num_bytes, repeats=repeats)
+    return [one for times_s in team.results(2) for one in times_s[round(_WARM_UP * repeats) :]]
+
+
+def _takes_first(segment: Segment, num_bytes: int, repeats: int) -> list[float]:
+    return _take_turns(segment, num_bytes, repeats, 0)
+
+
+def _takes_second(segment: Segment, num_bytes: int, repeats: int) -> list[float]:
+    return _take_turns(segment, num_bytes, repeats, 1)
+
+
+def _take_turns(segment: Segment, num_bytes: int, repeats: int, mine: int) -> list[float]:
+    shared = segment.tensor(_WORDS * LINE_BYTES, num_bytes // 4, torch.float32)
+    own, turn, times_s = torch.zeros(num_bytes // 4), segment.address + _TURN, []
+    for number in range(repeats):
+        while atomics.load(turn) < 2 * number + mine:
+            os.sched_yield()
+        begun_s = time.perf_counter()
+        own.copy_(shared)
+        shared.copy_(own)
+        times_s.append((time.perf_counter() - begun_s) / 2)
+        atomics.store(turn, 2 * number + mine + 1)
+    return times_s
+
+
+@atomics.kernel("void(int64, int64)")
+def _add(address: int, count: int) -> None:
+    for _ in range(count):
+        atomics.fetch_add(address, 1)
+
+
+def atomics_s(segment: Segment, repeats: int) -> list[float]:
+    """Adds to a word that the whole team adds to; seconds per addition."""
+    times_s, address = [], segment.address + _CROWDED
+    for _ in range(repeats):
+        begun_s = time.perf_counter()
+        _add(address, _ATOMICS_AT_ONCE)
+        times_s.append((time.perf_counter() - begun_s) / _ATOMICS_AT_ONCE)
+    return times_s[round(_WARM_UP * repeats) :]
+
+
+def wake_ups_s(team: Team, repeats: int) -> list[float]:
+    """From changing a word until a process that slept on it runs; once per team."""
+    team.start(_sleeper, _waker, repeats=repeats)
+    woken_s, woke_s = team.results(2)
+    return [after - before for after, before in zip(woken_s, woke_s, strict=True)][round(_WARM_UP * repeats) :]
+
+
+def _sleeper(segment: Segment, repeats: int) -> list[float]:
+    word, ready = segment.address + _WORD, segment.address + _READY
+    times_s = []
+    for number in range(repeats):
+        atomics.store(ready, number + 1)
+        while wait_briefly(word, number) == number:
+            pass
+        times_s.append(time.monotonic())
+    return times_s
+
+
+def _waker(segment: Segment, repeats: int) -> list[float]:
+    word, ready = segment.address + _WORD, segment.address + _READY
+    times_s = []
+    for number in range(repeats):
+        while atomics.load(ready) <= number:
+            time.sleep(1e-4)
+        time.sleep(_FELL_ASLEEP_S)
+        times_s.append(time.monotonic())
+        atomics.store(word, number + 1)
+        wake_all(word)
+    return times_s
+
+
+# Messages
+
+ENOUGH = Message("enough")  # ends a peer's part
+
+
+def round_trips_s(mailbox: Mailbox, peer: int, num_bytes: int, repeats: int) -> list[float]:
+    """How long messages of so many bytes take to a peer that sends them back, and back; whoever started the peer."""
+    x, times_s = torch.ones(max(1, num_bytes // 4)), []
+    for number in range(repeats + max(1, round(_WARM_UP * repeats))):
+        begun_s = time.perf_counter()
+        mailbox.send(peer, Message("there", number, x=x))
+        received = mailbox.receive(_DEADLINE_S, kind="there", sender=peer, number=number)
+        times_s.append(time.perf_counter() - begun_s)
+        if isinstance(received, PeerLeft):
+            raise PeerLostError(peer, received.reason)
+        if not isinstance(received, Received):
+            raise PacelineError(f"Worker {peer} did not send message {number} of {num_bytes:,} bytes back.")
+    return times_s[-repeats:]
+
+
+def echo(segment: Segment, store_at: int) -> None:
+    """The other side of `round_trips_s`, until worker 0 ends."""
+    with ZmqMailbox(SharedStore(segment, store_at, 2), 1, 2) as mailbox:
+        mailbox.connect(_DEADLINE_S)
+        while isinstance(received := mailbox.receive(_DEADLINE_S), Received):
+            mailbox.send(0, received.message)

@@ -1,0 +1,314 @@
+"""What a checkpoint of a run holds: the parameters, and what each worker and each server has of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.checkpoint.files import (
+    PARAMETERS,
+    all_there,
+    check,
+    clear,
+    complete,
+    describe,
+    is_complete,
+    load_part,
+    newest,
+    newest_or_none,
+    numbers,
+    parts,
+    remove,
+    write_part,
+)
+from paceline.checkpoint.files import end as end_files
+from paceline.checkpoint.state_elsewhere import state_for_checkpoints
+from paceline.errors import UsageError
+from paceline.storage import tensor_files
+
+__all__ = [
+    "Parameters",
+    "all_there",
+    "check",
+    "clear",
+    "complete",
+    "describe",
+    "end",
+    "is_complete",
+    "load_fitting",
+    "load_model",
+    "load_optimizer_state",
+    "load_parameters",
+    "load_program",
+    "load_rule_state",
+    "load_worker",
+    "newest",
+    "newest_or_none",
+    "numbers",
+    "remove",
+    "same_round",
+    "save_parameters",
+    "save_server",
+    "save_worker",
+]
+
+_MOST = 2**62  # batches and versions are counted in 64 bits
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The shared part of a checkpoint: the flat vector (P,), its version, the next batch to hand out, the buffers."""
+
+    x: torch.Tensor
+    version: int
+    next_batch: int
+    buffers: dict[str, torch.Tensor]
+
+
+# Writing
+
+
+def save_parameters(folder: Path, number: int, parameters: Parameters) -> None:
+    """Writes the shared part."""
+    write_part(folder, number, PARAMETERS, vars(parameters))
+
+
+def save_server(folder: Path, number: int | None, shard_id: int, state: dict[str, Any]) -> None:
+    """Writes one server's part: `range`, `x` and `version` of its shard, and the `rule`'s state."""
+    write_part(folder, number, f"server-{shard_id}.pt", state)
+
+
+def save_worker(
+    folder: Path,
+    number: int | None,
+    worker_id: int,
+    optimizer: torch.optim.Optimizer,
+    taken: int,
+    model: tuple[int, int, torch.Tensor] | None = None,
+    program: dict[str, Any] | None = None,
+) -> None:
+    """Writes one worker's part: its optimizer's state, the batches it has taken, its random state.
+
+    `number` None is the end of the run: `end` gives it a number. `model` is (version, updates, x (P,)) where every worker has
+    its own; `program` is what the algorithm's program keeps of its own.
+    """
+    taken = max(0, taken)  # who was stopped before its first batch gave that one back
+    state: dict[str, Any] = {
+        "optimizer": state_for_checkpoints(optimizer),
+        "taken": taken,
+        "random": torch.get_rng_state(),
+    }
+    if torch.cuda.is_initialized():
+        state["random on the GPU"] = torch.cuda.get_rng_state()
+    if model is not None:
+        state |= dict(zip(("version", "updates", "x"), model, strict=True))
+    if program is not None:
+        state["program"] = program
+    write_part(folder, number, f"worker-{worker_id}.pt", state)
+
+
+def end(folder: Path, parameters: Parameters) -> int:
+    """Turns what the workers saved at the end of the run into a checkpoint with the given parameters; returns its number."""
+    number = max([parameters.next_batch, *(taken + 1 for taken in numbers(folder))])
+    write_part(folder, None, PARAMETERS, vars(parameters))
+    end_files(folder, number)
+    return number
+
+
+# Reading
+
+
+def load_parameters(checkpoint: Path) -> Parameters:
+    """Reads the shared part; where servers hold the vector, theirs counts, which has its version and their state with it."""
+    state = load_part(checkpoint, PARAMETERS)
+    assert state is not None  # every complete checkpoint has it
+    is_sound = (
+        state.keys() == {"x", "version", "next_batch", "buffers"}
+        and _is_vector(state["x"])
+        and _is_count(state["version"])
+        and _is_count(state["next_batch"], most=int(checkpoint.name))
+        and _are_tensors(state["buffers"])
+    )
+    if not is_sound:
+        raise _unsound(checkpoint, PARAMETERS)
+    parameters = Parameters(**state)
+    states = _server_states(checkpoint)
+    if not states:
+        return parameters
+    x = torch.cat([one["x"] for one in states])
+    if x.shape != parameters.x.shape:
+        raise _unsound(checkpoint, "server-0.pt")
+    return replace(parameters, x=x, version=states[0]["version"])
+
+
+def load_fitting(checkpoint: Path, num_elements: int, dtype: torch.dtype, num_workers: int | None = None) -> Parameters:
+    """Reads the shared part for a model with so many elements, of a run that can only go on with so many workers (None: any).
+
+    Raises:
+        UsageError: it is of another model, or of a run with more or fewer workers.
+    """
+    saved = load_parameters(checkpoint)
+    if saved.x.shape != (num_elements,) or saved.x.dtype != dtype:
+        raise UsageError(
+            f"The checkpoint in {checkpoint} holds {saved.x.numel()} elements of {saved.x.dtype}, this model has"
+            f" {num_elements} of {dtype}; resume with the task that the run was started with."
+        )
+    num_before = len(describe(checkpoint)["workers"])
+    if num_workers is not None and num_before != num_workers:
+        raise UsageError(
+            f"Lockstep rounds depend on the number of workers: resume this run with {num_before}, not {num_workers}."
+        )
+    return saved
+
+
+def load_rule_state(checkpoint: Path, begin: int, end: int) -> dict[str, torch.Tensor]:
+    """The servers' state for elements `begin` to `end` of the flat vector, whatever the shards were that saved it."""
+    states = _server_states(checkpoint)
+    found: dict[str, torch.Tensor] = {}
+    for name in {name: None for state in states for name in state["rule"]}:
+        sizes = [last - first for first, last in (state["range"] for state in states)]
+        values = [state["rule"].get(name) for state in states]
+        kinds = [one is not None and one.dim() == 1 and len(one) == n for one, n in zip(values, sizes, strict=True)]
+        if not any(kinds):
+            found[name] = next(one for one in values if one is not None)
+            continue
+        like = values[kinds.index(True)]
+        assert like is not None
+        # A shard has one number for all of its elements where they are alike, and nothing where that is 0.
+        parts = [one if kind else like.new_zeros(n) + (0 if one is None else one)
+                 for one, kind, n in zip(values, kinds, sizes, strict=True)]  # fmt: skip
+        found[name] = torch.cat(parts)[begin:end]
+    return found
+
+
+def _server_states(checkpoint: Path) -> list[dict[str, Any]]:
+    """Those of all shards, in the order of their ranges, which make up the vector."""
+    states, names = [], parts(checkpoint, "server-")
+    for name in names:
+        state = load_part(checkpoint, name)
+        is_sound = (
+            state is not None
+            and state.keys() >= {"range", "x", "version", "rule"}
+            and _is_vector(state["x"])
+            and _is_count(state["version"])
+            and isinstance(state["range"], list | tuple)
+            and len(state["range"]) == 2
+            and all(_is_count(end) for end in state["range"])
+            and state["range"][1] - state["range"][0] == len(state["x"])
+            and _are_tensors(state["rule"])
+        )
+        if not is_sound:
+            raise _unsound(checkpoint, name)
+        states.append(state)
+    states.sort(key=lambda state: state["range"])
+    ends = [0, *(state["range"][1] for state in states)]
+    if any(state["range"][0] != begin for state, begin in zip(states, ends, strict=False)):
+        raise _unsound(checkpoint, names[0])
+    return states
+
+
+def _load_worker(checkpoint: Path, worker_id: int) -> dict[str, Any] | None:
+    """One worker's part; None for one that was not there."""
+    name = f"worker-{worker_id}.pt"
+    state = load_part(checkpoint, name)
+    if state is None:
+        return None
+    optimizer, random = state.get("optimizer"), state.get("random")
+    is_sound = (
+        isinstance(optimizer, dict)
+        and isinstance(optimizer.get("state"), dict)
+        and isinstance(optimizer.get("param_groups"), list)
+        and optimizer["param_groups"]
+        and all(isinstance(one, dict) and isinstance(one.get("params"), list) for one in optimizer["param_groups"])
+        and _is_count(state.get("taken"))
+        and isinstance(random, torch.Tensor)
+        and random.dtype == torch.uint8
+        and random.shape == torch.get_rng_state().shape
+        and (
+            "x" not in state
+            or (_is_vector(state["x"]) and _is_count(state.get("version")) and _is_count(state.get("updates")))
+        )
+        and isinstance(state.get("program", {}), dict)
+    )
+    if not is_sound:
+        raise _unsound(checkpoint, name)
+    return state
+
+
+def load_worker(
+    checkpoint: Path,
+    worker_id: int,
+    optimizer: torch.optim.Optimizer,
+    expect: Callable[[int], None] = lambda _: None,
+) -> int:
+    """Restores one worker's optimizer and random state; returns the batches it had taken (0 for a worker new to the run).
+
+    Learning rate and all other settings stay those of `optimizer`: a resumed run may change them, and a loop with a scheduler
+    comes to the right one by itself, since it goes through its schedule again. Before, `expect` is called with the number of
+    parameters that the saved optimizer's first group has.
+    """
+    state = _load_worker(checkpoint, worker_id)
+    if state is None:
+        return 0
+    saved = state["optimizer"]["param_groups"]
+    expect(len(saved[0]["params"]))
+    settings = state_for_checkpoints(optimizer)["param_groups"]
+    if [len(one["params"]) for one in saved] != [len(one["params"]) for one in settings]:
+        raise UsageError(
+            f"The optimizer saved in {checkpoint} has other groups of parameters than this one; resume with the model and"
+            " optimizer that the run was started with."
+        )
+    optimizer.load_state_dict({**state["optimizer"], "param_groups": settings})
+    torch.set_rng_state(state["random"])
+    if "random on the GPU" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["random on the GPU"])
+    return state["taken"]
+
+
+def load_model(checkpoint: Path, worker_id: int) -> tuple[int, int, torch.Tensor] | None:
+    """(version, updates, x (P,)) of one worker, where each had a model of its own; None for one that was not there."""
+    state = _load_worker(checkpoint, worker_id) or {}
+    return (state["version"], state["updates"], state["x"]) if "x" in state else None
+
+
+def load_program(checkpoint: Path, worker_id: int) -> dict[str, Any] | None:
+    """What one worker's program kept of its own; None where it kept nothing, or was not there."""
+    return (_load_worker(checkpoint, worker_id) or {}).get("program")
+
+
+def load_optimizer_state(checkpoint: Path) -> dict[int, dict[str, torch.Tensor]]:
+    """The state that all workers shared, as the first of them saved it: by parameter's index, then by name."""
+    state = _load_worker(checkpoint, min(describe(checkpoint)["workers"]))
+    assert state is not None  # it has a part of each of them
+    return state["optimizer"]["state"]
+
+
+def same_round(checkpoint: Path, workers: list[int]) -> bool:
+    """Whether these workers' parts are all there, and have taken equally many batches; the checkpoint need not be complete."""
+    paths = [checkpoint / f"worker-{worker}.pt" for worker in workers]
+    if not all(path.exists() for path in paths):
+        return False
+    return len({tensor_files.load(path, "The checkpoint file")["taken"] for path in paths}) == 1
+
+
+def _is_vector(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 1 and value.is_floating_point()
+
+
+def _is_count(value: Any, most: int = _MOST) -> bool:
+    return type(value) is int and 0 <= value <= most
+
+
+def _are_tensors(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(one, torch.Tensor) for one in value.values())
+
+
+def _unsound(checkpoint: Path, name: str) -> UsageError:
+    return UsageError(
+        f"The checkpoint file {checkpoint / name} holds what no run writes, such as a number out of range; start the run again"
+        " without it."
+    )

@@ -1,0 +1,1 @@
+"""How vectors become fewer bytes."""

@@ -1,0 +1,1 @@
+"""Who trains on which samples, and how a worker fetches them."""

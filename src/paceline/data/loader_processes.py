@@ -1,0 +1,239 @@
+"""A user's loader whose own processes fetch the batches that a worker has claimed, ahead of the loop."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from paceline.data.claims import WorkerClaims
+from paceline.data.plan import derived_seed
+from paceline.data.sources import ABSENT, END
+
+__all__ = ["LoaderProcesses", "ending_with_worker", "until_stopped"]
+
+_MOST_AHEAD = 128  # batches; shared memory has room for twice as many
+_STOP_DEADLINE_S = 10.0  # from a SIGTERM to a whole job, loaders' processes included, until the run is being stopped
+_DEATH_DEADLINE_S = 5.0  # from a connection's end until the death of the process is known
+_LOOK_EVERY_S = 0.01
+_now_s = time.monotonic
+
+
+class LoaderProcesses:
+    """A twin of a DataLoader, with all of its settings, whose sampler is a worker's claims.
+
+    Batches are claimed as the loader asks for them, `prefetch_factor * num_workers` ahead (at most 128), and come in the order
+    in which they were claimed. Towards an epoch's end one of several asynchronous workers claims fewer, so that none ends much
+    later than the others; but for each of the loader's processes one, as far as it is those that the loop waits for. What is
+    claimed and not handed out, as the loop leaves the epoch or the run is stopped, is given back.
+
+    Args:
+        loader: the user's.
+        num_workers: of the run.
+        draws_as: numbers of this worker, from which its loader's random numbers follow besides the loader's `generator`, which
+            is the same on all workers if it is seeded; empty: they follow from that alone.
+        has_processes: whether to use them; else batches are fetched in this process.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], num_workers: int, *, draws_as: tuple[int, ...] = (), has_processes: bool = True
+    ) -> None:
+        self._order = _ClaimedOrder(num_workers, loader.num_workers, loader.prefetch_factor or 1)
+        self._twin = ending_with_worker(loader)
+        self._twin.__dict__["sampler" if loader.batch_sampler is None else "batch_sampler"] = self._order
+        self._twin.in_order = True
+        if not has_processes:
+            self._twin.num_workers, self._twin.timeout = 0, 0
+        if draws_as and loader.generator is not None:
+            drawn = torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+            self._twin.generator = torch.Generator().manual_seed(derived_seed(int(drawn), *draws_as))
+        self.is_in_use = False
+
+    def epoch(self, claims: WorkerClaims, stopped: Callable[[], bool]) -> Generator[tuple[int, Callable[[], Any]]]:
+        """Numbers of batches, or ABSENT, and what each is fetched by."""
+        order, self.is_in_use = self._order, True
+        order.begin(claims)
+        try:
+            for batch in order.timed(until_stopped(self._twin, stopped, order.go_under_way)):
+                yield order.claimed.popleft(), lambda batch=batch: batch
+            # Rounds without a batch, and what others have given back since this loader ended.
+            while not stopped() and (number := order.claimed.popleft() if order.claimed else claims.next()) != END:
+                yield number, partial(claims.batches.fetch, claims.place(number))
+        finally:
+            claims.give_back(order.claimed, is_left=not stopped())
+            order.claimed.clear()
+            self.is_in_use = False
+
+
+class _ClaimedOrder:
+    """What the loader's processes are to fetch, claimed at the moment at which the loader asks."""
+
+    def __init__(self, num_workers: int, num_processes: int, prefetch_factor: int) -> None:
+        self._num_workers = num_workers
+        self._num_processes = num_processes
+        self._most = min(num_processes * prefetch_factor, _MOST_AHEAD)
+        self._claims: WorkerClaims | None = None
+        self.claimed: deque[int] = deque()
+
+    def begin(self, claims: WorkerClaims) -> None:
+        self._claims = claims
+        self._left: int | None = None  # batches of the epoch that nobody had claimed, as far as this worker knows
+        self.claimed.clear()
+        self._is_under_way = False  # whether the loader asks as it hands out the first of those claimed
+        self._waited_share = 0.0  # of the epoch's time so far, the loop for the loader
+
+    def go_under_way(self) -> None:
+        """The loader has asked for its first batches; from now on it asks as it hands one out."""
+        self._is_under_way = True
+
+    def timed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The same, noting which share of the time the loop waits for them."""
+        waited_s, begun_s = 0.0, _now_s()
+        asked_s = begun_s
+        for batch in batches:
+            came_s = _now_s()
+            waited_s += came_s - asked_s
+            self._waited_share = waited_s / max(came_s - begun_s, 1e-9)
+            yield batch
+            asked_s = _now_s()
+
+    def __iter__(self) -> _ClaimedOrder:
+        return self
+
+    def __next__(self) -> Any:
+        """The next batch's indices; a StopIteration may be followed by more: the loader asks again with each batch."""
+        assert self._claims is not None
+        ahead, most = len(self.claimed) - self._is_under_way, self._most
+        if self._left is not None and self._num_workers > 1:
+            busy = round(self._num_processes * self._waited_share)
+            most = min(most, max(busy, -(-self._left // self._num_workers)))
+        if ahead >= max(1, most):
+            raise StopIteration
+        number = self._claims.next()
+        if number == END:
+            raise StopIteration
+        self.claimed.append(number)
+        if number == ABSENT:  # an epoch's last round: nothing is left to fetch
+            raise StopIteration
+        self._claims.hold(number)
+        batches, place = self._claims.batches, self._claims.place(number)
+        if self._claims.is_shared and batches.length is not None:
+            self._left = max(0, batches.length - place - 1)
+        return batches.indices(place)
+
+
+def ending_with_worker(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """A copy of a loader, without processes as yet; those that it will have end with this one, however that ends."""
+    twin = copy.copy(loader)
+    twin._iterator = None
+    if loader.num_workers:
+        twin.worker_init_fn = _Begin(loader.worker_init_fn)
+    return twin
+
+
+def until_stopped(
+    loader: DataLoader[Any], stopped: Callable[[], bool], begun: Callable[[], object] = lambda: None
+) -> Iterator[Any]:
+    """A loader's batches; ends early where its processes have been ended with the whole job.
+
+    Args:
+        loader: the user's, or its twin.
+        stopped: whether the run is being stopped.
+        begun: called when the loader has asked for its first batches.
+    """
+    batches: Iterator[Any] | None = None
+    while True:
+        try:
+            if batches is None:
+                batches = iter(loader)
+                _Terminated.installed()
+                begun()
+            batch = next(batches)
+        except StopIteration:
+            return
+        except (RuntimeError, OSError, EOFError):  # such as of a connection to a process that has died
+            terminated = _Terminated.installed()
+            if stopped() or (terminated is not None and terminated.are_stopped(stopped)):
+                return
+            raise
+        yield batch
+
+
+@dataclass(frozen=True)
+class _Begin:
+    """A loader process's beginning.
+
+    PyTorch's own look at its parent comes every five seconds, and never where a fork server started the process. Until then it
+    would keep what it has inherited, such as the connections by which other workers know that this one is alive.
+    """
+
+    init: Callable[[int], None] | None
+
+    def __call__(self, worker_id: int) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the supervisor's, or the worker's, to heed
+        threading.Thread(target=_end_with_parent, name="paceline-worker-watch", daemon=True).start()
+        if self.init is not None:
+            self.init(worker_id)
+
+
+def _end_with_parent() -> None:
+    parent: Any = multiprocessing.parent_process()
+    parent.join()
+    os._exit(1)
+
+
+class _Terminated:
+    """PyTorch's handler of SIGCHLD, which raises an error when a loader's process is killed, but not for SIGTERM.
+
+    Where a job is ended, all of its processes get one: what the loop is about to do then is to end in order.
+    """
+
+    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
+        self._handler = handler
+        self._error: RuntimeError | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        try:
+            self._handler(number, frame)
+        except RuntimeError as error:
+            if f"{signal.strsignal(signal.SIGTERM)}" not in str(error):
+                raise
+            self._error = error
+
+    @staticmethod
+    def installed() -> _Terminated | None:
+        """In place of PyTorch's, which is there once a loader of this process has processes; None outside the main thread."""
+        handler = signal.getsignal(signal.SIGCHLD)
+        if threading.current_thread() is threading.main_thread() and callable(handler):
+            if not isinstance(handler, _Terminated):
+                handler = _Terminated(handler)
+                signal.signal(signal.SIGCHLD, handler)
+            return handler
+        return None
+
+    def are_stopped(self, stopped: Callable[[], bool]) -> bool:
+        """Whether a batch is missing as the run is being stopped; that a process has died may be known later than this.
+
+        Raises:
+            RuntimeError: a process has got a SIGTERM, and the run goes on; PyTorch's error.
+        """
+        begun_s = time.monotonic()
+        while time.monotonic() < begun_s + (_STOP_DEADLINE_S if self._error is not None else _DEATH_DEADLINE_S):
+            if stopped():
+                return True
+            time.sleep(_LOOK_EVERY_S)
+        if self._error is not None:
+            raise self._error
+        return False

@@ -1,0 +1,144 @@
+"""Which batch a worker trains on next: claimed from a shared counter, or its own part, or its place in a round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from paceline.data.plan import BatchPlan, Dynamic
+
+__all__ = ["ABSENT", "END", "BatchClaims", "DatasetBatches"]
+
+END = -1
+ABSENT = -2  # a lockstep round in which this worker has no batch: it takes part and weighs zero
+
+
+def _claimed_at(address: int) -> Callable[[], int]:
+    """Claims the next number of a counter that processes share."""
+    from paceline.memory.atomics import (
+        fetch_add,
+    )  # compiled, which takes a while to import; simulations need none of it
+
+    return lambda: fetch_add(address, 1)
+
+
+class BatchClaims:
+    """Hands out batch numbers: global numbers over all epochs, `epoch * batches_per_epoch + index`.
+
+    Args:
+        plan: the epoch's batches and their partition.
+        worker_id: this worker.
+        num_workers: workers of the run.
+        lockstep: whether batches are dealt in rounds.
+        counter: address of the shared counter of claimed batches, or a function that claims the next number.
+        max_epochs: epochs to hand out; None: no end.
+        max_steps: batches for this worker; None: no limit.
+        taken: batches that this worker took before (a resumed run, or an earlier incarnation).
+        done: batches that are left out: a resumed run begins with their updates.
+    """
+
+    def __init__(
+        self,
+        plan: BatchPlan,
+        *,
+        worker_id: int,
+        num_workers: int,
+        lockstep: bool,
+        counter: int | Callable[[], int],
+        max_epochs: float | None = None,
+        max_steps: int | None = None,
+        taken: int = 0,
+        done: Container[int] = (),
+    ) -> None:
+        self.plan = plan
+        self.taken = taken
+        self._done = done
+        self._worker_id = worker_id
+        self._num_workers = num_workers
+        self._lockstep = lockstep
+        self._claim = counter if callable(counter) else _claimed_at(counter)
+        self._max_steps = max_steps
+        self._own_parts = not isinstance(plan.partition, Dynamic)
+        self._limit = None if max_epochs is None else self._claims_in(max_epochs)
+
+    def _claims_in(self, epochs: float) -> int:
+        """How many claims `epochs` make: batches for all, or rounds or own batches for this worker."""
+        if self._lockstep:
+            return math.ceil(round(epochs * self.plan.rounds_per_epoch(self._num_workers), 6))
+        if self._own_parts:
+            return math.ceil(round(epochs * len(self.plan.worker_batches(self._worker_id, 0)), 6))
+        return self.plan.num_batches_for(epochs)
+
+    def next(self) -> int:
+        """The next batch number, ABSENT, or END."""
+        if self._max_steps is not None and self.taken >= self._max_steps:
+            return END
+        if self._lockstep or self._own_parts:
+            while (number := self._next_in_order()) in self._done:
+                self.taken += 1
+        else:
+            while (number := self._claim()) in self._done:
+                pass
+            if self._limit is not None and number >= self._limit:
+                return END
+        if number != END:
+            self.taken += 1
+        return number
+
+    def _next_in_order(self) -> int:
+        if self._limit is not None and self.taken >= self._limit:
+            return END
+        if self._lockstep:
+            number = self.plan.round_batch(self.taken, self._worker_id, self._num_workers)
+            return ABSENT if number is None else number
+        epoch, index = divmod(self.taken, len(self.plan.worker_batches(self._worker_id, 0)))
+        return self.plan.worker_batches(self._worker_id, epoch)[index]
+
+
+class DatasetBatches:
+    """Batches of a map-style data set: `(number, inputs, targets)`; `(number, None, None)` where the worker is absent.
+
+    A `TensorDataset` of inputs and targets is indexed as a whole; others are collated sample by sample.
+
+    Args:
+        dataset: training samples.
+        claims: hands out the numbers.
+        on_epoch: called with the epoch when this worker draws its first batch of it, and whether that is the first of all.
+    """
+
+    def __init__(
+        self, dataset: Dataset[Any], claims: BatchClaims, on_epoch: Callable[[int, bool], None] | None = None
+    ) -> None:
+        self._dataset = dataset
+        self._claims = claims
+        self._on_epoch = on_epoch
+        self._epoch = -1
+        self._tensors = dataset.tensors if type(dataset) is TensorDataset and len(dataset.tensors) == 2 else None
+
+    def next(self) -> tuple[int, Any, Any] | None:
+        """The next batch, or None at the end."""
+        number = self._claims.next()
+        if number == END:
+            return None
+        if number == ABSENT:
+            return (-1, None, None)
+        plan = self._claims.plan
+        epoch, index = divmod(number, plan.batches_per_epoch)
+        if epoch != self._epoch:
+            if self._on_epoch is not None:
+                self._on_epoch(epoch, index == 0)
+            self._epoch = epoch
+        indices = plan.indices(number)
+        return (number, *self._load(indices))
+
+    def _load(self, indices: torch.Tensor) -> tuple[Any, Any]:
+        if self._tensors is not None:
+            inputs, targets = self._tensors
+            return inputs.index_select(0, indices), targets.index_select(0, indices)
+        samples: Any = self._dataset
+        inputs, targets = default_collate([samples[i] for i in indices.tolist()])
+        return inputs, targets

@@ -1,0 +1,1 @@
+"""What a model is worth: of a task, of a user's loop; targets and limits."""

@@ -1,0 +1,64 @@
+"""What ends the run of a user's own loop before the loop does, and when it is evaluated."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import UsageError
+from paceline.specs.bounds import check_run
+
+__all__ = ["EVALUATE_EVERY_SAMPLES", "Goal"]
+
+EVALUATE_EVERY_SAMPLES = 10_000  # where nobody knows how long an epoch is
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """When to stop, and when to evaluate; with everything None, the loop decides and nothing is evaluated.
+
+    Args:
+        target_loss: stop once the mean of the last 100 losses of applied gradients, as reported, is at most this.
+        target_accuracy: instead: stop once `evaluate` finds at least this.
+        limit_s: stop after so many seconds of training, in a simulation virtual ones.
+        limit_samples: stop after so many samples of applied gradients.
+        evaluate_every_samples: evaluate so often; None: every quarter of an epoch with a target accuracy, else every epoch.
+    """
+
+    target_loss: float | None = None
+    target_accuracy: float | None = None
+    limit_s: float | None = None
+    limit_samples: int | None = None
+    evaluate_every_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        check_run(dataclasses.asdict(self))
+        if self.target_loss is not None and self.target_accuracy is not None:
+            raise UsageError("Give either a target loss or a target accuracy, not both.")
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is asked for at all."""
+        return any(value is not None for value in dataclasses.asdict(self).values())
+
+    def check(self, evaluate: Callable[..., Any] | None) -> None:
+        """Refuses a target that nobody can judge.
+
+        Raises:
+            UsageError: a target accuracy, and the loop's `attach` was given no `evaluate`.
+        """
+        if self.target_accuracy is not None and evaluate is None:
+            raise UsageError(
+                "A target accuracy needs a loop that can be evaluated: give attach a function of the model that returns its"
+                " test accuracy, attach(model, optimizer, evaluate=accuracy)."
+            )
+
+    def evaluate_every(self, epoch_samples: int) -> int:
+        """Samples between two evaluations of a loop whose epochs have so many; 0: nobody knows."""
+        if self.evaluate_every_samples is not None:
+            return self.evaluate_every_samples
+        if not epoch_samples:
+            return EVALUATE_EVERY_SAMPLES
+        return max(1, epoch_samples // (4 if self.target_accuracy is not None else 1))

@@ -1,0 +1,216 @@
+"""The gradient of a user's loop: its parameters' own, or one flat vector, handed out in buckets while backward computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.loop.never_stepped import StepsAwaited
+from paceline.loop.outside_changes import OutsideChanges
+from paceline.loop.own_batches import OwnBatches
+from paceline.loop.run_progress import RunProgress
+from paceline.replica.base import BaseReplica
+from paceline.replica.buckets import GradientBuckets
+
+__all__ = ["AttachedGradient"]
+
+_call_after_backward = torch.autograd.Variable._execution_engine.queue_callback  # pyright: ignore
+
+
+class AttachedGradient(BaseReplica):
+    """A replica whose gradients the loop's backward passes leave in the model's parameters.
+
+    Args:
+        base: as for `BaseReplica`.
+
+    Attributes:
+        accumulates: backward passes only add: a later one hands out what they add up to.
+    """
+
+    def __init__(self, **base: Any) -> None:
+        super().__init__(**base)
+        self.round = 0  # as long as the loop fetches its batches by itself, there are none
+        self._absent = False  # this round has no batch for this worker
+        self._state = "idle"  # idle -> gradient -> apply -> idle: what the program waits for
+        self._g: torch.Tensor | None = None
+        self._g_is_mine = False  # the program has asked for g: it may have changed it
+        self._ready: Callable[[torch.Tensor], None] | None = None
+        self._finish: Callable[[], None] | None = None
+        self._handing_out = False  # between a backward pass's first gradient and its end
+        self._call_after_backward = _call_after_backward
+        self._kept: dict[nn.Parameter, torch.Tensor | None] | None = None  # gradients that a step does not find
+        self._handed_out = False  # what the gradients hold has been handed out, and is what came back
+        self._g_version = 0  # PyTorch's count of changes of `g` when it was handed out
+        self._own: OwnBatches | None = None  # of a loop that fetches its batches by itself, as long as it seems to
+        self._told_samples = 0  # by the loop, of this step
+        self._weighed = 0  # samples of this step's backward passes that have been handed out before the present one
+        self._waits_for_step = False  # whose gradients these are is not known before an optimizer steps
+        self._progress: RunProgress | None = None
+        self.on_progress: list[Callable[[], None]] = []  # called before a step and after it
+        self.awaited: StepsAwaited | None = None  # until the loop's first step
+        self.outside: OutsideChanges | None = None  # what the loop does to its parameters by itself; None: not begun
+        self._published = 0  # version of the last step
+        self.accumulates = False
+
+    def count_in(self, progress: RunProgress) -> None:
+        """Tells the run's progress of every step from now on."""
+        self._progress = progress
+
+    def _move_on(self) -> None:
+        for call in self.on_progress:
+            call()
+
+    def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
+        self.samples += 0 if self._told_samples else self._weighed
+        self._weighed, self._published = 0, applied_version
+        if self._progress is not None:
+            self._progress.add(self.samples, self.round_samples)
+        self.round_samples = 0
+        super()._record(applied_version, gradient_version, failed_publishes)
+
+    def _hand_over(self, waiting_for: str) -> None:
+        """Lets the loop go on until it has what the program waits for."""
+        raise NotImplementedError
+
+    @property
+    def g(self) -> torch.Tensor:
+        """The gradient as one vector (P,), gathered when first asked for in a step."""
+        if self._g is None:
+            self._g = self.binding.zeros()
+        if not self._g_is_mine:
+            self._g_is_mine = True
+            if self._absent:
+                self._g.zero_()
+            else:
+                self._missing = self.binding.gather_gradients(self._g)
+        return self._g
+
+    def gradient(
+        self,
+        at: torch.Tensor,
+        version: int,
+        ready: Callable[[torch.Tensor], None] | None = None,
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        """Lets the loop run its forward and backward pass on `at` (P,).
+
+        With `ready`, buckets are handed out during backward and `finish` is called at its end, from within the loop's call of
+        `backward`: what the loop then does with the gradients, such as to clip them or to look for infinities in them, it
+        does with what came back. A second backward pass before the step adds to that, and all is handed out again, which is
+        right for whatever is linear; `accumulates` saves the sending.
+
+        Raises:
+            NoGradient: the loop has ended.
+        """
+        self._read_version = version
+        self.binding.bind(at)
+        self._g_is_mine = self._handed_out = False
+        self._missing = self.ranges if self._absent else None
+        self._ready, self._finish, self._hands_out = ready, finish, ready is not None
+        if ready is not None and self._buckets is None:
+            if self._g is None:
+                self._g = self.binding.zeros()
+            self._buckets = GradientBuckets(self.binding, self._g, self._on_gradient, num_workers=self._num_workers)
+        self._gradient_started_s = self._now_s()
+        if self._absent:
+            self._gradient_ended_s = self._gradient_started_s
+            if ready is not None:
+                self._hand_out_nothing(ready)
+        else:
+            if self.outside is not None:
+                self.outside.take()
+            self._hand_over("gradient")
+
+    def settle_outside(self) -> None:
+        """The program is about to go on with what the loop has made of its parameters."""
+        if self.outside is not None:
+            self.changed_outside |= self.outside.settle()
+
+    def digest(self) -> float:
+        """Of the parameters, where all workers have the same."""
+        return self.outside.digest() if self.outside is not None else 0.0
+
+    def _weigh_anew(self) -> int:
+        """What the passes so far come to has been handed out: the next one is weighed by its own samples; returns 0."""
+        self._weighed += self.samples
+        self.samples = 0
+        return 0
+
+    def _hide_gradients(self, others: Sequence[nn.Parameter] = ()) -> None:
+        self._kept = {p: p.grad for p in (*self.binding.parameters, *others)}
+        for parameter in self._kept:
+            parameter.grad = None
+
+    def _show_gradients(self, of: Sequence[nn.Parameter] | None) -> None:
+        """Gives back what was hidden; `of`: the parameters of the optimizer that has stepped, where others have yet to."""
+        if self._kept is not None:
+            for parameter in self._kept if of is None else self._kept.keys() & set(of):
+                parameter.grad = self._kept[parameter]
+
+    def _clear_gradients(self) -> None:
+        for parameter in self.binding.parameters:  # a loop that clears after its steps would add to it
+            parameter.grad = None
+
+    def _weigh(self) -> int:
+        """Counts the samples of batches that the loop has fetched by itself: a gradient never weighs 0.
+
+        Returns:
+            how many have not been counted before.
+        """
+        if self._own is None:
+            return 0
+        before, self.samples = self.samples, self._told_samples or max(1, self._own.samples)
+        return self.samples - before
+
+    def _on_gradient(self, index: int) -> None:
+        """Backward has added to a parameter's gradient."""
+        if self._ready is None or self._state != "gradient":
+            return
+        if self.accumulates or self._waits_for_step:
+            self._handed_out = False
+            return
+        assert self._buckets is not None
+        if not self._handing_out:
+            self._handing_out = True
+            self._weigh()
+            self._missing = None
+            self._buckets.begin(self._ready)
+            self._call_after_backward(self._end_of_backward)
+        if self._buckets.under_way and self._slowness is None:  # a slow worker hands out at the end of its time
+            self._buckets.complete(index)
+
+    def _hand_out_all(self) -> None:
+        """The step comes without a backward pass that handed out: all gradients are there."""
+        assert self._buckets is not None
+        assert self._ready is not None
+        self._missing = None
+        self._buckets.begin(self._ready)
+        self._end_of_backward()
+
+    def _end_of_backward(self) -> None:
+        assert self._buckets is not None
+        assert self._g is not None
+        self._handing_out = False
+        if self._slowness is not None:
+            self._slowness.sleep(self._gradient_started_s)
+        self._gradient_ended_s = self._now_s()  # what follows are waits
+        self._buckets.complete_all()
+        if self._finish is not None:
+            self._finish()
+        self.binding.bind_gradients(self._g, self.missing)
+        self._g_version = self._g._version
+        self._handed_out = True
+
+    def _hand_out_nothing(self, ready: Callable[[torch.Tensor], None]) -> None:
+        """Takes part without a batch; `g` becomes what the others' gradients come to."""
+        assert self._buckets is not None
+        assert self._g is not None
+        self._g.zero_()
+        for bucket in self._buckets.vectors:
+            ready(bucket)
+        if self._finish is not None:
+            self._finish()
+        self.binding.bind_gradients(self._g, self.missing)

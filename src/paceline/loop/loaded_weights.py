@@ -1,0 +1,100 @@
+"""What `load_state_dict` puts into a model: parameters in the places of others, and values that are soon written over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.loop.hidden_hooks import HiddenHook
+
+__all__ = ["Loads", "Places"]
+
+
+class Places:
+    """Where trained parameters are in a model: `load_state_dict(assign=True)` puts others in their places.
+
+    Args:
+        model: the loop's.
+        parameters: those that are trained.
+    """
+
+    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+        trained = set(parameters)
+        self._places = [
+            (module._parameters, name, parameter)
+            for module in model.modules()
+            for name, parameter in module._parameters.items()
+            if parameter in trained
+        ]
+
+    def others(self) -> dict[torch.Tensor, torch.Tensor]:
+        """What is in their places by now, of those that are not there any more."""
+        found = ((parameter, own.get(name)) for own, name, parameter in self._places)
+        return {one: other for one, other in found if one is not None and other is not None and other is not one}
+
+    def write_back(self) -> None:
+        """Gives what is in their places their values."""
+        for parameter, other in self.others().items():
+            other.data.copy_(parameter.data)
+
+
+class Loads:
+    """What `load_state_dict` has put into a model's parameters and buffers, where nothing has come of it since.
+
+    Other workers may write to the same memory, and where a loop has just loaded something, that is no longer to be seen there.
+    Costs a copy of what is loaded.
+
+    Args:
+        model: the loop's.
+
+    Attributes:
+        were_any: whether anything was loaded since the beginning.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.were_any = False
+        self._loaded: dict[torch.Tensor, tuple[int, torch.Tensor]] = {}
+        hook = _OnLoad(self._on_load)
+        self._handles = [module.register_load_state_dict_pre_hook(hook) for module in model.modules()]
+
+    @property
+    def any(self) -> bool:
+        """Whether there are any."""
+        return bool(self._loaded)
+
+    def forget(self) -> None:
+        """A step has been made since."""
+        self._loaded.clear()
+
+    def close(self) -> None:
+        """Looks on no more."""
+        for handle in self._handles:
+            handle.remove()
+        self.forget()
+
+    def value_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What was loaded into it, or what it holds."""
+        count, value = self._loaded.get(tensor, (-1, tensor))
+        return value if tensor._version == count else tensor.detach()
+
+    def _on_load(self, module: nn.Module, state: dict[str, Any], prefix: str) -> None:
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            value = state.get(prefix + name)
+            if tensor is not None and isinstance(value, torch.Tensor) and value.shape == tensor.shape:
+                self.were_any = True
+                self._loaded[tensor] = tensor._version + 1, value.detach().to(tensor, copy=True)
+
+
+class _OnLoad(HiddenHook):
+    """A hook before a module loads its part of a state."""
+
+    __slots__ = ("_on_load",)
+
+    def __init__(self, on_load: Any) -> None:
+        self._on_load = on_load
+
+    def __call__(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        self._on_load(module, state, prefix)

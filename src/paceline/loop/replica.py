@@ -1,0 +1,404 @@
+"""The replica behind `attach`: a worker program that runs as a greenlet inside the user's loop.
+
+The worker program of an algorithm is blocking code that asks for gradients; the user's loop is blocking code that makes them.
+The program therefore runs as a greenlet: it is resumed where the loop fetches a batch and in the optimizer's hooks before
+and after its step, and hands back wherever it needs the loop to do its part. Everything happens in one thread, so nothing is
+shared that would need a lock, and the optimizer's own step runs exactly once where the program applies a gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from greenlet import GreenletExit, getcurrent, greenlet
+from torch import nn
+
+from paceline.data.plan import length_of
+from paceline.errors import DivergedError, NoGradient, RunStopped, UsageError, WorkerLostError
+from paceline.loop.gradient import AttachedGradient
+from paceline.loop.own_batches import OwnBatches
+from paceline.loop.same_inputs import SameInputs
+from paceline.optim.settings import OptimizerSettings, raw_step, scaled_step, settings_of, state_of
+from paceline.optim.several_optimizers import SeveralOptimizers
+from paceline.ports.ports import Collectives
+from paceline.ports.replica import Piece
+from paceline.records.accruals import Accruals, LateLosses
+from paceline.replica.grad_scaler import take_over_scaling
+from paceline.replica.sharded import OwnedPieces
+from paceline.vectors.half_types import is_finite
+
+__all__ = ["AttachedReplica"]
+
+_NAN = math.nan
+_CHECK_EVERY_STEPS = 64  # how often parameters are checked for infinities, as the loop need not report its loss
+
+
+class AttachedReplica(AttachedGradient):
+    """A replica whose gradients come from the user's loop.
+
+    Args:
+        optimizer: the user's, or several as one.
+        alone: this is the run's only worker.
+        lockstep: whether workers go through rounds together, so that none may leave one out.
+        base: as for `BaseReplica`.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, *, alone: bool = False, lockstep: bool = False, **base: Any
+    ) -> None:
+        super().__init__(**base)
+        self._in_rounds = lockstep and not alone
+        self._scaled = False  # GradScaler makes the step under way
+        self._overflowed = False  # and has found an infinity in this worker's gradients
+        self._records = LateLosses(self._append or (lambda *fields: None))
+        if self._append is not None:
+            self._append = self._records.append
+        self.num_begun = 0
+        self._optimizer = optimizer
+        self._several = optimizer if isinstance(optimizer, SeveralOptimizers) else None
+        self._waits_for_step = self._several is not None and self._several.in_turn
+        self._raw_step = raw_step(optimizer)
+        self._ended = False
+        self._inside = False  # the replica itself is stepping: its hooks keep still
+        self._ranges: dict[Any, tuple[int, int]] = {}  # where each parameter lies in the flat vector, once asked for
+        self._owned: OwnedPieces | None = None
+        # To switch to the program and back; not under no_grad, which would cost as much as all else that a hook does: the
+        # program touches no tensor that autograd follows.
+        self._program = greenlet(lambda: None)
+        self._resume: Callable[[], Any] = self._program.switch
+        self._return: Callable[[], Any] = self._program.switch
+
+    # The loop's side
+
+    @property
+    def idle(self) -> bool:
+        """Whether the last step has ended and the next has not begun."""
+        return self._state == "idle"
+
+    def start(self, program: Callable[[], None]) -> None:
+        """Runs the program up to where it waits for its first step."""
+
+        def run() -> None:
+            try:
+                with suppress(NoGradient):
+                    program()
+            except WorkerLostError as error:  # others have seen before this worker that the run is over, and left
+                self._raise_if_stopped(error)
+                raise
+
+        loop = getcurrent()
+        self._program = greenlet(run, parent=loop)
+        self._resume, self._return = self._program.switch, loop.switch
+        self._resume()
+
+    def end(self, *, failed: bool = False) -> None:
+        """Ends the program: its steps are over, also one that was begun and gets no gradient; or, if that has failed, at once.
+
+        Either way it releases what it holds.
+        """
+        self._ended = True
+        self._records.settle(self.loss)
+        if self._buckets is not None:
+            self._buckets.remove()
+            self.binding.release_gradients()
+        if self._own is not None:
+            self._own.close()
+        if self._program.dead:
+            return
+        if failed:
+            self._program.throw(GreenletExit)
+        elif self._state == "idle":
+            self._resume()
+        else:
+            self.samples, self._batch, self._absent = 0, -1, True
+            self._gradient_started_s = self._gradient_ended_s = self._now_s()
+            self._program.throw(NoGradient)
+
+    def begin(self, started_s: float, batch_number: int, batch: Any, *, absent: bool = False) -> None:
+        """Begins a step: the program reads the parameters that the gradient will be computed at."""
+        if self.awaited is not None:
+            self.awaited.look()
+        samples = 0 if absent else max(1, length_of(batch))  # one whose length cannot be told weighs as one
+        if self._several is not None:
+            self._several.check_begin(absent=absent)
+        if self._state != "gradient":
+            self._records.settle(self.loss)
+            self._begin(started_s, batch_number, samples, absent=absent)
+        elif self._is_untouched:
+            self._give(batch_number, samples)
+        elif not absent:  # the loop did not step: it accumulates, or skipped a step that all had agreed on
+            self.samples = samples + (self._weigh_anew() if self._handed_out else self.samples)
+
+    def _begin(self, started_s: float, batch_number: int, samples: int, *, absent: bool = False) -> None:
+        if self.on_progress:
+            self._move_on()
+        self.settle_outside()
+        self.num_begun += 1
+        self._batch = batch_number
+        self.samples = samples
+        self._absent = absent
+        self._scaled = self._overflowed = False
+        self._begin_step(started_s)
+        self._resume()
+        if absent:
+            self._move_on()
+
+    def _give(self, batch_number: int, samples: int) -> None:
+        """The step under way, begun without a batch, gets one after all; or there is none for it, and it is over."""
+        self._records.settle(_NAN)
+        self._batch, self.samples = batch_number, samples
+        if not samples:
+            self._absent, self._missing = True, self.ranges
+            self._gradient_ended_s = self._gradient_started_s
+            if self._ready is not None:
+                self._hand_out_nothing(self._ready)
+            self._resume()
+
+    # A loop without `worker.batches`: its next step begins when the last one ends, whatever parts of the model it calls.
+
+    def watch(self, model: nn.Module, inputs: SameInputs | None = None) -> None:
+        """The loop may fetch its batches by itself; the first step then begins when it first calls something of the model.
+
+        Not at once: where batches come from `worker.batches`, parameters are read when the first is there.
+        """
+        self._own = OwnBatches(model, self.binding.parameters, self._called, inputs)
+
+    def takes_batches(self) -> None:
+        """The loop uses `worker.batches` from now on."""
+        if self._own is not None:
+            if self._own.touched:
+                self._weigh()
+            self._own.close()
+            self._own = None
+
+    def _called(self) -> None:
+        assert self._own is not None
+        self._raise_if_stopped()
+        if self.awaited is not None:
+            self.awaited.look(self._own.num_passes)
+        if self._state == "idle":
+            self._begin_without_batch()
+        elif self._handed_out:
+            self._own.forget()
+            self._weigh_anew()
+        self._records.settle(_NAN)  # of the last step, if nobody has reported it
+
+    def _begin_next(self) -> None:
+        assert self._own is not None
+        self._raise_if_stopped()
+        self._own.begin_step()
+        self._told_samples = 0
+        if self._state == "idle":
+            self._begin_without_batch()
+        else:  # GradScaler has left the step out, and the program still waits for a gradient
+            self.samples = 0
+
+    def _begin_without_batch(self, samples: int = 0) -> None:
+        self._begin(self._now_s(), -1, samples)
+
+    def _raise_if_stopped(self, cause: Exception | None = None) -> None:
+        if self._stopped():
+            raise RunStopped("the run was stopped") from cause
+
+    @property
+    def _is_untouched(self) -> bool:
+        """Whether the step under way was begun without a batch, and the loop has done nothing for it so far."""
+        return self._state == "gradient" and not self.samples and not (self._own is not None and self._own.touched)
+
+    def report(self, loss: float, samples: int | None = None) -> int:
+        """The loss of the step under way, or of the one just made: loops report before `step()` or after it.
+
+        Returns:
+            the number of that step.
+        """
+        if self._state == "gradient" and not self._is_untouched:
+            self.loss = loss
+            if samples is not None:
+                self._told_samples = samples
+                if self._own is None:
+                    self.samples = samples
+            return self.step
+        self._records.settle(loss, samples)
+        return self.step - (self._state == "gradient")
+
+    def before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The optimizer is about to step: the gradient is ready, and the program says on what it is applied."""
+        if self._inside:
+            return
+        if (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None:  # args[0] is the optimizer
+            raise UsageError(
+                "Optimizers with closures evaluate several gradients per step; attach needs one: use step()."
+            )
+        self.awaited = None
+        if self._several is not None and not self._several.begins(optimizer):
+            return
+        if self._state == "idle":  # nothing of the model was called, or the loop makes several steps with one batch
+            self._begin_without_batch(self.samples if self._own is None else 0)
+        self._records.settle(_NAN)
+        self.settle_outside()
+        if self._own is not None:
+            self._weigh()
+        if not self._handed_out:
+            if self._slowness is not None:
+                self._slowness.sleep(self._gradient_started_s)
+            self._gradient_ended_s = self._now_s()
+        self._scaled = hasattr(optimizer, "found_inf")
+        if self._scaled:
+            self._overflowed = take_over_scaling(optimizer)
+        if self._ready is not None and not self._handed_out:
+            self._hand_out_all()
+            if self._scaled and self._g is not None:
+                self._overflowed = not is_finite(self._g)
+        if self._scaled and self._overflowed and not self._in_rounds:  # nobody waits for this worker
+            self._hide_gradients([p for group in optimizer.param_groups for p in group["params"]])
+            return
+        self._resume()
+        if self._several is not None:
+            self._several.check_turn()
+        if self._state != "apply":  # the program applied nothing: the step must find no gradients
+            self._hide_gradients()
+
+    def after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The optimizer has stepped."""
+        if self._inside:
+            return
+        if self._kept is not None:
+            self._show_gradients(None if self._several is None else self._several.parameters(optimizer))
+        if self._several is not None and not self._several.ends(optimizer):
+            return
+        if self._kept is None:
+            self._resume()
+        self._kept = None
+        if self.on_progress:
+            self._move_on()
+        if self._own is not None:
+            self._begin_next()
+        elif self.outside is not None:
+            self.outside.take(idle=True, version=self._published)
+
+    # The program's side
+
+    def _hand_over(self, waiting_for: str) -> None:
+        self._state = waiting_for
+        self._return()
+
+    def steps(self) -> Iterator[int]:
+        """This worker's steps, from 1; the loop decides how many."""
+        while not self._ended:
+            self._state = "idle"
+            self._return()
+            if not self._ended:
+                yield self.step
+
+    def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:
+        """Lets the optimizer take its one step on `to` (P,), a copy of `of` if given: the loop's own call of `step`.
+
+        Raises:
+            UsageError: it has been taken already.
+        """
+        if self._state == "idle" and not self._absent:
+            raise UsageError(
+                "With this delay several gradients can be due at once, and a loop of your own steps once: take a constant"
+                " delay, or paceline train, whose loop is Paceline's."
+            )
+        begun_s = self._now_s()
+        if of is not None:
+            to.copy_(of)
+        self.binding.bind(to)
+        if (self._scaled or self._absent) and self._is_left_out():
+            self._end_apply(to, begun_s)
+            return
+        if self._g_is_mine:
+            self.binding.scatter_gradients(self.g, self.missing)
+        if self._absent:
+            self._step_by_itself(scale)
+        elif scale == 1.0:
+            self._hand_over("apply")
+        else:
+            scaled_step(lambda: self._hand_over("apply"), self._optimizer, scale)
+        self._end_apply(to, begun_s)
+
+    def _is_left_out(self) -> bool:
+        """Whether GradScaler leaves this update out, while the round that it belongs to takes place.
+
+        Where workers average gradients, one infinity is in everybody's mean: all decide alike, with a batch or without.
+        """
+        if self._g_is_mine:
+            return (self._scaled or (self._absent and self._in_rounds)) and not is_finite(self.g)
+        return self._scaled and self._overflowed
+
+    def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
+        """Lets the optimizer take its one step on `to` (S,): the loop's own call of `step` finds these elements alone.
+
+        Raises:
+            UsageError: the loop has changed its gradients, of which the workers see different parts.
+        """
+        begun_s = self._now_s()
+        changed = self._handed_out and self._g is not None and self._g._version != self._g_version
+        if changed or self._scaled:
+            raise UsageError(
+                "Under all-reduce(sharded=true) a worker sees its own part of the mean gradient only, so a loop cannot clip or"
+                " change gradients between backward and step, nor scale them with GradScaler: use all-reduce without sharded."
+            )
+        if self._owned is None:
+            self._owned = OwnedPieces(self.binding, self._optimizer, pieces)
+        self._owned.bind(to, g, self.missing)
+        try:
+            if self._absent:
+                self._step_by_itself(1.0)
+            else:
+                self._hand_over("apply")
+        finally:
+            self._owned.release()
+        if self._absent:
+            self._clear_gradients()
+        self._end_apply(to, begun_s)
+
+    def make_state_whole(self, collectives: Collectives | None) -> None:
+        """At the end: where the optimizer has kept state for some elements only, it gets that of all."""
+        if self._owned is not None and collectives is not None:
+            self._owned.make_whole(collectives)
+
+    def _step_by_itself(self, scale: float) -> None:
+        """A step that the loop does not call, as this worker has no batch."""
+        self._inside = True
+        try:
+            with torch.no_grad():
+                scaled_step(self._raw_step, self._optimizer, scale)
+        finally:
+            self._inside = False
+            self._clear_gradients()
+
+    def _end_apply(self, x: torch.Tensor, begun_s: float) -> None:
+        self._state = "idle"
+        self._count_apply(begun_s)
+        if self.step % _CHECK_EVERY_STEPS == 0 and not is_finite(x):
+            raise DivergedError(f"The parameters are no longer finite at step {self.step}.")
+
+    def _make_accruals(self) -> Accruals:
+        """Between what waits for a step's loss and the recorder."""
+        accruals = Accruals(self._records.write)
+        self._records.write = accruals.append
+        return accruals
+
+    def optimizer_settings(self) -> OptimizerSettings:
+        """The user's optimizer as data."""
+        return settings_of(self._optimizer, self._range_of)._replace(missing=self.missing)
+
+    def optimizer_state(self) -> dict[str, torch.Tensor]:
+        """Its momentum and the like."""
+        return state_of(self._optimizer, self._range_of, self.binding.num_elements)
+
+    def _range_of(self, parameter: torch.Tensor) -> tuple[int, int] | None:
+        self._ranges = self._ranges or dict(zip(self.binding.parameters, self.ranges, strict=True))
+        return self._ranges.get(parameter)
+
+    def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        """`after - before` (P,), in memory of its own: the gradients belong to the loop."""
+        if self._g is None:
+            self._g = self.binding.zeros()
+        return torch.sub(after, before, out=self._g)

@@ -1,0 +1,1 @@
+"""How workers find each other, agree, come and go without a supervisor."""

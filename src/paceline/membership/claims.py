@@ -1,0 +1,90 @@
+"""Which batch is next, for workers that joined a run: with counts that all share, and without."""
+
+from __future__ import annotations
+
+import contextlib
+
+from paceline.data.epoch_claims import CLAIM_BATCHES, EpochClaims, first_said
+from paceline.membership.join_point import Meeting, MeetingLostError
+from paceline.ports.ports import Mailbox
+
+__all__ = ["JoinedClaims"]
+
+_COUNTED_EPOCHS = 1 << 15  # the join point's store takes twice as many keys
+
+
+class JoinedClaims(EpochClaims):
+    """Implements `EpochClaims` with counts at the join point, and without it by worker ids.
+
+    When the join point is gone, every worker goes on behind the last batch that it has seen claimed: the epoch's batch n is
+    then worker n mod N's, and what belongs to a worker that cannot be reached is shared in the same way by those that can. So
+    batches that others had claimed since then may be seen twice, at most a few for each worker; batches that a worker took
+    along when it died are seen by nobody, as always; and around a later death, those may be missed that one worker left to
+    another.
+
+    Args:
+        meeting: the join point.
+        mailbox: says who can be reached.
+        worker_id: this worker.
+        num_workers: N.
+        notes: takes a sentence when the join point is gone.
+
+    Attributes:
+        by_ids: whether batches are dealt out without the join point.
+    """
+
+    def __init__(self, meeting: Meeting, mailbox: Mailbox, worker_id: int, num_workers: int, notes: list[str]) -> None:
+        self._meeting = meeting
+        self._mailbox = mailbox
+        self._worker_id, self._num_workers = worker_id, num_workers
+        self._notes = notes
+        self.by_ids = False  # the join point is of no use any more
+        self._epoch = 0
+        self._places: list[int] = []
+        self._next = 0  # the first in the epoch that this worker has not seen claimed
+
+    def claim(self, epoch: int) -> int:
+        """The place of the next batch."""
+        if epoch != self._epoch:
+            self._epoch, self._next = epoch, 0
+            self._places.clear()
+        if not self._places and not self.by_ids and epoch < _COUNTED_EPOCHS:
+            try:
+                begin = self._meeting.add(f"next batch/{epoch}", CLAIM_BATCHES) - CLAIM_BATCHES
+                if begin < self._next:
+                    raise MeetingLostError(self._meeting.address)  # its count went back, so it is of no use
+                if not begin:
+                    self._meeting.add("epochs begun", 1)
+                self._next = begin + CLAIM_BATCHES
+                self._places.extend(range(begin, self._next))
+            except MeetingLostError:
+                self.by_ids = True
+                self._notes.append(
+                    f"The join point is gone: from batch {self._next:,} of epoch {epoch + 1:,} on, batches were dealt out by"
+                    " worker ids."
+                )
+        if self._places:
+            return self._places.pop(0)
+        while self._owner(self._next) != self._worker_id:
+            self._next += 1
+        self._next += 1
+        return self._next - 1
+
+    def newest(self) -> int:
+        """The newest epoch."""
+        with contextlib.suppress(MeetingLostError):
+            return max(0, self._meeting.add("epochs begun", 0) - 1)
+        return 0
+
+    def agree(self, digest: int) -> int:
+        """The first worker's digest; one's own where the join point is gone."""
+        with contextlib.suppress(MeetingLostError):
+            return first_said(self._meeting.compare_set, digest)
+        return digest
+
+    def _owner(self, place: int) -> int:
+        owner = place % self._num_workers
+        if owner == self._worker_id or owner in (there := self._mailbox.peers()):
+            return owner
+        alive = sorted({*there, self._worker_id})
+        return alive[place // self._num_workers % len(alive)]

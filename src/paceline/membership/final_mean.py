@@ -1,0 +1,207 @@
+"""The end of a run whose workers have models of their own and no supervisor: they agree on the mean."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from paceline.errors import PeerLostError
+from paceline.ports.checks import MOST, MalformedMessageError, checked_vector
+from paceline.ports.ports import Counts, Mailbox, Message, PeerBack, Ports, Received
+from paceline.records.summary import summarize
+from paceline.vectors.half_types import sum_type
+
+__all__ = ["FinalMean", "Given", "LeftWeights", "mean_of_all", "own_figures", "take_final_mean", "why_not_given"]
+
+_LEFT_AT_BREAK = 4  # batches that a loop has claimed when it leaves an epoch before its end, and not seen, at most
+
+
+class LeftWeights(NamedTuple):
+    """What worker 0's loop has put into its model after its last step, such as its best weights: the run's result."""
+
+    x: torch.Tensor  # (P,)
+    buffers: Sequence[torch.Tensor]  # the model's, in their order
+
+
+class FinalMean(NamedTuple):
+    """What `mean_of_all` returns."""
+
+    x: torch.Tensor  # (P,)
+    consensus_distance: float  # sum_i ||x_i - mean||^2 / n
+    num_models: int
+    num_not_given: int = 0  # batches that no worker was given, where that is certain
+
+
+class Given(NamedTuple):
+    """Batches that a worker's loop was given by a counter of all workers'."""
+
+    taken: int = 0  # how many; -1: another worker took more in its place, or took the same
+    reached: int = 0  # up to which number the loop went: all below are some worker's
+
+
+_NOTHING = Given()
+
+
+def why_not_given(number: int) -> str:
+    """What a user is told of batches that no worker was given."""
+    return (
+        f"{number:,} batches were given to no worker of this run: another program that has the key claimed them where the"
+        " workers meet. Start the run again at another port, with a key of its own (`paceline key FILE`)."
+    )
+
+
+def own_figures(records: np.ndarray, counts: Counts, *, gossip: bool) -> dict[str, Any]:
+    """The figures of a worker's own records and counts, on the time of its first step, as `result.json` names them."""
+    records = records.copy()
+    if len(records):
+        start_s = float(records["started_s"].min())
+        for column in ("started_s", "gradient_started_s", "gradient_ended_s", "ended_s"):
+            records[column] -= start_s
+    wall_s = float(records["ended_s"].max()) if len(records) else 0.0
+    figures = summarize({0: records}, num_workers=1, wall_s=wall_s, gossip=gossip)
+    return {**figures, "unresolved_exchanges": counts.unresolved_exchanges}
+
+
+def take_final_mean(
+    ports: Ports,
+    x: torch.Tensor,
+    deadline_s: float,
+    given: Given = _NOTHING,
+    buffers: Sequence[torch.Tensor] = (),
+    left: LeftWeights | None = None,
+) -> FinalMean | None:
+    """Replaces a worker's model `x` (P,) by the mean of all; over a mailbox by what worker 0 has `left`, and `buffers` too.
+
+    Warns of batches not given.
+
+    Returns:
+        what is known of the mean.
+    """
+    if ports.num_workers > 1 and ports.mailbox is None:
+        assert ports.collectives is not None
+        ports.collectives.all_reduce_mean(x, weight=1.0)
+        return None
+    if ports.num_workers == 1:
+        final = FinalMean(x, 0.0, 1, _not_given([given]))
+    else:
+        assert ports.mailbox is not None
+        final = mean_of_all(ports.mailbox, ports.worker_id, ports.num_workers, x, deadline_s, given, buffers, left)
+        x.copy_(final.x)
+    if final.num_not_given:
+        warnings.warn(why_not_given(final.num_not_given), stacklevel=2)
+    return final
+
+
+def _not_given(given: list[Given]) -> int:
+    """Batches that none of all workers was given, below the highest number that one reached; 0 where one cannot tell."""
+    if any(one.taken < 0 for one in given):
+        return 0
+    missing = max(one.reached for one in given) - sum(one.taken for one in given)
+    return missing if missing > _LEFT_AT_BREAK * len(given) else 0
+
+
+def mean_of_all(
+    mailbox: Mailbox,
+    worker_id: int,
+    num_workers: int,
+    x: torch.Tensor,
+    deadline_s: float,
+    given: Given = _NOTHING,
+    buffers: Sequence[torch.Tensor] = (),
+    left: LeftWeights | None = None,
+) -> FinalMean:
+    """The mean of all workers' models that are still there; every worker calls it and gets the same bits.
+
+    The lowest worker that can be reached collects the models and sends the mean to all. A worker that has left is not counted;
+    one that leaves while it collects is replaced by the next. Where nobody answers in time the worker's own model is returned.
+    What worker 0, who collects as long as it is there, has `left` takes the mean's place, and its buffers everybody's.
+    Costs: two messages of the model's size per worker, one after the other at the collecting worker.
+
+    Args:
+        mailbox: on which all else that comes is left alone.
+        worker_id: this worker.
+        num_workers: of the run.
+        x: its model (P,), not changed.
+        deadline_s: how long to wait for one worker.
+        given: the batches that its loop was given.
+        buffers: of its model; changed where worker 0 has left something.
+        left: what this worker, worker 0, has left; or None.
+    """
+    for collector in range(worker_id):
+        if collector not in mailbox.peers():  # a late comer may never have met it, and need not wait for it
+            continue
+        try:
+            mailbox.send(collector, Message("final", collector, given.reached, x, given.taken))
+        except PeerLostError:
+            continue
+        answer = _receive(mailbox, deadline_s, "mean", collector, x)
+        if answer is not None:
+            mean, about = answer
+            if about.version < 0:  # it is what worker 0 has left
+                _receive_buffers(mailbox, deadline_s, collector, buffers)
+                return FinalMean(mean, about.weight, about.number, -1 - about.version)
+            return FinalMean(mean, about.weight, about.number, about.version)
+    return _collect(mailbox, worker_id, num_workers, x, deadline_s, given, left)
+
+
+def _receive(
+    mailbox: Mailbox, deadline_s: float, kind: str, sender: int, x: torch.Tensor, number: int | None = None
+) -> tuple[torch.Tensor, Message] | None:
+    """A vector like `x` from a worker, which may have come late or been away; None: it has left, or none has come in time."""
+    while True:
+        answer = mailbox.receive(deadline_s, kind=kind, sender=sender, number=number)
+        if isinstance(answer, PeerBack):
+            continue
+        if not isinstance(answer, Received):
+            return None
+        with contextlib.suppress(MalformedMessageError):  # the right one may follow
+            return checked_vector(answer, x), answer.message
+
+
+def _receive_buffers(mailbox: Mailbox, deadline_s: float, sender: int, buffers: Sequence[torch.Tensor]) -> None:
+    for number, buffer in enumerate(buffers):
+        raw = torch.empty(buffer.nbytes, dtype=torch.uint8, device="meta")
+        answer = _receive(mailbox, deadline_s, "left", sender, raw, number)
+        if answer is not None:
+            with torch.no_grad():
+                buffer.copy_(answer[0].view(buffer.dtype).view(buffer.shape))
+
+
+def _collect(
+    mailbox: Mailbox,
+    worker_id: int,
+    num_workers: int,
+    x: torch.Tensor,
+    deadline_s: float,
+    given: Given,
+    left: LeftWeights | None,
+) -> FinalMean:
+    models, all_given = {worker_id: x}, [given]
+    for other in range(worker_id + 1, num_workers):
+        if other in mailbox.peers():
+            answer = _receive(mailbox, deadline_s, "final", other, x, number=worker_id)
+            if answer is not None:
+                models[other] = answer[0]
+                taken, reached = answer[1].version, answer[1].weight
+                all_given.append(Given(taken, int(reached) if 0 <= reached < MOST else 0))
+    mean = torch.stack(list(models.values())).mean(dim=0, dtype=sum_type(x.dtype)).to(x.dtype)
+    distances = [float((one.double() - mean).square().sum()) for one in models.values()]
+    consensus_distance = sum(distances) / len(distances)
+    num_not_given = _not_given(all_given) if len(models) == num_workers else 0
+    messages = [Message("mean", len(models), consensus_distance, mean, num_not_given)]
+    if left is not None:
+        mean = left.x
+        messages = [Message("mean", len(models), consensus_distance, mean, -1 - num_not_given)]
+        for number, buffer in enumerate(left.buffers):
+            messages.append(Message("left", number, x=buffer.contiguous().view(-1).view(torch.uint8)))
+    for other in models:
+        if other != worker_id:
+            with contextlib.suppress(PeerLostError):
+                for message in messages:
+                    mailbox.send(other, message)
+    return FinalMean(mean, consensus_distance, len(models), num_not_given)

@@ -1,0 +1,348 @@
+"""The join point: one address at which the workers of a run meet. Whoever comes first holds it; later it may be gone."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import json
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any, TypeVar
+
+import zmq
+
+from paceline.errors import UsageError, WorkerLostError
+from paceline.membership.rendezvous import machine_of_this
+from paceline.transport.contexts import uninterrupted
+from paceline.transport.door import Door, prove
+from paceline.transport.keys import Keys, load_keys, own_keys
+
+__all__ = ["Meeting", "MeetingLostError"]
+
+_SLICE_S = 0.5
+_MOST_SLICES = 10  # an answer that takes longer than so many slices will not come
+_BETWEEN_TRIES_S = 0.1
+_CONNECT_S = 2.0
+_MOST_BYTES = 1 << 20  # of a question or an answer
+_MOST_KEYS = 1 << 16  # that the store takes
+_MOST_STORED = 1 << 26  # characters in them
+_MOST_NUMBER = 1 << 53
+_MOST_COUNTS = 1 << 16
+_MOST_ADDED = 64
+_WAITING_CONNECTIONS = 1024
+_T = TypeVar("_T", int, str, bool, None)
+
+
+class MeetingLostError(WorkerLostError):
+    """The join point is gone, or does not answer: a RuntimeError, as where a store of torch's own is."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(
+            f"The join point {address} is gone, or gives no answer that makes sense: start the run again at another one."
+        )
+
+
+class Meeting:
+    """A worker's (or agent's) place at the join point: a store with what mailboxes ask of one of torch's.
+
+    Binds the address if it is this machine's and free, and holds the store from then on; otherwise dials it. Whoever has not
+    the key gets no further than the handshake. What has once not answered is never asked again. It belongs to the process that
+    made it: a fork of that finds it lost.
+
+    Not a TCPStore, which asks for no key: whoever reaches it may read, change and fill it.
+
+    Args:
+        address: HOST:PORT.
+        key: the key file; None: the user's own one, where only this machine can reach the address.
+        deadline_s: how long to wait for whoever holds the address.
+
+    Attributes:
+        host: the address of this machine by which the others reach it; None: all are on this machine.
+        key: the key file for what workers send each other; needed with `host`.
+        holds: whether this process holds the store.
+        lost: whether the join point is gone.
+
+    Raises:
+        UsageError: the address or key is wrong, or the port is in use by something else.
+        WorkerLostError: nobody was there within the deadline.
+    """
+
+    def __init__(self, address: str, key: Path | None, deadline_s: float) -> None:
+        self.address = address
+        self._where = _resolve(address)
+        is_local = ipaddress.ip_address(self._where[0]).is_loopback
+        if key is None and not is_local:
+            raise UsageError(
+                f"Other machines can reach {address}, so what workers send each other must be encrypted: make a key with"
+                " `paceline key FILE`, copy it to every machine, and give --key FILE (or PACELINE_KEY=FILE)."
+            )
+        keys = own_keys() if key is None else load_keys(key)
+        self.lost = False
+        self.host: str | None = self._where[0]
+        self.key = key
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._point = self._hold_or_probe(keys, deadline_s)
+        self.holds = self._point is not None
+        if is_local:
+            self.host = self.key = None
+        self._context = zmq.Context()
+        self._asker = self._context.socket(zmq.DEALER)
+        self._asker.ipv6 = ":" in self._where[0]
+        _limit(self._asker)
+        self._asker.setsockopt(zmq.RECONNECT_IVL, -1)
+        prove(self._asker, keys)
+        self._monitor = self._asker.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+        self._poller = zmq.Poller()
+        for one in (self._asker, self._monitor):
+            self._poller.register(one, zmq.POLLIN)
+        self._asker.connect(_endpoint(self._where))
+        try:
+            self._greet(is_local)
+        except BaseException:
+            self.close()
+            raise
+
+    def _greet(self, is_local: bool) -> None:
+        try:
+            self.check([])
+        except MeetingLostError:
+            raise UsageError(
+                f"What listens at {self.address} does not answer to this key: all workers need the same --key (or"
+                " PACELINE_KEY); if it is no run, choose a free port for --join, the same for all."
+            ) from None
+        # The kernel lets in the same user's processes only, and those that it shows each other.
+        here = f"{machine_of_this()} {os.geteuid()}"
+        if is_local and self.agree("machine", here) != here:
+            raise UsageError(
+                f"The workers at {self.address} are other users' or in other containers: join at an address of this machine"
+                " that is not loopback, with --key FILE."
+            )
+
+    # Asking
+
+    def agree(self, name: str, wanted: str) -> str:
+        """What the first to come said about `name`; who comes first is taken at its word."""
+        return self.compare_set(name, "", wanted).decode()
+
+    def agree_words(self, name: str, wanted: dict[str, str]) -> dict[str, str]:
+        """The same of several words, each under a name of its own."""
+        with contextlib.suppress(ValueError, RecursionError):
+            words = json.loads(self.agree(name, json.dumps(wanted)))
+            if isinstance(words, dict) and all(isinstance(one, str) for one in words.values()):
+                return words
+        raise MeetingLostError(self.address)
+
+    def add(self, key: str, amount: int) -> int:
+        """As of torch's stores, as are the following; all raise `MeetingLostError`.
+
+        Counts are no values that one could set, and go up by 64 at most, so that nobody makes the others skip all batches.
+        """
+        return self._ask(int, "add", key, amount)
+
+    def set(self, key: str, value: str) -> None:
+        """Sets a key."""
+        self._ask(type(None), "set", key, value)
+
+    def get(self, key: str) -> bytes:
+        """The value of a key that is there."""
+        return self._ask(str, "get", key).encode()
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys are there."""
+        return self._ask(bool, "check", keys)
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Sets a key if it holds `expected` ("": nothing); returns what it holds then."""
+        return self._ask(str, "compare_set", key, expected, desired).encode()
+
+    def close(self) -> None:
+        """Leaves; whoever holds the store takes it along."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            if self._context.closed:
+                return
+            self.lost = True
+            self._asker.disable_monitor()
+            for one in (self._asker, self._monitor):
+                one.close(linger=0)
+            with uninterrupted():
+                self._context.term()
+        if self._point is not None:
+            self._point.close()
+
+    def _ask(self, kind: type[_T], *question: Any) -> _T:
+        if os.getpid() != self._pid:  # nor is the lock to be trusted: another thread may have held it
+            raise MeetingLostError(self.address)
+        with self._lock:
+            if not self.lost:
+                with contextlib.suppress(
+                    ValueError, RecursionError, zmq.Again
+                ):  # sending: it has gone since the last time
+                    self._asker.send(json.dumps(question).encode(), zmq.DONTWAIT)
+                    raw = self._answer_in_time()
+                    if raw is not None and _is_plain(answer := json.loads(raw), kind):
+                        return answer
+            self.lost = True
+            raise MeetingLostError(self.address)
+
+    def _answer_in_time(self) -> bytes | None:
+        # Counted in slices, so that a worker that was stopped for a while does not take its own silence for the other's.
+        for _ in range(_MOST_SLICES):
+            ready = dict(self._poller.poll(round(_SLICE_S * 1e3)))
+            if self._asker in ready:
+                return self._asker.recv_multipart()[0]
+            if self._monitor in ready:
+                return None
+        return None
+
+    # Getting there
+
+    def _hold_or_probe(self, keys: Keys, deadline_s: float) -> _Point | None:
+        """The store, which this process holds from now on; None: somebody else listens there, and can be reached."""
+        until_s = time.monotonic() + deadline_s
+        while True:
+            try:
+                return _Point(_endpoint(self._where), keys)
+            except zmq.ZMQError as error:
+                if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+                    raise UsageError(
+                        f"Cannot listen at {self.address}: {error.strerror}. Choose another port."
+                    ) from None
+            try:
+                with socket.create_connection(self._where[:2], timeout=_CONNECT_S) as probe:
+                    self.host = probe.getsockname()[0]
+                    return None
+            except OSError as error:
+                if time.monotonic() > until_s:
+                    raise WorkerLostError(
+                        f"Nobody was at the join point {self.address} within {deadline_s:g} s ({error.strerror or error}):"
+                        " start the first worker on that machine, and check that its port can be reached."
+                    ) from None
+            time.sleep(_BETWEEN_TRIES_S)
+
+
+class _Point:
+    """The store at a join point: a thread that answers whoever has the key.
+
+    Args:
+        endpoint: where to listen.
+        keys: of the run.
+
+    Raises:
+        ZMQError: nobody can listen there.
+    """
+
+    def __init__(self, endpoint: str, keys: Keys) -> None:
+        self._values: dict[str, str] = {}
+        self._num_stored = 0  # characters
+        self._counts: dict[str, int] = {}
+        self._context = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        _limit(self._router)
+        self._router.setsockopt(zmq.BACKLOG, _WAITING_CONNECTIONS)
+        self._door = Door(self._context, self._router, keys)
+        self._end = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        try:
+            self._router.ipv6 = "[" in endpoint
+            self._router.bind(endpoint)
+        except zmq.ZMQError:
+            self._free()
+            raise
+        self._thread = threading.Thread(target=self._serve, name="join-point", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Answers nobody any more."""
+        os.eventfd_write(self._end, 1)
+        self._thread.join()
+        self._free()
+
+    def _free(self) -> None:
+        self._router.close(linger=0)
+        self._door.close()
+        with uninterrupted():
+            self._context.term()
+        os.close(self._end)
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        for one in (self._router, self._door.asked, self._end):
+            poller.register(one, zmq.POLLIN)
+        while self._end not in (ready := dict(poller.poll())):
+            if self._door.asked in ready:
+                self._door.answer()
+            if self._router in ready:
+                sender, *frames = self._router.recv_multipart()
+                try:
+                    verb, *question = json.loads(b"".join(frames))
+                    answer = self._answer(verb, question)
+                except (
+                    ValueError,
+                    TypeError,
+                    KeyError,
+                    RecursionError,
+                ):  # another version's, which will not be told more
+                    answer = {}
+                self._router.send_multipart([sender, json.dumps(answer).encode()])
+
+    def _answer(self, verb: str, question: list[Any]) -> Any:
+        match verb, question:
+            case "check", [list(keys)]:
+                return all(key in self._values for key in keys)
+            case "get", [key]:
+                return self._values[key]
+            case "set", [str(key), str(value)]:
+                self._keep(key, value)
+            case "add", [str(key), int(amount)]:
+                if not 0 <= amount <= _MOST_ADDED or (key not in self._counts and len(self._counts) >= _MOST_COUNTS):
+                    raise ValueError(amount)
+                self._counts[key] = self._counts.get(key, 0) + amount
+                return self._counts[key]
+            case "compare_set", [str(key), str(expected), str(desired)]:
+                if self._values.get(key, "") == expected:
+                    self._keep(key, desired)
+                return self._values.get(key, "")
+            case _:
+                raise ValueError(verb)
+        return None
+
+    def _keep(self, key: str, value: str) -> None:
+        before = self._values.get(key)
+        more = len(value) - len(before) if before is not None else len(key) + len(value)
+        if (before is None and len(self._values) >= _MOST_KEYS) or self._num_stored + more > _MOST_STORED:
+            raise ValueError("the store is full")
+        self._values[key] = value
+        self._num_stored += more
+
+
+def _limit(socket: zmq.Socket) -> None:
+    socket.setsockopt(zmq.MAXMSGSIZE, _MOST_BYTES)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, round(_SLICE_S * _MOST_SLICES * 1e3))
+    socket.setsockopt(zmq.LINGER, 0)
+
+
+def _endpoint(where: tuple[Any, ...]) -> str:
+    host, port = where[:2]
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def _resolve(address: str) -> tuple[Any, ...]:
+    host, _, port = address.rpartition(":")
+    try:
+        if not host or not 0 < int(port) < 65536:
+            raise ValueError
+        return socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0][4]
+    except ValueError:
+        raise UsageError(f"A join point is written HOST:PORT, as 10.0.0.1:29400, and not {address!r}.") from None
+    except OSError as error:
+        raise UsageError(f"The host of {address} is not known here ({error.strerror}): give its IP address.") from None
+
+
+def _is_plain(answer: Any, kind: type) -> bool:
+    return type(answer) is kind and (kind is not int or abs(answer) < _MOST_NUMBER)

@@ -1,0 +1,220 @@
+"""Workers that another launcher started: torchrun, Slurm, MPI, Ray Train, TorchDistributor. They meet in torch's store."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.data.epoch_claims import StoredEpochClaims
+from paceline.errors import UsageError, WorkerLostError, name_workers
+from paceline.membership.environment import WorkerEnvironment
+from paceline.membership.rendezvous import address_of, common_store, missing_keys, own_part, wait_for_readers
+from paceline.ports.ports import Ports
+from paceline.ports.shared import MemoryRequest
+from paceline.transport.collectives import DistributedCollectives
+
+__all__ = ["Membership", "check_algorithm", "check_off_cpu", "ports_for"]
+
+_FAREWELL_S = 5.0
+_GROUP_EXTRA_S = 5.0  # the group's own deadline comes after ours, whose message says who is missing
+_NCCL_EXTRA_S = 60.0  # NCCL's counts from when an operation was given to the GPU, and ends the process
+_FINAL = "final"  # whether worker 0's loop has left something in its model
+_dist: Any = dist  # its type stubs do not name the stores
+_num_joined = 0  # attach may be used several times in a process; each time has a part of the store to itself
+
+
+def check_algorithm(spec: str, request: MemoryRequest) -> None:
+    """Refuses algorithms that these workers cannot run: they share no memory, and may be on several machines.
+
+    Raises:
+        UsageError: with the remedy.
+    """
+    if request.kind not in ("replicated", "served"):
+        raise UsageError(
+            f"{spec} works on memory that all workers share, and workers that torchrun or another launcher started share none:"
+            " start them with paceline.launch, or choose an algorithm that sends, such as all-reduce."
+        )
+    if request.copies > 1:
+        raise UsageError(
+            f"{spec} keeps a second copy of each shard in a process of its own, and torchrun or another launcher starts none:"
+            " start the workers with paceline.launch, or leave durability=replica out."
+        )
+
+
+def check_off_cpu(spec: str, request: MemoryRequest, environment: WorkerEnvironment | None) -> None:
+    """Refuses a model on a GPU where its parameters must lie in memory that processes share.
+
+    Raises:
+        UsageError: with the remedy.
+    """
+    if environment is not None and environment.supervised:
+        raise UsageError(
+            "Workers of paceline.launch share the CPU's memory: move the model there with model.cpu(), or start them with"
+            " torchrun, under which all-reduce, local-sgd, d-psgd and ad-psgd train on GPUs (ad-psgd also with --join)."
+        )
+    kinds = ("replicated", "racing") if environment is None else ("replicated",)
+    if request.kind not in kinds:
+        raise UsageError(
+            f"{spec} keeps the parameters in the CPU's memory: move the model there with model.cpu(), or choose all-reduce,"
+            " local-sgd, d-psgd or ad-psgd, which train on GPUs."
+        )
+
+
+class Membership:
+    """What one worker holds of a run whose launcher is not ours.
+
+    Uses the user's default process group if there is one, for nothing but to make a group of its own; otherwise it makes the
+    default group, and ends it.
+
+    Args:
+        environment: this worker, and the deadline.
+        hello: what all must agree on, as text: the algorithm, and the model's shapes.
+        gpu: the name of this worker's GPU, that no other GPU has, if collectives work on it: they are then NCCL's.
+
+    Raises:
+        UsageError: the workers disagree; the message says who differs. Or two have one GPU, or PyTorch has no NCCL.
+        WorkerLostError: a worker did not come within the deadline.
+    """
+
+    def __init__(self, environment: WorkerEnvironment, hello: dict[str, str], gpu: str | None = None) -> None:
+        global _num_joined
+        _num_joined += 1
+        self._worker_id, self._num_workers = environment.worker_id, environment.num_workers
+        self.deadline_s = environment.deadline_s
+        self._own_states, self._states = environment.random_states, ()
+        self._owns_default = not dist.is_initialized()
+        self.store: Any = own_part(common_store(environment), str(_num_joined))
+        self._agree(hello, gpu)
+        if gpu is not None and not dist.is_nccl_available():
+            raise UsageError(
+                "Collectives between GPUs are NCCL's, which this PyTorch was built without: move the model with model.cpu(),"
+                " or install PyTorch for CUDA on Linux."
+            )
+        self._is_nccl = gpu is not None
+        backend = "cpu:gloo,cuda:nccl" if self._is_nccl else "gloo"
+        group_timeout = timedelta(seconds=self.deadline_s + (_NCCL_EXTRA_S if self._is_nccl else _GROUP_EXTRA_S))
+        if self._owns_default:
+            dist.init_process_group(
+                backend,
+                store=_dist.PrefixStore("group", self.store),
+                rank=self._worker_id,
+                world_size=self._num_workers,
+                timeout=group_timeout,
+            )
+            self._group: Any = dist.group.WORLD
+        else:
+            self._group = dist.new_group(backend=backend, timeout=group_timeout)
+        self.collectives = DistributedCollectives(
+            self._group, self.store, self._worker_id, self._num_workers, timeout_s=self.deadline_s
+        )
+
+    def start_from_worker_0(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Every worker's tensors become worker 0's; those on a GPU go through the host's memory."""
+        for tensor in tensors:
+            if tensor.is_cpu:
+                self.collectives.broadcast(tensor)
+                continue
+            host = tensor.cpu().contiguous()
+            self.collectives.broadcast(host)
+            tensor.copy_(host)
+
+    def random_states(self) -> list[list[int]] | None:
+        """What the workers said of their generators; None: some said nothing."""
+        return [*self._states] if all(self._states) else None
+
+    def hears_of_left(self, is_left: bool) -> bool:
+        """Whether worker 0's loop has left something in its model: it says so, the others wait until it does.
+
+        Raises:
+            WorkerLostError: it does not leave its `with` within the deadline.
+        """
+        self.collectives.end()
+        if self._worker_id == 0:
+            self.store.set(_FINAL, "1" if is_left else "0")
+        elif missing_keys(self.store, [_FINAL], self.deadline_s):
+            raise WorkerLostError(
+                f"end: worker 0, whose model is the run's result, did not leave its `with` within {self.deadline_s:g} s. See"
+                " its output; or set PACELINE_DEADLINE_S higher."
+            )
+        return self.store.get(_FINAL) == b"1"
+
+    def claims(self) -> StoredEpochClaims:
+        """Claims of all workers' batches, in the store."""
+        return StoredEpochClaims(self.store)
+
+    def address(self) -> tuple[str | None, Path | None]:
+        """The address by which the others reach this worker, and the key file; neither is needed on one machine.
+
+        Raises:
+            UsageError: the workers are on several machines, and there is no key file.
+        """
+        return address_of(self.store, self._worker_id, self._num_workers, self.deadline_s)
+
+    def close(self, *, failed: bool) -> None:
+        """Leaves; worker 0, which may hold the store, stays until all have, or the deadline has passed.
+
+        After a failure it stays for as long as the others need to hear of it.
+        """
+        self.collectives.leave()
+        if failed and not self._worker_id:
+            with contextlib.suppress(RuntimeError):  # the store is gone, and so are those who would ask
+                self.store.set(_FINAL, "0")  # the others need not wait for what its loop leaves
+        group = None if self._owns_default else self._group
+        if failed and self._is_nccl:  # what hangs on the GPU would be waited for, until NCCL ends the process
+            abort: Any = getattr(dist.distributed_c10d, "_abort_process_group", dist.destroy_process_group)
+            abort(group)
+        else:
+            dist.destroy_process_group(group)
+        if self._worker_id == 0:
+            within_s = min(_FAREWELL_S, self.deadline_s) if failed else self.deadline_s
+            missing_keys(self.store, [f"left/{worker}" for worker in range(self._num_workers)], within_s)
+
+    def _agree(self, hello: dict[str, str], gpu: str | None) -> None:
+        self.store.set(f"hello/{self._worker_id}", json.dumps([hello, gpu, self._own_states], sort_keys=True))
+        keys = [f"hello/{worker}" for worker in range(self._num_workers)]
+        if missing := missing_keys(self.store, keys, self.deadline_s):
+            raise WorkerLostError(
+                f"start: {name_workers(missing)} did not call paceline.attach within {self.deadline_s:g} s. See its output;"
+                " it may have ended before."
+            )
+        others, gpus, self._states = zip(*(json.loads(self.store.get(key)) for key in keys), strict=True)
+        differing = [worker for worker, other in enumerate(others) if other != others[0]]
+        wait_for_readers(self.store, "hello", self._worker_id, range(self._num_workers))
+        if differing:
+            other = others[differing[0]]
+            what = next(name for name in other if other[name] != others[0].get(name))
+            raise UsageError(
+                f"The workers disagree on the {what}: {_short(others[0][what])} on worker 0, {_short(other[what])} on"
+                f" {name_workers(differing)}. Build the same model and name the same algorithm on every worker."
+            )
+        on_this = [worker for worker, other in enumerate(gpus) if gpu is not None and other == gpu]
+        if len(on_this) > 1:
+            raise UsageError(
+                f"{name_workers(on_this).capitalize()} have their models on one GPU, and NCCL needs one for each: use"
+                " model.to(f\"cuda:{os.environ['LOCAL_RANK']}\")."
+            )
+
+
+def ports_for(environment: WorkerEnvironment, request: MemoryRequest, ports: Ports, membership: Membership) -> Ports:
+    """The ports of a worker alone in its memory, made those of one among many: what reaches others comes from here."""
+    membership.collectives.counts = ports.counts
+    return dataclasses.replace(
+        ports,
+        worker_id=environment.worker_id,
+        num_workers=environment.num_workers,
+        random=Random(f"{environment.seed}/{environment.worker_id}"),
+        collectives=membership.collectives if request.collectives else None,
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."

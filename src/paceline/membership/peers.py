@@ -1,0 +1,195 @@
+"""A worker's way to its peers in a real run: the mailbox, its second program, and the end of both with the run."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from paceline.memory.waiting import RunStopped
+from paceline.ports.ports import Counts, PeerBack, PeerLeft, Received
+from paceline.transport.concurrency import ThreadConcurrency
+from paceline.transport.mailbox import ZmqMailbox
+
+_dist: Any = dist  # its type stubs do not name the stores
+
+__all__ = ["Peers", "ServerMailbox", "mailbox_part"]
+
+_STORE_DEADLINE_S = 60.0
+_LATE_CONNECT_S = 3.0
+_SWITCH_INTERVAL_S = 100e-6
+_LOOK_EVERY_S = 0.1  # at whether the run is being stopped
+_LOOK_ROUND_S = 0.2  # in which a server dials all workers that are there
+_GRACE_S = 5.0  # in which a server answers what is under way when a run is stopped
+
+
+def mailbox_part(store: Any) -> Any:
+    """The part of a run's store in which mailboxes find each other."""
+    return _dist.PrefixStore("mailbox", store)
+
+
+class Peers:
+    """Mailbox and further programs of one worker.
+
+    Args:
+        store: where the mailboxes of this run find each other, and nothing else is.
+        worker_id: this worker.
+        num_workers: of the run.
+        counts: messages and bytes are added there.
+        stopped: whether the run is being stopped.
+        incarnation: how many processes this worker has had before.
+        host: address of this machine by which the others reach it; None: all are on this machine.
+        key: the run's key file; needed with `host`.
+        connect: waits for all others at once; otherwise the caller does.
+        num_servers: members after the workers. Who has servers talks to them only, and waits for nobody at the start; and
+            where the run is being stopped, they still answer.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        worker_id: int,
+        num_workers: int,
+        counts: Counts,
+        stopped: Callable[[], bool],
+        *,
+        incarnation: int = 0,
+        num_servers: int = 0,
+        host: str | None = None,
+        key: Path | None = None,
+        connect: bool = True,
+    ) -> None:
+        self._zmq = ZmqMailbox(
+            store,
+            worker_id,
+            num_workers + num_servers,
+            incarnation=incarnation,
+            host=host,
+            keys=key,
+            counts=counts,
+        )
+        self.connect = self._zmq.connect
+        if worker_id >= num_workers:
+            self.connect(_LOOK_ROUND_S, needs_all=False)  # a successor must be the one who dials
+        elif num_servers:
+            self.connect(0.0, needs_all=False)
+        elif connect and incarnation:
+            self._connect_late()
+        elif connect:
+            self.connect(_STORE_DEADLINE_S)
+        # The program that averages needs the interpreter for microseconds at a time. By default it would get it from the one
+        # that trains only after 5 ms, at every message.
+        self._switch_interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        if worker_id >= num_workers:
+            self.mailbox: Any = ServerMailbox(self._zmq, stopped)
+        else:
+            self.mailbox = RunMailbox(self._zmq, stopped, grace_s=_GRACE_S if num_servers else 0.0)
+        self.concurrency = ThreadConcurrency()
+
+    def _connect_late(self) -> None:
+        """Meets those that are there, as one that takes a dead worker's place: another may have died or hang by now."""
+        until_s = time.monotonic() + _STORE_DEADLINE_S
+        self.connect(_LATE_CONNECT_S, needs_all=False)
+        while not self._zmq.peers() and self._zmq.awaited() and time.monotonic() < until_s:
+            self.connect(_LATE_CONNECT_S, needs_all=False)
+
+    def close(self, *, wait: bool = True) -> None:
+        """Says goodbye and frees the sockets; a thread does so where nobody can `wait` for messages to one who may be dead."""
+        sys.setswitchinterval(self._switch_interval_s)
+        if wait:
+            self._zmq.close()
+        else:
+            threading.Thread(target=self._zmq.close, name="mailbox-close", daemon=True).start()
+
+
+class RunMailbox:
+    """A mailbox in which a wait for one peer ends with the run; one for anyone is ended by a message to oneself.
+
+    Args:
+        inner: what sends and receives.
+        stopped: whether the run is being stopped.
+        grace_s: how long a wait may go on after that.
+
+    Attributes:
+        waited_s: seconds spent waiting for one peer; the caller reads it and sets it back to 0.
+    """
+
+    def __init__(self, inner: ZmqMailbox, stopped: Callable[[], bool], *, grace_s: float = 0.0) -> None:
+        self._inner = inner
+        self._stopped = stopped
+        self._grace_s = grace_s
+        self.send = inner.send
+        self.peers = inner.peers
+        self.waited_s = 0.0
+
+    def receive(
+        self,
+        timeout_s: float | None = None,
+        *,
+        kind: str | tuple[str, ...] | None = None,
+        sender: int | None = None,
+        number: int | None = None,
+    ) -> Received | PeerLeft | PeerBack | None:
+        """The next that fits, as in `Mailbox.receive`.
+
+        Raises:
+            RunStopped: the run is being stopped while this waits for `sender`.
+        """
+        wanted: dict[str, Any] = {"kind": kind, "sender": sender, "number": number}
+        if sender is None:
+            return self._inner.receive(timeout_s, **wanted)
+        begun_s = time.monotonic()
+        until_s = begun_s + timeout_s if timeout_s is not None else float("inf")
+        stopped_s = float("inf")
+        try:
+            while True:
+                left_s = until_s - time.monotonic()
+                arrival = self._inner.receive(max(0.0, min(_LOOK_EVERY_S, left_s)), **wanted)
+                if isinstance(arrival, Received) or (arrival is not None and not self._stopped()):
+                    return arrival
+                if self._stopped():
+                    stopped_s = min(stopped_s, time.monotonic())
+                    if time.monotonic() - stopped_s >= self._grace_s:
+                        raise RunStopped
+                if left_s <= _LOOK_EVERY_S:
+                    return None
+        finally:
+            self.waited_s += time.monotonic() - begun_s
+
+
+class ServerMailbox:
+    """A server's mailbox: its waits end when nobody needs it any more.
+
+    Args:
+        inner: what sends and receives.
+        stopped: whether all workers have ended.
+    """
+
+    def __init__(self, inner: ZmqMailbox, stopped: Callable[[], bool]) -> None:
+        self._inner = inner
+        self._stopped = stopped
+        self.send = inner.send
+        self.peers = inner.peers
+
+    def receive(self, timeout_s: float | None = None, **wanted: Any) -> Received | PeerLeft | PeerBack | None:
+        """The next that fits, as in `Mailbox.receive`.
+
+        Raises:
+            RunStopped: all workers have ended.
+        """
+        until_s = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
+        while True:
+            left_s = until_s - time.monotonic()
+            arrival = self._inner.receive(max(0.0, min(_LOOK_EVERY_S, left_s)), **wanted)
+            if arrival is not None:
+                return arrival
+            if self._stopped():
+                raise RunStopped
+            if left_s <= _LOOK_EVERY_S:
+                return None

@@ -1,0 +1,114 @@
+"""Where workers that another launcher started find each other: torch's store, and the address by which a worker is reached."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from paceline.errors import UsageError, WorkerLostError, name_workers
+from paceline.membership.environment import WorkerEnvironment
+
+__all__ = ["address_of", "common_store", "machine_of_this", "missing_keys", "own_part", "wait_for_readers"]
+
+_FAREWELL_S = 5.0
+_dist: Any = dist  # its type stubs do not name the stores
+_store: Any = None  # the one that this process has made
+
+
+def common_store(environment: WorkerEnvironment, what: str = "call paceline.attach") -> Any:
+    """The user's process group's store; else the launcher's; else one at MASTER_ADDR and MASTER_PORT, which worker 0 holds.
+
+    `what` worker 0 ought to do, for the message where it does not.
+    """
+    global _store
+    if dist.is_initialized():
+        return dist.distributed_c10d._get_default_store()
+    if _store is not None:
+        return _store
+    deadline, timeout = f"{environment.deadline_s:g} s", timedelta(seconds=environment.deadline_s)
+    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    holds_it = environment.worker_id == 0
+    try:
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            _store = next(_dist.rendezvous("env://", environment.worker_id, environment.num_workers, timeout=timeout))[
+                0
+            ]
+        else:
+            _store = _dist.TCPStore(host, int(port), is_master=holds_it, timeout=timeout, wait_for_workers=False)
+    except (RuntimeError, ValueError) as error:
+        if holds_it or isinstance(error, ValueError):
+            raise UsageError(
+                f"Worker 0 cannot listen at MASTER_PORT={port} ({str(error).splitlines()[0]}): choose a free port."
+            ) from error
+        raise WorkerLostError(
+            f"start: worker 0, which the others meet at {host}:{port}, did not {what} within {deadline}. See its"
+            " output; or MASTER_ADDR and MASTER_PORT are not the same everywhere."
+        ) from error
+    return _store
+
+
+def own_part(store: Any, name: str) -> Any:
+    """A part of the common store for one use of it.
+
+    torchrun's own store outlives the workers that it starts again: what the dead ones said in it must not count.
+    """
+    return _dist.PrefixStore(f"paceline/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}", store)
+
+
+def address_of(store: Any, worker_id: int, num_workers: int, deadline_s: float) -> tuple[str | None, Path | None]:
+    """The address by which the others reach this worker, and the key file; neither is needed on one machine.
+
+    Raises:
+        UsageError: the workers are on several machines, and there is no key file.
+        WorkerLostError: a worker did not come within the deadline.
+    """
+    key = os.environ.get("PACELINE_KEY")
+    store.set(f"machine/{worker_id}", machine_of_this())
+    keys = [f"machine/{worker}" for worker in range(num_workers)]
+    if missing := missing_keys(store, keys, deadline_s):
+        wait_for_readers(store, "absent", worker_id, sorted({*range(num_workers)} - {*missing}))
+        raise WorkerLostError(
+            f"start: {name_workers(missing)} did not come within {deadline_s:g} s. See its output; it may have ended before."
+        )
+    machines = {store.get(one).decode() for one in keys}
+    if len(machines) == 1:
+        return None, None
+    wait_for_readers(store, "machine", worker_id, range(num_workers))
+    if not key:
+        raise UsageError(
+            "The workers are on several machines, so what they send each other must be encrypted: make a key with"
+            " `paceline key FILE`, copy it to every machine, and set PACELINE_KEY=FILE for every worker."
+        )
+    with socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), deadline_s) as probe:
+        return probe.getsockname()[0], Path(key)
+
+
+def machine_of_this() -> str:
+    """Tells machines apart, and the containers of one machine; says nothing about them."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return " ".join([boot, *(str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in ("net", "pid"))])
+
+
+def wait_for_readers(store: Any, what: str, worker_id: int, workers: Sequence[int]) -> None:
+    """This worker has read what was said; who holds the store must not end, with an error, before all `workers` have (5 s)."""
+    store.set(f"read/{what}/{worker_id}", "1")
+    if worker_id == 0:
+        missing_keys(store, [f"read/{what}/{worker}" for worker in workers], _FAREWELL_S)
+
+
+def missing_keys(store: Any, keys: Sequence[str], within_s: float) -> list[int]:
+    """Waits until all keys are there; returns the positions of those that are not in time."""
+    until_s = time.monotonic() + within_s
+    missing = list(range(len(keys)))
+    while True:
+        missing = [index for index in missing if not store.check([keys[index]])]
+        if not missing or time.monotonic() > until_s:
+            return missing
+        time.sleep(0.005)

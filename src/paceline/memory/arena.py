@@ -1,0 +1,259 @@
+"""The shared memory of one run: parameters, records, counters and control words, laid out once and mapped by everyone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import torch
+
+from paceline.memory import atomics
+from paceline.memory.collectives import SharedMemoryCollectives
+from paceline.memory.epoch_claims import SharedEpochClaims
+from paceline.memory.locked import LockedVector
+from paceline.memory.racing import RacingVector
+from paceline.memory.replicated import ReplicatedVector
+from paceline.memory.ring import RecordRing
+from paceline.memory.segment import LINE_BYTES, Layout, Segment
+from paceline.memory.served import ServedVector
+from paceline.memory.shared_store import SharedStore
+from paceline.memory.slots import SlotPool
+from paceline.memory.staleness import SharedStalenessCounts
+from paceline.ports.ports import Ports
+from paceline.ports.shared import AVERAGE, MemoryRequest
+from paceline.system.clock import RealClock
+
+__all__ = ["Arena", "ArenaPlan", "plan_arena"]
+
+# A worker at full speed on a tiny model makes about 5,000 steps a second; the supervisor empties the rings every 50 ms.
+_RING_RECORDS = 16_384
+
+_CONTROL_WORDS = (
+    "abort",
+    "go",
+    "next_batch",
+    "checkpoint_epoch",
+    "epoch",
+    "initial_version",
+    "workers_done",
+    "unresolved_exchanges",
+    "final",
+)
+_CONTROL_STRIDE_BYTES = 64
+
+
+@dataclass(frozen=True)
+class ArenaPlan:
+    """What lies where; pickled to every worker."""
+
+    size_bytes: int
+    num_workers: int
+    num_servers: int
+    num_elements: int
+    dtype: torch.dtype
+    request: MemoryRequest
+    control: int
+    shared: Any
+    collectives: Any
+    staleness: Any
+    rings: tuple[Any, ...]
+    epoch_claims: int
+    store: int | None
+    ended: int  # one word per worker: nonzero once its program has ended
+    extra: Mapping[str, tuple[int, tuple[int, ...], torch.dtype]]  # named tensors: buffers, shared optimizer state
+
+    @property
+    def num_members(self) -> int:
+        """Who has a mailbox: the workers, and the servers' programs after them."""
+        return self.num_workers + self.num_server_programs
+
+    @property
+    def num_server_programs(self) -> int:
+        """The servers, and their second copies; in the mailbox they come after the workers."""
+        return self.num_servers * self.request.copies
+
+
+def plan_arena(
+    request: MemoryRequest,
+    *,
+    num_workers: int,
+    num_elements: int,
+    dtype: torch.dtype,
+    extra: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+) -> ArenaPlan:
+    """Lays out the memory for `num_workers` workers, the servers that they need, and one evaluator.
+
+    Args:
+        request: the kind of shared parameters.
+        num_workers: number of workers.
+        num_elements: length P of the flat vector, padding included.
+        dtype: its type.
+        extra: further tensors that all workers share, by name: shape and type.
+    """
+    layout = Layout()
+    control = layout.reserve("control", _CONTROL_STRIDE_BYTES * len(_CONTROL_WORDS), alignment_bytes=64)
+    num_servers = request.servers if num_workers > 1 else 0  # a lone worker needs none
+    num_participants = num_workers + num_servers * request.copies + 1
+    kind = _KINDS[request.kind]
+    options: dict[str, Any] = {}
+    if request.kind == "served":
+        options = {"num_servers": num_servers, "num_copies": request.copies, "averaged": request.averaged}
+    shared = kind.reserve(layout, num_elements, num_participants, num_evaluators=1, dtype=dtype, **options)
+    collectives = (
+        SharedMemoryCollectives.reserve(layout, num_elements, num_workers, dtype=dtype) if request.collectives else None
+    )
+    staleness = SharedStalenessCounts.reserve(layout)
+    rings = tuple(
+        RecordRing.reserve(layout, capacity=_RING_RECORDS, name=f"ring {worker}") for worker in range(num_workers)
+    )
+    epoch_claims = SharedEpochClaims.reserve(layout, num_workers)
+    store = SharedStore.reserve(layout, num_participants - 1) if request.mailbox else None
+    ended = layout.words("ended", num_workers)
+    places = {
+        name: (layout.reserve(name, max(8, _num_bytes(shape, kind_)), alignment_bytes=64), shape, kind_)
+        for name, (shape, kind_) in extra.items()
+    }
+    return ArenaPlan(
+        size_bytes=layout.size_bytes,
+        num_workers=num_workers,
+        num_servers=num_servers,
+        num_elements=num_elements,
+        dtype=dtype,
+        request=request,
+        control=control,
+        shared=shared,
+        collectives=collectives,
+        staleness=staleness,
+        rings=rings,
+        epoch_claims=epoch_claims,
+        store=store,
+        ended=ended,
+        extra=places,
+    )
+
+
+class Arena:
+    """One participant's view of the run's memory.
+
+    Args:
+        segment: mapped memory of at least `plan.size_bytes`.
+        plan: from `plan_arena`.
+        participant_id: a worker's id; a server's, which come after them; the evaluator's comes last.
+        incarnation: of that worker.
+    """
+
+    def __init__(self, segment: Segment, plan: ArenaPlan, participant_id: int, incarnation: int = 0) -> None:
+        self.segment = segment
+        self.plan = plan
+        self.participant_id = participant_id
+        self._addresses = {
+            name: segment.address + plan.control + _CONTROL_STRIDE_BYTES * index
+            for index, name in enumerate(_CONTROL_WORDS)
+        }
+        abort = self._addresses["abort"]
+        options: dict[str, Any] = {"kind": plan.request.lock} if plan.request.kind == "locked" else {}
+        if plan.request.kind == "replicated":
+            options = {"own_models": plan.request.own_models}
+        self.shared: Any = _KINDS[plan.request.kind](
+            segment, plan.shared, participant_id, incarnation, abort_address=abort, **options
+        )
+        if plan.request.averaged:
+            averages = [name for name in plan.extra if name.startswith(AVERAGE)]
+            self.shared.buffers = [(self.extra(name.removeprefix(AVERAGE)), self.extra(name)) for name in averages]
+        self.collectives = (
+            SharedMemoryCollectives(segment, plan.collectives, participant_id, abort_address=abort)
+            if plan.collectives is not None
+            else None
+        )
+        self.staleness = SharedStalenessCounts(segment, plan.staleness)
+
+    def address(self, word: str) -> int:
+        """Where a control word lies.
+
+        "epoch" is the newest that a loop under `attach` entered; "final" is 1 once all have ended and the vector is the run's
+        result, 2 if worker 0's loop has put it there.
+        """
+        return self._addresses[word]
+
+    def load(self, word: str) -> int:
+        """Value of a control word."""
+        return atomics.load(self._addresses[word])
+
+    def store(self, word: str, value: int) -> None:
+        """Sets a control word."""
+        atomics.store(self._addresses[word], value)
+
+    def add(self, word: str, value: int) -> None:
+        """Adds to a control word."""
+        atomics.fetch_add(self._addresses[word], value)
+
+    def mark_ended(self, worker_id: int) -> None:
+        """Says that this worker makes no further update: its program has ended, or it has died for good."""
+        atomics.store(self._ended(worker_id), 1)
+
+    def mark_gone(self, worker_id: int) -> None:
+        """Says the same of one that is not there any more, so that nobody waits for it, nor for what worker 0 leaves."""
+        if self.collectives is not None:
+            self.collectives.mark_lost(worker_id)
+        self.mark_ended(worker_id)
+        if not worker_id and not self.load("final"):
+            self.store("final", 1)
+
+    def all_ended(self) -> bool:
+        """Whether no worker makes a further update."""
+        return all(atomics.load(self._ended(worker)) for worker in range(self.plan.num_workers))
+
+    def _ended(self, worker_id: int) -> int:
+        return self.segment.address + self.plan.ended + LINE_BYTES * worker_id
+
+    def ring(self, worker_id: int) -> RecordRing:
+        """The ring that a worker's records go through."""
+        return RecordRing(self.segment, self.plan.rings[worker_id])
+
+    def epoch_claims(self) -> SharedEpochClaims:
+        """Where loops claim their batches."""
+        return SharedEpochClaims(self.segment, self.plan.epoch_claims, self.plan.num_workers)
+
+    def shared_store(self) -> SharedStore:
+        """Where the members' mailboxes find each other."""
+        assert self.plan.store is not None
+        return SharedStore(self.segment, self.plan.store, self.plan.num_members)
+
+    def extra(self, name: str) -> torch.Tensor:
+        """A named shared tensor; a new tensor object at every call."""
+        offset, shape, dtype = self.plan.extra[name]
+        return self.segment.tensor(offset, shape, dtype)
+
+    def ports(self, clock: RealClock, seed: int) -> Ports:
+        """What this worker's program is given."""
+        clock.stopped = lambda: bool(self.load("abort"))
+        return Ports(
+            worker_id=self.participant_id,
+            num_workers=self.plan.num_workers,
+            clock=clock,
+            random=Random(f"{seed}/{self.participant_id}"),
+            shared=self.shared,
+            staleness=self.staleness,
+            collectives=self.collectives,
+            num_servers=self.plan.num_servers,
+            copies=self.plan.request.copies > 1,
+        )
+
+    def waits(self, clock: RealClock) -> list[Any]:
+        """Everything whose `waited_s` is this worker's waiting time."""
+        return [clock, *(port for port in (self.shared, self.collectives) if hasattr(port, "waited_s"))]
+
+
+_KINDS: dict[str, Any] = {
+    "racing": RacingVector,
+    "locked": LockedVector,
+    "slots": SlotPool,
+    "replicated": ReplicatedVector,
+    "served": ServedVector,
+}
+
+
+def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return torch.Size(shape).numel() * dtype.itemsize

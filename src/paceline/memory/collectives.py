@@ -1,0 +1,326 @@
+"""All-reduce among the workers of one machine: every worker reduces its part of the vector, then all copy all parts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from paceline.errors import WorkerLostError, name_workers
+from paceline.memory.atomics import load, store
+from paceline.memory.failpoints import fail_point
+from paceline.memory.segment import LINE_BYTES, PAGE_BYTES, Layout, Segment
+from paceline.memory.waiting import raise_if_stopped, wait_briefly, wake_all
+from paceline.ports.ports import Handle
+from paceline.vectors.half_types import add_up, sum_type, to_sum_type
+
+__all__ = ["LockstepPlan", "SharedMemoryCollectives"]
+
+_EXTRA_BYTES = 16 * LINE_BYTES  # besides vectors: a few numbers that are reduced in the same round
+_STRIP_ELEMENTS = 16  # to which each worker's piece of a vector may be padded
+
+_REMEDY = (
+    "Resume the run from its last checkpoint (`paceline train --resume RUN`), or choose an algorithm that goes on "
+    "without a worker (`paceline algorithms --tolerates kill`)."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockstepPlan:
+    """Where the shared areas of an all-reduce lie in their segment (offsets in bytes)."""
+
+    num_parameters: int
+    num_workers: int
+    dtype: torch.dtype
+    gradients: tuple[int, ...]  # one vector per worker
+    mean: int
+    weights: int  # float64 per worker
+    numbers: int  # likewise: those that travel along
+    arrivals: int  # one word per worker: how many barriers it has come to
+    losses: int  # one word per worker: nonzero once it is lost
+
+
+class _Operation(NamedTuple):
+    """One that has been started and not been carried out."""
+
+    kind: Literal["all-reduce", "reduce-scatter", "all-gather"]
+    vector: torch.Tensor  # (n,)
+    part: torch.Tensor  # (n / num_workers,); for all-reduce, the vector itself
+
+
+class _Pending:
+    """A handle: all operations that have been started are carried out when one of them is waited for."""
+
+    def __init__(self, carry_out: Callable[[int], None], number: int) -> None:
+        self._carry_out = carry_out
+        self._number = number
+
+    def wait(self) -> None:
+        """Returns with the result in place."""
+        self._carry_out(self._number)
+
+
+class SharedMemoryCollectives:
+    """Weighted means over all workers in lockstep; implements `Collectives`.
+
+    Per call: two barriers; each worker copies its vector in and the mean out, and for its own part reads one vector's
+    worth in all. Memory: `num_workers + 1` vectors.
+    Needs every worker every time; a lost one ends the run with `WorkerLostError`. A run that is being stopped ends between two
+    rounds: waiters leave only once somebody else has left, or one would have made an update that others have not.
+
+    The mean is `sum_k (w_k / w_f) * g_k / sum_k (w_k / w_f)`, where f is the first worker with a weight and sums run
+    in the order of worker ids. With equal weights all factors are exactly 1, so it is the plain sum divided by
+    their number; and weights that are sample counts take no product out of the vectors' range. One worker
+    computes each component, so all get the same bits. A single weighted vector is copied, bit for bit. Without any
+    weight the mean is zero. With `num_workers == 1` nothing is touched. Half types are added up in float32.
+
+    Operations that are only started are carried out at the first `wait`, all together in rounds of up to P elements: on the
+    cores that compute there is nothing to overlap with, and one round has two barriers whatever is in it.
+
+    Args:
+        segment: the shared memory.
+        plan: from `reserve`.
+        participant_id: the worker.
+        incarnation: accepted like elsewhere; a lockstep run does not go on with a second one.
+        abort_address: word that is nonzero when the run is being stopped; 0: there is none.
+        timeout_s: how long to wait for a worker that nobody has declared lost.
+
+    Attributes:
+        waited_s: seconds spent at barriers; the caller reads it and sets it back to 0.
+
+    Reference: Das et al., "Distributed Deep Learning Using Synchronous Stochastic Gradient Descent", 2016,
+        arXiv:1602.06709 (part-reduce and part-broadcast).
+    """
+
+    def __init__(
+        self,
+        segment: Segment,
+        plan: LockstepPlan,
+        participant_id: int,
+        incarnation: int = 0,
+        abort_address: int = 0,
+        *,
+        timeout_s: float = 600.0,
+    ) -> None:
+        self._gradients = [segment.tensor(offset, plan.num_parameters, plan.dtype) for offset in plan.gradients]
+        self._mean = segment.tensor(plan.mean, plan.num_parameters, plan.dtype)
+        self._weights = segment.array(plan.weights, plan.num_workers, np.float64)
+        self._numbers = segment.array(plan.numbers, plan.num_workers, np.float64)
+        self._arrivals = segment.address + plan.arrivals
+        self._losses = segment.address + plan.losses
+        self._num_workers = plan.num_workers
+        self._worker_id = participant_id
+        self._abort = abort_address
+        self._timeout_s = timeout_s
+        first = plan.num_parameters * participant_id // plan.num_workers
+        self._part = slice(first, plan.num_parameters * (participant_id + 1) // plan.num_workers)
+        self._num_barriers = 0
+        self._segment = segment
+        self._plan = plan
+        self._capacity_bytes = _size_bytes(plan.num_parameters, plan.num_workers, plan.dtype)
+        self._mean_part = self._mean[self._part]
+        self._total = to_sum_type(
+            self._mean_part
+        )  # what its mean is made of, in the same memory or wider memory of its own
+        self._areas: dict[tuple[int, int, int, torch.dtype], torch.Tensor] = {}
+        self._pending: list[_Operation] = []
+        self._num_started = self._num_done = 0
+        self.waited_s = 0.0
+
+    @staticmethod
+    def reserve(
+        layout: Layout,
+        num_parameters: int,
+        num_workers: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        name: str = "lockstep",
+    ) -> LockstepPlan:
+        """Reserves the vectors and words."""
+        size_bytes = _size_bytes(num_parameters, num_workers, dtype)
+        return LockstepPlan(
+            num_parameters=num_parameters,
+            num_workers=num_workers,
+            dtype=dtype,
+            gradients=tuple(
+                layout.reserve(f"{name}.gradient_{worker}", size_bytes, PAGE_BYTES) for worker in range(num_workers)
+            ),
+            mean=layout.reserve(f"{name}.mean", size_bytes, PAGE_BYTES),
+            weights=layout.reserve(f"{name}.weights", num_workers * 8),
+            numbers=layout.reserve(f"{name}.numbers", num_workers * 8),
+            arrivals=layout.words(f"{name}.arrivals", num_workers),
+            losses=layout.words(f"{name}.losses", num_workers),
+        )
+
+    def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
+        """Replaces `vector` (P,) by the weighted mean over all workers; returns the sum of their numbers.
+
+        Raises:
+            WorkerLostError: a worker was declared lost, or did not come within `timeout_s`.
+            RunStopped: the run is being stopped, and a worker has left it.
+        """
+        if self._num_workers == 1:
+            return number
+        self._carry_out(self._num_started)
+        # What is overwritten here was read by others before the second barrier of the last call, which all have passed.
+        self._weights[self._worker_id] = weight
+        self._numbers[self._worker_id] = number
+        if weight:
+            self._gradients[self._worker_id].copy_(vector)
+        self._barrier()
+        self._reduce_part()
+        total = sum(self._numbers.tolist())
+        self._barrier()
+        vector.copy_(self._mean)
+        return total
+
+    def start_all_reduce(self, vector: torch.Tensor) -> Handle:
+        """Begins replacing `vector` (n,) by the sum over all workers, in the order of their ids."""
+        return self._start(_Operation("all-reduce", vector, vector))
+
+    def start_reduce_scatter(self, vector: torch.Tensor, part: torch.Tensor) -> Handle:
+        """Begins summing `vector` (n,); `part` (n / num_workers,) becomes this worker's piece of the sum."""
+        return self._start(_Operation("reduce-scatter", vector, part))
+
+    def start_all_gather(self, part: torch.Tensor, vector: torch.Tensor) -> Handle:
+        """Begins collecting every worker's `part` (n / num_workers,) in `vector` (n,)."""
+        return self._start(_Operation("all-gather", vector, part))
+
+    def _start(self, operation: _Operation) -> Handle:
+        self._num_started += 1
+        self._pending.append(operation)
+        return _Pending(self._carry_out, self._num_started)
+
+    def _carry_out(self, number: int) -> None:
+        """Carries out all that was started, if operation `number` is still among it; workers wait at the same places."""
+        if number <= self._num_done:
+            return
+        operations, self._pending = self._pending, []
+        self._num_done = self._num_started
+        if self._num_workers == 1:
+            for operation in operations:
+                if operation.kind == "reduce-scatter":
+                    operation.part.copy_(operation.vector)
+                elif operation.kind == "all-gather":
+                    operation.vector.copy_(operation.part)
+            return
+        for round_ in self._rounds(operations):
+            self._run_round(round_)
+
+    def _rounds(self, operations: list[_Operation]) -> list[list[tuple[int, _Operation]]]:
+        """Operations with their offsets in the shared areas, as many per round as fit."""
+        rounds: list[list[tuple[int, _Operation]]] = [[]]
+        offset = 0
+        for operation in operations:
+            source = operation.part if operation.kind == "all-gather" else operation.vector
+            size_bytes = -(-source.numel() * source.itemsize // LINE_BYTES) * LINE_BYTES
+            assert size_bytes <= self._capacity_bytes, "an operation on more elements than the run has parameters"
+            if offset + size_bytes > self._capacity_bytes:
+                rounds.append([])
+                offset = 0
+            rounds[-1].append((offset, operation))
+            offset += size_bytes
+        return rounds
+
+    def _run_round(self, operations: list[tuple[int, _Operation]]) -> None:
+        me, workers = self._worker_id, range(self._num_workers)
+        for offset, operation in operations:
+            source = operation.part if operation.kind == "all-gather" else operation.vector
+            self._area(me, offset, source).copy_(source)
+        self._barrier()
+        for offset, (kind, vector, part) in operations:
+            if kind == "all-gather":
+                for worker, piece in zip(workers, vector.chunk(self._num_workers), strict=True):
+                    piece.copy_(self._area(worker, offset, part))
+                continue
+            first = vector.numel() * me // self._num_workers
+            mine = slice(first, vector.numel() * (me + 1) // self._num_workers)
+            target = part if kind == "reduce-scatter" else self._area(-1, offset, vector)[mine]
+            add_up([self._area(worker, offset, vector)[mine] for worker in workers], target)
+        self._barrier()
+        for offset, (kind, vector, _) in operations:
+            if kind == "all-reduce":
+                vector.copy_(self._area(-1, offset, vector))
+
+    def _area(self, worker: int, offset: int, like: torch.Tensor) -> torch.Tensor:
+        """Where a worker (-1: the result) keeps a vector of this length and type; made once."""
+        key = (worker, offset, like.numel(), like.dtype)
+        area = self._areas.get(key)
+        if area is None:
+            begin = self._plan.mean if worker < 0 else self._plan.gradients[worker]
+            area = self._areas[key] = self._segment.tensor(begin + offset, like.numel(), like.dtype)
+        return area
+
+    def mark_lost(self, worker_id: int) -> None:
+        """Says that this worker will not come any more: who waits for it now or later gets `WorkerLostError`."""
+        store(self._losses + worker_id * LINE_BYTES, 1)
+        wake_all(self._arrivals + worker_id * LINE_BYTES)
+
+    def _reduce_part(self) -> None:
+        mean, total = self._mean_part, self._total
+        weights = self._weights.tolist()
+        weighted = [worker for worker, weight in enumerate(weights) if weight]
+        if not weighted:
+            mean.zero_()
+            return
+        first = weighted[0]
+        total.copy_(self._gradients[first][self._part])
+        for worker in weighted[1:]:
+            total.add_(self._gradients[worker][self._part], alpha=weights[worker] / weights[first])
+        if len(weighted) > 1:
+            total.div_(sum(weights[worker] / weights[first] for worker in weighted))
+        if total is not mean:
+            mean.copy_(total)
+
+    def _barrier(self) -> None:
+        self._num_barriers += 1
+        own = self._arrivals + self._worker_id * LINE_BYTES
+        store(own, self._num_barriers)
+        wake_all(own)
+        fail_point("lockstep.arrived")
+        if self._all_arrived():
+            return
+        began_s = time.perf_counter()
+        try:
+            for worker in range(self._num_workers):
+                self._wait_for(worker, began_s)
+        finally:
+            self.waited_s += time.perf_counter() - began_s
+
+    def _wait_for(self, worker: int, began_s: float) -> None:
+        word = self._arrivals + worker * LINE_BYTES
+        while (arrived := load(word)) < self._num_barriers:
+            if load(self._losses + worker * LINE_BYTES):
+                # It may have arrived and died between our two looks; then this barrier is complete.
+                if load(word) >= self._num_barriers:
+                    return
+                raise_if_stopped(self._abort)
+                raise self._lost("has left the run (killed, or its loop ended earlier)")
+            if time.perf_counter() - began_s > self._timeout_s:
+                raise self._lost(f"did not come within {self._timeout_s:g} s")
+            wait_briefly(word, arrived)
+
+    def _all_arrived(self) -> bool:
+        return not self._missing()
+
+    def _missing(self) -> list[int]:
+        words = (self._arrivals + worker * LINE_BYTES for worker in range(self._num_workers))
+        return [worker for worker, word in enumerate(words) if load(word) < self._num_barriers]
+
+    def _lost(self, what_happened: str) -> WorkerLostError:
+        missing = self._missing()
+        present = [worker for worker in range(self._num_workers) if worker not in missing]
+        round_number = (self._num_barriers + 1) // 2
+        return WorkerLostError(
+            f"all-reduce {round_number}: {name_workers(present)} arrived, {name_workers(missing)} did not; "
+            f"one of the missing {what_happened}. {_REMEDY}"
+        )
+
+
+def _size_bytes(num_parameters: int, num_workers: int, dtype: torch.dtype) -> int:
+    """Of one area: for the parameters' vector in one operation; of half types, sums are float32."""
+    return (num_parameters + num_workers * _STRIP_ELEMENTS) * sum_type(dtype).itemsize + _EXTRA_BYTES

@@ -1,0 +1,1 @@
+"""A model in parts: its layers, for the balance equations."""

@@ -1,0 +1,1 @@
+"""The user's optimizer: as data, on a flat vector, on a part of it, and several as one."""

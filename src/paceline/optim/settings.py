@@ -1,0 +1,329 @@
+"""The user's optimizer elsewhere: what it is, as data, and the same one again on a part of the flat vector."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from paceline.errors import UsageError
+from paceline.vectors.flat import Ranges
+
+__all__ = [
+    "ELEMENTWISE", "FlatOptimizer", "OptimizerSettings", "SettingsGroup", "cut_state", "is_plain_sgd", "raw_step",
+    "scaled_step", "settings_of", "state_of",
+]  # fmt: skip
+
+# With these, every element of a parameter is updated from its own gradient and state alone, so one step over the whole flat
+# vector, or over parts of it, gives the same bits as one step per parameter, without a Python loop over parameters.
+ELEMENTWISE = {
+    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax,
+    torch.optim.ASGD, torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Rprop,
+}  # fmt: skip
+_BY_NAME = {kind.__name__: kind for kind in ELEMENTWISE}
+
+
+class SettingsGroup(NamedTuple):
+    """One parameter group: the elements of the flat vector (P,) that it is about, and its settings."""
+
+    ranges: tuple[tuple[int, int], ...]  # first element, and the one after the last
+    values: tuple[tuple[str, Any], ...]  # learning rate, momentum, ..., as torch names them
+
+
+class OptimizerSettings(NamedTuple):
+    """An elementwise torch.optim optimizer as data: its class and its groups, with the rates that hold now."""
+
+    name: str
+    groups: tuple[SettingsGroup, ...]
+    missing: Ranges = ()  # parameters without a gradient, which the next step leaves out
+
+    @property
+    def learning_rate(self) -> float:
+        """The first group's."""
+        return dict(self.groups[0].values)["lr"]
+
+    def to_tensor(self) -> torch.Tensor:
+        """As bytes, to be sent."""
+        return torch.frombuffer(bytearray(json.dumps(self).encode()), dtype=torch.uint8)
+
+    @classmethod
+    def from_tensor(cls, sent: torch.Tensor) -> OptimizerSettings:
+        """What `to_tensor` wrote.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        name, groups, missing = json.loads(bytes(sent.tolist()))
+        if name not in _BY_NAME:
+            raise ValueError(f"no optimizer {name!r}")
+        groups = tuple(SettingsGroup(_tuples(ranges), _tuples(values)) for ranges, values in groups)
+        return cls(name, groups, _tuples(missing))
+
+    def check(self, num_parameters: int) -> None:
+        """Whether the optimizer can be made of it, for a vector of so many elements.
+
+        Raises:
+            TypeError, ValueError: no.
+        """
+        if not self.groups:
+            raise ValueError("no groups")
+        for first, last in (*self.missing, *(own for group in self.groups for own in group.ranges)):
+            if not (type(first) is type(last) is int and 0 <= first <= last <= num_parameters):
+                raise ValueError(f"elements {first} to {last} of {num_parameters}")
+        for group in self.groups:
+            values = dict(group.values)
+            rate = values.pop("lr", None)
+            if not isinstance(rate, int | float) or not 0 <= rate < math.inf:
+                raise ValueError(f"a learning rate of {rate}")
+            _check_values(self.name, tuple(values.items()))
+
+
+@functools.lru_cache(maxsize=64)  # learning rates change, and little else does
+def _check_values(name: str, values: tuple[tuple[str, Any], ...]) -> None:
+    """Whether the optimizer takes them: its own checks, and the types of its defaults, which it leaves unchecked."""
+    kind, own, probe = _BY_NAME[name], dict(values), [nn.Parameter(torch.zeros(1))]
+    defaults, known = kind(probe, lr=1e-3).defaults, inspect.signature(kind).parameters.keys()
+    if own and not own.keys() >= defaults.keys() - {"lr"}:  # where only time is simulated there is a rate alone
+        raise ValueError(f"no {sorted(defaults.keys() - own.keys() - {'lr'})}")
+    for key in own.keys() & defaults.keys():
+        if not _is_alike(own[key], defaults[key]):
+            raise TypeError(f"{key}={own[key]!r}")
+    kind(probe, lr=1e-3, **{key: own[key] for key in own.keys() & defaults.keys() & known})
+
+
+def _is_alike(value: Any, default: Any) -> bool:
+    if isinstance(default, tuple):
+        return isinstance(value, tuple) and len(value) == len(default) and all(map(_is_alike, value, default))
+    if default is None or isinstance(default, bool):
+        return value is None or isinstance(value, bool)
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def settings_of(
+    optimizer: torch.optim.Optimizer, ranges: Callable[[nn.Parameter], tuple[int, int] | None]
+) -> OptimizerSettings:
+    """An optimizer as data.
+
+    Costs: a few microseconds per group, and per parameter.
+
+    Args:
+        optimizer: the user's.
+        ranges: where a parameter lies in the flat vector; None: it is not trained.
+
+    Raises:
+        UsageError: it is a class of the user's own, or one whose step needs whole parameters.
+    """
+    kind = type(optimizer)
+    if kind not in ELEMENTWISE:
+        known = ", ".join(sorted(_BY_NAME))
+        raise UsageError(
+            f"A server cannot apply {kind.__name__}, which it knows nothing of: choose one of {known}, or let the server apply"
+            " a rule of its own (apply=...)."
+        )
+    groups = []
+    for group in optimizer.param_groups:
+        values = tuple((key, _plain(value)) for key, value in group.items() if key != "params")
+        groups.append(SettingsGroup(tuple(filter(None, map(ranges, group["params"]))), values))
+    return OptimizerSettings(kind.__name__, tuple(groups))
+
+
+def state_of(
+    optimizer: torch.optim.Optimizer, ranges: Callable[[nn.Parameter], tuple[int, int] | None], num_elements: int
+) -> dict[str, torch.Tensor]:
+    """Momentum and the like of an optimizer as `FlatOptimizer.state` has it, for all of the flat vector; nothing: it has none.
+
+    Args:
+        optimizer: the user's.
+        ranges: where a parameter lies in the flat vector; None: it is not trained.
+        num_elements: of that vector.
+    """
+    own = [(ranges(one), optimizer.state.get(one, {})) for group in optimizer.param_groups for one in group["params"]]
+    return _as_vectors([(slice(*where), state) for where, state in own if where is not None], num_elements)
+
+
+def _as_vectors(states: list[tuple[slice, dict[str, Any]]], num_elements: int) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for key in {key: None for _, state in states for key in state}:
+        values = [(part, torch.as_tensor(state[key])) for part, state in states if state.get(key) is not None]
+        numbers = {value.item() for _, value in values if not value.dim()}
+        if len(numbers) == 1 and len(values) == len(states):
+            found[key] = values[0][1].clone()
+        elif values:
+            found[key] = torch.zeros(num_elements, dtype=values[0][1].dtype)
+            for part, value in values:
+                found[key][part] = value.flatten() if value.dim() else value
+    if found and not all(state for _, state in states):
+        found["without_state"] = torch.zeros(num_elements)
+        for part, state in states:
+            found["without_state"][part] = float(not state)
+    return found
+
+
+class FlatOptimizer:
+    """The optimizer that settings describe, on one part of the flat vector.
+
+    Args:
+        settings: of all of it.
+        x: the part's elements (n,), updated in place.
+        begin: where the part begins.
+    """
+
+    def __init__(self, settings: OptimizerSettings, x: torch.Tensor, begin: int) -> None:
+        self._name = settings.name
+        self._parts: list[tuple[nn.Parameter, slice]] = []
+        self._numbers: list[int] = []  # of the groups that have elements here
+        groups = []
+        for number, group in enumerate(settings.groups):
+            parameters = []
+            for first, last in group.ranges:
+                part = slice(max(first, begin) - begin, min(last, begin + len(x)) - begin)
+                if part.start < part.stop:
+                    parameters.append(nn.Parameter(x[part]))
+                    self._parts.append((parameters[-1], part))
+            if parameters:
+                groups.append({"params": parameters, **dict(group.values)})
+                self._numbers.append(number)
+        self._num_elements = len(x)
+        self._settings: OptimizerSettings | None = None
+        self._optimizer = _BY_NAME[settings.name](groups) if groups else None
+        self._step = raw_step(self._optimizer) if self._optimizer is not None else lambda: None
+
+    def step(
+        self, gradient: torch.Tensor, settings: OptimizerSettings, scale: float = 1.0, missing: Ranges = ()
+    ) -> None:
+        """One step with `gradient` (n,) at the settings' rates, times `scale`; the caller is under no_grad.
+
+        `missing` are elements of this part without a gradient, which make no step.
+
+        Raises:
+            UsageError: the settings are another optimizer's.
+        """
+        if self._optimizer is None:
+            return
+        if settings.name != self._name:
+            raise UsageError(f"The workers have different optimizers: {self._name} and {settings.name}.")
+        if settings is not self._settings or scale != 1.0:
+            for group, number in zip(self._optimizer.param_groups, self._numbers, strict=True):
+                group.update(settings.groups[number].values)
+                group["lr"] = group["lr"] * scale
+            self._settings = settings if scale == 1.0 else None
+        if missing:
+            self._cut({end for own in missing for end in own})
+        for parameter, part in self._parts:
+            if not any(first <= part.start < last for first, last in missing):
+                parameter.grad = gradient[part]
+        self._step()
+        for parameter, _ in self._parts:
+            parameter.grad = None  # its memory is the next message's
+
+    def _cut(self, ends: set[int]) -> None:
+        """Divides the parts within which one of these elements begins something else, and their state."""
+        assert self._optimizer is not None
+        parts, divided = dict(self._parts), []
+        for group in self._optimizer.param_groups:
+            parameters = []
+            for parameter in group["params"]:
+                part = parts[parameter]
+                within = sorted(end for end in ends if part.start < end < part.stop)
+                pieces = list(pairwise([part.start, *within, part.stop]))
+                state = self._optimizer.state.pop(parameter, None) if within else None
+                for first, last in pieces:
+                    own = slice(first - part.start, last - part.start)
+                    one = nn.Parameter(parameter.data[own]) if within else parameter
+                    if state:
+                        self._optimizer.state[one] = cut_state(state, own)
+                    parameters.append(one)
+                    divided.append((one, slice(first, last)))
+            group["params"] = parameters
+        self._parts = divided
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Copies of momentum and the like, as vectors (n,), without a dimension where it is one number for all.
+
+        Where elements have no state as yet, a vector `without_state` (n,) is 1 for these.
+        """
+        if self._optimizer is None:
+            return {}
+        state = self._optimizer.state
+        return _as_vectors([(part, state.get(parameter, {})) for parameter, part in self._parts], self._num_elements)
+
+    def load(self, state: dict[str, torch.Tensor]) -> None:
+        """Takes over what `state` returned."""
+        if self._optimizer is None or not state:
+            return
+        values = dict(state)
+        without = values.pop("without_state", torch.zeros(self._num_elements))
+        numbers = {key for key, value in self._kind_of_state().items() if not torch.as_tensor(value).dim()}
+        by_element = [without, *(value for key, value in values.items() if key in numbers and value.dim())]
+        self._cut({int(end) + 1 for one in by_element for end in one.diff().nonzero()})
+        for parameter, part in self._parts:
+            if not without[part.start]:
+                for key, value in values.items():
+                    own = slice(part.start, part.start + 1) if key in numbers else part
+                    one = (value[own] if value.dim() else value).clone()
+                    self._optimizer.state[parameter][key] = one.reshape(()) if key in numbers else one
+
+    def _kind_of_state(self) -> dict[str, Any]:
+        """What the optimizer keeps of a parameter: found by a step of a throw-away one."""
+        assert self._optimizer is not None
+        probe = nn.Parameter(torch.zeros(2, dtype=self._parts[0][0].dtype))
+        probe.grad = torch.zeros_like(probe)
+        one = _BY_NAME[self._name]([{**self._optimizer.param_groups[0], "params": [probe]}])
+        with torch.no_grad():
+            raw_step(one)()
+        return one.state[probe]
+
+
+def raw_step(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
+    """The optimizer's own step without PyTorch's wrappers (profiler range, hooks, gradient mode): the caller is under no_grad.
+
+    The wrappers cost about a tenth of a small model's step. A class of the user's own keeps them: it may rely on them.
+    """
+    wrapped = type(optimizer).step
+    if type(optimizer).__module__.startswith("torch.optim."):
+        return inspect.unwrap(wrapped).__get__(optimizer)
+    return optimizer.step
+
+
+def scaled_step(step: Callable[[], Any], optimizer: torch.optim.Optimizer, scale: float) -> None:
+    """One step with every learning rate multiplied by `scale` for its duration."""
+    if scale == 1.0:
+        step()
+        return
+    rates = [group["lr"] for group in optimizer.param_groups]
+    try:
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * scale
+        step()
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
+def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step is `x -= lr * g` and nothing else."""
+    extras = ("momentum", "weight_decay", "nesterov", "maximize", "differentiable", "fused")
+    return type(optimizer) is torch.optim.SGD and not any(optimizer.defaults[extra] for extra in extras)
+
+
+def cut_state(state: dict[str, Any], elements: slice) -> dict[str, Any]:
+    """An optimizer's state of some of a vector's elements: views of what has one number for each, copies of the rest."""
+    return {
+        name: (value[elements] if value.dim() else value.clone()) if isinstance(value, torch.Tensor) else value
+        for name, value in state.items()
+    }
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) else value
+
+
+def _tuples(value: Sequence[Any]) -> Any:
+    return tuple(_tuples(one) if isinstance(one, list) else one for one in value)

@@ -1,0 +1,275 @@
+"""The ports: everything a worker program may ask of the world outside its own replica.
+
+A worker program (`Algorithm.work`) is plain blocking code in the order of the paper. It never opens a socket, takes a
+lock of its own, reads a clock or starts a thread; it asks one of these ports. Real backends and the simulator implement
+the same ports, so the same program runs on both.
+
+Shapes: `x` and every vector here is flat, `(P,)`, one element per parameter of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from paceline.ports.shared import StalenessCounts
+
+__all__ = [
+    "Clock",
+    "Collectives",
+    "Concurrency",
+    "Counts",
+    "Event",
+    "Handle",
+    "Joinable",
+    "Lock",
+    "Mailbox",
+    "Message",
+    "PeerBack",
+    "PeerLeft",
+    "Ports",
+    "Received",
+    "Storage",
+]
+
+
+class Clock(Protocol):
+    """Time as the worker sees it: monotonic in real runs, virtual in simulated ones."""
+
+    def now_s(self) -> float:
+        """Seconds since an arbitrary origin that all workers of the run share."""
+        ...
+
+    def sleep_s(self, duration_s: float) -> None:
+        """Waits; precise for microseconds as well (back-off is counted in update times)."""
+        ...
+
+
+class Collectives(Protocol):
+    """Operations that every worker of the run joins, in the same order."""
+
+    def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
+        """Replaces `vector` (P,) by the mean over all workers, weighted by `weight` (0: takes part, adds nothing).
+
+        Summed in the order of worker ids, so that every worker gets the same bits. A single worker with a weight keeps
+        its vector bit for bit. Returns the sum of `number` over all workers, whatever their weights.
+
+        Raises:
+            WorkerLostError: a worker left; the message names who arrived and who is missing.
+        """
+        ...
+
+    def start_all_reduce(self, vector: torch.Tensor) -> Handle:
+        """Begins replacing `vector` (n,) by the sum over all workers; it must not be touched before the handle's `wait`."""
+        ...
+
+    def start_reduce_scatter(self, vector: torch.Tensor, part: torch.Tensor) -> Handle:
+        """Begins summing `vector` (n,) over all workers; `part` (n / num_workers,) becomes this worker's piece of the sum.
+
+        Pieces go to the workers in the order of their ids.
+        """
+        ...
+
+    def start_all_gather(self, part: torch.Tensor, vector: torch.Tensor) -> Handle:
+        """Begins collecting every worker's `part` (n / num_workers,), in the order of their ids, in `vector` (n,)."""
+        ...
+
+
+class Handle(Protocol):
+    """A collective operation under way."""
+
+    def wait(self) -> None:
+        """Returns when it is done, with its result in place.
+
+        Raises:
+            WorkerLostError: a worker left, or did not come within the deadline.
+        """
+        ...
+
+
+class Message(NamedTuple):
+    """What one worker sends to another."""
+
+    kind: str  # its meaning to the algorithm: 1 to 16 ASCII characters
+    number: int = 0  # a round, a version: 64 bits, signed
+    weight: float = 0.0
+    x: torch.Tensor | None = None  # flat, (n,), or nothing
+    version: int = 0  # of the parameters that this is about: 64 bits, signed
+
+
+class Received(NamedTuple):
+    """A message that has come."""
+
+    sender: int
+    incarnation: int  # of the sender: 0 for its first process
+    message: Message  # its vector belongs to the receiver
+
+
+class PeerLeft(NamedTuple):
+    """A peer has ended, died or cannot be reached; messages to it are errors from now on."""
+
+    peer: int
+    incarnation: int
+    reason: str  # "ended", or why it is taken for dead
+
+
+class PeerBack(NamedTuple):
+    """A peer that had left, or that comes late, can be reached (again)."""
+
+    peer: int
+    incarnation: int
+
+
+Event = Received | PeerLeft | PeerBack
+
+
+class Mailbox(Protocol):
+    """Messages between any two workers of the run; those of one sender to one receiver keep their order.
+
+    Nothing is lost without a word: a message that cannot be delivered is an error at `send`, or its receiver is reported as
+    left.
+    """
+
+    def send(self, to: int, message: Message) -> None:
+        """Sends a copy: the vector (n,) may be written again at once. `to` may be this worker itself.
+
+        Raises:
+            PeerLostError: `to` has left, or takes no more messages within the transport's deadline.
+        """
+        ...
+
+    def receive(
+        self,
+        timeout_s: float | None = None,
+        *,
+        kind: str | tuple[str, ...] | None = None,
+        sender: int | None = None,
+        number: int | None = None,
+    ) -> Event | None:
+        """The next message that fits, or the next event of a peer; None once `timeout_s` have passed (None: no limit).
+
+        `kind` is one kind or several. Messages that do not fit wait for another call. With `sender`, only that peer's events
+        end the wait.
+        """
+        ...
+
+    def peers(self) -> Set[int]:
+        """The workers that can be reached now, without this one."""
+        ...
+
+
+class Lock(Protocol):
+    """Mutual exclusion between the programs of one worker."""
+
+    def __enter__(self) -> Any:
+        """Takes the lock."""
+        ...
+
+    def __exit__(self, *exception: object) -> None:
+        """Gives it back."""
+        ...
+
+
+class Concurrency(Protocol):
+    """Further programs of the same worker, beside `work`: AD-PSGD's communication, a server's loop."""
+
+    def start(self, program: Callable[[], None], name: str) -> Joinable:
+        """Starts a program, which ends with the run at the latest; what it raises ends this worker with that error."""
+        ...
+
+    def serve(
+        self, mailbox: Mailbox, kinds: tuple[str, ...], handle: Callable[[Event | None], float | None], name: str
+    ) -> Joinable:
+        """Starts a program that only handles what comes.
+
+        `handle` is called with None at once, and then with each message of these kinds and each event of a peer. It returns
+        for how many seconds to wait for the next, after which it is called with None (infinity: no limit); or None: the
+        program is over.
+        """
+        ...
+
+    def lock(self) -> Lock:
+        """A new lock."""
+        ...
+
+
+class Joinable(Protocol):
+    """A program that `Concurrency` started."""
+
+    def failed(self) -> bool:
+        """Whether it has ended with an exception."""
+        ...
+
+    def join(self) -> None:
+        """Waits for its end; raises what it raised."""
+        ...
+
+
+class Storage(Protocol):
+    """Where a server keeps what must outlive it."""
+
+    def restore(self) -> dict[str, Any] | None:
+        """The newest state that was kept, by a process before this one or by the run that this one resumes."""
+        ...
+
+    def keep(self, state: Callable[[], dict[str, Any]], version: int) -> None:
+        """Keeps a snapshot if one is due; `state` is then called at once, and what it returns is written meanwhile.
+
+        Plain containers, numbers and tensors; the tensors must not be changed afterwards.
+        """
+        ...
+
+    def checkpoint(self, state: Callable[[], dict[str, Any]], number: int | None) -> None:
+        """Writes this server's part of checkpoint `number`; None: of the run's last. `state` is called if there are any."""
+        ...
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a worker has communicated so far; the record of each step takes the difference.
+
+    The transports count messages and bytes, the algorithm averages and failures.
+    """
+
+    messages: int = 0  # sent to other workers
+    sent_bytes: int = 0  # in them, headers included
+    averages: int = 0  # of this worker's parameters with those of others, in its own turns and in theirs
+    peer_failures: int = 0  # exchanges given up because a peer had left or did not answer in time
+    unresolved_exchanges: int = 0  # of these, those of which it never became known whether the peer has averaged
+
+
+@dataclass(frozen=True)
+class Ports:
+    """What one worker program is given.
+
+    A program that reads and writes vectors by itself says by `moved` how many, reads plus writes, as long as `shared.x` or as
+    `of`: where time is virtual, that takes time. What replica, collectives and mailbox move, they count themselves.
+    """
+
+    worker_id: int
+    num_workers: int
+    clock: Clock
+    random: Random  # seeded by the run's seed and the worker's id
+    shared: Any  # the kind of SharedParameters that `Algorithm.memory` asks for
+    staleness: StalenessCounts
+    moved: Callable[..., None] = lambda *_, **__: None  # (vectors, of=None); real time has passed by itself
+    collectives: Collectives | None = None
+    mailbox: Mailbox | None = None
+    concurrency: Concurrency | None = None
+    counts: Counts = field(default_factory=Counts)
+    incarnation: int = 0  # above 0: this worker takes a dead one's place, or comes late; its parameters may be stale
+    num_servers: int = 0  # in the mailbox, servers' ids come after the workers'
+    storage: Storage | None = None  # a server's, or a lone worker's in its place; None: nothing outlives it
+    copies: bool = False  # each server's shard is held a second time, by the member `num_servers` after it
+    promoted: Callable[[], Ports | None] | None = (
+        None  # a second copy's: its server's ports, once it is to take its place
+    )
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether this is a second copy of a shard."""
+        return self.worker_id >= self.num_workers + self.num_servers

@@ -1,0 +1,72 @@
+"""Records that a worker keeps back: of gradients for a later update, of steps whose loss has not been reported."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+__all__ = ["ACCRUED", "Accruals", "LateLosses"]
+
+ACCRUED = -2  # as a record's applied version, while it waits
+# Places of these fields in a record; `step_record.py` names them all.
+_SAMPLES, _GRADIENT_VERSION, _APPLIED_VERSION, _LOSS = 3, 5, 6, -1
+
+
+class Accruals:
+    """Passes records on; those of accrued gradients with the next one that is decided, as of the same update.
+
+    A worker that dies takes what it has accrued with it, gradients and records alike: what is recorded was applied or dropped.
+
+    Args:
+        write: takes a record's fields.
+    """
+
+    def __init__(self, write: Callable[..., None]) -> None:
+        self._write = write
+        self._waiting: list[tuple[float, ...]] = []
+
+    def append(self, *fields: float) -> None:
+        """Takes one record."""
+        if fields[_APPLIED_VERSION] == ACCRUED:
+            self._waiting.append(fields)
+            return
+        self.settle(fields[_APPLIED_VERSION], fields[_GRADIENT_VERSION])
+        self._write(*fields)
+
+    def settle(self, applied_version: float, gradient_version: float) -> None:
+        """All accrued gradients have become this update; -1: they were dropped."""
+        for fields in self._waiting:
+            decided = list(fields)
+            decided[_APPLIED_VERSION], decided[_GRADIENT_VERSION] = applied_version, gradient_version
+            self._write(*decided)
+        self._waiting.clear()
+
+
+class LateLosses:
+    """Passes records on; one without a loss once that is known, or will not be: a loop may report it after its step.
+
+    Args:
+        write: takes a record's fields.
+    """
+
+    def __init__(self, write: Callable[..., None]) -> None:
+        self.write = write
+        self._held: tuple[float, ...] | None = None
+
+    def append(self, *fields: float) -> None:
+        """Takes one record; a round without a batch has no loss."""
+        if fields[_SAMPLES] and math.isnan(fields[_LOSS]):
+            self._held = fields
+        else:
+            self.write(*fields)
+
+    def settle(self, loss: float, samples: int | None = None) -> bool:
+        """This is the loss of the step whose record is held, and the number of its samples; returns whether one is."""
+        if self._held is None:
+            return False
+        fields, self._held = list(self._held), None
+        fields[_LOSS] = loss
+        if samples is not None:
+            fields[_SAMPLES] = samples
+        self.write(*fields)
+        return True

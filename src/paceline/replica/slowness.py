@@ -1,0 +1,79 @@
+"""Workers slowed down on purpose: a real worker that takes a gradient's time several times over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from paceline.errors import UsageError, shown
+from paceline.specs.bounds import FACTOR_FROM_1
+
+__all__ = ["Slowness", "checked_factors", "slow_factors"]
+
+_SLICE_S = 0.05
+
+
+class Slowness:
+    """Makes one worker's gradients take `factor` times as long; the time goes by asleep, so that others have the core.
+
+    Args:
+        factor: 1 or more.
+        stopped: whether the run is being stopped, which nobody sleeps through.
+    """
+
+    def __init__(self, factor: float, stopped: Callable[[], bool]) -> None:
+        self._factor = factor
+        self._stopped = stopped
+        self._ended_s = 0.0  # when the last sleep did
+
+    def sleep(self, since_s: float) -> None:
+        """A gradient whose computation began at `since_s` is ready; sleeps `factor - 1` times the time that it took.
+
+        Of a gradient that is made in several passes, each takes its own time.
+        """
+        now_s = time.monotonic()
+        until_s = now_s + (self._factor - 1) * (now_s - max(since_s, self._ended_s))
+        while now_s < until_s and not self._stopped():
+            time.sleep(min(_SLICE_S, until_s - now_s))
+            now_s = time.monotonic()
+        self._ended_s = now_s
+
+
+def checked_factors(slow: Mapping[int, float] | None, num_workers: int) -> dict[int, float]:
+    """By worker, how many times as long its gradients take; those without an entry are as fast as they are.
+
+    Raises:
+        UsageError: no such worker, or a factor below 1.
+    """
+    if slow is not None and not isinstance(slow, Mapping):
+        raise UsageError(f"slow maps workers to factors, as {{0: 10}}, which {shown(slow)} does not.")
+    factors = {}
+    for worker, factor in (slow or {}).items():
+        try:
+            factors[int(worker)] = float(factor)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise UsageError(f"slow maps workers to factors, not {shown(worker)} to {shown(factor)}.") from error
+    for worker, factor in factors.items():
+        if not 0 <= worker < num_workers:
+            raise UsageError(f"slow names worker {shown(worker)}, but there are {num_workers} workers, from 0.")
+        FACTOR_FROM_1.check(f"What worker {worker} is slowed by", factor)
+    return factors
+
+
+def slow_factors(texts: list[str]) -> dict[int, float]:
+    """What several WORKER:FACTOR say, as a command line has them.
+
+    >>> slow_factors(["0:10", "3:1.5"])
+    {0: 10.0, 3: 1.5}
+
+    Raises:
+        UsageError: one of them is written otherwise.
+    """
+    factors = {}
+    for text in texts:
+        worker, _, factor = text.partition(":")
+        try:
+            factors[int(worker)] = float(factor)
+        except ValueError as error:
+            raise UsageError(f"--slow {text} says nothing about a worker. Write WORKER:FACTOR, as 0:100.") from error
+    return factors

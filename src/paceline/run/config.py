@@ -1,0 +1,122 @@
+"""What `paceline train` trains, and how: the one configuration that the CLI, Python and the workers share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.algorithms import registry
+from paceline.data.plan import partition_registry
+from paceline.errors import UsageError
+from paceline.memory.placement import placement_registry
+from paceline.replica.slowness import checked_factors
+from paceline.run.injection import delay_spec
+from paceline.specs.bounds import check_run
+from paceline.specs.types import check_fields
+from paceline.tasks.base import Task
+
+__all__ = ["TrainConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """What to train and how; every field is an option of `paceline train`.
+
+    Args:
+        task: built-in name, or `path/to/file.py:function`.
+        algorithm: spec.
+        workers: number of workers.
+        backend: "processes" or "threads".
+        epochs: passes over the training data, all workers together; fractions allowed.
+        steps: instead of epochs: gradients per worker.
+        batch_size: samples per gradient; None: the task's.
+        learning_rate: None: the algorithm's own default, or the task's.
+        momentum: for optimizers that have one.
+        optimizer: spec of a torch.optim class.
+        optimizer_state: "per-worker", or "shared" by all (one momentum, one Adam step).
+        target_loss: stop once the training loss averaged over the last 100 applied batches is at most this.
+        target_accuracy: stop once the test accuracy is at least this.
+        target_fraction: instead of a target loss: so large a share of the loss before the first update.
+        limit_s: stop after so many seconds of training, in a simulation virtual ones.
+        partition: spec: who trains on which samples.
+        placement: spec: where the parameters lie, and pinning.
+        seed: of parameters, order of samples, and everything random in an algorithm.
+        data: folder with data sets; None: what PACELINE_DATA names.
+        restarts: how many dead workers are replaced.
+        intra_op_threads: threads per worker inside one PyTorch operation.
+        slow: by worker, how many times as long its gradients take, as on a slow machine; None: all as fast as they are.
+        inject_staleness: gradients wait before they are applied, so many updates or as a delay's spec says; None: they do not.
+        staleness_ramp_epochs: over so many epochs that wait grows from 0 to its full length.
+        checkpoint_every_s: at most one checkpoint in this time, at the next epoch's beginning (0: at every epoch); one is
+            always written at the end.
+    """
+
+    task: str = "digits-mlp"
+    algorithm: str = "hogwild"
+    workers: int = 2
+    backend: str = "processes"
+    epochs: float | None = None
+    steps: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    momentum: float | None = None
+    optimizer: str = "sgd"
+    optimizer_state: str = "per-worker"
+    target_loss: float | None = None
+    target_accuracy: float | None = None
+    target_fraction: float | None = None
+    limit_s: float | None = None
+    partition: str = "dynamic"
+    placement: str = "first-touch"
+    seed: int = 0
+    data: Path | None = None
+    restarts: int = 0
+    intra_op_threads: int = 1
+    slow: Mapping[int, float] | None = None
+    inject_staleness: int | str | None = None
+    staleness_ramp_epochs: float | None = None
+    checkpoint_every_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.data, str):
+            object.__setattr__(self, "data", Path(self.data))
+        check_fields(self)
+        check_run({one.name: getattr(self, one.name) for one in dataclasses.fields(self)})
+        if self.epochs is not None and self.steps is not None:
+            raise UsageError("Give either epochs or steps, not both.")
+        if self.target_loss is not None and self.target_accuracy is not None:
+            raise UsageError("Give either a target loss or a target accuracy, not both.")
+        if self.target_fraction is not None and (self.target_loss is not None or self.target_accuracy is not None):
+            raise UsageError("Give either a target fraction or another target, not both.")
+        if self.optimizer_state not in ("per-worker", "shared"):
+            raise UsageError(f"Unknown optimizer_state {self.optimizer_state!r}: choose per-worker or shared.")
+        if self.slow is not None:  # a file's keys are text
+            object.__setattr__(self, "slow", checked_factors(self.slow, self.workers) or None)
+        if self.inject_staleness is not None:
+            delay_spec(self.inject_staleness)
+        if self.staleness_ramp_epochs is not None and self.inject_staleness is None:
+            raise UsageError("A staleness ramp needs staleness to inject: add --inject-staleness 20.")
+
+    def loss_to_reach(self, initial_loss: float | None) -> float | None:
+        """The target loss in absolute terms, None where there is none."""
+        if self.target_fraction is None or initial_loss is None:
+            return self.target_loss
+        return self.target_fraction * initial_loss
+
+    def resolved(self, task: Task) -> TrainConfig:
+        """With the task's defaults filled in, and specs in canonical form."""
+        epochs = self.epochs if self.epochs is not None or self.steps is not None else task.epochs
+        algorithm = registry.build(self.algorithm)
+        rates = (self.learning_rate, algorithm.default_learning_rate, task.learning_rate)
+        return dataclasses.replace(
+            self,
+            algorithm=registry.spec(algorithm),
+            partition=partition_registry.spec(partition_registry.build(self.partition)),
+            placement=placement_registry.spec(placement_registry.build(self.placement)),
+            epochs=epochs,
+            batch_size=self.batch_size or task.batch_size,
+            learning_rate=next(rate for rate in rates if rate is not None),
+            inject_staleness=delay_spec(self.inject_staleness) if self.inject_staleness is not None else None,
+        )

@@ -1,0 +1,219 @@
+"""What an interrupted or finished run has left, for the run that goes on from it: validated before anything is changed."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.algorithms import Algorithm, parse
+from paceline.checkpoint import contents as checkpoint
+from paceline.errors import UsageError
+from paceline.records.run_data import RunData, check_records, save_events
+from paceline.records.step_record import RECORD_DTYPE
+from paceline.records.summary import unrecorded
+from paceline.run.injection import was_injected
+from paceline.storage import files
+from paceline.supervisor.spool import read_spool
+
+__all__ = ["EarlierPart", "forget", "shift_times"]
+
+_TIMES = ("started_s", "gradient_started_s", "gradient_ended_s", "ended_s")
+_SPOOL = re.compile(r"events-(0|[1-9]\d{0,8})\.bin", re.ASCII)
+_ONE_EVENT_EACH = ("racing", "locked", "slots")  # kinds of memory where no update is made of several gradients
+
+
+@dataclass(frozen=True)
+class EarlierPart:
+    """What a run recorded up to its newest complete checkpoint; updates after that are left out, and are made again.
+
+    Args:
+        run: with the result's figures as they were at the checkpoint.
+        checkpoint: its folder; None: there is no earlier part.
+        saved: its shared part.
+        notes: what is not as it should be, but no reason not to go on.
+    """
+
+    run: RunData
+    checkpoint: Path | None = None
+    saved: checkpoint.Parameters | None = None
+    notes: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(folder: Path | None) -> EarlierPart:
+        """Reads a run's folder; None: there is none.
+
+        Costs: reading its checkpoint and its events.
+
+        Raises:
+            UsageError: it holds no run, or no complete checkpoint, or something in it is damaged; the message names the file.
+        """
+        if folder is None:
+            return EarlierPart(RunData())
+        run = RunData.load(folder, decided=False)
+        algorithm = _algorithm(run.config, folder / "config.json")
+        newest = checkpoint.newest(folder / "checkpoint")
+        about, saved = _about(newest), checkpoint.load_parameters(newest)
+        injected = was_injected(run.config)
+        records, later, notes, updates = {}, {}, [], {}
+        for worker, rows in _all_events(folder, run, about["started_s"]).items():
+            made = np.where(rows["applied_version"] > 0, rows["applied_version"], rows["gradient_version"])
+            if injected:  # what waits is in the checkpoint: it counts from when it came
+                made = np.minimum(made, rows["gradient_version"] + 1)
+            own = checkpoint.load_model(newest, worker)
+            is_in = made <= (own[0] if own is not None else saved.version)
+            later[worker], rows = rows[~is_in], rows[is_in]
+            records[worker] = _once(rows)
+            if len(records[worker]) < len(rows):
+                twice = len(rows) - len(records[worker])
+                notes.append(f"{twice:,} events of worker {worker} in {folder} are there twice, and count once.")
+        for worker in about["workers"]:
+            own = checkpoint.load_model(newest, worker)
+            if own is not None:
+                updates[worker] = own[1]
+        if updates or (algorithm is not None and algorithm.memory.kind in _ONE_EVENT_EACH):
+            _check_made_once(folder, records, own_models=bool(updates))
+        if updates:
+            known = {worker: int(np.count_nonzero(rows["applied_version"] > 0)) for worker, rows in records.items()}
+            lost = sum(max(0, number - known.get(worker, 0)) for worker, number in updates.items())
+        else:
+            waits = injected or (algorithm is not None and algorithm.lets_gradients_wait)
+            lost = unrecorded(records, saved.version, waits=waits)
+        if lost:
+            notes.append(
+                f"{lost:,} updates up to the checkpoint have no event in {folder}, and count as `records_lost`: workers were"
+                " killed before they wrote them, or a file was changed."
+            )
+        result = {"samples": about["samples"], "wall_s": about["elapsed_s"], "initial_loss": about["initial_loss"]}
+        result["records_lost"] = lost
+        missed = {batch for batch in _batches(later) if 0 <= batch < saved.next_batch} - _batches(records)
+        result["batches_missed"] = about["batches_missed"] + len(missed)
+        evaluations = [one for one in run.evaluations if one["elapsed_s"] <= about["elapsed_s"]]
+        return EarlierPart(RunData(run.config, result, records, evaluations), newest, saved, tuple(notes))
+
+    @property
+    def batches_done(self) -> frozenset[int]:
+        """Batches from the first one to hand out on that have made updates of the checkpoint: they were under way then."""
+        if self.saved is None:
+            return frozenset()
+        return frozenset(batch for batch in _batches(self.run.records) if batch >= self.saved.next_batch)
+
+    @property
+    def done_before(self) -> tuple[int, int]:
+        """Steps and samples of all workers."""
+        samples = [rows["samples"] for rows in self.run.records.values()]
+        return sum(int((one > 0).sum()) for one in samples), sum(int(one.sum()) for one in samples)
+
+    def keep(self, folder: Path) -> None:
+        """Writes the events in their final form, before the spool files are used anew.
+
+        Raises:
+            NotWrittenError: they cannot be written.
+        """
+        save_events(folder, self.run.records)
+        with files.writing(folder):
+            for path in folder.glob("events-*.bin"):
+                path.unlink()
+
+
+def forget(folder: Path, earlier: EarlierPart) -> None:
+    """Removes what a run that never began has written into its folder, unless that is the one that it was to go on from."""
+    if earlier.checkpoint is not None and folder.resolve() == earlier.checkpoint.parent.parent.resolve():
+        return
+    for path in [*folder.glob("events-*"), folder / "config.json"]:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def shift_times(records: np.ndarray, by_s: float) -> None:
+    """Moves a worker's records in time, in place."""
+    for column in _TIMES:
+        records[column] += by_s
+
+
+def _algorithm(config: dict[str, Any], path: Path) -> Algorithm | None:
+    spec = config.get("algorithm")
+    if spec is None:
+        return None
+    try:
+        return parse(spec) if isinstance(spec, str) else _refuse(f"{spec!r} is none")
+    except UsageError as error:
+        raise UsageError(f"{path} names no algorithm that there is: {error}") from error
+
+
+def _refuse(why: str) -> Any:
+    raise UsageError(why)
+
+
+def _about(newest: Path) -> dict[str, Any]:
+    """What the checkpoint says of the run so far."""
+    about = checkpoint.describe(newest)
+    about.setdefault("batches_missed", 0)
+    loss = about.get("initial_loss")
+    is_sound = (
+        type(about.get("samples")) is int
+        and about["samples"] >= 0
+        and _is_finite(about.get("elapsed_s"))
+        and about["elapsed_s"] >= 0
+        and _is_finite(about.get("started_s"))
+        and type(about["batches_missed"]) is int
+        and about["batches_missed"] >= 0
+        and (loss is None or isinstance(loss, int | float))
+    )
+    if not is_sound:
+        raise UsageError(
+            f"{newest / 'complete.json'} lacks what a run to go on with must say, or holds what none says: start the run again"
+            " without it."
+        )
+    return about
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _all_events(folder: Path, run: RunData, started_s: float) -> dict[int, np.ndarray]:
+    """By worker: the events in their final form, and those that a killed run could not write so."""
+    found = dict(run.records)
+    for path in sorted(folder.glob("events-*.bin")):
+        match = _SPOOL.fullmatch(path.name)
+        if match is None:
+            continue
+        try:
+            unfinished = read_spool(path)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
+        check_records(unfinished, path)
+        shift_times(unfinished, -started_s)
+        worker = int(match[1])
+        found[worker] = np.concatenate([found[worker], unfinished]) if worker in found else unfinished
+    return dict(sorted(found.items()))
+
+
+def _batches(records: Mapping[int, np.ndarray]) -> set[int]:
+    return {batch for rows in records.values() for batch in rows["batch"].tolist()}
+
+
+def _once(rows: np.ndarray) -> np.ndarray:
+    """Every record once, in their order."""
+    _, first = np.unique(np.ascontiguousarray(rows).view(np.dtype((np.void, RECORD_DTYPE.itemsize))), return_index=True)
+    return rows[np.sort(first)]
+
+
+def _check_made_once(folder: Path, records: Mapping[int, np.ndarray], *, own_models: bool) -> None:
+    """Refuses a folder in which an update has two events that differ; with `own_models` each worker numbers its own."""
+    applied = [rows["applied_version"][rows["applied_version"] > 0] for rows in records.values()]
+    for versions in applied if own_models else [np.concatenate([*applied, np.empty(0, np.int64)])]:
+        ordered = np.sort(versions)
+        twice = ordered[1:][ordered[1:] == ordered[:-1]]
+        if len(twice):
+            raise UsageError(
+                f"{folder} has the events of two runs, as its update {twice[0]} was made twice: start the run again in"
+                " another folder."
+            )

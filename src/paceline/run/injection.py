@@ -1,0 +1,83 @@
+"""Staleness on purpose, as an option of a run: what is asked for, which algorithm it makes, what it leaves in the records."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from paceline.algorithms import Algorithm, parse, spec
+from paceline.algorithms.server.delay import ConstantDelay, Delay
+from paceline.algorithms.server.registries import delay_registry
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.data.plan import BatchPlan
+    from paceline.run.config import TrainConfig
+
+__all__ = ["delay_spec", "inject", "injected", "was_injected"]
+
+
+def delay_spec(wanted: int | str) -> str:
+    """The canonical spec of a delay, which is written as a number of updates or as a spec.
+
+    >>> delay_spec("20")
+    'constant(updates_late=20)'
+
+    Raises:
+        UsageError: no such delay.
+    """
+    text = str(wanted).strip()
+    try:
+        updates_late = int(text)
+    except ValueError:
+        return delay_registry.spec(delay_registry.build(text))
+    if updates_late < 0:
+        raise UsageError(f"Staleness to inject is 0 updates or more, not {updates_late}: leave it out for none.")
+    return delay_registry.spec(ConstantDelay(updates_late=updates_late))
+
+
+def inject(algorithm: Algorithm, config: TrainConfig, plan: BatchPlan | None) -> Algorithm:
+    """The algorithm with a delay in front of its updates; itself where none is asked for.
+
+    Args:
+        algorithm: of the run.
+        config: which says what to inject.
+        plan: which says how long an epoch is; None: the run has no data.
+
+    Raises:
+        UsageError: the algorithm takes no delay, or the run has no epochs.
+    """
+    if config.inject_staleness is None:
+        return algorithm
+    late: Delay = delay_registry.build(delay_spec(config.inject_staleness))
+    if config.staleness_ramp_epochs is not None:
+        if late.ramp_updates:
+            raise UsageError("The delay has a ramp of its own: leave out ramp_updates or --staleness-ramp-epochs.")
+        if plan is None:
+            raise UsageError(
+                "A run without data has no epochs for --staleness-ramp-epochs: give the ramp in updates, as"
+                ' --inject-staleness "constant(updates_late=20, ramp_updates=500)".'
+            )
+        updates_per_epoch = plan.rounds_per_epoch() if algorithm.together else plan.batches_per_epoch
+        late = dataclasses.replace(late, ramp_updates=round(config.staleness_ramp_epochs * updates_per_epoch))
+    return algorithm.delayed(late)
+
+
+def injected(config: TrainConfig, algorithm: Algorithm) -> dict[str, Any]:
+    """What a result says of it: the option as given, and what became of it; nothing where nothing was injected."""
+    if config.inject_staleness is None:
+        return {}
+    return {
+        "inject_staleness": config.inject_staleness,
+        "staleness_ramp_epochs": config.staleness_ramp_epochs,
+        "algorithm_with_delay": spec(algorithm),
+    }
+
+
+def was_injected(config: Mapping[str, Any]) -> bool:
+    """Whether gradients waited in the run of this `config.json`."""
+    algorithm = config.get("algorithm")
+    return config.get("inject_staleness") is not None or (
+        algorithm is not None and parse(algorithm).lets_gradients_wait
+    )

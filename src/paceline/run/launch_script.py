@@ -1,0 +1,260 @@
+"""`paceline launch`: starts workers on this machine that join a run, and sees them to their ends, each by itself.
+
+The workers are the run; the agent only watches. It ends none because another died, and may itself be killed: its workers go
+on, also where it held the join point. Each worker writes what it has into the run's folder; the agent makes a result of that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.algorithms import registry
+from paceline.errors import NotWrittenError, UsageError, name_workers
+from paceline.membership.elastic import check_joinable, num_places
+from paceline.membership.final_mean import why_not_given
+from paceline.membership.join_point import Meeting
+from paceline.observe.written import write_run
+from paceline.records.run_data import RunData, read_events
+from paceline.records.summary import summarize
+from paceline.storage import files
+from paceline.storage.held_folder import run_folder
+from paceline.system.interrupts import Interruption, noted
+from paceline.system.machine import machine, versions
+
+__all__ = ["Agent", "free_address", "name_of"]
+
+_LOOK_EVERY_S = 0.05
+_GRACE_S = 20.0  # workers that are told to end write what they have; Slurm and Kubernetes give half a minute
+_TIMES = ("started_s", "gradient_started_s", "gradient_ended_s", "ended_s")
+
+
+def name_of(command: Sequence[str]) -> str:
+    """The script's or module's name."""
+    return command[1] if command[0] == "-m" and len(command) > 1 else Path(command[0]).stem
+
+
+def free_address() -> str:
+    """An address on loopback where nobody listens, for a run on this machine alone."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@dataclass
+class _Child:
+    """One worker's process."""
+
+    process: subprocess.Popen[bytes]
+    reported: bool = False  # its end has been looked at
+
+
+@dataclass
+class Agent:
+    """The workers of one run on this machine.
+
+    Args:
+        command: what each worker runs: a script and its arguments, as for `python`.
+        address: HOST:PORT of the join point.
+        workers: how many are started here.
+        of: how many the run has in all; None: as the first agent says, which is what it starts.
+        key: key file of the run; needed off loopback.
+        algorithm: spec for all workers; None: the script names it.
+        restarts: how many dead workers of this machine are replaced.
+        deadline_s: how long workers wait for each other.
+        folder: where workers write their records, and the result goes.
+        say: takes sentences for people.
+        trains: whether the workers train; otherwise they have no records, and nothing is written.
+    """
+
+    command: Sequence[str]
+    address: str
+    workers: int
+    of: int | None
+    key: Path | None
+    algorithm: str | None
+    restarts: int
+    deadline_s: int
+    folder: Path
+    say: Callable[[str], None]
+    trains: bool = True
+    notes: list[str] = field(default_factory=list)
+    _children: list[_Child] = field(default_factory=list)
+    _num_restarted: int = 0
+    _locks: tuple[int, ...] = ()
+
+    def run(self) -> RunData | None:
+        """Returns when all workers of this machine have ended; what they trained, if they did.
+
+        Raises:
+            UsageError: something is wrong that every worker would find wrong.
+        """
+        if self.algorithm is not None:
+            check_joinable(registry.build(self.algorithm))
+        with self._held_folder(), contextlib.closing(Meeting(self.address, self.key, self.deadline_s)) as meeting:
+            of = num_places(meeting, self.of, own=self.workers)
+            if self.workers > of:
+                raise UsageError(
+                    f"The run at {self.address} has {of} workers in all, fewer than the {self.workers} to start here: lower"
+                    " --workers, or give --of on the first machine."
+                )
+            where = "Holding" if meeting.holds else "Joining at"
+            into = f", into {self.folder}" if self.trains else ""
+            self.say(f"{where} {self.address}: {self.workers} of {of} workers start here{into}")
+            with noted() as interruption:
+                try:
+                    for _ in range(self.workers):
+                        self._start(of)
+                    while not interruption and not all(child.reported for child in self._children):
+                        self._look(of)
+                        time.sleep(_LOOK_EVERY_S)
+                finally:
+                    self._end_all()
+                return self._result(of, interruption) if self.trains else None
+
+    @contextlib.contextmanager
+    def _held_folder(self) -> Iterator[None]:
+        """The workers hold it as well: they go on if the agent is killed."""
+        if not self.trains:
+            yield
+            return
+        with run_folder(self.folder) as lock:
+            self._locks = (lock,)
+            yield
+
+    def _start(self, of: int) -> None:
+        environment = {
+            "OMP_NUM_THREADS": "1",
+            **os.environ,
+            "PACELINE_JOIN": self.address,
+            "PACELINE_OF": str(of),
+            "PACELINE_DEADLINE_S": str(self.deadline_s),
+        }
+        if self.trains:
+            environment["PACELINE_OUT"] = str(self.folder.resolve())
+        if self.key is not None:
+            environment["PACELINE_KEY"] = str(self.key.resolve())
+        if self.algorithm is not None:
+            environment["PACELINE_ALGORITHM"] = self.algorithm
+        # A session of its own: Ctrl-C comes to this process, which ends the workers.
+        process = subprocess.Popen(
+            [sys.executable, *self.command], env=environment, start_new_session=True, pass_fds=self._locks
+        )
+        self._children.append(_Child(process))
+
+    def _look(self, of: int) -> None:
+        """Says who has died, and starts another one in its place if that was asked for."""
+        for child in list(self._children):
+            code = child.process.poll()
+            if child.reported or code is None:
+                continue
+            child.reported = True
+            if code == 0:
+                continue
+            worker_id = _written(self.folder).get(child.process.pid, {}).get("worker")
+            who = f"Worker {worker_id}" if worker_id is not None else f"A worker (process {child.process.pid})"
+            how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            note = f"{who} {how}."
+            if self._num_restarted < self.restarts and code not in (2, -signal.SIGINT):
+                self._num_restarted += 1
+                note += " Another one starts in its place."
+                self._start(of)
+            self.notes.append(note)
+            self.say(note)
+
+    def _end_all(self) -> None:
+        running = [child.process for child in self._children if child.process.poll() is None]
+        for process in running:
+            process.terminate()
+        until_s = time.monotonic() + _GRACE_S
+        for process in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until_s - time.monotonic()))
+        for process in running:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+    # The end
+
+    @property
+    def failed(self) -> bool:
+        """Whether a worker of this machine ended with an error."""
+        return any(child.process.returncode != 0 for child in self._children)
+
+    @property
+    def refused(self) -> bool:
+        """Whether all workers were turned away for something that the user can put right."""
+        return bool(self._children) and all(child.process.returncode == 2 for child in self._children)
+
+    def _result(self, of: int, interruption: Interruption) -> RunData:
+        """What the workers of this machine did, from what they wrote."""
+        written = _written(self.folder)
+        own = [written[child.process.pid] for child in self._children if child.process.pid in written]
+        ended = [one for one in own if one["state"] == "ended"]
+        records = {one["worker"]: read_events(self.folder / f"events-{one['worker']}.jsonl") for one in ended}
+        start_s = min((float(rows["started_s"].min()) for rows in records.values() if len(rows)), default=0.0)
+        for rows in records.values():
+            for column in _TIMES:
+                rows[column] -= start_s
+        wall_s = max((float(rows["ended_s"].max()) for rows in records.values() if len(rows)), default=0.0)
+        about = {
+            "task": name_of(self.command),
+            "algorithm": own[0]["algorithm"] if own else self.algorithm,
+            "workers": of,
+            "backend": "join",
+            "seed": 0,
+            "command": " ".join(sys.argv),
+        }
+        reason = f"Interrupted by {interruption.name}." if interruption else ""
+        if not ended and not interruption:
+            reason = " ".join(self.notes) or "No worker called paceline.attach."
+        notes = [*self.notes, *dict.fromkeys(note for one in ended for note in one["notes"])]
+        not_given = 0 if interruption else max((one["batches_not_given"] for one in ended), default=0)
+        if not_given:
+            reason = why_not_given(not_given)
+        result = {
+            **about,
+            "outcome": "crashed" if not_given or not (ended or interruption) else "stopped",
+            "outcome_reason": reason,
+            **summarize(records, num_workers=of, wall_s=wall_s, gossip=True),
+            "gossip": True,
+            "workers_here": sorted(records),
+            "workers_lost": [one["worker"] for one in own if one["state"] != "ended"],
+            "restarts": self._num_restarted,
+            "models_in_mean": max((one["models_in_mean"] for one in ended), default=0),
+            "consensus_distance": next((one["consensus_distance"] for one in ended), None),
+            "worst_worker_accuracy": None,
+            "unresolved_exchanges": sum(one["unresolved_exchanges"] for one in ended),
+            "notes": notes,
+            "machine": machine(),
+            "versions": versions(),
+        }
+        run = RunData({**about, "join": self.address, "workers_started_here": self.workers}, result, records, [])
+        write_run(run, self.folder, title=f"{about['task']}: {about['algorithm']}", command=about["command"])
+        silent = [one["worker"] for one in own if one["state"] != "ended" and self._ended_well(one["pid"])]
+        if silent:
+            error = NotWrittenError(
+                f"What {name_workers(silent)} measured is missing in {self.folder}, as it could not be written."
+            )
+            error.run = run
+            raise error
+        return run
+
+    def _ended_well(self, pid: int) -> bool:
+        return any(child.process.pid == pid and child.process.returncode == 0 for child in self._children)
+
+
+def _written(folder: Path) -> dict[int, dict[str, Any]]:
+    """What workers wrote about themselves, by process id."""
+    found = [files.read_json(path, {}) for path in folder.glob("worker-*.json")]
+    return {one["pid"]: one for one in found}

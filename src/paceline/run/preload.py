@@ -1,0 +1,15 @@
+"""What the fork server imports once, so that a worker starts in milliseconds: torch, the kernels, the task machinery."""
+
+from __future__ import annotations
+
+import torch
+
+import paceline.run.task_worker
+import paceline.worker.process  # noqa: F401
+from paceline.memory import warm_up
+from paceline.system.interrupts import leave_to_supervisor
+
+leave_to_supervisor()
+warm_up()
+# The first optimizer of a process imports half of torch's compiler, which takes a second.
+torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)

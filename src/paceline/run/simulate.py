@@ -1,0 +1,326 @@
+"""`simulate`: the user's own training function on simulated workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.algorithms import Algorithm, registry
+from paceline.algorithms.lockstep import Lockstep
+from paceline.algorithms.server.traffic import update_vectors
+from paceline.data.epoch_claims import LocalEpochClaims
+from paceline.errors import DivergedError, PacelineError, UsageError, WorkerLostError
+from paceline.evaluation.goal import Goal
+from paceline.evaluation.user import Evaluate, loop_evaluator
+from paceline.membership.environment import WorkerEnvironment, set_environment
+from paceline.membership.final_mean import LeftWeights
+from paceline.records.run_data import RunData
+from paceline.records.summary import NO_UPDATE
+from paceline.run.config import TrainConfig
+from paceline.run.simulated_replica import SimulatedAttachedReplica
+from paceline.run.simulated_session import SimulatedSession
+from paceline.run.simulation_record import SimulationRecord, write_simulation
+from paceline.simulator.backward import AfterBackward
+from paceline.simulator.cluster import Cluster
+from paceline.simulator.cluster_file import as_table
+from paceline.simulator.ending import Ending
+from paceline.simulator.faults import Faults
+from paceline.simulator.gathering import SimulatedGathering
+from paceline.simulator.machine import SimulatedMachine
+from paceline.simulator.program import ProgramError
+from paceline.simulator.scheduler import Scheduler
+from paceline.specs.bounds import check_run, check_simulation
+from paceline.storage.held_folder import run_folder
+from paceline.storage.paths import check_new_folder
+from paceline.system.global_randomness import GlobalRandomness, undisturbed
+from paceline.system.interrupts import Interruption, noted
+from paceline.vectors.flat import FlatBinding
+from paceline.worker.chosen_algorithm import given_algorithm
+from paceline.worker.supervised import refuse_inside_worker
+from paceline.worker.tables import tables, tell_random_states
+
+__all__ = ["simulate"]
+
+
+def simulate(
+    train: Callable[[], Any],
+    *,
+    cluster: Cluster | None = None,
+    workers: int | None = None,
+    algorithm: Algorithm | str | None = None,
+    seed: int = 0,
+    faults: Faults | None = None,
+    intra_op_threads: int = 1,
+    out: Path | str | None = None,
+    target_loss: float | None = None,
+    target_accuracy: float | None = None,
+    limit_s: float | None = None,
+    limit_samples: int | None = None,
+    evaluate_every_samples: int | None = None,
+) -> RunData:
+    """Calls `train()` once per simulated worker; inside, `attach` makes them one run under a virtual clock.
+
+    The same function that `launch` or torchrun runs. Every gradient, optimizer step and message is real; only time is virtual,
+    and the order of events follows from it: equal arguments give equal results, bit for bit, on the same machine and versions.
+    What the function draws from Python's, NumPy's and PyTorch's global generators is each worker's own.
+    Costs: all gradients, one after the other, in this process; a model and an optimizer per worker.
+    Not: `simulate_task`, which simulates a built-in task with one model for all workers, and can leave the gradients out.
+
+    Args:
+        train: any callable; what it returns is in `RunData.returned`, by worker.
+        cluster: workers and speeds; None: the default one of `workers`.
+        workers: how many, where no cluster says so.
+        algorithm: a spec or an instance; None where `attach` names it.
+        seed: of the order of samples, of compute times and of everything random in the algorithm and in the workers.
+        faults: what goes wrong, and when; a killed worker leaves its function where it is (`finally` is run), returns nothing,
+            and is in `result["workers_lost"]`.
+        intra_op_threads: threads inside one PyTorch operation, as `launch` gives its workers.
+        out: the run's folder, new or empty; None: nothing is written.
+        target_loss: stop once the mean of the last 100 losses of applied gradients that `worker.report` told is at most this.
+        target_accuracy: instead: stop once the `evaluate` that `attach` was given finds at least this.
+        limit_s: stop after so many virtual seconds.
+        limit_samples: stop after so many samples of applied gradients.
+        evaluate_every_samples: call `evaluate` so often; None: every quarter of an epoch with a target accuracy, else every
+            epoch (10,000 samples where `worker.batches` cannot know how long one is). Evaluations take no virtual time.
+
+    A run that is stopped ends at that instant: the workers are cut off where they are (`finally` is run) and return nothing.
+    So it is by Ctrl-C, and by SIGTERM where the program leaves that to the system; what was simulated is written before they
+    take their course.
+
+    Returns:
+        The run, on virtual time; its outcome is converged, stopped or diverged.
+
+    Raises:
+        UsageError: something cannot be simulated as asked.
+        WorkerLostError: an algorithm that cannot go on without a worker has lost one: by a fault, or because its loop ended
+            early.
+            Or all workers were killed.
+        PacelineError: the workers wait for each other, or all have ended and none has made an update.
+        Exception: whatever a worker's function raised, unless it was that the loss is not finite: that run has diverged.
+    """
+    if cluster is None:
+        cluster = Cluster(workers=workers if workers is not None else 2)
+    elif workers is not None and workers != cluster.workers:
+        raise UsageError(f"The cluster has {cluster.workers} workers, not {workers}: leave out workers.")
+    refuse_inside_worker()
+    check_run({"seed": seed})
+    check_simulation(cluster.workers)
+    named = given_algorithm(algorithm)
+    folder = Path(out) if out is not None else None
+    if folder is not None:
+        check_new_folder(folder, str(folder))
+    faults = Faults.given(faults)
+    faults.check(cluster.workers)
+    goal = Goal(
+        target_loss=target_loss,
+        target_accuracy=target_accuracy,
+        limit_s=limit_s,
+        limit_samples=limit_samples,
+        evaluate_every_samples=evaluate_every_samples,
+    )
+    with run_folder(folder):
+        simulation = _Simulation(train, cluster, named, seed, faults, goal, is_evaluated=goal.any or folder is not None)
+        began, began_s = time.time(), time.perf_counter()
+        with noted() as interruption, interruption.calls(simulation.scheduler.cut):
+            threads = torch.get_num_threads()
+            torch.set_num_threads(intra_op_threads)
+            try:
+                run = simulation.run(interruption)
+            finally:
+                torch.set_num_threads(threads)
+            if folder is not None:
+                host = {"began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)), "out": str(folder)}
+                host |= {"simulated_in_s": time.perf_counter() - began_s, "events": simulation.scheduler.num_events}
+                write_simulation(run, folder, host=host, command="")
+            return run
+
+
+class _Simulation:
+    """One call of `simulate`; as `WorkerEnvironment.simulation` it is what `attach` joins."""
+
+    replica_kind = SimulatedAttachedReplica
+
+    def __init__(
+        self,
+        train: Callable[[], Any],
+        cluster: Cluster,
+        algorithm: Algorithm | None,
+        seed: int,
+        faults: Faults,
+        goal: Goal,
+        *,
+        is_evaluated: bool,
+    ) -> None:
+        self.scheduler = Scheduler()
+        self.after_backward = AfterBackward()
+        self.faults = faults
+        self.buffers: dict[str, torch.Tensor] = {}  # running statistics that all workers share
+        self._buffers_of_run: list[torch.Tensor] = []  # those, or worker 0's where each has its own
+        self.tables = {name: torch.zeros(shape, dtype=t) for name, (shape, t) in tables(cluster.workers).items()}
+        self.cluster = cluster
+        self.seed = seed
+        self.machine: SimulatedMachine | None = None
+        self.record: SimulationRecord | None = None
+        self.algorithm = algorithm
+        self.ending = Ending(self.scheduler, cluster.workers)
+        self.left: LeftWeights | None = None  # by worker 0's loop
+        self.returned: dict[int, Any] = {}
+        self.epoch_claims = LocalEpochClaims()
+        self.goal, self._is_evaluated = goal, is_evaluated
+        self._epoch_is_known = False
+        self._train = train
+        self._wanted: Any = None  # what the first worker to attach wants to train
+        self.gathering = SimulatedGathering(self.scheduler, cluster.workers)
+        self._name = getattr(train, "__name__", "train")
+
+    @functools.cached_property
+    def last_buffers(self) -> Sequence[torch.Tensor]:
+        """What the run's buffers are when all workers have ended, or what worker 0's loop has left in them; asked for then."""
+        return self.left.buffers if self.left is not None else [one.detach().clone() for one in self._buffers_of_run]
+
+    def run(self, interruption: Interruption) -> RunData:
+        """Runs all workers to their end."""
+        states = GlobalRandomness()
+        self.scheduler.on_resume = states.enter
+        for worker_id in range(self.cluster.workers):
+            self.scheduler.start(worker_id, self._body(worker_id), is_main=True)
+        if self.goal.limit_s is not None:
+            self.scheduler.stop_at(self.goal.limit_s)
+        try:
+            with self.after_backward:
+                self.scheduler.run()
+        except ProgramError as error:
+            if self.record is None or not isinstance(error.cause, DivergedError):
+                raise error.cause from None
+            self.record.end("diverged", f"Worker {error.worker_id}: {error.cause}")
+        finally:
+            states.leave()
+        if self.record is None:
+            interruption.raise_if_any()
+            raise UsageError(f"{self._name} never called paceline.attach, so its workers shared nothing.")
+        self.record.interrupted_by(interruption)
+        assert self.machine is not None
+        config = {
+            "task": self._name,
+            "workers": self.cluster.workers,
+            "seed": self.seed,
+            "algorithm": registry.spec(self.algorithm) if self.algorithm is not None else None,
+            "backend": "simulator",
+            "timing_only": False,
+            "cluster": as_table(self.cluster),
+            **dataclasses.asdict(self.goal),
+            **self.faults.as_record(),
+        }
+        run = self.record.finish(config, num_parameters=self._wanted.num_parameters)
+        run.returned = self.returned
+        if run.result["outcome"] == "crashed":
+            raise WorkerLostError(run.result["outcome_reason"]) if self.machine.all_dead else PacelineError(NO_UPDATE)
+        return run
+
+    def _body(self, worker_id: int) -> Callable[[], None]:
+        def body() -> None:
+            set_environment(
+                WorkerEnvironment(
+                    worker_id=worker_id,
+                    num_workers=self.cluster.workers,
+                    incarnation=0,
+                    algorithm=registry.spec(self.algorithm) if self.algorithm is not None else None,
+                    seed=self.seed,
+                    connection=None,
+                    simulation=self,
+                )
+            )
+            self.returned[worker_id] = self._train()
+            self.scheduler.catch_up()
+            if self.machine is not None:
+                self.machine.end(worker_id)
+
+        return body
+
+    def join(
+        self, model: nn.Module, algorithm: Algorithm, environment: WorkerEnvironment, evaluate: Evaluate | None
+    ) -> SimulatedSession:
+        """What `Session` is in a real run; the first worker brings the initial parameters, and all wait for the last."""
+        binding = FlatBinding(model.parameters())
+        if self.machine is None:
+            self._wanted = binding
+            self.algorithm = algorithm
+            x = torch.empty(binding.num_elements, dtype=binding.dtype)
+            binding.read(x)
+            self.machine = SimulatedMachine(
+                self.cluster,
+                algorithm.memory,
+                x=x,
+                vector_bytes=x.numel() * x.element_size(),
+                batch_size=0,
+                seed=self.seed,
+                faults=self.faults,
+                is_gossip=algorithm.gossip,
+                collective="memory" if isinstance(algorithm, Lockstep) else "ring",
+                scheduler=self.scheduler,
+                update_vectors=update_vectors(algorithm.server_rule, self.cluster.update_vectors),
+            )
+            if not algorithm.lockstep:
+                self.buffers = {name: buffer.data.clone() for name, buffer in model.named_buffers()}
+            self._buffers_of_run = list(self.buffers.values() or model.buffers())
+            self.record = self._make_record(model, algorithm, evaluate)
+            self.machine.start_servers(algorithm.serve)
+        elif algorithm != self.algorithm or list(binding.describe()) != list(self._wanted.describe()):
+            raise UsageError(
+                f"Worker {environment.worker_id} wants {registry.spec(algorithm)} on {binding.num_parameters:,} parameters,"
+                f" the others {registry.spec(self.algorithm)} on {self._wanted.num_parameters:,}: all workers must build the"
+                " same model."
+            )
+        session = SimulatedSession(self, model, binding, environment)
+        tell_random_states(environment, session.arena)
+        self.gathering.gather(environment.worker_id, None)  # nobody sends to a worker that has no mailbox yet
+        # Not before: a worker that does not attach is waited for, and named.
+        self.machine.on_gone = self.gathering.leave
+        return session
+
+    def _make_record(self, model: nn.Module, algorithm: Algorithm, evaluate: Evaluate | None) -> SimulationRecord:
+        """What records the run, and stops it; `model` is worker 0's, whose buffers are the run's where each has its own."""
+        self.goal.check(evaluate)
+        assert self.machine is not None
+        evaluator = None
+        if evaluate is not None and self._is_evaluated:
+            needs_accuracy = self.goal.target_accuracy is not None
+            evaluator = loop_evaluator(model, undisturbed()(evaluate), needs_accuracy=needs_accuracy)
+        about = TrainConfig(
+            task=self._name,
+            algorithm=registry.spec(algorithm),
+            workers=self.cluster.workers,
+            backend="simulator",
+            seed=self.seed,
+            target_loss=self.goal.target_loss,
+            target_accuracy=self.goal.target_accuracy,
+        )
+        record = SimulationRecord(
+            about,
+            self.machine,
+            evaluator,
+            self.buffers or dict(model.named_buffers()),
+            None,
+            0,
+            limit_samples=self.goal.limit_samples,
+            is_gossip=algorithm.gossip,
+            together=algorithm.together,
+            waits=algorithm.lets_gradients_wait,
+            timing_only=False,
+            about={"notes": [note]} if (note := algorithm.note(self.cluster.workers)) else {},
+        )
+        record.evaluate_every(self.goal.evaluate_every(0))
+        return record
+
+    def tell_epoch(self, samples: int) -> None:
+        """About how many samples an epoch of the loop has; the first worker with a batch says so."""
+        if not self._epoch_is_known and self.record is not None:
+            self._epoch_is_known = True
+            self.record.evaluate_every(self.goal.evaluate_every(samples))

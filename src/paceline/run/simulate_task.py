@@ -1,0 +1,357 @@
+"""`paceline simulate` as a function: one task, one algorithm, simulated workers, and the same files as a real run."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from paceline.algorithms import Algorithm, registry
+from paceline.algorithms.lockstep import Lockstep
+from paceline.algorithms.server.traffic import update_vectors
+from paceline.data.plan import BatchPlan, Partition, Skewed, partition_registry
+from paceline.data.sources import BatchClaims, DatasetBatches
+from paceline.errors import DivergedError, UsageError
+from paceline.evaluation.model import Evaluator, about_evaluated
+from paceline.memory.placement import Bind, Interleave, placement_registry
+from paceline.records.run_data import RunData
+from paceline.replica.base import BaseReplica
+from paceline.replica.buckets import bucket_bytes_for, bucket_ranges
+from paceline.run.config import TrainConfig
+from paceline.run.injection import inject, injected
+from paceline.run.simulated_sources import BatchSizes, DeclaredBatches, OwnRandomness
+from paceline.run.simulation_record import SimulationRecord, write_simulation
+from paceline.simulator.cluster import Cluster
+from paceline.simulator.cluster_file import as_table
+from paceline.simulator.faults import Faults
+from paceline.simulator.machine import SimulatedMachine
+from paceline.simulator.overlap import declared_buckets
+from paceline.simulator.program import ProgramError
+from paceline.simulator.replica import OwnBuffers, RandomStates, SimulatedReplica, TimedReplica
+from paceline.simulator.sockets import Placing
+from paceline.specs.bounds import PARAMETERS
+from paceline.specs.registry import build_optimizer, check_optimizer
+from paceline.storage.held_folder import run_folder
+from paceline.storage.paths import check_new_folder
+from paceline.system.interrupts import Interruption, noted
+from paceline.system.machine import uncollected
+from paceline.tasks.base import seeded_model, targets_of
+from paceline.tasks.load import load_task
+from paceline.vectors.flat import FlatBinding
+
+__all__ = ["simulate_task"]
+
+_INITIAL_SAMPLES = 10_000  # as in a real run
+_DECLARED_ELEMENT_BYTES = 4  # of parameters that are only declared: float32
+
+
+def simulate_task(
+    config: TrainConfig,
+    *,
+    cluster: Cluster | None = None,
+    timing_only: bool = False,
+    num_parameters: int | None = None,
+    faults: Faults | None = None,
+    out: Path | None = None,
+    command: str = "",
+) -> RunData:
+    """Trains a task with simulated workers: every gradient is computed, only time is virtual.
+
+    Equal arguments give equal results, bit for bit (same machine and versions). Buffers such as running statistics are as in
+    a real run: one copy that all workers write; in lockstep every worker keeps its own, and worker 0's are the run's.
+    Costs: the gradients, one after the other; timing only, 20 us per step with ten workers, 40 to 50 with 1,000 to 10,000; 5
+    more for each bucket of `all-reduce`'s gradient, and some for each lost race of `leashed`, which with unbounded persistence
+    and hundreds of workers can outnumber the steps by far.
+    Not: `train`, whose workers are real and whose times are measured.
+
+    Args:
+        config: what and how; `backend` and checkpoints play no part, and `placement` only where the cluster has sockets.
+        cluster: workers and speeds; it, not `config`, says how many workers. None: the default with `config.workers`.
+        timing_only: compute no gradient: the worker programs run on empty vectors, and no loss is known.
+        num_parameters: for timing only: length of the vectors, float32, instead of the task's; with `steps` set, no data
+            are loaded either.
+        faults: what goes wrong, and when; as in a real run, `config.restarts` deaths are answered by a new incarnation, except
+            where a method needs all workers: it ends.
+        out: the run's folder, new or empty; None: nothing is written. Host times, dates and paths are only in its `host.json`.
+        command: the command line, for the report and `host.json`.
+
+    Ctrl-C, and SIGTERM where the program leaves that to the system, end it at that instant: what was simulated is written, and
+    then the signal takes its course.
+
+    Returns:
+        The run, on virtual time; `result["outcome"]` is converged, stopped, diverged or crashed.
+
+    Raises:
+        UsageError: the configuration cannot be run, or `out` holds something; nothing was written.
+        NotWrittenError: the disk did not take a file; the error's `run` is what was simulated.
+    """
+    if out is not None:
+        check_new_folder(out, str(out))
+    # Timing only makes no cycles, and a collection that walks through thousands of programs finds nothing.
+    with run_folder(out), uncollected() if timing_only else nullcontext():
+        simulation = _Simulation(
+            config, cluster or Cluster(workers=config.workers), timing_only, num_parameters, faults
+        )
+        simulation.algorithm.warn()
+        began, began_s = time.time(), time.perf_counter()
+        with noted() as interruption, interruption.calls(simulation.machine.scheduler.cut):
+            run = simulation.run(interruption)
+            if out is None:
+                return run
+            host = {"began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)), "command": command}
+            host |= {"simulated_in_s": time.perf_counter() - began_s, "events": simulation.machine.scheduler.num_events}
+            host |= {"out": str(out), "data": str(config.data) if config.data is not None else None}
+            write_simulation(run, out, host=host, command=command)
+            return run
+
+
+class _Simulation:
+    """One call of `simulate_task`, from its validation to its result."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        cluster: Cluster,
+        timing_only: bool,
+        num_parameters: int | None,
+        faults: Faults | None = None,
+    ) -> None:
+        self.cluster = cluster
+        self.faults = Faults.given(faults)
+        self.timing_only = timing_only
+        self.task = load_task(config.task)
+        self.config = dataclasses.replace(config, backend="simulator", workers=cluster.workers).resolved(self.task)
+        self.algorithm: Algorithm = registry.build(self.config.algorithm)
+        self.declared = num_parameters is not None and self.config.steps is not None
+        self._check(num_parameters)
+        self.plan: BatchPlan | None = None
+        self.evaluator: Evaluator | None = None
+        self.model: nn.Module | None = None
+        initial_loss = None
+        if not self.declared:
+            self.train_set, test_set = self.task.load(config.data)
+            self.plan = self._plan()
+            if not timing_only:
+                self.evaluator = Evaluator(self.task, test_set, config.seed)
+                some = range(0, self.plan.num_samples, -(-self.plan.num_samples // _INITIAL_SAMPLES))
+                initial_loss = self.evaluator.initial_loss(self.train_set, list(some))
+        self.algorithm = inject(self.algorithm, self.config, self.plan)
+        if timing_only and num_parameters is not None:
+            self.num_parameters = num_parameters
+            x, vector_bytes = torch.empty(0), num_parameters * _DECLARED_ELEMENT_BYTES
+        else:
+            with torch.random.fork_rng(devices=[]):
+                self.model = seeded_model(self.task.model, config.seed)
+                self._random_after_model = torch.get_rng_state()
+            self.binding = FlatBinding(self.model.parameters())
+            if not timing_only:
+                self._optimizer(self.binding.parameters)  # refuses bad arguments before anything runs
+            self.num_parameters = self.binding.num_parameters
+            x = torch.empty(self.binding.num_elements, dtype=self.binding.dtype)
+            vector_bytes = x.numel() * x.element_size()
+            self.binding.read(x)
+            x = x[:0] if timing_only else x
+        self.machine = SimulatedMachine(
+            cluster,
+            self.algorithm.memory,
+            x=x,
+            vector_bytes=vector_bytes,
+            batch_size=self._batch_size,
+            seed=config.seed,
+            is_gossip=self.algorithm.gossip,
+            collective="memory" if isinstance(self.algorithm, Lockstep) else "ring",
+            faults=self.faults,
+            placing=self._placing(),
+            restarts=self.config.restarts if "kill" in self.algorithm.tolerates else 0,
+            update_vectors=update_vectors(self.algorithm.server_rule, cluster.update_vectors),
+        )
+        if self.algorithm.memory.averaged and self.model is not None:
+            floating = {name: buffer for name, buffer in self.model.named_buffers() if buffer.is_floating_point()}
+            self.machine.shared.average_also(floating)
+        self.record = SimulationRecord(
+            dataclasses.replace(self.config, target_loss=self.config.loss_to_reach(initial_loss), target_fraction=None),
+            self.machine,
+            self.evaluator,
+            dict(self.model.named_buffers()) if self.model is not None else {},
+            initial_loss,
+            self._num_samples,
+            is_gossip=self.algorithm.gossip,
+            together=self.algorithm.together,
+            waits=self.algorithm.lets_gradients_wait,
+            about=injected(self.config, self.algorithm) | about_evaluated(self.algorithm) | self._notes,
+        )
+        self._claim_batch = itertools.count().__next__  # of all workers
+
+    def _check(self, num_parameters: int | None) -> None:
+        config = self.config
+        self.algorithm.check(config.workers)
+        self.faults.check(config.workers)
+        if config.optimizer_state == "shared":
+            raise UsageError("Optimizer state that workers share is not simulated; leave it per worker.")
+        if config.slow is not None:
+            raise UsageError("Simulated workers are as slow as their cluster says: use Cluster.slow, or --slow.")
+        if num_parameters is not None and not self.timing_only:
+            raise UsageError("A number of parameters can be declared for timing only; add timing_only (--timing-only).")
+        if num_parameters is not None:
+            PARAMETERS.check("The number of parameters", num_parameters)
+        check_optimizer(config.optimizer, config.learning_rate, config.momentum)
+        targets = (config.target_loss, config.target_accuracy, config.target_fraction)
+        if self.timing_only and any(target is not None for target in targets):
+            raise UsageError("Timing only computes no loss and no accuracy; leave out the target.")
+
+    @property
+    def _notes(self) -> dict[str, list[str]]:
+        note = self.algorithm.note(self.config.workers)
+        return {"notes": [note]} if note else {}
+
+    @property
+    def _batch_size(self) -> int:
+        assert self.config.batch_size is not None
+        return self.config.batch_size
+
+    @property
+    def _num_samples(self) -> int:
+        return self.plan.num_samples if self.plan is not None else 0
+
+    def _plan(self) -> BatchPlan:
+        partition: Partition = partition_registry.build(self.config.partition)
+        return BatchPlan(
+            num_samples=len(self.train_set),  # type: ignore[arg-type]
+            batch_size=self._batch_size,
+            seed=self.config.seed,
+            partition=partition,
+            num_workers=self.config.workers,
+            labels=targets_of(self.train_set) if isinstance(partition, Skewed) else None,
+        )
+
+    def _placing(self) -> Placing | None:
+        """What `placement` says about the simulated machine."""
+        if self.cluster.sockets is None:
+            return None
+        match placement_registry.build(self.config.placement):
+            case Bind(node=node, pin=pin):
+                return Placing(policy="bind", node=node, pin=pin)
+            case Interleave(pin=pin):
+                return Placing(policy="interleave", pin=pin)
+            case placement:
+                return Placing(pin=placement.pin)
+
+    def _optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        assert self.config.learning_rate is not None
+        return build_optimizer(self.config.optimizer, parameters, self.config.learning_rate, self.config.momentum)
+
+    def _bucket_bytes(self) -> list[int]:
+        """In which a gradient leaves; where its parameters are only declared, of the usual size."""
+        bucket_bytes = bucket_bytes_for(self.config.workers)
+        if self.model is None:
+            return declared_buckets(self.num_parameters * _DECLARED_ELEMENT_BYTES, bucket_bytes)
+        return [(end - begin) * self.binding.dtype.itemsize for begin, end in bucket_ranges(self.binding, bucket_bytes)]
+
+    # The workers
+
+    def _claims(self, worker_id: int, taken: int) -> BatchClaims:
+        assert self.plan is not None
+        return BatchClaims(
+            self.plan,
+            worker_id=worker_id,
+            num_workers=self.config.workers,
+            lockstep=self.algorithm.lockstep,
+            counter=self._claim_batch,
+            max_epochs=self.config.epochs,
+            max_steps=self.config.steps,
+            taken=taken,
+        )
+
+    def _make_replicas(self) -> Callable[[int], BaseReplica]:
+        """How a worker's replica is made, or its next incarnation's; also starts its program."""
+        machine, numbers = self.machine, itertools.count()
+
+        def seed_of(worker_id: int, incarnation: int) -> int:
+            return hash((self.config.seed, worker_id, incarnation)) & (2**63 - 1)
+
+        seeds = [None, *(seed_of(worker, 0) for worker in range(1, self.config.workers))]
+        if not self.timing_only:
+            torch.set_rng_state(self._random_after_model)
+        random_states = RandomStates(seeds)
+        is_plain = self.config.optimizer == "sgd" and not self.config.momentum
+        declared = {"bucket_bytes": self._bucket_bytes(), "is_plain_sgd": is_plain}
+        has_own = self.algorithm.lockstep and self.model is not None and any(True for _ in self.model.buffers())
+        buffers = OwnBuffers(cast(nn.Module, self.model), self.config.workers) if has_own else None
+        self.record.before_evaluation = partial(buffers.enter, 0) if buffers is not None else None
+
+        def make(worker_id: int) -> BaseReplica:
+            core = machine.core(worker_id)
+            ports = machine.ports(core)
+            base = {**machine.base_arguments(ports), "recorder": self.record.recorder(worker_id)}
+            timing = {"core": core, "num_blocks": machine.num_blocks}
+            taken = 0
+            if ports.incarnation:
+                taken = len(self.record.records_of(worker_id))
+                random_states.begin_anew(worker_id, seed_of(worker_id, ports.incarnation))
+            if self.timing_only:
+                if self.declared:
+                    batches: Any = DeclaredBatches(numbers, cast(int, self.config.steps) - taken, self._batch_size)
+                else:
+                    batches = BatchSizes(self._claims(worker_id, taken))
+                replica: BaseReplica = TimedReplica(batches=batches, **declared, **timing, **base)
+            else:
+                data = DatasetBatches(self.train_set, self._claims(worker_id, taken))
+                source = OwnRandomness(data, random_states, worker_id)
+                base |= {"binding": self.binding, "random_states": random_states, "buffers": buffers}
+                task = (self.model, self.task.loss, self._optimizer, source)
+                replica = SimulatedReplica(*task, **timing, **base)
+            machine.start(worker_id, lambda: self.algorithm.work(cast(Any, replica), ports))
+            return replica
+
+        return make
+
+    def run(self, interruption: Interruption | None = None) -> RunData:
+        """Runs all programs; one intra-op thread count for all, the caller's random state untouched."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self.config.intra_op_threads)
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                if self.model is not None:
+                    self.model.train()
+                make = self._make_replicas()
+                self.machine.restart = make
+                replicas = [make(worker_id) for worker_id in range(self.config.workers)]
+                self.machine.start_servers(self.algorithm.serve)
+                self._run_programs()
+                del replicas
+            if interruption is not None:
+                self.record.interrupted_by(interruption)
+        finally:
+            torch.set_num_threads(threads)
+        return self.record.finish(self._config_record(), num_parameters=self.num_parameters)
+
+    def _run_programs(self) -> None:
+        scheduler = self.machine.scheduler
+        if self.config.limit_s is not None:
+            scheduler.stop_at(self.config.limit_s)
+        try:
+            scheduler.run()
+        except ProgramError as error:
+            if isinstance(error.cause, UsageError):
+                raise error.cause from None
+            if isinstance(error.cause, DivergedError):
+                self.record.end("diverged", f"Worker {error.worker_id}: {error.cause}")
+            else:
+                trace = "".join(traceback.format_exception(error.cause))
+                self.record.end("crashed", str(error), trace)
+
+    def _config_record(self) -> dict[str, Any]:
+        record = dataclasses.asdict(self.config)
+        for name in ("data", "placement", "checkpoint_every_s", "slow"):  # paths, and what plays no part here
+            if name != "placement" or self.cluster.sockets is None:
+                del record[name]
+        return {**record, "timing_only": self.timing_only, "cluster": as_table(self.cluster), **self.faults.as_record()}

@@ -1,0 +1,148 @@
+"""The user's own loop as a simulated worker: gradients are the loop's, only their time is virtual."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from paceline.data.plan import length_of
+from paceline.loop.replica import AttachedReplica
+from paceline.ports.replica import Piece
+from paceline.simulator.backward import AfterBackward
+from paceline.simulator.core import SUM_VECTORS, Core
+from paceline.simulator.overlap import shares_until_complete
+
+__all__ = ["SimulatedAttachedReplica"]
+
+
+class SimulatedAttachedReplica(AttachedReplica):
+    """An `AttachedReplica` whose forward, backward, copies and updates take the cluster's time.
+
+    Time passes where the loop has called `backward`, after the pass itself, if the gradient is then handed out: so what the
+    loop does with it afterwards, such as to clip it, it does with what came back, as in a real run. Otherwise it passes as the
+    optimizer steps.
+
+    Args:
+        optimizer: the user's.
+        core: times. The first batch is what `Cluster.compute_s` is about; others take their share.
+        after_backward: lets this worker wait there.
+        base: as for `AttachedReplica`.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, *, core: Core, after_backward: AfterBackward, **base: Any
+    ) -> None:
+        super().__init__(optimizer, **base)
+        self._core = core
+        self._after_backward = after_backward
+        self._call_after_backward = self._hand_out_after_backward
+        self._held_back: list[torch.Tensor] = []  # buckets that are complete, until their time has come
+        self._uncomputed: list[int] = []  # samples of the batches whose time has not passed
+        self._goes_on = False  # whether the step has computed before
+        self._in_backward = False  # whether the last of these batches is in a backward pass that hands out
+
+    def begin(self, started_s: float, batch_number: int, batch: Any, *, absent: bool = False) -> None:
+        """Begins a step, or another batch of the step under way."""
+        if self._state == "idle":
+            self._goes_on = False
+            self._uncomputed.clear()
+        if not absent:
+            self._uncomputed.append(length_of(batch))
+            self._core.know_batch_size(self._uncomputed[-1])
+        super().begin(started_s, batch_number, batch, absent=absent)
+
+    def _begin_without_batch(self, samples: int = 0) -> None:
+        self._goes_on = False
+        self._uncomputed[:] = [samples] if samples else []
+        super()._begin_without_batch(samples)
+
+    def _weigh(self) -> int:
+        samples = super()._weigh()
+        if samples > 0:
+            self._uncomputed.append(samples)
+            self._core.know_batch_size(samples)
+        return samples
+
+    def copy(self, x: torch.Tensor) -> torch.Tensor:
+        """Copies `x` (P,) into this worker's private vector."""
+        begun_s = self._now_s()
+        self._core.copy()
+        self._apply_s += self._now_s() - begun_s
+        return super().copy(x)
+
+    def gradient(
+        self,
+        at: torch.Tensor,
+        version: int,
+        ready: Callable[[torch.Tensor], None] | None = None,
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        """Lets the loop compute at `at` (P,); what it computes is handed out once its time has passed."""
+        if ready is None:
+            super().gradient(at, version)
+        else:
+            super().gradient(at, version, self._held_back.append, partial(self._hand_out, ready, finish))
+        self._compute()
+
+    def _hand_out_after_backward(self, end_of_backward: Callable[[], None]) -> None:
+        def returned() -> None:
+            self._in_backward = True
+            end_of_backward()
+            self._in_backward = False
+
+        self._after_backward.call(returned)
+
+    def _hand_out(self, ready: Callable[[torch.Tensor], None], finish: Callable[[], None] | None) -> None:
+        """Gives the buckets away that were held back: those of a backward pass one by one as it goes on."""
+        buckets, self._held_back[:] = self._held_back[:], []
+        last = self._uncomputed.pop() if self._uncomputed and self._in_backward and self._core.overlaps else None
+        self._compute()
+        if last is not None:
+            parts = shares_until_complete([bucket.numel() for bucket in buckets])
+            for number in self._core.compute_in_parts(last, parts, goes_on=self._goes_on):
+                self._gradient_ended_s = self._now_s()
+                ready(buckets[number])
+            self._goes_on = True
+        else:
+            for bucket in buckets:
+                ready(bucket)
+        if finish is not None:
+            finish()
+
+    def _compute(self) -> None:
+        """Takes the time of the batches whose time has not passed."""
+        if self._uncomputed:
+            self._core.compute(sum(self._uncomputed), goes_on=self._goes_on)
+            self._goes_on = True
+            self._uncomputed.clear()
+            self._gradient_ended_s = self._now_s()
+
+    def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:
+        """Lets the optimizer take its one step on `to` (P,), at the end of the update's time."""
+        begun_s = self._now_s()
+        if of is not None:
+            self._core.copy()
+        self._core.update()
+        self._apply_s += self._now_s() - begun_s
+        super().apply(to, scale, of)
+
+    def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
+        """Lets the optimizer take its one step on `to` (S,), at the end of its time."""
+        begun_s = self._now_s()
+        self._core.update(self._core.cluster.workers)
+        self._apply_s += self._now_s() - begun_s
+        super().apply_pieces(to, g, pieces)
+
+    def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        """`after - before` (P,), in memory of its own."""
+        self._core.move(SUM_VECTORS)
+        return super().update_since(before, after)
+
+    def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
+        self._core.scheduler.catch_up()
+        self._apply_s += self._core.moved_s
+        self._core.moved_s = 0.0
+        super()._record(applied_version, gradient_version, failed_publishes)

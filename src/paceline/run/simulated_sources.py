@@ -1,0 +1,61 @@
+"""Batches for simulated workers: by number from the run's plan, with data or only their sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paceline.data.plan import BatchSource
+from paceline.data.sources import ABSENT, END, BatchClaims
+from paceline.simulator.replica import RandomStates
+
+__all__ = ["BatchSizes", "DeclaredBatches", "OwnRandomness"]
+
+
+class OwnRandomness:
+    """A source whose data are loaded under the worker's own random state (data augmentation draws from it)."""
+
+    def __init__(self, source: BatchSource, random_states: RandomStates, worker_id: int) -> None:
+        self._source = source
+        self._random_states = random_states
+        self._worker_id = worker_id
+
+    def next(self) -> object | None:
+        """The source's next batch."""
+        self._random_states.enter(self._worker_id)
+        return self._source.next()
+
+
+class BatchSizes:
+    """`(number, samples)` of the batches of a plan, without their data; `(-1, 0)` where the worker is absent."""
+
+    def __init__(self, claims: BatchClaims) -> None:
+        self._claims = claims
+
+    def next(self) -> tuple[int, int] | None:
+        """The next batch, or None at the end."""
+        number = self._claims.next()
+        if number == END:
+            return None
+        return (-1, 0) if number == ABSENT else (number, self._claims.plan.size(number))
+
+
+class DeclaredBatches:
+    """`(number, samples)` of a fixed number of full batches for one worker, where there is no data set at all.
+
+    Args:
+        numbers: the run's batch numbers, shared by all workers.
+        num_batches: for this worker.
+        batch_size: samples in each.
+    """
+
+    def __init__(self, numbers: Iterator[int], num_batches: int, batch_size: int) -> None:
+        self._numbers = numbers
+        self._left = num_batches
+        self._batch_size = batch_size
+
+    def next(self) -> tuple[int, int] | None:
+        """The next batch, or None at the end."""
+        if not self._left:
+            return None
+        self._left -= 1
+        return (next(self._numbers), self._batch_size)

@@ -1,0 +1,75 @@
+"""A user's training function named by its file, as something that can be sent to worker processes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import UsageError
+from paceline.specs.user_file import load_function
+
+__all__ = ["FileLoop", "is_loop", "load_loop"]
+
+_WRITTEN = "path/to/file.py:function"
+
+
+@dataclass(frozen=True)
+class FileLoop:
+    """A function of a file, which each worker process imports for itself.
+
+    Args:
+        path: of the file, absolute: a worker's folder may be another.
+        function: its name, which is the run's task's.
+    """
+
+    path: Path
+    function: str
+
+    def __call__(self) -> Any:
+        """Calls the function."""
+        return self.load()()
+
+    def load(self) -> Callable[[], Any]:
+        """The function itself, with the file run if it has not been in this process."""
+        return load_function(self.path, self.function, what="File", written=_WRITTEN)
+
+    @property
+    def __name__(self) -> str:
+        return self.function
+
+
+def is_loop(text: str) -> bool:
+    """Whether this is written like `path/to/file.py:function`, and not like a script's path.
+
+    >>> is_loop("train.py:train"), is_loop("train.py")
+    (True, False)
+    """
+    return text.rpartition(":")[0].endswith(".py")
+
+
+def load_loop(reference: str) -> FileLoop:
+    """The training function that `path/to/file.py:function` names, for `launch` and `simulate`.
+
+    The file is run here, too, like any Python file: so that what is wrong with it is known before any worker starts.
+
+    Raises:
+        UsageError: no such file or function, the file fails, or the function needs arguments; the message names the line.
+    """
+    path_text, _, name = reference.rpartition(":")
+    if not path_text.endswith(".py") or not name:
+        hint = f"; write {reference.rstrip(':')}:function" if reference.rstrip(":").endswith(".py") else ""
+        raise UsageError(f"'{reference}' names no training function of a file, as {_WRITTEN} does{hint}.")
+    loop = FileLoop(Path(path_text).absolute(), name)
+    function = load_function(Path(path_text), name, what="File", written=_WRITTEN)
+    try:
+        inspect.signature(function).bind()
+    except ValueError:  # it has no signature that can be looked at
+        pass
+    except TypeError as error:
+        raise UsageError(
+            f"Function '{name}' of {path_text} is called without arguments ({error}): give them defaults."
+        ) from error
+    return loop

@@ -1,0 +1,1 @@
+"""Starts workers and servers, sees deaths, replaces, takes checkpoints, ends runs."""

@@ -1,0 +1,112 @@
+"""When a run is checkpointed: asks the workers at an epoch's beginning, and marks complete what they have written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paceline.checkpoint import contents as checkpoint
+from paceline.errors import NotWrittenError
+from paceline.supervisor.supervisor import Supervisor
+
+__all__ = ["Checkpointer"]
+
+
+class Checkpointer:
+    """Keeps the newest complete checkpoint of a run.
+
+    Args:
+        folder: the run's `checkpoint` folder.
+        every_s: at most one in this time; 0: at every epoch.
+        resumed: the checkpoint that the run starts from. It stays to the end: workers that are late, or that take a dead one's
+            place, still read it.
+    """
+
+    def __init__(self, folder: Path, every_s: float, resumed: Path | None = None) -> None:
+        self._folder = folder.resolve()
+        self._every_s = every_s
+        self._last_s = 0.0
+        self._resumed = resumed.resolve() if resumed is not None else None
+        self._written: dict[
+            int, dict[int, int]
+        ] = {}  # by checkpoint: records of each worker when its last part was there
+        checkpoint.clear(self._folder, keep=self._resumed)
+
+    def tick(
+        self, supervisor: Supervisor, elapsed_s: float, epochs_done: float, about: Callable[[int], dict[str, Any]]
+    ) -> None:
+        """Call after every drain of the records; `about` gives, by number, what a resumed run must know, as JSON."""
+        assert supervisor.arena is not None
+        running = [worker.worker_id for worker in supervisor.workers if worker.running]
+        # Rounds depend on how many take part: lockstep goes on from a checkpoint of all workers, or from an earlier one.
+        lockstep = supervisor.algorithm is not None and supervisor.algorithm.lockstep
+        needed = [worker.worker_id for worker in supervisor.workers] if lockstep else running
+        for number in checkpoint.numbers(self._folder):
+            if checkpoint.is_complete(self._folder, number) or not needed:
+                continue
+            if number in supervisor.outcome.left_out:  # a part of it could not be written: room for the next one
+                checkpoint.remove(self._folder, number)
+            elif self._recorded(supervisor, number, needed, running):
+                self._complete(supervisor, number, needed, about(number), self._resumed)
+        if self._every_s == 0:
+            supervisor.arena.store("checkpoint_epoch", -1)
+        elif elapsed_s - self._last_s >= self._every_s:
+            self._last_s = elapsed_s
+            epoch_s = elapsed_s / epochs_done if epochs_done else math.inf
+            # No worker may have entered the epoch that is asked for; where epochs are short, leave one in between.
+            supervisor.arena.store("checkpoint_epoch", int(epochs_done) + (1 if epoch_s > 1.0 else 2))
+
+    def _complete(
+        self, supervisor: Supervisor, number: int, workers: list[int], about: dict[str, Any], keep: Path | None = None
+    ) -> None:
+        assert supervisor.arena is not None
+        num_servers = supervisor.arena.plan.num_servers
+        try:
+            checkpoint.complete(self._folder, number, workers, about, keep=keep, num_servers=num_servers)
+        except NotWrittenError as error:
+            supervisor.outcome.leave_out(number, str(error))
+
+    def _recorded(self, supervisor: Supervisor, number: int, needed: list[int], running: list[int]) -> bool:
+        """Whether every update in a checkpoint is on record for good, so that a kill cannot leave one out of the other.
+
+        A worker makes an update visible before it writes its record. Once it has written another one, that of every update
+        in a checkpoint whose parts are all there is behind us.
+        """
+        if number not in self._written:
+            assert supervisor.arena is not None
+            if not checkpoint.all_there(self._folder, number, needed, supervisor.arena.plan.num_servers):
+                return False
+            self._written[number] = {worker: supervisor.spool.num_written(worker) for worker in running}
+        before = self._written[number]
+        return not supervisor.spool.failure and all(
+            supervisor.spool.num_read(worker) > before.get(worker, -1) for worker in running
+        )
+
+    def end(
+        self, supervisor: Supervisor, parameters: checkpoint.Parameters, about: Callable[[int], dict[str, Any]]
+    ) -> None:
+        """Writes the last checkpoint from what the workers saved when they ended.
+
+        In lockstep it stays incomplete where the run was stopped between two workers' updates of one round.
+
+        Raises:
+            NotWrittenError: it, or a part of it, cannot be written; the last complete one is as it was.
+        """
+        assert supervisor.algorithm is not None
+        left_out = supervisor.outcome.left_out
+        try:
+            if None in left_out:
+                raise NotWrittenError(left_out[None])
+            number = checkpoint.end(self._folder, parameters)
+        except NotWrittenError as error:
+            supervisor.outcome.leave_out(None, str(error))
+            checkpoint.remove(self._folder, None)
+            raise
+        ended = [worker.worker_id for worker in supervisor.workers if worker.ended]
+        if supervisor.algorithm.lockstep and not checkpoint.same_round(self._folder / str(number), ended):
+            return
+        self._complete(supervisor, number, ended, about(number))
+        if number in left_out:
+            raise NotWrittenError(left_out[number])

@@ -1,0 +1,399 @@
+"""Starts workers on this machine, watches them, and turns what they leave behind into a run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing import connection as mp_connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.algorithms import Algorithm, registry
+from paceline.checkpoint.contents import Parameters
+from paceline.errors import PacelineError
+from paceline.membership.environment import WorkerEnvironment
+from paceline.memory import failpoints
+from paceline.memory.arena import Arena
+from paceline.memory.waiting import wake_all
+from paceline.supervisor.fork_server import fork_server_context
+from paceline.supervisor.handshake import Reception
+from paceline.supervisor.servers import Servers
+from paceline.supervisor.spool import Spool
+from paceline.system.interrupts import noted_by
+from paceline.worker.gathering import Gathering, Left, Part
+from paceline.worker.process import Done, Failure, Hello, NotSaved, Ready
+from paceline.worker.server_process import ServerMain
+from paceline.worker.supervised import Outcome, WorkerState, check_launch, pickled, start_process, start_thread
+
+__all__ = ["Supervisor"]
+
+_POLL_S = 0.05
+_INTERRUPTED_GRACE_S = 15.0  # Slurm and Kubernetes give half a minute, in which files are written, too
+_RUN_HAS_ENDED = "The run has ended."
+_SERVERS_DEADLINE_S = 30.0
+_START_DEADLINE_S = 300.0  # importing the user's modules and loading data; a hang beyond it is an error
+
+
+class Supervisor:
+    """Runs `target` in every worker and sees it through to the end.
+
+    It notices a death at once (a process's sentinel), repairs what the dead worker held, and goes on with the others where
+    the algorithm can; it may restart the dead one. It never computes gradients.
+
+    Args:
+        target: what every worker runs: a module-level function, or a picklable callable.
+        num_workers: how many.
+        algorithm: how they agree; None where the user's code names it.
+        environment: the parts of each worker's environment that are equal.
+        backend: "processes" or "threads".
+        restarts: how many deaths in all are answered by a new process.
+        folder: the run's folder, for the spool of records and checkpoints; None keeps records in memory only.
+        on_tick: called about every 50 ms with the supervisor; may call `stop`.
+        on_end: called once when all workers and servers have ended, their processes possibly not.
+        handles: file descriptors that every worker receives as `environment.options["handles"]`.
+    """
+
+    def __init__(
+        self,
+        target: Callable[[], Any],
+        *,
+        num_workers: int,
+        algorithm: Algorithm | None,
+        environment: WorkerEnvironment,
+        backend: str = "processes",
+        restarts: int = 0,
+        folder: Path | None = None,
+        on_tick: Callable[[Supervisor], None] | None = None,
+        on_end: Callable[[Supervisor], None] | None = None,
+        handles: tuple[int, ...] = (),
+        first_batch: int = 0,
+        first_version: int = 0,
+    ) -> None:
+        check_launch(num_workers=num_workers, backend=backend, placement=environment.placement)
+        self.num_workers = num_workers
+        self.outcome = Outcome()
+        self.spool = Spool(folder, num_workers, self.outcome.notes.append)
+        self.started_s: float | None = None  # when all workers were ready and were told to go
+        self.ready_after_s: float | None = None  # how long that took
+        self.workers = [WorkerState(worker_id) for worker_id in range(num_workers)]
+        self._gathering = Gathering(self.workers)
+        self._target = target
+        self._pickled = pickled(target) if backend == "processes" else b""
+        self._environment = environment
+        self._backend = backend
+        self._restarts_left = restarts
+        self._on_tick = on_tick
+        self._on_end = on_end
+        self._handles = handles
+        self._reception = Reception(
+            num_workers,
+            algorithm,
+            environment.placement,
+            own_processes=backend == "processes",
+            first_batch=first_batch,
+            first_version=first_version,
+        )
+        self.servers = Servers(
+            launch=self._launch_server, admit=self._reception.admit_server, fail=self._fail, outcome=self.outcome
+        )
+        self._folder = folder
+        self._first_death = ""
+        self._context = fork_server_context()
+
+    # Life of the run
+
+    def run(self) -> None:
+        """Starts the workers and returns when all have ended; `outcome` says how. Ctrl-C stops them and is raised again.
+
+        A signal that `interrupts.noted` has noted is raised here, between two looks at the workers.
+        """
+        begun_s = time.monotonic()
+        interruption = noted_by()
+        intra_op_threads = torch.get_num_threads()
+        try:
+            if self._backend == "threads":
+                torch.set_num_threads(int(self._environment.options.get("intra_op_threads", 1)))
+            for worker in self.workers:
+                self._start(worker)
+            while any(worker.running for worker in self.workers):
+                self._wait_for_news()
+                interruption.raise_if_any()
+                if self.started_s is None and time.monotonic() - begun_s > _START_DEADLINE_S:
+                    missing = [worker.worker_id for worker in self.workers if not worker.ready]
+                    raise PacelineError(
+                        f"Workers {missing} were not ready within {_START_DEADLINE_S:.0f} s; see what they import and load."
+                    )
+                if self.ready_after_s is None and self.started_s is not None:
+                    self.ready_after_s = self.started_s - begun_s
+                self._drain()
+                if self._on_tick is not None and self.started_s is not None:
+                    self._on_tick(self)
+            self._end_servers()
+            if self._on_end is not None and self.started_s is not None:
+                self._drain()
+                self._on_end(self)
+        except BaseException:
+            self._interrupt(grace_s=_INTERRUPTED_GRACE_S)
+            raise
+        finally:
+            self._drain()
+            self._end_all(grace_s=30.0)
+            self.servers.close()
+            self.spool.close()
+            self._on_tick = self._on_end = None  # they hold the run that holds us, and so its shared memory
+            torch.set_num_threads(intra_op_threads)
+
+    @property
+    def algorithm(self) -> Algorithm | None:
+        """How the workers agree; None until one has said so, where the launcher does not."""
+        return self._reception.algorithm
+
+    @property
+    def arena(self) -> Arena | None:
+        """The workers' shared memory; None until the first of them has said what it needs."""
+        return self._reception.arena
+
+    @property
+    def all_returned(self) -> bool:
+        """Whether every worker's function returned, without a failure."""
+        return all(one.ended and one.failure is None for one in self.workers)
+
+    def stop(self) -> None:
+        """Asks every worker to end at its next step or wait."""
+        if self.arena is not None:
+            self.arena.store("abort", 1)
+            wake_all(self.arena.address("go"))
+            wake_all(self.arena.address("abort"))
+
+    def _interrupt(self, grace_s: float) -> None:
+        """Stops a run in the middle; workers that are training end as they would at the end, and say so."""
+        self.stop()
+        self._restarts_left = 0
+        deadline_s = time.monotonic() + grace_s
+        while self.started_s is not None and time.monotonic() < deadline_s and any(one.running for one in self.workers):
+            self._wait_for_news()
+        self._end_servers()
+        self._end_all(grace_s=0.0)
+
+    def parameters(self, next_batch: int) -> Parameters:
+        """A copy of the parameters and buffers as they are now, for a checkpoint that goes on at `next_batch`."""
+        assert self.arena is not None
+        x = torch.empty(self.arena.plan.num_elements, dtype=self.arena.plan.dtype)
+        version = self.arena.shared.snapshot(x)
+        buffers = {name: self.arena.extra(name).clone() for name in self.arena.plan.extra if name.startswith("buffer ")}
+        return Parameters(x, version, next_batch, buffers)
+
+    def _end_servers(self) -> None:
+        """Lets the servers end, which still have what the workers sent last to write down."""
+        if self.arena is None:
+            return
+        self.arena.store("workers_done", 1)
+        deadline_s = time.monotonic() + _SERVERS_DEADLINE_S
+        while time.monotonic() < deadline_s and any(server.running for server in self.servers.states):
+            self._wait_for_news()
+
+    def _start(self, worker: WorkerState) -> None:
+        self._launch(worker, self._target, self._pickled, self._handles, self._environment)
+
+    def _launch_server(self, server: WorkerState, main: ServerMain) -> None:
+        environment = replace(self._environment, options={**self._environment.options, "pin": False})
+        self._launch(server, main, pickled(main) if self._backend == "processes" else b"", (), environment)
+
+    def _launch(
+        self,
+        worker: WorkerState,
+        target: Callable[[], Any],
+        pickled_target: bytes,
+        handles: tuple[int, ...],
+        environment: WorkerEnvironment,
+    ) -> None:
+        ours, theirs = self._context.Pipe(duplex=True)
+        worker.connection = ours
+        worker.ready = worker.lost = worker.ended = False
+        environment = replace(
+            environment,
+            worker_id=worker.worker_id,
+            num_workers=self.num_workers,
+            incarnation=worker.incarnation,
+            taken=self.spool.num_written(worker.worker_id) if worker.incarnation and worker in self.workers else 0,
+            algorithm=registry.spec(self.algorithm) if self.algorithm is not None else None,
+            connection=None,
+            options={**environment.options, "fail_point": os.environ.get(failpoints.ENVIRONMENT_VARIABLE, "")},
+        )
+        if self._backend == "threads":
+            start_thread(worker, target, environment, handles, theirs)
+        else:
+            start_process(worker, self._context, pickled_target, environment, handles, theirs)
+
+    def _wait_for_news(self) -> None:
+        sources: dict[Any, WorkerState] = {}
+        for worker in [*self.workers, *self.servers.states]:
+            if worker.running:
+                sources[worker.connection] = worker
+                if self._backend == "processes":
+                    sources[worker.handle.sentinel] = worker
+        for source in mp_connection.wait(list(sources), timeout=_POLL_S):
+            worker = sources[source]
+            if worker.running:
+                self._hear(worker)
+        self._gathering.settle()
+
+    def _hear(self, worker: WorkerState) -> None:
+        """Takes one message; a closed connection without a goodbye is a death."""
+        try:
+            if not worker.connection.poll():
+                if self._backend == "processes" and not worker.handle.is_alive() and not worker.connection.poll():
+                    self._lose(worker)
+                return
+            message = worker.connection.recv()
+        except (EOFError, ConnectionResetError):
+            self._lose(worker)
+            return
+        if worker in self.servers.states:
+            self.servers.hear(worker, message)
+            self._start_when_ready()
+            return
+        match message:
+            case Hello():
+                self._welcome(worker, message)
+            case Ready():
+                self._count_ready(worker)
+            case NotSaved():
+                self.outcome.leave_out(message.number, message.why)
+            case Part() | Left():
+                self._gathering.hear(worker, message)
+            case Done():
+                worker.ended = True
+                self._tell_waiters(worker)
+            case Failure():
+                worker.ended = True
+                worker.failure = message
+                self._fail(f"Worker {worker.worker_id}: ", message)
+                self._tell_waiters(worker)
+
+    # Start
+
+    def _welcome(self, worker: WorkerState, hello: Hello) -> None:
+        if self.outcome.kind:
+            self._reception.refuse(worker, _RUN_HAS_ENDED)
+            return
+        known = self.arena
+        self._reception.welcome(worker, hello)
+        if self.arena is not known:
+            assert self.arena is not None
+            self.spool.open(self.arena)
+            own = self.algorithm.note(len(self.workers)) if self.algorithm is not None else ""
+            self.outcome.notes += [note for note in (self._reception.note, own) if note]
+            self.servers.begin(self.algorithm, self.arena, self._folder, own_processes=self._backend == "processes")
+
+    def _count_ready(self, worker: WorkerState) -> None:
+        worker.ready = True
+        assert self.arena is not None
+        self._reception.count_ready(worker)
+        self._start_when_ready()
+
+    def _start_when_ready(self) -> None:
+        if (
+            self.started_s is None
+            and all(one.ready or not one.running for one in self.workers)
+            and self.servers.all_ready
+        ):
+            assert self.arena is not None
+            self.started_s = time.monotonic()
+            self.arena.store("go", 1)
+            wake_all(self.arena.address("go"))
+
+    # Ends, good and bad
+
+    def fail(self, failure: Failure) -> None:
+        """Ends the run with a failure that is no worker's."""
+        self._fail("", failure)
+
+    def _fail(self, who: str, failure: Failure) -> None:
+        """The first failure names the outcome; those that follow from it do not."""
+        if self.outcome.kind == "":
+            self.outcome.name = "diverged" if failure.kind == "diverged" else "crashed"
+            self.outcome.kind = failure.kind
+            where = "" if failure.kind in ("worker-lost", "usage") else who
+            self.outcome.reason = where + failure.message
+            if failure.kind == "worker-lost" and self.outcome.workers_lost:
+                # Who told us may have waited for a survivor.
+                self.outcome.reason = f"{' '.join(self.outcome.notes)} {failure.message}"
+            self.outcome.trace = failure.trace
+        if self.arena is None:
+            self._end_all(grace_s=0.0)
+        self._reception.refuse_waiting(_RUN_HAS_ENDED)
+        self.stop()
+
+    def _lose(self, worker: WorkerState) -> None:
+        """A worker died: repair what it held; go on, restart it, or let the others end with its name."""
+        worker.handle.join()
+        if worker in self.servers.states:
+            run_ends = self.outcome.kind != "" or not any(one.running for one in self.workers)
+            self.servers.lose(worker, run_ends=run_ends)
+            return
+        worker.lost = True
+        who = f"Worker {worker.worker_id}: "
+        code = worker.handle.exitcode if self._backend == "processes" else None
+        self.outcome.workers_lost.append(worker.worker_id)
+        how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+        note = f"Worker {worker.worker_id} {how}."
+        self.outcome.notes.append(note)
+        self._first_death = self._first_death or note
+        if self.outcome.kind == "worker-lost":  # who waited for it, or for one who did, was faster to say so
+            self.outcome.reason = f"{note} {self.outcome.reason}"
+        if self.arena is None or self.started_s is None:
+            hint = (
+                "; what it printed says why. A script that launches must do so under `if __name__ == '__main__':`."
+                if code is not None and code > 0
+                else "."
+            )
+            self._fail(who, Failure("error", f"{how} before training began{hint}"))
+            return
+        self._reception.lose(worker)
+        if self.arena.shared.recover(worker.worker_id, worker.incarnation):
+            self.outcome.torn_updates += 1
+        self.arena.epoch_claims().release(worker.worker_id, None, is_left=False)
+        assert self.algorithm is not None
+        if "kill" not in self.algorithm.tolerates:
+            if self.num_workers == 1 or (self.arena.collectives is None and not self.algorithm.memory.mailbox):
+                self._fail(who, Failure("error", f"{how}; {registry.spec(self.algorithm)} cannot go on without it."))
+        elif self._restarts_left > 0:
+            self._restarts_left -= 1
+            self.outcome.restarts += 1
+            worker.incarnation += 1
+            self._start(worker)
+        if worker.lost:
+            self._tell_waiters(worker)  # their errors say what they were waiting for
+        if not any(other.running or other.ended for other in self.workers):
+            self._fail("", Failure("error", f"{self._first_death} By now no worker is left."))
+
+    def _tell_waiters(self, worker: WorkerState) -> None:
+        """Whoever waits in lockstep, or at the end, for a worker that has left need not go on waiting."""
+        if self.arena is not None:
+            self.arena.mark_gone(worker.worker_id)
+
+    def _end_all(self, grace_s: float) -> None:
+        """Joins every worker; those that do not end within `grace_s` are killed."""
+        deadline_s = time.monotonic() + grace_s
+        for worker in [*self.workers, *self.servers.states]:
+            if worker.handle is None:
+                continue
+            if (worker.handle.pid if self._backend == "processes" else worker.handle.ident) is None:
+                worker.connection.close()  # Ctrl-C came before it had begun
+                continue
+            worker.handle.join(max(0.0, deadline_s - time.monotonic()))
+            if self._backend == "processes" and worker.handle.is_alive():
+                worker.handle.kill()
+                worker.handle.join()
+            if not worker.ended:
+                worker.lost = True
+            worker.connection.close()
+
+    def _drain(self) -> None:
+        if self.arena is not None:
+            self.spool.drain()

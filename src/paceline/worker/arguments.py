@@ -1,0 +1,75 @@
+"""What `attach` is given: one model or a tuple, one optimizer or a list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.algorithms import Algorithm, registry
+from paceline.data.wrappers import unwrapped_model, unwrapped_optimizer
+from paceline.errors import UsageError
+from paceline.optim.several_optimizers import SeveralOptimizers
+
+__all__ = ["as_one_model", "as_one_optimizer"]
+
+
+def as_one_optimizer(
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer], algorithm: Algorithm, *, in_turn: bool
+) -> torch.optim.Optimizer:
+    """What `attach` was given, as one.
+
+    Raises:
+        UsageError: it is no optimizer and no list of optimizers, or the algorithm takes one.
+    """
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return unwrapped_optimizer(optimizer)
+    if not isinstance(optimizer, list | tuple) or not optimizer or not all(map(_is_optimizer, optimizer)):
+        raise UsageError(
+            f"attach needs an optimizer of torch.optim, or a list of them, and was given {_in_words(optimizer)}."
+        )
+    members = [unwrapped_optimizer(one) for one in optimizer]
+    if len({id(one) for one in members}) < len(members):
+        raise UsageError("attach was given the same optimizer twice: leave one out.")
+    if len(members) == 1:
+        return members[0]
+    if not algorithm.takes_several_optimizers:
+        raise UsageError(
+            f"{registry.spec(algorithm)} takes one optimizer, and attach was given {len(members)}: choose hogwild, locked,"
+            " leashed, lockstep, all-reduce or local-sgd, or make one optimizer with several groups of parameters."
+        )
+    return SeveralOptimizers(members, in_turn=in_turn)
+
+
+def as_one_model(
+    model: nn.Module | Sequence[nn.Module], evaluate: Callable[[Any], Any] | None
+) -> tuple[nn.Module, Callable[[Any], Any] | None]:
+    """What `attach` was given, as one module, and `evaluate` for that: the user's is called with a tuple if there is one.
+
+    Raises:
+        UsageError: it is no module, and no tuple of modules.
+    """
+    if isinstance(model, nn.Module):
+        return unwrapped_model(model), evaluate
+    if not isinstance(model, list | tuple) or not model or not all(isinstance(one, nn.Module) for one in model):
+        raise UsageError(f"attach needs a model, or a tuple of models, and was given {_in_words(model)}.")
+    return nn.ModuleList(unwrapped_model(one) for one in model), None if evaluate is None else partial(
+        _evaluate_each, evaluate
+    )
+
+
+def _evaluate_each(evaluate: Callable[[Any], Any], model: Any) -> Any:
+    return evaluate(tuple(model))
+
+
+def _is_optimizer(one: Any) -> bool:
+    return isinstance(one, torch.optim.Optimizer)
+
+
+def _in_words(given: Any) -> str:
+    if not isinstance(given, list | tuple):
+        return f"a {type(given).__name__}"
+    return f"a {type(given).__name__} of {', '.join(type(one).__name__ for one in given) or 'nothing'}"

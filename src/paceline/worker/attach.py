@@ -1,0 +1,398 @@
+"""`attach`: the user's own loop under any algorithm."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.algorithms import Algorithm
+from paceline.errors import DivergedError, UsageError
+from paceline.evaluation.user import Evaluate
+from paceline.loop.gradient_watch import watch_gradients
+from paceline.loop.held_by_one import hold
+from paceline.loop.hidden_hooks import leave_out_of_copies
+from paceline.loop.loaded_weights import Loads, Places
+from paceline.loop.never_stepped import StepsAwaited
+from paceline.loop.random_numbers import digests_of_states, go_apart
+from paceline.loop.replica import AttachedReplica
+from paceline.loop.same_inputs import SameInputs
+from paceline.membership.elastic import JoinedRun
+from paceline.membership.environment import Invitation, WorkerEnvironment, current_environment
+from paceline.membership.final_mean import FinalMean, LeftWeights, own_figures
+from paceline.memory.waiting import RunStopped
+from paceline.optim.several_optimizers import SeveralOptimizers, members_of
+from paceline.replica.grad_scaler import ask_for_every_step
+from paceline.vectors.flat import model_words
+from paceline.worker.arguments import as_one_model, as_one_optimizer
+from paceline.worker.batches import Batches, WorkerBatches
+from paceline.worker.chosen_algorithm import chosen_algorithm
+from paceline.worker.evaluation_process import session_of
+from paceline.worker.final_model import left_weights, watch_outside
+from paceline.worker.tables import board_of_inputs, equal_states
+from paceline.worker.whole_run import WholeRun
+
+__all__ = ["Worker", "attach"]
+
+_LOCK_DEADLINE_S = 20.0  # less than a supervisor waits for its workers to end
+_BETWEEN_TRIES_S = 1e-3
+
+
+def attach(
+    model: nn.Module | Sequence[nn.Module],
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    algorithm: Algorithm | str | None = None,
+    *,
+    evaluate: Evaluate | None = None,
+    same_random: bool = False,
+) -> Worker:
+    """Lets a training loop take part in a run: `with paceline.attach(model, optimizer) as worker:`.
+
+    Inside, the model's parameters live in memory that all workers share, and `optimizer.step()` does what the algorithm says.
+    Outside any launcher it is a run of one worker, equal to plain training bit for bit. On exit, which waits for
+    workers that still train, model and optimizer are as before, with the run's last values, or with what worker 0's loop has
+    put into its model after its last step.
+
+    Workers that torchrun, Ray Train or TorchDistributor started, or Slurm or Open MPI where MASTER_ADDR and MASTER_PORT are
+    set, meet at that address, and all start with worker 0's parameters and buffers; buffers then stay each worker's own, and
+    worker 0's are the run's. Nothing is recorded there. With PACELINE_CHECKPOINT=FOLDER, on storage that all workers reach,
+    lockstep methods save every epoch's beginning, and start from the newest complete one if there is any: so
+    `torchrun --max-restarts` resumes. What a loop prints or schedules for epochs that are behind it, it does again.
+    A worker that hangs is given up after PACELINE_DEADLINE_S seconds (600). A parameter server's shards are threads of
+    worker 0, and end with it.
+
+    Workers that find an address in PACELINE_JOIN, which `paceline launch` sets, join the run there and outlive each other; see
+    `paceline.membership.elastic`. The algorithm is then `ad-psgd` unless one is named, and a process joins once.
+
+    With `all-reduce`, gradients are the mean of all workers when `backward` returns. So clipping acts on the mean, and
+    where one worker's gradients overflow, GradScaler finds the infinity on all workers and all skip that step alike. A
+    worker without a batch is told what the others made of the mean, but keeps its scale: with GradScaler use `drop_last`
+    and a number of batches that the workers divide. Elsewhere clipping acts on the worker's own gradient, and a
+    `ClippingWarning` says so once where an update is the mean of several. Under `lockstep`, too, all skip it, though the
+    scale falls on that worker only. Where workers have models of their own, it leaves out its update and takes part in the
+    round. A parameter without a gradient makes no step: no weight decay, no momentum, no state. Where workers make one
+    update together, it makes one if it has a gradient on any of them.
+
+    A loop may fetch its batches by itself, without `worker.batches`. Each step then begins when the last one ends, whatever
+    parts of the model it calls, and calls without gradients count for nothing. Its samples are those that the model, or the
+    first part of it, is called with.
+
+    Workers that are seeded alike would draw the same batches. So a global generator (Python's, NumPy's, PyTorch's on the CPU
+    and on the model's GPU) that has the same state on all workers as they attach goes on from a state that follows from that
+    one and the worker; worker 0's stays. A replaced worker's is another than its predecessor's. Threads share one generator,
+    which stays. Other generators are the loop's own: where all workers begin with the same inputs, a warning says so.
+
+    Costs per step: hooks and six switches of a greenlet, 20 to 60 us by processor, besides the algorithm's own cost.
+
+    Args:
+        model: its parameters that require gradients are trained; all of one floating-point type, on the CPU, or
+            on one CUDA GPU where workers share no memory; the loop then uses one stream, and recorded times are the host's.
+            A tuple of models, such as (generator, discriminator), has the parameters of all.
+        optimizer: any torch.optim optimizer over them, without closures. Of a list of optimizers each steps once, and then
+            a step of the run is over, made with one gradient. Where models are a tuple, too, the optimizers step in turn, each
+            with a gradient of its own: every step of one of them is a step of the run, in which the parameters of the others
+            have no gradient, and under all-reduce means are taken as it steps. Several are for `hogwild`, `locked`,
+            `leashed`, `lockstep`, `all-reduce` (not sharded) and `local-sgd`.
+        algorithm: how the workers agree; None: what the launcher or PACELINE_ALGORITHM says, else Hogwild!, or all-reduce
+            under a launcher that is not ours.
+        evaluate: maps a model to its test accuracy, from 0 to 1, or to a mapping with "accuracy", "loss" or both. It is what
+            a target accuracy of `launch` and `simulate` is judged by, and called only by these, if the run has a target or a
+            limit, or is written to a folder: with a copy of the model, in evaluation mode and without gradients, that has the
+            run's newest parameters (the mean of all workers' models where each has its own).
+        same_random: the workers are meant to draw the same: all generators stay as they are.
+
+    Raises:
+        UsageError: the launcher and the loop name different algorithms, or the model cannot be shared.
+    """
+    environment = current_environment()
+    chosen = chosen_algorithm(algorithm, environment)
+    optimizer = as_one_optimizer(optimizer, chosen, in_turn=not isinstance(model, nn.Module))
+    module, evaluate = as_one_model(model, evaluate)
+    return Worker(module, optimizer, chosen, environment, evaluate, same_random=same_random)
+
+
+class Worker(WholeRun):
+    """One worker of a run, as the user's loop sees it; a context manager.
+
+    Attributes:
+        worker_id: 0 to num_workers - 1; where workers join a run, known inside the `with`, as is the next.
+        num_workers: workers of the run.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        algorithm: Algorithm,
+        environment: WorkerEnvironment | None,
+        evaluate: Evaluate | None = None,
+        *,
+        same_random: bool = False,
+    ) -> None:
+        self.worker_id = environment.worker_id if environment is not None else 0
+        self.num_workers = environment.num_workers if environment is not None else 1
+        self.algorithm = algorithm
+        self._model = model
+        self._optimizer = optimizer
+        self._environment = environment
+        self._evaluate = evaluate
+        self._same_random = same_random
+        self._undo: list[Callable[[], None]] = []
+        self._copy: torch.Tensor | None = None
+        self._replica: Any = None  # an AttachedReplica, once the `with` is entered
+        self._consensus_distance: float | None = None
+
+    def __enter__(self) -> Worker:
+        if self._environment is not None and self._environment.invitation is not None:
+            self._join(self._environment.invitation, self._environment.deadline_s)
+        self.algorithm.check(self.num_workers)
+        if self._environment is not None:
+            if self._environment.attached:
+                raise UsageError(
+                    "A launched function attaches once: its workers share one model and one count of batches; call launch for"
+                    " every training."
+                )
+            self._environment.attached = self._environment.supervised or self._environment.simulation is not None
+        simulation = self._environment.simulation if self._environment is not None else None
+        join = simulation.join if simulation is not None else session_of
+        device = next((p.device for p in self._model.parameters() if p.requires_grad), torch.device("cpu"))
+        environment = self._environment
+        own_generators = environment is not None and environment.options.get("own_process", True)
+        if environment is not None and own_generators and self.num_workers > 1 and not self._same_random:
+            environment.random_states = digests_of_states(device)
+        self._undo.append(hold(self._model, members_of(self._optimizer), environment, self.num_workers))
+        try:
+            self._session = join(self._model, self.algorithm, self._environment, self._evaluate)
+        except BaseException:
+            self._undo.pop()()
+            raise
+        try:
+            self._draw_apart(device)
+            self._begin(simulation)
+        except BaseException:  # such as the run's end, while this worker waited to see the parameters
+            self._leave(failed=True)
+            raise
+        return self
+
+    def _draw_apart(self, device: torch.device) -> None:
+        """Lets generators that are in the same state on all workers go on elsewhere, but for those of the first worker 0."""
+        environment = self._environment
+        if environment is not None and (self.worker_id or environment.incarnation):
+            part = environment.resume.name if environment.resume is not None else ""
+            who = (self.worker_id, environment.incarnation, part)
+            go_apart(device, environment.random_states, equal_states(self._session), *who)
+
+    def _join(self, invitation: Invitation, deadline_s: float) -> None:
+        """Takes a place in the run that this worker is invited to, and so learns its number."""
+        joined = JoinedRun(invitation, self.algorithm, model_words(self._model), deadline_s)
+        joined.write("started", self._model)
+        self._environment = joined.environment
+        self.worker_id, self.num_workers = joined.environment.worker_id, joined.environment.num_workers
+
+    def _begin(self, simulation: Any) -> None:
+        if self.worker_id == 0 and (self._environment is None or not self._environment.incarnation):
+            self.algorithm.warn(stacklevel=4)
+            if self.num_workers > 1 and self.algorithm.clips_before_the_mean:
+                self._undo.append(watch_gradients(self._session.binding.parameters, members_of(self._optimizer)))
+        taken = self._session.restore(self._optimizer)
+        kind = simulation.replica_kind if simulation is not None else AttachedReplica
+        base, lockstep = self._session.base_arguments(), self.algorithm.lockstep
+        self._replica = kind(self._optimizer, alone=self.num_workers == 1, lockstep=lockstep, **base)
+        if isinstance(self._optimizer, SeveralOptimizers):
+            self._undo.append(self._optimizer.watch(self._session.binding.parameters))
+        self._undo += [ask_for_every_step(one) for one in members_of(self._optimizer)]
+        self._replica.start(lambda: self.algorithm.work(self._replica, self._session.ports))
+        for one in members_of(self._optimizer):
+            self._undo.append(one.register_step_pre_hook(self._replica.before_step).remove)
+            self._undo.append(one.register_step_post_hook(self._replica.after_step).remove)
+        inputs = None
+        if self.num_workers > 1 and not self._same_random:
+            inputs = SameInputs(board_of_inputs(self._session), self.worker_id, self.num_workers)
+        self._replica.watch(self._model, inputs)
+        progress = self._begin_progress()
+        self._places, self._loads = Places(self._model, self._session.binding.parameters), Loads(self._model)
+        self._replica.outside = watch_outside(self._session, self.algorithm, self._loads, self.num_workers)
+        self._undo += [self._loads.close, leave_out_of_copies(self._model)]
+        self._batches = WorkerBatches(
+            worker_id=self.worker_id,
+            num_workers=self.num_workers,
+            algorithm=self.algorithm,
+            environment=self._environment,
+            session=self._session,
+            replica=self._replica,
+            optimizer=self._optimizer,
+            taken=taken,
+            progress=progress,
+            bind_newest=self._bind_newest,
+        )
+        self._undo.append(self._batches.close)
+        self._bind_newest()
+        self._replica.awaited = StepsAwaited(self._session.binding.parameters)
+        if self._environment is not None:
+            # HACK: PyTorch's schedulers warn when they step before the optimizer did, which they rightly do in an epoch that a
+            # resumed run skips, or in which others had all the batches. They ask this attribute; without it, they warn.
+            for one in members_of(self._optimizer):
+                one._opt_called = True  # type: ignore[attr-defined]
+
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> bool:
+        """A loop that the run's end met while it waited goes on after its `with`, as those do that find no more batches."""
+        is_cut = kind is not None and issubclass(kind, RunStopped)
+        if kind is None and isinstance(self._optimizer, SeveralOptimizers):
+            try:
+                self._optimizer.check_whole()
+            except UsageError:
+                self._leave(failed=True)
+                raise
+        self._leave(failed=kind is not None and not is_cut, is_cut=is_cut)
+        return is_cut
+
+    def _leave(self, *, failed: bool, is_cut: bool = False) -> None:
+        left = self._left_by_loop() if not (failed or is_cut) else None
+        never_stepped = self._never_stepped() if not (failed or is_cut) else None
+        for undo in self._undo:
+            undo()
+        self._leave_sums()
+        try:
+            if self._replica is not None:
+                self._replica.end(failed=failed or is_cut)
+            if not failed:
+                if not self.algorithm.gossip:
+                    self._save_end(is_cut=is_cut)
+                if self._replica is not None and not self._session.stopped():
+                    self._replica.make_state_whole(self._session.ports.collectives)
+                self._load_final(left)
+                if self.algorithm.gossip:  # the worker's own model is part of it
+                    self._save_end(is_cut=is_cut)
+                if never_stepped is not None and not self._session.has_updates():
+                    raise never_stepped
+        finally:
+            self._session.close(failed=failed)
+
+    def _never_stepped(self) -> UsageError | None:
+        replica = self._replica
+        if replica is None or replica.awaited is None or self._session.stopped():
+            return None
+        return replica.awaited.error(loaded=self._loads.were_any, has_begun=replica.num_begun > 0)
+
+    def _save_end(self, *, is_cut: bool) -> None:
+        """Saves the worker's part of the run's last checkpoint, if there are any."""
+        environment = self._environment
+        if environment is not None and environment.supervised and environment.checkpoint is not None:
+            taken = max(0, self._batches.taken_so_far() - is_cut)
+            self._session.save(None, self._optimizer, taken, parameters=False)
+
+    def batches(self, loader: Iterable[Any]) -> Batches:
+        """This worker's batches; an epoch is shared: each sample goes to one worker, once.
+
+        Asynchronous algorithms give the next batch to whoever is free; lockstep ones deal in rounds. Each iteration is the
+        next epoch. A worker that leaves one at a `break` leaves the rest to the others. Alone, the loader itself is used. Of a
+        `DataLoader` all settings are used: its own processes fetch what this worker has claimed, ahead of the loop (threads
+        and simulated workers fetch by themselves); a DistributedSampler is ignored with a warning. A sequence is taken as one
+        of batches. Of any other iterable, and of an IterableDataset, every worker reads all, which has to be the same for all,
+        and worker i takes every num_workers-th batch: not in lockstep.
+
+        Raises:
+            UsageError: when iterated or asked for its length: its batches cannot be shared; the message says why.
+        """
+        return Batches(loader, self._batches, self._replica.takes_batches)
+
+    def report(self, loss: torch.Tensor | float, samples: int | None = None) -> None:
+        """Tells the run this step's loss, for its curves and targets, and to end it as diverged when it is not finite.
+
+        Call it before or after `optimizer.step()`, until the next batch is asked for; without `batches`, until the model is
+        called again.
+
+        Args:
+            loss: of this step.
+            samples: of this step, where they are not told by what the model is called with; from before `step()` on they are
+                its weight in means, too (under all-reduce from before `backward()`).
+
+        Raises:
+            DivergedError: the loss is not finite.
+        """
+        value = loss.item() if isinstance(loss, torch.Tensor) else loss
+        step = self._replica.report(value, samples)
+        if not math.isfinite(value):
+            raise DivergedError(f"The loss became {value} at step {step}.")
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Marks micro-batches whose backward pass only adds to the gradients: `with worker.accumulate(): loss.backward()`.
+
+        Methods that average gradients send them during backward. Without this, they do so in every backward pass between two
+        steps, which is as right but costs as much communication each time. A step whose passes were all marked
+        sends everything when the optimizer steps.
+        """
+        self._replica.accumulates = True
+        try:
+            yield
+        finally:
+            self._replica.accumulates = False
+
+    def summary(self) -> dict[str, Any]:
+        """This worker's own figures once the `with` has ended, as `result.json` names them, and `consensus_distance`.
+
+        Where a supervisor records the run (`launch`), its result has the figures of all workers; here there are none.
+        """
+        records = self._session.own_records()
+        if records is None:
+            return {}
+        figures = own_figures(records, self._session.ports.counts, gossip=self.algorithm.gossip)
+        return {**figures, "consensus_distance": self._consensus_distance}
+
+    # Parameters at the beginning and at the end
+
+    def _newest(self) -> torch.Tensor:
+        """A private copy of the newest parameters, for whatever the loop does outside its steps."""
+        x = self._copy if self._copy is not None else self._session.binding.zeros()
+        self._copy = x
+        self._session.arena.shared.snapshot(x)
+        return x
+
+    def _bind_newest(self) -> None:
+        self._replica.settle_outside()
+        self._session.binding.bind(self._newest())
+        if self._replica.outside is not None:
+            self._replica.outside.take(idle=True, whole=True)
+
+    def _left_by_loop(self) -> LeftWeights | None:
+        """What worker 0's loop has put into its model after its last step; None: nothing."""
+        if self.worker_id or self._replica is None:
+            return None
+        has_changed = self.num_workers == 1 or self._replica.outside is None or self._replica.outside.found()
+        return left_weights(self._model, self._session.binding, self._places, self._loads, has_changed=has_changed)
+
+    def _final_model(self, left: LeftWeights | None) -> tuple[torch.Tensor, FinalMean | None]:
+        """The run's model (P,). Once the run is over nobody waits for a lock; but its holder is about to give it back."""
+        until_s = time.monotonic() + _LOCK_DEADLINE_S
+        while True:
+            try:
+                final = self._newest()
+                if self.num_workers == 1 and left is not None and torch.equal(left.x, final):
+                    left = None
+                return final, self._session.final_model(final, self._batches.given, left)
+            except RunStopped:
+                if time.monotonic() > until_s:
+                    raise
+                time.sleep(_BETWEEN_TRIES_S)
+
+    def _load_final(self, left: LeftWeights | None) -> None:
+        """Leaves the model with the run's result, not with what its last gradient was computed at."""
+        final, mean = self._final_model(left)
+        self._consensus_distance = mean.consensus_distance if mean is not None else None
+        self._session.binding.rebind(final)
+        self._places.write_back()
+        if self._environment is not None and self._environment.joined is not None and mean is not None:
+            self._environment.joined.write(
+                "ended",
+                self._model,
+                self._session.own_records(),
+                consensus_distance=mean.consensus_distance,
+                models_in_mean=mean.num_models,
+                batches_not_given=mean.num_not_given,
+            )

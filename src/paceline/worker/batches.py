@@ -1,0 +1,353 @@
+"""The batches that a loop under `attach` gets: one epoch after the other, shared with the other workers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from paceline.algorithms import Algorithm
+from paceline.data.claims import WorkerClaims
+from paceline.data.epoch_claims import EpochClaims
+from paceline.data.loader_batches import LoaderBatches, shared_batches
+from paceline.data.loader_processes import LoaderProcesses, ending_with_worker, until_stopped
+from paceline.data.plan import length_of
+from paceline.data.sources import ABSENT, END
+from paceline.data.wrappers import moved_to
+from paceline.errors import UsageError
+from paceline.loop.run_progress import RunProgress
+from paceline.membership.environment import WorkerEnvironment
+from paceline.membership.final_mean import Given
+from paceline.worker.storage import completed
+
+__all__ = ["Batches", "WorkerBatches"]
+
+
+class Batches:
+    """A loader's batches for one worker: each iteration is the run's next epoch, also after one that was left at a `break`.
+
+    Has the length of this worker's share of an epoch: exact in lockstep, elsewhere what it is if all workers are equally
+    fast. What else it is asked for, such as `dataset`, is the loader's.
+
+    Args:
+        loader: the user's.
+        shared: hands out its batches.
+        on_epoch: called as an epoch begins.
+    """
+
+    def __init__(self, loader: Iterable[Any], shared: WorkerBatches, on_epoch: Callable[[], None]) -> None:
+        self._loader = loader
+        self._shared = shared
+        self._on_epoch = on_epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        self._on_epoch()  # from here on, a step begins when its batch is handed out
+        return self._shared.epoch(self._loader)
+
+    def __len__(self) -> int:
+        return self._shared.length(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # such as what copies and pickles are made with, before there is a loader
+            raise AttributeError(name)
+        return getattr(self.__dict__["_loader"], name)
+
+
+class WorkerBatches:
+    """Hands out a worker's batches, begins a step with each, and saves the worker's part of a checkpoint before an epoch.
+
+    Args:
+        worker_id: this worker.
+        num_workers: workers of the run.
+        algorithm: how they agree.
+        environment: of this worker; None: alone.
+        session: its membership in the run.
+        replica: whose steps begin.
+        optimizer: the user's, whose state is saved.
+        taken: batches that this worker took before (a resumed run, or an earlier incarnation).
+        progress: is told what is handed out.
+        bind_newest: binds the model to a copy of the newest parameters.
+    """
+
+    def __init__(
+        self,
+        *,
+        worker_id: int,
+        num_workers: int,
+        algorithm: Algorithm,
+        environment: WorkerEnvironment | None,
+        session: Any,
+        replica: Any,
+        optimizer: torch.optim.Optimizer,
+        taken: int,
+        progress: RunProgress,
+        bind_newest: Callable[[], None],
+    ) -> None:
+        self.worker_id = worker_id
+        self.num_workers = num_workers
+        self.algorithm = algorithm
+        self._environment = environment
+        self._session = session
+        self._replica = replica
+        self._optimizer = optimizer
+        self._taken = taken
+        self._progress = progress
+        self._bind_newest = bind_newest
+        self._given = Given()
+        self._epochs_ended = 0  # not left at a `break`
+        self._left_out = taken  # of a stream
+        self._is_alone = num_workers == 1 and environment is None
+        self._known: tuple[Any, LoaderBatches | None] | None = None
+        self._shares: dict[str, Any] = {}
+        self._claims: WorkerClaims | None = None
+        self._processes: tuple[Any, LoaderProcesses] | None = None  # of the loader that was used last
+        self._stream: tuple[Any, DataLoader[Any]] | None = None  # likewise
+        self._epoch = 0
+        self._is_epoch_told = self._is_begun = False
+        self._incomplete: int | None = None  # a checkpoint that not all workers have written
+
+    @property
+    def given(self) -> Given:
+        """What the loop was given by a counter that it shares with the other workers, or has claimed ahead and left."""
+        ahead = self._claims.num_given_back if self._claims is not None else 0
+        return self._given._replace(taken=self._given.taken + ahead) if self._given.taken >= 0 else self._given
+
+    def batches_of(self, loader: Iterable[Any]) -> LoaderBatches | None:
+        """The loader's batches as the workers share them; None where each worker iterates it for itself."""
+        if self._is_alone:
+            return None
+        if self._known is None or self._known[0] is not loader:
+            seed = self._environment.seed if self._environment is not None else 0
+            self._known = loader, shared_batches(loader, seed, self._counts().agree)
+        return self._known[1]
+
+    def length(self, loader: Any) -> int:
+        """This worker's share of an epoch: exact in lockstep, and else what it is if all are equally fast.
+
+        Raises:
+            TypeError: the loader has no length.
+        """
+        batches = self.batches_of(loader)
+        whole = len(loader) if batches is None else batches.length
+        if whole is None:
+            raise TypeError(f"{type(loader).__name__} does not tell how many batches it has")
+        if self.algorithm.lockstep or batches is None:
+            return len(range(self.worker_id, whole, self.num_workers))
+        return -(-whole // self.num_workers)
+
+    def epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """The next epoch's batches for this worker."""
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        if self._epoch > 1 and self._session.stopped():  # a loop of very many epochs goes through those that are left
+            return
+        batches = self.batches_of(loader)
+        if batches is None:
+            yield from self._whole(loader) if self.num_workers == 1 else self._every_nth(loader)
+            self._tell_end()
+            return
+        claims = self._claims_for(batches)
+        claims.begin(epoch)
+        given = self._handed_out(claims, epoch)
+        while True:
+            started_s = self._replica.now_s()
+            number, fetch = next(given, (END, None))
+            if number == END or fetch is None:
+                break
+            if number == ABSENT:
+                self._replica.begin(started_s, -1, None, absent=True)
+                continue
+            batch = fetch()
+            if batches.device is not None:
+                batch = moved_to(batches.device, batch)
+            if not self._is_epoch_told and batches.length is not None:
+                self._is_epoch_told = True
+                self._session.tell_epoch(batches.length * length_of(batch))
+            self._replica.begin(started_s, number, batch)
+            yield batch
+        self._tell_end()
+        # What the loop does between two epochs, such as to evaluate, it does on a copy that nobody else writes.
+        if self._replica.idle:
+            self._bind_newest()
+        if self._replica.num_begun == 0 and epoch == 0 and (batches.length or self.num_workers) < self.num_workers:
+            warnings.warn(
+                f"This worker got no batch: {batches.length} batches an epoch are too few for"
+                f" {self.num_workers} workers.",
+                stacklevel=3,
+            )
+
+    def _tell_end(self) -> None:
+        """The loop has had all batches of an epoch."""
+        if self._replica.awaited is not None:
+            self._replica.awaited.came_to_end = True
+
+    def _handed_out(self, claims: WorkerClaims, epoch: int) -> Generator[tuple[int, Callable[[], Any]]]:
+        """Numbers of the batches that the loop gets, or ABSENT, and what each is fetched by."""
+        first = True
+        with closing(self._claimed(claims)) as source:
+            while not self._session.stopped():
+                number, fetch = next(source, (END, None))
+                if not self.algorithm.lockstep:
+                    self._count_given(claims.batches, epoch, number)
+                if fetch is None:
+                    return
+                if first:
+                    first = False
+                    leads = self.worker_id == 0 if self.algorithm.lockstep else claims.place(number) == 0
+                    self._maybe_save(claims, epoch, parameters=leads)
+                self._maybe_complete()
+                claims.hand_out(number)
+                self._tell_progress(claims, epoch, number)
+                yield number, fetch
+
+    def _claimed(self, claims: WorkerClaims) -> Generator[tuple[int, Callable[[], Any]]]:
+        """By the loader's own processes, if it has some and this worker a process to itself; else in this process."""
+        processes = self._processes_of(claims.batches.loader)
+        if processes is None:
+            while (number := claims.next()) != END:
+                yield number, partial(claims.batches.fetch, claims.place(number))
+            return
+        with closing(processes.epoch(claims, self._session.stopped)) as source:
+            yield from source
+
+    def _processes_of(self, loader: Any) -> LoaderProcesses | None:
+        """None: the loader has none, and pins no memory, or the worker is simulated."""
+        environment = self._environment
+        if not isinstance(loader, DataLoader) or environment is None or environment.simulation is not None:
+            return None
+        if not (loader.pin_memory or (loader.num_workers and self._is_own_process)):
+            return None
+        if self._processes is None or self._processes[0] is not loader or self._processes[1].is_in_use:
+            who = self.worker_id, environment.incarnation
+            draws_as = who if any(who) and environment.random_states else ()
+            made = LoaderProcesses(loader, self.num_workers, draws_as=draws_as, has_processes=self._is_own_process)
+            self._processes = loader, made
+        return self._processes[1]
+
+    @property
+    def _is_own_process(self) -> bool:
+        """Whether it is this worker's alone: a fork of one whose threads go on may inherit locks that nobody gives back."""
+        environment = self._environment
+        return environment is None or (environment.simulation is None and environment.options.get("own_process", True))
+
+    def _stream_of(self, loader: Any) -> Iterator[Any]:
+        """What a loader that cannot be shared yields; its own processes, if it has some, end with this one."""
+        is_plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+        if not (is_plain and loader.num_workers and self._is_own_process):
+            return iter(loader)
+        if self._stream is None or self._stream[0] is not loader:
+            self._stream = loader, ending_with_worker(loader)
+        return until_stopped(self._stream[1], self._session.stopped)
+
+    def close(self) -> None:
+        """Ends the loader's own processes."""
+        self._processes = self._stream = None
+
+    def _tell_progress(self, claims: WorkerClaims, epoch: int, number: int) -> None:
+        """Counts the batches that this worker gets, or, in lockstep, all workers in one of an epoch's rounds."""
+        batches = claims.batches
+        if not self.algorithm.lockstep:
+            if batches.length is not None:
+                self._progress.hand_out(epoch * batches.length + claims.place(number))
+            return
+        self._replica.round, first = claims.taken, claims.first_of_round
+        sizes = [batches.samples(one) for one in range(first, first + self.num_workers) if batches.has(one)]
+        if not self._is_begun:
+            self._is_begun = True
+            done = epoch * batches.length + first if batches.length is not None else 0
+            self._progress.begin_at(done, done * batches.samples(0))
+        self._progress.hand_out_round(len(sizes), sum(sizes) if all(sizes) else 0)
+
+    def _count_given(self, batches: LoaderBatches, epoch: int, number: int) -> None:
+        """Counts them, as long as the loop leaves no epoch before its end, and goes on, and epochs are equally long."""
+        num_batches = batches.epoch_numbers
+        if self._given.taken < 0 or self._epochs_ended < epoch or batches.length != num_batches:
+            self._given = Given(-1)
+        elif number == END:
+            self._epochs_ended += 1
+            self._given = self._given._replace(reached=max((epoch + 1) * num_batches, self._given.reached))
+        else:
+            self._given = Given(self._given.taken + 1, max(number + 1, self._given.reached))
+
+    def _maybe_save(self, claims: WorkerClaims, epoch: int, *, parameters: bool) -> None:
+        """Saves this worker's part of the epoch's checkpoint before its first batch, if one is asked for."""
+        environment = self._environment
+        if epoch == 0 or environment is None or environment.checkpoint is None:
+            return
+        self._session.arena.store("epoch", max(epoch, self._session.arena.load("epoch")))
+        if self._session.arena.load("checkpoint_epoch") in (-1, epoch):
+            number = epoch * claims.batches.epoch_numbers
+            self._session.save(number, self._optimizer, claims.taken, parameters=parameters)
+            if parameters and not environment.supervised:
+                self._incomplete = number
+
+    def _maybe_complete(self) -> None:
+        """Worker 0 marks a checkpoint complete when all have saved their parts, where no supervisor does."""
+        if self._incomplete is not None and completed(self._environment, self._incomplete, self.num_workers):
+            self._incomplete = None
+
+    def taken_so_far(self) -> int:
+        """Batches that this worker has taken."""
+        return self._claims.taken if self._claims is not None else self._taken
+
+    def _counts(self) -> EpochClaims:
+        if not self._shares:
+            self._shares = self._session.batch_claims()
+        return self._shares["counts"]
+
+    def _claims_for(self, batches: LoaderBatches) -> WorkerClaims:
+        """The claims on one data set; a second data set of another size would need counts of its own."""
+        if self._claims is None:
+            self._claims = WorkerClaims(
+                batches,
+                worker_id=self.worker_id,
+                num_workers=self.num_workers,
+                lockstep=self.algorithm.lockstep,
+                taken=self._taken,
+                **self._shares,
+            )
+        elif self._claims.batches.key != batches.key:
+            raise UsageError("worker.batches was given loaders of different sizes; use it for the training data only.")
+        self._claims.batches = batches
+        return self._claims
+
+    def _every_nth(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Of a stream every worker reads all and takes its part; one that goes on leaves out what it has had."""
+        if self.algorithm.lockstep:
+            of = f" of {type(loader.dataset).__name__}, a stream," if isinstance(loader, DataLoader) else ""
+            raise UsageError(
+                f"Lockstep methods need to know how many batches there are, and this {type(loader).__name__}{of} does not"
+                " tell: give worker.batches a DataLoader with a sized data set, or a list of batches; or take an asynchronous"
+                " method such as ad-psgd or hogwild."
+            )
+        iterator = self._stream_of(loader)
+        index = -1
+        while not self._session.stopped():
+            started_s = self._replica.now_s()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            index += 1
+            if index % self.num_workers != self.worker_id:
+                continue
+            if self._left_out:
+                self._left_out -= 1
+                continue
+            self._taken += 1
+            self._replica.begin(started_s, -1, batch)
+            yield batch
+
+    def _whole(self, loader: Iterable[Any]) -> Iterator[Any]:
+        begin, now_s = self._replica.begin, self._replica.now_s
+        started_s = now_s()
+        for batch in loader:
+            begin(started_s, -1, batch)
+            yield batch
+            if self._session.stopped():
+                return
+            started_s = now_s()

@@ -1,0 +1,51 @@
+"""Which algorithm a loop under `attach` runs: what it names itself, what its launcher says, or a default."""
+
+from __future__ import annotations
+
+from paceline.algorithms import ADPSGD, Algorithm, AllReduce, Hogwild, registry
+from paceline.errors import UsageError, shown
+from paceline.membership.environment import WorkerEnvironment, named_algorithm
+
+__all__ = ["chosen_algorithm", "given_algorithm"]
+
+
+def given_algorithm(algorithm: Algorithm | str | None) -> Algorithm | None:
+    """An algorithm as a caller gives it: an instance, a spec, or None.
+
+    Raises:
+        UsageError: it is something else, or the spec is wrong.
+    """
+    if isinstance(algorithm, str):
+        return registry.build(algorithm)
+    if algorithm is not None and not isinstance(algorithm, Algorithm):
+        raise UsageError(f"algorithm must be a spec, such as 'hogwild', or pl.Hogwild(), not {shown(algorithm)}.")
+    return algorithm
+
+
+def chosen_algorithm(algorithm: Algorithm | str | None, environment: WorkerEnvironment | None) -> Algorithm:
+    """The algorithm of a worker, by what `attach` was given and where it runs.
+
+    Raises:
+        UsageError: the launcher and the loop name different ones, or it is none for a loop of one's own.
+    """
+    named = given_algorithm(algorithm)
+    launched = environment.algorithm if environment is not None else None
+    given = registry.build(launched) if launched else None
+    if given is None and (variable := named_algorithm()) is not None:
+        given = registry.build(variable)
+    if named is not None and given is not None and named != given:
+        raise UsageError(
+            f"attach names {registry.spec(named)} but the launcher {registry.spec(given)}: name the algorithm in one place."
+        )
+    default = AllReduce()
+    if environment is None or environment.supervised:
+        default = Hogwild()
+    elif environment.invitation is not None:
+        default = ADPSGD()
+    chosen = named or given or default
+    if chosen.memory.averaged:
+        raise UsageError(
+            "average=... is what paceline train and simulate evaluate, and a loop of your own evaluates by itself: leave it"
+            " out, and take torch.optim.swa_utils.AveragedModel."
+        )
+    return chosen

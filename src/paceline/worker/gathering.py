@@ -1,0 +1,272 @@
+"""Values that all workers bring and all get: what `worker.sum` and `worker.mean` are made of."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from paceline.errors import RunStopped, UsageError, WorkerLostError, name_workers
+from paceline.storage.plain_tensors import tensors_from_bytes, tensors_to_bytes
+from paceline.vectors.half_types import sum_type
+from paceline.worker.supervised import WorkerState
+
+__all__ = [
+    "Gatherer",
+    "Gathering",
+    "Left",
+    "Part",
+    "Parts",
+    "StoreGatherer",
+    "SupervisedGatherer",
+    "gatherer_of",
+    "total_of",
+]
+
+_ARCHIVE = b"PK"  # what a tensor begins with; a number is JSON
+_LOOK_EVERY_S = 0.05
+_LOOK_IN_STORE_EVERY_S = 0.005
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a worker brings to its call of that number, as bytes: multiprocessing would share a tensor's memory."""
+
+    number: int
+    value: bytes
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The answer to a worker's call of that number: what those who took part brought, in the order of their ids."""
+
+    number: int
+    values: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Left:
+    """The worker's loop has ended: nobody waits for its parts any more."""
+
+
+class Gatherer(Protocol):
+    """A worker's side."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """What all workers brought that are still in their loops, in the order of their ids.
+
+        Raises:
+            RunStopped: the run is being stopped.
+            WorkerLostError: a worker did not come within the deadline.
+        """
+        ...
+
+    def leave(self) -> None:
+        """This worker comes no more."""
+        ...
+
+
+class Gathering:
+    """The supervisor's side: answers once all have come that still run.
+
+    Args:
+        workers: of the run.
+    """
+
+    def __init__(self, workers: Iterable[WorkerState]) -> None:
+        self._workers = workers
+        self._parts: dict[int, Part] = {}
+        self._left: set[tuple[int, int]] = set()
+
+    def hear(self, worker: WorkerState, message: Part | Left) -> None:
+        """A worker has come, or comes no more."""
+        if isinstance(message, Part):
+            self._parts[worker.worker_id] = message
+        else:
+            self._left.add((worker.worker_id, worker.incarnation))
+
+    def settle(self) -> None:
+        """Answers, if nobody is missing; call it after all news."""
+        if not self._parts:
+            return
+        for one in self._workers:
+            if not one.running:
+                self._parts.pop(one.worker_id, None)
+        here = [one for one in self._workers if one.running and (one.worker_id, one.incarnation) not in self._left]
+        if not self._parts or not all(one.worker_id in self._parts for one in here):
+            return
+        values = tuple(part.value for _, part in sorted(self._parts.items()))
+        for one in self._workers:
+            part = self._parts.pop(one.worker_id, None)
+            if part is not None:
+                with contextlib.suppress(OSError):  # it is gone: its end is the next news
+                    one.connection.send(Parts(part.number, values))
+
+
+class SupervisedGatherer:
+    """Through the supervisor.
+
+    Args:
+        connection: to it.
+        stopped: whether the run is being stopped.
+        deadline_s: how long to wait for the others.
+    """
+
+    def __init__(self, connection: Any, stopped: Callable[[], bool], deadline_s: float) -> None:
+        self._connection = connection
+        self._stopped = stopped
+        self._deadline_s = deadline_s
+        self._number = 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """As of `Gatherer`."""
+        self._number += 1
+        self._connection.send(Part(self._number, _packed(value)))
+        until_s = time.monotonic() + self._deadline_s
+        while time.monotonic() < until_s:
+            if self._connection.poll(_LOOK_EVERY_S):
+                answer = self._connection.recv()
+                if isinstance(answer, Parts) and answer.number == self._number:
+                    return [_unpacked(one) for one in answer.values]
+            elif self._stopped():
+                raise RunStopped("the run was stopped")
+        raise _nobody_came("some workers", self._deadline_s)
+
+    def leave(self) -> None:
+        """As of `Gatherer`."""
+        with contextlib.suppress(OSError):
+            self._connection.send(Left())
+
+
+class StoreGatherer:
+    """Through the store of workers that another launcher started.
+
+    Args:
+        store: of the run.
+        worker_id: this worker.
+        num_workers: of the run.
+        deadline_s: how long to wait for the others.
+    """
+
+    def __init__(self, store: Any, worker_id: int, num_workers: int, deadline_s: float) -> None:
+        self._store = store
+        self._worker_id = worker_id
+        self._num_workers = num_workers
+        self._deadline_s = deadline_s
+        self._number = 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """As of `Gatherer`; costs a trip to the store for each worker, and the values as text."""
+        self._number += 1
+        self._store.set(self._key(self._worker_id), _packed(value).hex())
+        missing, gone = list(range(self._num_workers)), set[int]()
+        until_s = time.monotonic() + self._deadline_s
+        while missing:
+            gone |= {one for one in missing if self._store.check([f"left sums/{one}"])}
+            missing = [one for one in missing if not self._store.check([self._key(one)])]
+            if all(one in gone for one in missing):  # those had left before this worker looked for their parts
+                break
+            if time.monotonic() > until_s:
+                raise _nobody_came(name_workers([one for one in missing if one not in gone]), self._deadline_s)
+            time.sleep(_LOOK_IN_STORE_EVERY_S)
+        here = [one for one in range(self._num_workers) if one not in missing]
+        values = [_unpacked(bytes.fromhex(self._store.get(self._key(one)).decode())) for one in here]
+        if self._number > 1:  # all have come here, and so have read what they were told before
+            self._store.delete_key(self._key(self._worker_id, self._number - 1))
+        return values
+
+    def leave(self) -> None:
+        """As of `Gatherer`."""
+        with contextlib.suppress(RuntimeError):  # whoever holds the store has left before
+            self._store.set(f"left sums/{self._worker_id}", "1")
+
+    def _key(self, worker_id: int, number: int | None = None) -> str:
+        return f"sum/{self._number if number is None else number}/{worker_id}"
+
+
+class _OwnGatherer:
+    """A simulated worker's."""
+
+    def __init__(self, gathering: Any, worker_id: int) -> None:
+        self._gathering = gathering
+        self._worker_id = worker_id
+
+    def gather(self, value: Any) -> list[Any]:
+        return self._gathering.gather(self._worker_id, value.clone() if isinstance(value, torch.Tensor) else value)
+
+    def leave(self) -> None:
+        self._gathering.leave(self._worker_id)
+
+
+def gatherer_of(session: Any) -> Gatherer:
+    """The worker's side, however its run was started.
+
+    Raises:
+        UsageError: the run's workers come and go.
+    """
+    environment = session.environment
+    if environment.simulation is not None:
+        return _OwnGatherer(session.gathering, environment.worker_id)
+    if environment.supervised:
+        return SupervisedGatherer(environment.connection, session.stopped, environment.deadline_s)
+    if environment.joined is not None:
+        raise UsageError(
+            "Workers that join a run come and go, so worker.sum and worker.mean do not know whom to wait for: print each"
+            " worker's own figure, or start the workers with paceline.launch or torchrun."
+        )
+    store, deadline_s = session.membership.store, environment.deadline_s
+    return StoreGatherer(store, environment.worker_id, environment.num_workers, deadline_s)
+
+
+def total_of(values: list[Any]) -> Any:
+    """Their sum in their order, made in float32 where they are of half types.
+
+    Raises:
+        UsageError: tensors of different shapes, or tensors and numbers.
+    """
+    shapes = {tuple(one.shape) if isinstance(one, torch.Tensor) else None for one in values}
+    if len(shapes) > 1:
+        words = " and ".join(sorted("a number" if one is None else str(one) for one in shapes))
+        raise UsageError(f"worker.sum and worker.mean were given different shapes by different workers: {words}.")
+    first = values[0]
+    if not isinstance(first, torch.Tensor):
+        return sum(values)
+    total = first.to(sum_type(first.dtype) if first.is_floating_point() else torch.int64, copy=True)
+    for one in values[1:]:
+        total += one
+    return total.to(first.dtype) if first.is_floating_point() else total
+
+
+def _packed(value: Any) -> bytes:
+    """Nothing is pickled: a store that asks for no key may hold what a stranger has put there."""
+    if isinstance(value, torch.Tensor):
+        return bytes(tensors_to_bytes({"value": value}))
+    number = value.item() if hasattr(value, "item") else value  # NumPy's numbers have one
+    if not isinstance(number, (int, float)):
+        raise UsageError(f"worker.sum and worker.mean take a number or a tensor, not {type(value).__name__}.")
+    return json.dumps(number).encode()
+
+
+def _unpacked(data: bytes) -> Any:
+    try:
+        value = tensors_from_bytes(data)["value"] if data.startswith(_ARCHIVE) else json.loads(data)
+        if not isinstance(value, (int, float, torch.Tensor)):
+            raise ValueError(type(value).__name__)
+    except (ValueError, KeyError, RecursionError) as error:
+        raise UsageError(
+            "What a worker brought to worker.sum or worker.mean cannot be read: something else writes where this run's workers"
+            " meet; start the run at another address."
+        ) from error
+    return value
+
+
+def _nobody_came(who: str, deadline_s: float) -> WorkerLostError:
+    return WorkerLostError(
+        f"worker.sum or worker.mean waited {deadline_s:g} s for {who}: all workers must call it, so not under `if"
+        " worker.worker_id == 0`."
+    )

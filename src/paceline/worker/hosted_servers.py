@@ -1,0 +1,78 @@
+"""Servers as threads of worker 0, where another launcher started the workers and nobody starts servers."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.algorithms import Algorithm
+from paceline.membership.peers import Peers
+from paceline.memory.arena import Arena
+from paceline.memory.waiting import RunStopped
+from paceline.system.clock import RealClock
+
+__all__ = ["HostedServers"]
+
+
+class HostedServers:
+    """The servers of a run, in this process. They end with it: nobody takes their place.
+
+    Args:
+        algorithm: whose servers they are.
+        arena: this worker's; its vector is the run's.
+        store: where the members of the run meet.
+        seed: of the run.
+        host: address of this machine by which the workers reach it; None: they are on this machine.
+        key: the run's key file; needed with `host`.
+    """
+
+    def __init__(
+        self, algorithm: Algorithm, arena: Arena, store: Any, seed: int, *, host: str | None, key: Path | None
+    ) -> None:
+        self._algorithm = algorithm
+        self._arena = arena
+        self._store = store
+        self._seed = seed
+        self._host = host
+        self._key = key
+        self._ending = threading.Event()
+        self._errors: list[BaseException] = []
+        self._threads = [
+            threading.Thread(target=self._run, args=(shard,), name=f"paceline-server-{shard}", daemon=True)
+            for shard in range(arena.plan.num_servers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, shard_id: int) -> None:
+        plan = self._arena.plan
+        view = Arena(self._arena.segment, plan, plan.num_workers + shard_id)
+        ports = view.ports(RealClock(), self._seed)
+        try:
+            peers = Peers(
+                self._store,
+                view.participant_id,
+                plan.num_workers,
+                ports.counts,
+                self._ending.is_set,
+                num_servers=plan.num_servers,
+                host=self._host,
+                key=self._key,
+            )
+            with contextlib.closing(peers), torch.no_grad(), contextlib.suppress(RunStopped):
+                self._algorithm.serve(shard_id, replace(ports, mailbox=peers.mailbox))
+        except BaseException as error:  # its closed mailbox has told the workers; `close` says why
+            self._errors.append(error)
+
+    def close(self) -> None:
+        """Ends them, once no worker needs them any more; raises what one of them raised."""
+        self._ending.set()
+        for thread in self._threads:
+            thread.join()
+        if self._errors:
+            raise self._errors[0]

@@ -1,0 +1,287 @@
+"""A server's life inside the process (or thread) that the supervisor starts, and the files that outlive it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import reduction
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.algorithms import registry
+from paceline.checkpoint import contents as checkpoint
+from paceline.errors import NotWrittenError, PacelineError, UsageError
+from paceline.membership.environment import WorkerEnvironment, current_environment
+from paceline.membership.peers import Peers
+from paceline.memory.arena import Arena, ArenaPlan
+from paceline.memory.segment import Segment
+from paceline.memory.served import SecondCopy
+from paceline.memory.waiting import raise_if_stopped, wait_briefly
+from paceline.ports.ports import Ports
+from paceline.storage import tensor_files
+from paceline.system.clock import RealClock
+from paceline.worker.process import NotSaved, Ready, Welcome
+
+__all__ = ["Restored", "ServerMain", "ServerStorage", "TakeOver", "TookOver"]
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A server has taken a dead one's place.
+
+    Args:
+        shard_id: whose.
+        first_lost: version of the first update that is lost.
+        last_lost: of the last one; below `first_lost` where none is.
+    """
+
+    shard_id: int
+    first_lost: int
+    last_lost: int
+
+
+@dataclass(frozen=True)
+class TakeOver:
+    """To a second copy: its server is dead, and it is that server now, in this incarnation."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class TookOver:
+    """The answer."""
+
+    shard_id: int
+
+
+@dataclass(frozen=True)
+class ServerMain:
+    """What a server runs, or the second copy of one, as data that can be sent to a process.
+
+    Args:
+        algorithm: its spec.
+        snapshots: folder for what a successor goes on from; None: there will be none.
+    """
+
+    algorithm: str
+    snapshots: Path | None
+
+    def __call__(self) -> None:
+        """Serves until all workers have ended."""
+        environment = current_environment()
+        assert environment is not None
+        connection = environment.connection
+        algorithm: Any = registry.build(self.algorithm)
+        welcome: Welcome = connection.recv()
+        assert welcome.plan is not None
+        plan = welcome.plan
+        segment = Segment.from_fd(reduction.recv_handle(connection), plan.size_bytes)
+        arena = Arena(segment, plan, environment.worker_id, environment.incarnation)
+        shard_id = (environment.worker_id - plan.num_workers) % plan.num_servers
+        is_copy = environment.worker_id >= plan.num_workers + plan.num_servers
+        snapshot_s = getattr(algorithm, "snapshot_s", 0.0)
+        storage = ServerStorage(
+            shard_id, arena, self.snapshots, snapshot_s, environment.checkpoint, environment.resume, connection.send
+        )
+        connection.send(Ready())
+        while not wait_briefly(arena.address("go"), 0):
+            raise_if_stopped(arena.address("abort"))
+        lost = storage.begin(restarted=environment.incarnation > 0 and not is_copy, is_copy=is_copy)
+        if lost is not None:
+            connection.send(Restored(shard_id, *lost))
+        with _Meeting(environment, plan) as meeting, contextlib.closing(storage), torch.no_grad():
+            ports = replace(meeting.ports(arena, environment.incarnation), storage=storage)
+            if is_copy:
+                copy = SecondCopy(len(arena.shared.x), plan.dtype, arena.shared.ranges)
+                promoted = partial(
+                    _promoted, connection, meeting, Arena(segment, plan, plan.num_workers + shard_id), storage
+                )
+                ports = replace(ports, shared=copy, promoted=promoted)
+            algorithm.serve(shard_id, ports)
+
+
+def _promoted(connection: Any, meeting: _Meeting, arena: Arena, storage: ServerStorage) -> Ports | None:
+    """The dead server's ports, once the supervisor has said so; `arena` is its view of the run's memory."""
+    if not connection.poll():
+        return None
+    message = connection.recv()
+    assert isinstance(message, TakeOver)
+    ports = meeting.ports(arena, message.incarnation)
+    connection.send(
+        TookOver(arena.participant_id - arena.plan.num_workers)
+    )  # the next copy finds it under its new address
+    return replace(ports, storage=storage)
+
+
+class _Meeting:
+    """The mailbox of a server's process, under one id at a time."""
+
+    def __init__(self, environment: WorkerEnvironment, plan: ArenaPlan) -> None:
+        self._environment, self._plan = environment, plan
+        self._peers: Peers | None = None
+
+    def __enter__(self) -> _Meeting:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._peers is not None:
+            self._peers.close()
+
+    def ports(self, arena: Arena, incarnation: int) -> Ports:
+        """What the member of this arena's id is given; it is reached under that id, and no longer under another."""
+        if self._peers is not None:
+            self._peers.close(wait=False)
+        ports = arena.ports(RealClock(), self._environment.seed)
+        self._peers = Peers(
+            arena.shared_store(),
+            ports.worker_id,
+            self._plan.num_workers,
+            ports.counts,
+            lambda: arena.load("workers_done") != 0,
+            incarnation=incarnation,
+            num_servers=self._plan.num_server_programs,
+        )
+        return replace(ports, mailbox=self._peers.mailbox, incarnation=incarnation)
+
+
+class ServerStorage:
+    """A server's snapshots, and its part of the run's checkpoints; implements `Storage`.
+
+    A snapshot is copied at once and written by a thread, under another name and renamed: a kill at any instant leaves the last
+    one whole. While one is being written, no other is begun. What cannot be written is told to the supervisor, and tried again
+    when the next one's time has come.
+
+    Args:
+        shard_id: this server's.
+        arena: the run's memory.
+        snapshots: folder; None: none are kept.
+        every_s: at most one snapshot in this time.
+        folder: the run's `checkpoint` folder, or None.
+        resume: the checkpoint that the run goes on from, or None.
+        tell: takes news for the supervisor, from the thread that calls `keep`, `checkpoint` and `close`.
+    """
+
+    def __init__(
+        self,
+        shard_id: int,
+        arena: Arena,
+        snapshots: Path | None,
+        every_s: float,
+        folder: Path | None,
+        resume: Path | None,
+        tell: Callable[[NotSaved], object] = lambda news: None,
+    ) -> None:
+        self._shard_id = shard_id
+        self._shared = arena.shared
+        self._path = snapshots / f"shard-{shard_id}.pt" if snapshots is not None else None
+        self._every_s = every_s
+        self._folder = folder
+        self._resume = resume
+        self._restored: dict[str, Any] | None = None
+        self._tell = tell
+        self._tried_version = -1
+        self._tried_at_s = -math.inf
+        self._has_one = False
+        self._failed = ""  # why the last one could not be written, until that has been told
+        self._writer: threading.Thread | None = None
+        self._due = threading.Event()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._state: dict[str, Any] | None = None
+
+    def begin(self, *, restarted: bool, is_copy: bool = False) -> tuple[int, int] | None:
+        """Finds what to go on from; a successor also takes over the parameters. A second copy gets all from its server.
+
+        Returns:
+            the versions of the first and last update that were lost; None where nobody died.
+        """
+        if restarted:
+            assert self._path is not None
+            try:
+                self._restored = tensor_files.load(self._path, "its snapshot")
+            except UsageError as error:
+                raise PacelineError(f"it died, and nobody can take its place: {error}.") from error
+            self._shared.restore(self._restored["x"])
+            return self._restored["version"] + 1, self._shared.version
+        begin, end = self._shared.ranges[self._shard_id]
+        if self._resume is not None and not is_copy:
+            rule = checkpoint.load_rule_state(self._resume, begin, end)
+            self._restored = {"rule": rule} if rule else None  # a lone worker has left no server's state
+        return None
+
+    def restore(self) -> dict[str, Any] | None:
+        """What `begin` found."""
+        return self._restored
+
+    def keep(self, state: Callable[[], dict[str, Any]], version: int) -> None:
+        """Begins a snapshot if there is something new, the last one is written, and its time has come; the first at once."""
+        if self._path is None or not self._idle.is_set():
+            return
+        if self._failed:
+            self._tell_failure()
+            self._tried_version = -1  # it is tried again, also where nothing has changed since
+        now_s = time.monotonic()
+        if version == self._tried_version or now_s - self._tried_at_s < self._every_s:
+            return
+        self._tried_version, self._tried_at_s = version, now_s
+        if not self._has_one:  # before the first update is applied there must be something to go on from
+            self._write(state())
+            return
+        if self._writer is None:
+            self._writer = threading.Thread(target=self._write_all, name="snapshots", daemon=True)
+            self._writer.start()
+        self._idle.clear()
+        self._state = state()
+        self._due.set()
+
+    def checkpoint(self, state: Callable[[], dict[str, Any]], number: int | None) -> None:
+        """Writes this server's part of a checkpoint."""
+        if self._folder is not None:
+            now = state()
+            kept = {"range": tuple(now["range"]), "x": now["x"], "version": now["version"], "rule": now["rule"]}
+            try:
+                checkpoint.save_server(self._folder, number, self._shard_id, kept)
+            except NotWrittenError as error:
+                self._tell(NotSaved(str(error), number))
+
+    def close(self) -> None:
+        """Ends the thread that writes."""
+        if self._writer is not None:
+            self._idle.wait()
+            self._state = None
+            self._due.set()
+            self._writer.join()
+        if self._failed:
+            self._tell_failure()
+
+    def _write_all(self) -> None:
+        while True:
+            self._due.wait()
+            self._due.clear()
+            if self._state is None:
+                return
+            try:
+                self._write(self._state)
+            finally:
+                self._state = None
+                self._idle.set()
+
+    def _write(self, state: dict[str, Any]) -> None:
+        assert self._path is not None
+        try:
+            tensor_files.save(self._path, state, sync=False)
+            self._has_one = True
+        except NotWrittenError as error:
+            self._failed = str(error)
+
+    def _tell_failure(self) -> None:
+        why, self._failed = self._failed, ""
+        with contextlib.suppress(OSError):  # the supervisor is gone: so will this process be
+            self._tell(NotSaved(why, is_snapshot=True))

@@ -1,0 +1,171 @@
+"""What a supervisor keeps of its workers and of how their run went."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from multiprocessing import reduction
+from typing import Any
+
+from paceline.errors import UsageError, shown
+from paceline.membership.environment import WorkerEnvironment, current_environment
+from paceline.memory.placement import placement_registry
+from paceline.specs.bounds import check_run, check_workers
+from paceline.worker.process import Failure, process_main, run_worker
+
+__all__ = [
+    "Outcome",
+    "WorkerState",
+    "check_launch",
+    "ended_in_order",
+    "pickled",
+    "refuse_inside_worker",
+    "start_process",
+    "start_thread",
+]
+
+
+@dataclass
+class WorkerState:
+    """What the supervisor knows of one worker."""
+
+    worker_id: int
+    incarnation: int = 0
+    connection: Any = None
+    handle: Any = None  # Process or Thread
+    ready: bool = False
+    ended: bool = False
+    lost: bool = False
+    failure: Failure | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether the worker may still do something."""
+        return not self.ended and not self.lost
+
+
+@dataclass
+class Outcome:
+    """How a run ended, before its records are summed up."""
+
+    name: str = "stopped"  # converged | stopped | diverged | crashed
+    reason: str = ""
+    trace: str = ""
+    kind: str = ""
+    workers_lost: list[int] = field(default_factory=list)
+    torn_updates: int = 0
+    restarts: int = 0
+    notes: list[str] = field(default_factory=list)
+    left_out: dict[int | None, str] = field(default_factory=dict)  # checkpoints that failed, and why; None: the last
+    snapshots_failed: int = 0
+    interrupted: bool = False
+
+    def interrupt(self, by: str) -> None:
+        """Ctrl-C or SIGTERM has ended the run."""
+        self.interrupted = True
+        if self.name == "stopped":
+            self.reason = f"Interrupted by {by}."
+
+    def leave_out(self, number: int | None, why: str) -> None:
+        """A checkpoint cannot be written: it is left out. Said once."""
+        if not self.left_out:
+            self.notes.append(f"A checkpoint is left out, and the one before it stays: {why}")
+        self.left_out.setdefault(number, why)
+
+    def count_failed_snapshot(self, why: str) -> None:
+        """A server cannot write what a successor would go on from. Said once; it tries again."""
+        if not self.snapshots_failed:
+            self.notes.append(f"A server's snapshot failed, so that more is lost should it die before the next: {why}")
+        self.snapshots_failed += 1
+
+
+def ended_in_order(workers: Iterable[WorkerState], outcome: Outcome) -> bool:
+    """Whether all workers ended by themselves, but for those whose death was noticed and repaired."""
+    return all((one.ended and one.failure is None) or one.worker_id in outcome.workers_lost for one in workers)
+
+
+def check_launch(*, num_workers: int, backend: str, placement: str, num_servers: int = 0) -> None:
+    """Refuses what cannot be launched; call it before anything is written.
+
+    Raises:
+        UsageError: fewer workers than one or more than fit, an unknown backend or memory node, or a call inside a worker.
+    """
+    check_run({"workers": num_workers})
+    if backend not in ("processes", "threads"):
+        raise UsageError(f"Unknown backend {shown(backend)}: choose processes or threads.")
+    check_workers(num_workers, backend=backend, num_servers=num_servers if num_workers > 1 else 0)
+    placement_registry.build(placement).check()
+    refuse_inside_worker()
+
+
+def refuse_inside_worker() -> None:
+    """Refuses to launch or simulate where a worker is being run already.
+
+    Raises:
+        UsageError: this is a worker.
+    """
+    if current_environment() is not None or getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise UsageError(
+            "launch was called inside a worker, most likely while it imported your script: put the call under"
+            " `if __name__ == '__main__':`."
+        )
+
+
+def pickled(target: Callable[[], Any]) -> bytes:
+    """The function to train as bytes, tensors by value.
+
+    Sent as it is, multiprocessing's own pickler would put each tensor in it into shared memory of PyTorch's and keep a thread
+    and a socket in this process to hand it out, for good.
+    """
+    try:
+        return pickle.dumps(target)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UsageError(
+            f"The function to train cannot be sent to a worker process ({error}); define it at the top level of a"
+            " module, or use backend='threads'."
+        ) from error
+
+
+def start_thread(
+    worker: WorkerState,
+    target: Callable[[], Any],
+    environment: WorkerEnvironment,
+    handles: tuple[int, ...],
+    connection: Any,
+) -> None:
+    """Starts a worker as a thread of this process; `connection` is its end of the one to the supervisor."""
+    options = {**environment.options, "handles": tuple(map(os.dup, handles))}
+    worker.handle = threading.Thread(
+        target=run_worker,
+        args=(target, replace(environment, connection=connection, options=options)),
+        kwargs={"own_process": False},
+        name=f"paceline-worker-{worker.worker_id}",
+        daemon=True,
+    )
+    worker.handle.start()
+
+
+def start_process(
+    worker: WorkerState,
+    context: Any,
+    pickled_target: bytes,
+    environment: WorkerEnvironment,
+    handles: tuple[int, ...],
+    connection: Any,
+) -> None:
+    """Starts a worker as a process, which is then sent what it runs and the file descriptors that it may use."""
+    worker.handle = context.Process(
+        target=process_main, args=(connection,), name=f"paceline-worker-{worker.worker_id}", daemon=True
+    )
+    worker.handle.start()
+    connection.close()
+    with contextlib.suppress(OSError):  # it died at once: its end is the next news
+        start_method = multiprocessing.get_start_method(allow_none=True)
+        worker.connection.send((pickled_target, environment, len(handles), start_method))
+        for handle in handles:
+            reduction.send_handle(worker.connection, handle, worker.handle.pid)

@@ -1,0 +1,136 @@
+"""What a worker's loop may ask of the whole run: how far it is, schedules that go by that, and sums over all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from paceline.algorithms import Algorithm
+from paceline.checkpoint.state_elsewhere import watch_state
+from paceline.errors import UsageError
+from paceline.loop.run_progress import RunProgress
+from paceline.loop.schedules import FollowedScheduler, UnfollowedSchedules
+from paceline.membership.elastic import JoinedRun
+from paceline.optim.several_optimizers import SeveralOptimizers, members_of
+from paceline.worker.gathering import Gatherer, gatherer_of, total_of
+from paceline.worker.tables import progress_of
+
+__all__ = ["WholeRun"]
+
+_Value = TypeVar("_Value", float, torch.Tensor)
+
+
+class WholeRun:
+    """The part of a `Worker` that is about all workers."""
+
+    worker_id: int
+    num_workers: int
+    algorithm: Algorithm
+    _optimizer: torch.optim.Optimizer
+    _session: Any
+    _replica: Any
+    _undo: list[Callable[[], None]]
+
+    _progress: RunProgress | None = None
+    _unfollowed: tuple[UnfollowedSchedules, ...] = ()
+    _gatherer: Gatherer | None = None
+
+    def _begin_progress(self) -> RunProgress:
+        """Counts from now on, and looks out for schedules that do not go by it."""
+        self._progress = progress_of(self._session, num_workers=self.num_workers, lockstep=self.algorithm.lockstep)
+        self._replica.count_in(self._progress)
+        if self.num_workers > 1:
+            self._undo += [hook.remove for hook in watch_state(members_of(self._optimizer), self.algorithm)]
+        if self.num_workers > 1 and self.worker_id == 0:
+            members = members_of(self._optimizer)
+            self._unfollowed = tuple(UnfollowedSchedules(one, self.num_workers) for one in members)
+            for one, schedules in zip(members, self._unfollowed, strict=True):
+                self._undo.append(one.register_step_post_hook(schedules.after_step).remove)
+        return self._progress
+
+    @property
+    def progress(self) -> int:
+        """Samples of the whole run so far, of all workers: what a learning rate of one's own goes by.
+
+        With `rate = f(worker.progress / samples_per_step)` it is after n workers' steps where it is alone after n times as
+        many. In lockstep it is the same on all workers. Under torchrun or `--join`, a worker of an asynchronous method that
+        fetches its own batches takes the others to be as fast as itself. Gradients that were dropped count.
+        """
+        self._silence_schedules()
+        return self._progress.samples if self._progress is not None else 0
+
+    def follow(self, scheduler: Any, *, samples_per_step: int | None = None) -> Any:
+        """Steps a scheduler by the run's steps, so that it ends where it ends alone: `scheduler = worker.follow(scheduler)`.
+
+        For schedulers that are stepped once per step of the optimizer, such as OneCycleLR or a warm-up and a cosine. The loop
+        may go on calling the `step` of what is returned, which does nothing. A scheduler that is stepped once per epoch ends
+        where it should without this.
+
+        Args:
+            scheduler: of the optimizer that was attached; not ReduceLROnPlateau.
+            samples_per_step: of the loop alone, where its steps have fewer here (it divides its batches by the workers): the
+                scheduler is then at step `worker.progress / samples_per_step`. None: every worker's step is a step.
+
+        Returns:
+            it, but for its `step`; `load_state_dict` goes on from where it was saved.
+
+        Raises:
+            UsageError: it goes by a measure; or the `with` has not been entered.
+        """
+        if self._progress is None:
+            raise UsageError("worker.follow needs the run: call it inside `with paceline.attach(...) as worker:`.")
+        if samples_per_step is None and isinstance(self._optimizer, SeveralOptimizers) and self._optimizer.in_turn:
+            raise UsageError(
+                "Where optimizers step in turn, worker.follow cannot tell how many of the run's steps are one of a"
+                " scheduler's: give samples_per_step, what worker.progress grows by in one of them alone."
+            )
+        self._silence_schedules()
+        progress = self._progress
+        followed = FollowedScheduler(
+            scheduler,
+            (lambda: progress.steps) if samples_per_step is None else (lambda: progress.samples / samples_per_step),
+        )
+        self._replica.on_progress.append(followed.advance)
+        return followed
+
+    def sum(self, value: _Value) -> _Value:
+        """The sum of what all workers bring: a number, or a tensor of the same shape on all; the same bits everywhere.
+
+        All workers call it, equally often, such as after each epoch; each waits for the others. Those whose loops have ended,
+        or that have died, bring nothing and are not waited for. A worker that has taken a dead one's place takes part in the
+        call that it comes to next. Whole numbers become int64. Costs some milliseconds; on one machine it goes through the
+        launcher, else through the store at which the workers met: it is for figures, not for parameters.
+
+        Raises:
+            UsageError: the shapes differ, or workers may come and go (`--join`).
+            WorkerLostError: a worker did not call it within PACELINE_DEADLINE_S (600 s).
+        """
+        return total_of(self._gathered(value))
+
+    def mean(self, value: _Value) -> _Value:
+        """The mean of what the workers bring that take part; else as `sum`."""
+        values = self._gathered(value)
+        return total_of(values) / len(values)
+
+    def _gathered(self, value: Any) -> list[Any]:
+        if isinstance(value, torch.Tensor):
+            value = value.detach()
+        if self._progress is None:
+            raise UsageError("worker.sum and worker.mean need the run: call them inside `with paceline.attach(...)`.")
+        if self.num_workers == 1:
+            return [value]
+        if self._gatherer is None:
+            self._gatherer = gatherer_of(self._session)
+        if not isinstance(value, torch.Tensor):
+            return self._gatherer.gather(value)
+        return [one.to(value.device) for one in self._gatherer.gather(value.cpu())]
+
+    def _leave_sums(self) -> None:
+        if self._progress is not None and self.num_workers > 1 and not isinstance(self._session.membership, JoinedRun):
+            (self._gatherer or gatherer_of(self._session)).leave()
+
+    def _silence_schedules(self) -> None:
+        for one in self._unfollowed:
+            one.silence()

@@ -1,0 +1,81 @@
+"""Workers that were invited to calibrate meet at the join point, as threads, and are numbered as they come."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+import forked
+import leftovers
+from paceline.calibration.cluster import meet_others
+from paceline.cli.launch import _calibrates
+from paceline.errors import PacelineError, UsageError
+from paceline.membership.environment import Invitation, WorkerEnvironment
+from processes.join_programs import free_address
+
+DEADLINE_S = forked.AGAINST_HANGS_S
+
+
+def invited(address, of, deadline_s=DEADLINE_S):
+    invitation = Invitation(address, None, of)
+    return WorkerEnvironment(
+        worker_id=0,
+        num_workers=of,
+        incarnation=0,
+        algorithm=None,
+        seed=0,
+        connection=None,
+        invitation=invitation,
+        deadline_s=deadline_s,
+    )
+
+
+def meet(number, of, deadline_s=DEADLINE_S):
+    found, address = [None] * number, free_address()
+    over = threading.Barrier(of)
+
+    def one(index):
+        try:
+            with meet_others(invited(address, of, deadline_s)) as circle:
+                found[index] = (circle.worker_id, circle.num_workers, circle.gather(circle.worker_id))
+                over.wait(DEADLINE_S)  # who holds the join point must not go before a late comer has asked there
+        except PacelineError as error:
+            found[index] = error
+            over.abort()
+
+    threads = [threading.Thread(target=one, args=(index,)) for index in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_numbers_are_given_once_each(number):
+    before = leftovers.everything()
+    found = sorted(meet(number, number), key=lambda one: one[0])
+    assert found[0] == (0, number, list(range(number)))
+    assert [one[0] for one in found] == list(range(number))
+    leftovers.assert_nothing_new(before)
+
+
+def test_who_does_not_come_is_named():
+    (error,) = meet(1, 2, deadline_s=1)
+    assert str(error) == "After 1 s worker 1 has not come. All 2 workers are needed."
+    assert not isinstance(error, UsageError)
+
+
+@pytest.mark.parametrize(
+    ("command", "calibrates"),
+    [
+        ("-m paceline calibrate --quick", True),
+        (f"{Path('bin') / 'paceline'} calibrate", True),
+        ("-m paceline train", False),
+        ("-m calibrate", False),
+        ("train.py paceline calibrate", False),
+        ("-m", False),
+    ],
+)
+def test_launch_makes_no_run_of_a_calibration(command, calibrates):
+    assert _calibrates(command.split()) == calibrates

@@ -1,0 +1,117 @@
+"""Which batches of an epoch a loop's workers take: however they come, leave and come back."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from paceline.data.claims import WorkerClaims
+from paceline.data.epoch_claims import LocalEpochClaims
+from paceline.data.loader_batches import shared_batches
+from paceline.data.sources import ABSENT, END
+from paceline.memory.epoch_claims import SharedEpochClaims
+from paceline.memory.segment import Layout, Segment
+
+
+def in_shared_memory():
+    layout = Layout()
+    offset = SharedEpochClaims.reserve(layout, 2)
+    return SharedEpochClaims(Segment.create(layout.size_bytes), offset, 2)
+
+
+@pytest.fixture(params=[in_shared_memory, LocalEpochClaims])
+def counts(request):
+    return request.param()
+
+
+def claims(counts, worker_id=0, num_workers=2, num_batches=5, lockstep=False, **more):
+    batches = shared_batches([torch.zeros(1)] * num_batches, 0, counts.agree)
+    return WorkerClaims(batches, worker_id=worker_id, num_workers=num_workers, lockstep=lockstep, counts=counts, **more)
+
+
+def epoch(one, number, most=99):
+    one.begin(number)
+    found = []
+    while len(found) < most and (batch := one.next()) != END:
+        found.append(batch)
+    return found
+
+
+def test_whoever_is_free_takes_the_next(counts):
+    one, other = claims(counts), claims(counts, 1)
+    one.begin(0)
+    other.begin(0)
+    assert [one.next(), one.next(), other.next(), one.next(), other.next()] == [0, 1, 2, 3, 4]
+    assert [one.next(), other.next()] == [END, END]
+    assert epoch(other, 1) == [5, 6, 7, 8, 9]
+
+
+def test_who_leaves_an_epoch_leaves_the_rest_of_it_to_the_others(counts):
+    one, other = claims(counts), claims(counts, 1)
+    assert epoch(one, 0, most=2) == [0, 1]
+    assert epoch(one, 1, most=1) == [5]
+    assert epoch(other, 0) == [2, 3, 4]
+    assert epoch(other, 1) == [6, 7, 8, 9]
+
+
+def test_lockstep_deals_rounds_and_absent_ones_take_part(counts):
+    both = [claims(counts, worker, 3, lockstep=True) for worker in range(3)]
+    assert [epoch(one, 0) for one in both] == [[0, 3], [1, 4], [2, ABSENT]]
+    assert [epoch(one, 1, most=1) for one in both] == [[5], [6], [7]]
+    assert [epoch(one, 2) for one in both] == [[10, 13], [11, 14], [12, ABSENT]]
+
+
+def test_lockstep_goes_on_where_it_was(counts):
+    assert epoch(claims(counts, lockstep=True, taken=4), 0) == []
+    one = claims(counts, lockstep=True, taken=4)
+    assert epoch(one, 1) == [7, 9]
+
+
+def test_a_resumed_run_hands_out_what_is_left(counts):
+    """It begins at batch 6; batches 7 and 11 had made updates of the checkpoint before their turn."""
+    one, other = (claims(counts, worker, first=6, done={7, 11}) for worker in range(2))
+    assert epoch(one, 0) == []
+    assert epoch(one, 1, most=1) == [6]
+    assert epoch(other, 0) == []
+    assert epoch(other, 1) == [8, 9]
+    assert epoch(one, 2) == [10, 12, 13, 14]
+
+
+def test_a_late_worker_does_not_take_up_epochs_that_others_have_left(counts):
+    one = claims(counts)
+    assert epoch(one, 0, most=1) + epoch(one, 1, most=1) == [0, 5]
+    late = claims(counts, 1, is_late=True)
+    assert (epoch(late, 0), epoch(late, 1, most=2)) == ([], [6, 7])
+
+
+def test_epochs_that_are_long_over():
+    counts = in_shared_memory()
+    one, slow = claims(counts), claims(counts, 1)
+    for number in range(70):
+        assert epoch(one, number, most=1) == [5 * number]
+    assert (epoch(slow, 0), epoch(slow, 69)) == ([], [346, 347, 348, 349])
+    assert counts.newest() == 69
+
+
+class Odd(torch.utils.data.Sampler):
+    """Epochs of 1, 2, 3 ... batches of two."""
+
+    def __init__(self):
+        self.epochs = 0
+
+    def __iter__(self):
+        self.epochs += 1
+        return iter([[2 * index, 2 * index + 1] for index in range(self.epochs)])
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_epochs_may_differ_in_length(counts, lockstep):
+    def made():
+        return shared_batches(DataLoader(range(20), batch_sampler=Odd()), 0, counts.agree)
+
+    both = [
+        WorkerClaims(made(), worker_id=worker, num_workers=2, lockstep=lockstep, counts=counts) for worker in range(2)
+    ]
+    for number in range(4):
+        taken = [[one.place(batch) for batch in epoch(one, number) if batch != ABSENT] for one in both]
+        assert sorted(taken[0] + taken[1]) == list(range(number + 1))
+    assert both[0].batches.length is None

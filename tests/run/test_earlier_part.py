@@ -1,0 +1,156 @@
+"""What a run goes on from is read as a whole before anything is changed; what is missing or there twice is said."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+
+import paceline as pl
+from paceline.checkpoint import contents as checkpoint
+from paceline.checkpoint import files as checkpoint_files
+from paceline.records.run_data import RunData, write_events
+from paceline.run.earlier_part import EarlierPart, shift_times
+
+CONFIG = {"workers": 2, "backend": "threads", "batch_size": 32}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A finished run of an algorithm, made when first asked for."""
+    folder, known = tmp_path_factory.mktemp("made"), set()
+
+    def make(algorithm):
+        if algorithm not in known:
+            known.add(algorithm)
+            pl.train(pl.TrainConfig(algorithm=algorithm, steps=20, **CONFIG), out=folder / algorithm)
+        return folder / algorithm
+
+    return make
+
+
+@pytest.fixture
+def run(made, tmp_path):
+    """A copy of it, to be damaged."""
+    return lambda algorithm: shutil.copytree(made(algorithm), tmp_path / algorithm)
+
+
+def change(folder, worker, changed):
+    """Writes a worker's events anew, as `changed` makes them."""
+    path = folder / f"events-{worker}.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(changed(lines)))
+
+
+def resumed(folder, algorithm, steps=30):
+    return pl.train(pl.TrainConfig(algorithm=algorithm, steps=steps, **CONFIG), resume=folder)
+
+
+@pytest.mark.parametrize("algorithm", ["leashed", "parameter-server", "ad-psgd", "local-sgd"])
+def test_of_a_whole_run_nothing_is_said(algorithm, made):
+    """AD-PSGD's averages count as versions, and are no updates."""
+    earlier = EarlierPart.of(made(algorithm))
+    assert earlier.notes == ()
+    assert earlier.run.result["records_lost"] == 0
+    assert sum(len(rows) for rows in earlier.run.records.values()) == 40
+
+
+@pytest.mark.parametrize("algorithm", ["leashed", "ad-psgd"])
+def test_missing_events_are_counted_and_said(algorithm, run):
+    folder = run(algorithm)
+    change(folder, 1, lambda lines: [*lines[:3], *lines[7:]])
+    ended = resumed(folder, algorithm)
+    (note,) = ended.result["notes"]
+    assert note.startswith(f"4 updates up to the checkpoint have no event in {folder}, and count as `records_lost`")
+    assert (ended.result["records_lost"], ended.result["steps"]) == (4, 60)
+    (folder / "events-1.jsonl").unlink()
+    assert resumed(folder, algorithm, steps=40).result["records_lost"] == 30, "a resumed run keeps count"
+
+
+@pytest.mark.parametrize("algorithm", ["leashed", "ad-psgd"])
+def test_events_that_are_there_twice_count_once(algorithm, run):
+    folder = run(algorithm)
+    change(folder, 0, lambda lines: [*lines, *lines[4:7]])
+    ended = resumed(folder, algorithm)
+    assert ended.result["notes"] == [f"3 events of worker 0 in {folder} are there twice, and count once."]
+    assert (ended.result["records_lost"], ended.result["steps"]) == (0, 60)
+
+
+@pytest.mark.parametrize("algorithm", ["leashed", "ad-psgd"])
+def test_the_events_of_two_runs_are_refused(algorithm, run):
+    """As two runs left them that were resumed in one folder at once, before folders were locked."""
+    folder = run(algorithm)
+    change(folder, 0, lambda lines: [*lines, lines[-1].replace('"batch": ', '"batch": 1')])
+    with pytest.raises(pl.UsageError, match=r"has the events of two runs, as its update \d+ was made twice: start"):
+        EarlierPart.of(folder)
+
+
+def test_a_spool_and_final_events_are_put_together(run):
+    """A killed run has both where it had been resumed: those that it had when it was, and its own."""
+    folder = run("leashed")
+    whole = EarlierPart.of(folder)
+    about = checkpoint.describe(whole.checkpoint)
+    for worker, rows in RunData.load(folder).records.items():
+        write_events(folder / f"events-{worker}.jsonl", rows[:8])
+        shift_times(rows, about["started_s"])
+        (folder / f"events-{worker}.bin").write_bytes(rows[8:].tobytes() + b"cut off")
+    found = EarlierPart.of(folder)
+    assert found.notes == ()
+    for worker, rows in whole.run.records.items():
+        assert np.array_equal(found.run.records[worker]["applied_version"], rows["applied_version"])
+        np.testing.assert_allclose(found.run.records[worker]["ended_s"], rows["ended_s"], atol=1e-6)
+    (folder / "events-1.bin").write_bytes(np.full(400, 255, np.uint8).tobytes())
+    with pytest.raises(pl.UsageError, match=r"events-1\.bin, event 1: it holds what no run writes"):
+        EarlierPart.of(folder)
+
+
+WRONG = [
+    {"samples": -1},
+    {"samples": 1.5},
+    {"samples": None},
+    {"elapsed_s": -0.1},
+    {"elapsed_s": math.nan},
+    {"started_s": "now"},
+    {"started_s": math.inf},
+    {"initial_loss": "low"},
+    {"batches_missed": -1},
+    {"batches_missed": True},
+]
+
+
+@pytest.mark.parametrize("changed", WRONG, ids=str)
+def test_what_no_run_says_is_refused_also_with_a_right_checksum(changed, run):
+    folder = run("leashed")
+    newest = checkpoint.newest(folder / "checkpoint")
+    about = checkpoint.describe(newest) | changed
+    digest = checkpoint_files._digest(json.loads(json.dumps(about)))
+    (newest / "complete.json").write_text(json.dumps({**about, "sha256_of_this": digest}))
+    with pytest.raises(pl.UsageError, match=r"complete\.json lacks what a run to go on with must say"):
+        EarlierPart.of(folder)
+
+
+@pytest.mark.parametrize("algorithm", [3, "hogwld", "leashed("])
+def test_an_algorithm_that_there_is_not(algorithm, run):
+    folder = run("leashed")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "algorithm": algorithm}))
+    with pytest.raises(pl.UsageError, match=r"config\.json names no algorithm that there is"):
+        EarlierPart.of(folder)
+
+
+def test_a_run_of_before_checksums_is_refused_in_one_sentence(run):
+    folder = run("leashed")
+    newest = checkpoint.newest(folder / "checkpoint")
+    about = json.loads((newest / "complete.json").read_text())
+    kept = {key: value for key, value in about.items() if not key.startswith("sha256")}
+    (newest / "complete.json").write_text(json.dumps(kept))
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(pl.UsageError) as raised:
+        resumed(folder, "leashed")
+    raised.value.__traceback__ = None
+    assert str(raised.value) == (
+        f"The checkpoint {newest} has no checksums: an earlier version of Paceline wrote it, or it is damaged; start the run"
+        " again without it."
+    )
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before

@@ -1,0 +1,130 @@
+"""A lone worker whose model is on a device, which is a stand-in on the CPU; and what is refused there."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import paceline as pl
+from lazy_copies import LazyCopies
+from paceline.memory.private import PrivateVector
+from paceline.ports.replica import Piece
+from paceline.replica.sharded import OwnedPieces, _like
+from paceline.vectors.flat import FlatBinding
+from paceline.worker.session import Session
+
+
+def made():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 20), nn.BatchNorm1d(20), nn.Tanh(), nn.Linear(20, 3))
+    return model, torch.optim.Adam(model.parameters(), lr=0.05)
+
+
+def train(model, optimizer, batches):
+    for x, y in batches:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def data():
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(8, 6, generator=generator), torch.randint(0, 3, (8,), generator=generator)) for _ in range(20)]
+
+
+@pytest.fixture
+def on_device(monkeypatch):
+    copies = LazyCopies()
+    monkeypatch.setattr("paceline.worker.session.copies_for", lambda device: copies)
+    return copies
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        *(None, "hogwild(reads=copy)", "sequential", "lockstep", "all-reduce", "all-reduce(sharded=true)"),
+        *("local-sgd(period=2, warmup_steps=3)", "d-psgd", "ad-psgd"),
+    ],
+)
+def test_a_lone_worker_on_a_device_equals_plain_training_bit_for_bit(on_device, algorithm):
+    model, optimizer = made()
+    with pl.attach(model, optimizer, algorithm=algorithm) as worker:
+        assert isinstance(worker._session.ports.shared, PrivateVector)
+        train(model, optimizer, worker.batches(data()))
+    assert on_device.streams == (
+        ["averaging"] if algorithm == "ad-psgd" else []
+    )  # on the stream of the one that trains
+    plain, plain_optimizer = made()
+    train(plain, plain_optimizer, data())
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(model.buffers(), plain.buffers(), strict=True))
+
+
+@pytest.mark.parametrize("algorithm", ["leashed", "locked(kind=mutex)", "parameter-server"])
+def test_methods_on_shared_memory_are_refused_on_a_device(on_device, algorithm):
+    model, optimizer = made()
+    says = r"keeps the parameters in the CPU's memory: move the model there with model\.cpu\(\), or choose all-reduce"
+    with pytest.raises(pl.UsageError, match=says), pl.attach(model, optimizer, algorithm=algorithm):
+        pass
+
+
+def test_workers_that_share_memory_are_refused_on_a_device(on_device, monkeypatch):
+    with pytest.raises(
+        pl.UsageError, match=r"share the CPU's memory: move the model there with model\.cpu\(\), or start"
+    ):
+        Session(made()[0], pl.algorithms.registry.build("all-reduce"), SimpleNamespace(supervised=True))
+
+
+def test_a_device_that_is_neither_cpu_nor_gpu_is_refused():
+    model = nn.Linear(3, 2, device="meta")
+    with (
+        pytest.raises(pl.UsageError, match="CPU or on CUDA GPUs, and this one is on meta"),
+        pl.attach(model, torch.optim.SGD(model.parameters(), lr=0.1)),
+    ):
+        pass
+
+
+def test_parameters_on_two_devices_are_refused():
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2, device="meta"))
+    with (
+        pytest.raises(
+            pl.UsageError, match=r"one device, but the model has torch\.float32 on cpu, torch\.float32 on meta"
+        ),
+        pl.attach(model, torch.optim.SGD(model.parameters(), lr=0.1)),
+    ):
+        pass
+
+
+def test_parameters_that_something_has_moved_are_said_to_be():
+    """As flatten_parameters does on a GPU: what the optimizer then writes, the flat vector does not see."""
+    binding = FlatBinding([nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2))])
+    binding.device = torch.device("cuda", 0)  # where it is looked after
+    x = torch.ones(binding.num_elements)
+    binding.bind(x)
+    binding.bind(x)
+    binding.parameters[1].data = torch.ones(2)
+    with pytest.raises(pl.UsageError, match="flatten_parameters"):
+        binding.bind(x)
+
+
+def test_state_of_owned_pieces_stays_on_its_device():
+    """On `meta`, which has no values and refuses to meet the CPU's tensors."""
+    model = nn.Linear(40, 3, device="meta")
+    optimizer = torch.optim.Adam(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    binding = FlatBinding(model.parameters(), on_any_device=True)
+    pieces = [Piece(binding.offsets[0], 64, 0), Piece(binding.offsets[1], 3, 64)]
+    owned = OwnedPieces(binding, optimizer, pieces)
+    shapes = [
+        {name: (value.device.type, *value.shape) for name, value in one.items()} for one in optimizer.state.values()
+    ]
+    assert [one["exp_avg"] for one in shapes] == [("meta", 64), ("meta", 3)]
+    assert binding.zeros().device.type == "meta"
+    view = binding.views(binding.zeros())[0]
+    kinds = owned._state_kinds()
+    assert {value.device.type for value in kinds[0].values() if value.dim()} == {"meta"}
+    assert _like(kinds[0]["exp_avg"], model.weight, view, 0.0).device.type == "meta"
+    assert _like(kinds[0]["step"], model.weight, view, 2.0) == 2.0
