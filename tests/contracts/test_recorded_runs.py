@@ -1,0 +1,52 @@
+"""One simulated run of every algorithm has the same bytes as on the day on which it was recorded.
+
+Only times are simulated, and none is drawn, so that no processor's way of rounding is in them. Who means to change runs
+records them anew, and says so: `python tests/contracts/test_recorded_runs.py`.
+"""
+
+import hashlib
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import paceline as pl
+from paceline.simulator import Cluster
+
+RECORDED = Path(__file__).with_suffix(".json")
+ALGORITHMS = (
+    "sequential", "lockstep", "all-reduce", "all-reduce(sharded=true)", "locked", "locked(kind=rwlock)", "hogwild",
+    "hogwild(reads=copy)", "leashed", "leashed(backoff=exponential)", "local-sgd", "d-psgd", "d-psgd(topology=exponential)",
+    "ad-psgd", "ad-psgd(topology=complete)", "parameter-server", "parameter-server(mode=sync(backups=1))",
+    "parameter-server(mode=async)", "parameter-server(mode=bounded(clock_bound=2))", "downpour", "adaptive-revision",
+)  # fmt: skip
+
+
+def digest_of(spec, folder):
+    """Of the files of a run of workers of which two are slow."""
+    workers = 1 if spec == "sequential" else 4
+    config = pl.TrainConfig(task="digits-mlp", algorithm=spec, workers=workers, steps=25, seed=7)
+    slowness = ((0, 3.0), (1, 1.37)) if workers > 1 else ()
+    cluster = Cluster(workers=workers, compute_s=0.01, slowness=slowness)
+    pl.simulate_task(config, cluster=cluster, timing_only=True, num_parameters=5_000, out=folder)
+    digest = hashlib.sha256()
+    for file in sorted(folder.iterdir()):
+        if file.name not in ("host.json", "report.html"):  # dates and paths
+            digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
+
+
+def test_every_algorithm_is_recorded():
+    assert json.loads(RECORDED.read_text()).keys() == set(ALGORITHMS)
+
+
+@pytest.mark.parametrize("spec", ALGORITHMS)
+def test_a_simulated_run_has_the_bytes_that_were_recorded(spec, tmp_path):
+    assert digest_of(spec, tmp_path / "run") == json.loads(RECORDED.read_text())[spec]
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as made:
+        found = {spec: digest_of(spec, Path(made) / str(number)) for number, spec in enumerate(ALGORITHMS)}
+    RECORDED.write_text(json.dumps(found, indent=1) + "\n")
