@@ -376,6 +376,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(SECTIONS), help=f"sections, of {', '.join(SECTIONS)}")
     parser.add_argument("--out", type=Path, default=RESULTS / "shared_memory.md", help="where the table is written")
     arguments = parser.parse_args()
+    data()  # says what is missing before processes start
     table = Table()
     plain = PlainWorkers(2)
     train_samples_per_s("hogwild", 2, 64, 0.5)  # starts the fork server

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import paceline as pl
+from paceline.algorithms import registry
 from paceline.simulator import Cluster
 
 RECORDED = Path(__file__).with_suffix(".json")
@@ -38,6 +39,7 @@ def digest_of(spec, folder):
 
 
 def test_every_algorithm_is_recorded():
+    assert {spec.partition("(")[0] for spec in ALGORITHMS} == {name for name, _ in registry.items()}
     assert json.loads(RECORDED.read_text()).keys() == set(ALGORITHMS)
 
 
