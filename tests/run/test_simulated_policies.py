@@ -26,8 +26,9 @@ def normalised():
             model(x).square().mean().backward()
             optimizer.step()
             steps += 1
-        address = statistics.running_mean.data_ptr()
-    SEEN[worker.worker_id] = address, statistics.num_batches_tracked.item(), steps, statistics.running_mean.clone()
+        # Inside: on leaving, all have worker 0's.
+        tracked, mean = statistics.num_batches_tracked.item(), statistics.running_mean.clone()
+        SEEN[worker.worker_id] = statistics.running_mean.data_ptr(), tracked, steps, mean
 
 
 SEEN = {}
