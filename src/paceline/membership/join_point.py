@@ -96,11 +96,12 @@ class Meeting:
         _limit(self._asker)
         self._asker.setsockopt(zmq.RECONNECT_IVL, -1)
         prove(self._asker, keys)
-        self._monitor = self._asker.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+        with uninterrupted():
+            self._monitor = self._asker.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+            self._asker.connect(_endpoint(self._where))
         self._poller = zmq.Poller()
         for one in (self._asker, self._monitor):
             self._poller.register(one, zmq.POLLIN)
-        self._asker.connect(_endpoint(self._where))
         try:
             self._greet(is_local)
         except BaseException:
@@ -168,10 +169,10 @@ class Meeting:
             if self._context.closed:
                 return
             self.lost = True
-            self._asker.disable_monitor()
-            for one in (self._asker, self._monitor):
-                one.close(linger=0)
             with uninterrupted():
+                self._asker.disable_monitor()
+                for one in (self._asker, self._monitor):
+                    one.close(linger=0)
                 self._context.term()
         if self._point is not None:
             self._point.close()
@@ -246,11 +247,13 @@ class _Point:
         self._router = self._context.socket(zmq.ROUTER)
         _limit(self._router)
         self._router.setsockopt(zmq.BACKLOG, _WAITING_CONNECTIONS)
-        self._door = Door(self._context, self._router, keys)
         self._end = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        with uninterrupted():
+            self._door = Door(self._context, self._router, keys)
         try:
             self._router.ipv6 = "[" in endpoint
-            self._router.bind(endpoint)
+            with uninterrupted():
+                self._router.bind(endpoint)
         except zmq.ZMQError:
             self._free()
             raise

@@ -1,4 +1,4 @@
-"""The end of a ZeroMQ context."""
+"""A ZeroMQ context and its sockets, where signals may come at any instant."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _END_MARGIN_S = 2.0
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Within, signals to this thread wait, as they must while a context ends.
+    """Within, signals to this thread wait, as they must while sockets are bound, connected or watched, and a context ends.
 
-    A context whose end a handler interrupts is taken for ended, and keeps its threads and descriptors for good. PyTorch's
-    loaders install a handler of SIGCHLD.
+    What a handler interrupts is an error of ZeroMQ's that pyzmq does not try again; and a context whose end it interrupts is
+    taken for ended, and keeps its threads and descriptors for good. PyTorch's loaders install a handler of SIGCHLD.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:

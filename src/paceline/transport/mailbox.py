@@ -82,7 +82,8 @@ class ZmqMailbox:
         own_keys = None if keys is None else load_keys(keys)
         self._context = zmq.Context()
         try:
-            self._inbox = Inbox(self._context, host, own_keys, peer_deadline_s)
+            with uninterrupted():
+                self._inbox = Inbox(self._context, host, own_keys, peer_deadline_s)
         except BaseException:
             with uninterrupted():
                 self._context.destroy(linger=0)

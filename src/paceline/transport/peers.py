@@ -17,6 +17,7 @@ import torch
 import zmq
 
 from paceline.ports.ports import Message
+from paceline.transport.contexts import uninterrupted
 from paceline.transport.door import prove
 from paceline.transport.inbox import limit
 from paceline.transport.keys import Keys
@@ -125,7 +126,8 @@ class Dialler:
         socket.ipv6 = "[" in peer.endpoint
         if self._keys is not None:
             prove(socket, self._keys)
-        socket.connect(peer.endpoint)
+        with uninterrupted():
+            socket.connect(peer.endpoint)
         self.say(peer, Sort.HELLO, Message("hello", peer.dial_number, x=self.hello))
 
     def say(self, peer: Peer, sort: Sort, message: Message) -> None:
