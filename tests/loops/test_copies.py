@@ -229,3 +229,16 @@ def test_a_file_holds_the_parameters_and_not_what_workers_share(algorithm):
 
     pl.launch(loop, workers=1, algorithm=algorithm, backend="threads")
     assert sizes[1] < 1.05 * sizes[0]
+
+
+def test_a_file_of_one_of_two_models_holds_nothing_of_the_other():
+    """`torch.save` writes whole storages, and parameters are views of one vector."""
+    small, large = nn.Linear(10, 10), nn.Linear(300, 300)
+    optimizer = torch.optim.SGD([*small.parameters(), *large.parameters()], lr=0.1)
+    plain, inside = io.BytesIO(), io.BytesIO()
+    torch.save(small.state_dict(), plain)
+    with pl.attach((small, large), optimizer):
+        (small(torch.ones(2, 10)).sum() + large(torch.ones(2, 300)).sum()).backward()
+        optimizer.step()
+        torch.save(small.state_dict(), inside)
+    assert len(inside.getvalue()) < 1.05 * len(plain.getvalue())

@@ -72,6 +72,7 @@ class FlatBinding:
         self.num_elements = offset  # P
         self.num_parameters = sum(self._numels)
         self._views: dict[int, list[torch.Tensor]] = {}
+        self._bindable: dict[int, list[torch.Tensor]] = {}
         self._bound: int | None = None
         self.bound_to: torch.Tensor | None = None
 
@@ -105,7 +106,10 @@ class FlatBinding:
             if self.device.type != "cpu":
                 self._check_in_place(x)
             return
-        for parameter, view in zip(self.parameters, self.views(x), strict=True):
+        bindable = self._bindable.get(key)
+        if bindable is None:
+            bindable = self._bindable[key] = list(map(_with_its_own_storage, self.views(x)))
+        for parameter, view in zip(self.parameters, bindable, strict=True):
             parameter.data = view
         self._bound, self.bound_to = key, x
 
@@ -205,6 +209,14 @@ class FlatBinding:
     def describe(self) -> Sequence[tuple[int, ...]]:
         """The shapes, in order: what all workers of a run must agree on."""
         return [tuple(p.shape) for p in self.parameters]
+
+
+def _with_its_own_storage(view: torch.Tensor) -> torch.Tensor:
+    """The same memory, as a storage that ends where the parameter does: `torch.save` writes whole storages."""
+    if type(view) is not torch.Tensor or not view.is_cpu:
+        return view
+    memory = view.as_strided((view.numel(),), (1,)).view(torch.uint8).numpy()
+    return torch.from_numpy(memory).view(view.dtype).as_strided(view.shape, view.stride())
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
