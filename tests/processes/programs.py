@@ -1,6 +1,7 @@
 """Training functions that go wrong, for `launch`; they are found by name in worker processes."""
 
 import os
+import sys
 
 import torch
 from torch import nn
@@ -49,6 +50,10 @@ def names_lockstep():
 
 def two_shapes():
     loop(*pieces(inputs=4 + worker_id()))
+
+
+def exits_before_attach():
+    sys.exit(2)
 
 
 def fails_before_attach():

@@ -162,3 +162,28 @@ def _listens(address):
     with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1):
         return True
     return False
+
+
+BY_HAND = """
+import torch
+from torch import nn
+import paceline as pl
+
+model = nn.Linear(4, 1)
+with pl.attach(model, torch.optim.SGD(model.parameters(), lr=0.1)):
+    for _ in range(20):
+        model.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        for p in model.parameters():
+            p.data.add_(p.grad, alpha=-0.1)
+"""
+
+
+def test_workers_that_subtract_their_gradients_by_hand_are_told(tmp_path):
+    """What they average with each other counts as a version, and is no update."""
+    (tmp_path / "by_hand.py").write_text(BY_HAND)
+    words = ["-m", "paceline", "launch", "--workers", "2", "--out", "run", "--json", "--", "by_hand.py"]
+    done = forked.run(words, tmp_path, errors=None)
+    assert done.returncode != 0
+    assert "never called optimizer.step()" in done.stdout + done.stderr
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["outcome"] == "crashed"

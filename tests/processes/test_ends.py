@@ -36,6 +36,12 @@ def test_an_exception_in_the_users_function(train, message, algorithm, backend):
     assert not isinstance(raised.value, pl.UsageError)
 
 
+def test_a_function_that_leaves_python_before_attach_is_named_and_makes_no_run(tmp_path):
+    with pytest.raises(pl.PacelineError, match="ended with exit code 2 before training began"):
+        pl.launch(programs.exits_before_attach, workers=2, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_task_that_diverges(method):
     run = pl.train(TrainConfig(algorithm=method, workers=2, learning_rate=1e6, epochs=100))

@@ -212,7 +212,7 @@ class _Launched:
                     raise
                 finally:
                     self._judge.close()
-                if supervisor.started_s is None and supervisor.outcome.kind == "usage":
+                if supervisor.started_s is None:  # there is no run yet: its folder is left as it was
                     raise_failure(supervisor)
                 if supervisor.arena is None and supervisor.all_returned:
                     raise UsageError(f"{self._name} never called paceline.attach, so its workers shared nothing.")

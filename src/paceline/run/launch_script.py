@@ -215,8 +215,11 @@ class Agent:
             "seed": 0,
             "command": " ".join(sys.argv),
         }
+        figures = summarize(records, num_workers=of, wall_s=wall_s, gossip=True)
+        all_failed = all(child.process.returncode for child in self._children)
+        came_to_nothing = not interruption and (not ended or (all_failed and not figures["steps"]))
         reason = f"Interrupted by {interruption.name}." if interruption else ""
-        if not ended and not interruption:
+        if came_to_nothing:
             reason = " ".join(self.notes) or "No worker called paceline.attach."
         notes = [*self.notes, *dict.fromkeys(note for one in ended for note in one["notes"])]
         not_given = 0 if interruption else max((one["batches_not_given"] for one in ended), default=0)
@@ -224,9 +227,9 @@ class Agent:
             reason = why_not_given(not_given)
         result = {
             **about,
-            "outcome": "crashed" if not_given or not (ended or interruption) else "stopped",
+            "outcome": "crashed" if not_given or came_to_nothing else "stopped",
             "outcome_reason": reason,
-            **summarize(records, num_workers=of, wall_s=wall_s, gossip=True),
+            **figures,
             "gossip": True,
             "workers_here": sorted(records),
             "workers_lost": [one["worker"] for one in own if one["state"] != "ended"],

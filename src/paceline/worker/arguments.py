@@ -38,8 +38,9 @@ def as_one_optimizer(
         return members[0]
     if not algorithm.takes_several_optimizers:
         raise UsageError(
-            f"{registry.spec(algorithm)} takes one optimizer, and attach was given {len(members)}: choose hogwild, locked,"
-            " leashed, lockstep, all-reduce or local-sgd, or make one optimizer with several groups of parameters."
+            f"{registry.spec(algorithm)} takes one optimizer, and attach was given {len(members)}: choose hogwild, locked"
+            " or leashed, which paceline.launch starts, or lockstep, all-reduce or local-sgd, which torchrun starts, too; or"
+            " make one optimizer with several groups of parameters."
         )
     return SeveralOptimizers(members, in_turn=in_turn)
 

@@ -273,10 +273,10 @@ class Session:
         }
 
     def has_updates(self) -> bool:
-        """Whether a worker has made an update, as far as this one can know."""
+        """Whether a worker has made an update, as far as this one, which has made none, can know."""
         shared = self.arena.shared
-        if self.algorithm.gossip and self.environment is not None and self.environment.supervised:
-            return any(shared.updates())
+        if self.algorithm.gossip:  # versions count averages, too; and memory of its own says nothing of the others
+            return self.environment is not None and self.environment.supervised and any(shared.updates())
         return shared.version > max(self._initial_version, self.arena.load("initial_version"))
 
     def final_model(self, out: torch.Tensor, given: Given, left: LeftWeights | None) -> FinalMean | None:
