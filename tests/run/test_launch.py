@@ -1,6 +1,7 @@
 """`launch`: what a run of a user's own loop returns, writes and resumes."""
 
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -159,3 +160,28 @@ def test_unresolved_exchanges_of_all_workers_are_in_the_result(num_epochs):
                 counts.unresolved_exchanges += 1
 
     assert pl.launch(train, workers=3, backend="threads").result["unresolved_exchanges"] == 3 * num_epochs
+
+
+@pytest.mark.parametrize("algorithm", ["lockstep", "all-reduce", "local-sgd"])
+def test_the_cause_is_named_and_not_what_follows_from_it(algorithm):
+    """Worker 0, who misses worker 1 in their round, says so before worker 1 has told its error."""
+    threads = {}
+
+    def loop():
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        try:
+            with pl.attach(model, optimizer) as worker:
+                threads[worker.worker_id] = threading.current_thread()
+                for step, x in enumerate(worker.batches([torch.ones(1, 2)] * 32)):
+                    optimizer.zero_grad()
+                    model(x).sum().backward()
+                    optimizer.step()
+                    if worker.worker_id == 1 and step == 5:
+                        raise ArithmeticError("the cause")
+        except ArithmeticError:
+            threads[0].join()
+            raise
+
+    with pytest.raises(pl.PacelineError, match="Worker 1: ArithmeticError: the cause"):
+        pl.launch(loop, workers=2, algorithm=algorithm, backend="threads")

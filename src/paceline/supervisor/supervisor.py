@@ -314,8 +314,9 @@ class Supervisor:
         self._fail("", failure)
 
     def _fail(self, who: str, failure: Failure) -> None:
-        """The first failure names the outcome; those that follow from it do not."""
-        if self.outcome.kind == "":
+        """The first failure names the outcome, and none that follows; that a worker is missed may be heard before why."""
+        is_missed = self.outcome.kind == "worker-lost" and not self.outcome.workers_lost
+        if self.outcome.kind == "" or (is_missed and failure.kind != "worker-lost"):
             self.outcome.name = "diverged" if failure.kind == "diverged" else "crashed"
             self.outcome.kind = failure.kind
             where = "" if failure.kind in ("worker-lost", "usage") else who
