@@ -94,3 +94,9 @@ def wait_until(condition, what, deadline_s=forked.AGAINST_HANGS_S):
     while not condition():
         assert time.monotonic() < until_s, f"not within {deadline_s:.0f} s: {what}"
         time.sleep(0.01)
+
+
+def cpu_s(pid):
+    """Seconds of a core that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -143,7 +143,8 @@ def test_simulate(tmp_path):
     words = ["simulate", "--timing-only", "--steps", 100_000_000, "--parameters", 1000, "--out", "run"]
     with started(tmp_path, COMMAND, *words) as process:
         leftovers.wait_until((tmp_path / "run" / ".lock").exists, "the simulation's beginning")
-        time.sleep(1.0)  # that some of it is simulated: nothing outside tells how much
+        begun_s = leftovers.cpu_s(process.pid)  # nothing else outside tells that some of it is simulated
+        leftovers.wait_until(lambda: leftovers.cpu_s(process.pid) > begun_s + 0.5, "some of the simulation")
         ended(process, signal.SIGTERM)
     assert process.returncode == 143
     run = check_interrupted(tmp_path / "run", has_checkpoint=False)

@@ -124,6 +124,12 @@ class AttachedGradient(BaseReplica):
                 self.outside.take()
             self._hand_over("gradient")
 
+    def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        """`after - before` (P,), in memory of its own: the gradients belong to the loop."""
+        if self._g is None:
+            self._g = self.binding.zeros()
+        return torch.sub(after, before, out=self._g)
+
     def settle_outside(self) -> None:
         """The program is about to go on with what the loop has made of its parameters."""
         if self.outside is not None:

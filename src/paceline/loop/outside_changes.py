@@ -83,9 +83,8 @@ class OutsideChanges:
         self._is_alone = is_alone
         self._parameters = binding.parameters
         self._others = written_by_others.data_ptr() if written_by_others is not None else None
-        self._known: dict[
-            int, tuple[list[int], torch.Tensor, torch.Tensor, tuple[Fate, Fate]]
-        ] = {}  # by a vector's address
+        # By a vector's address: those of its parameters, its words, some of these, and what becomes of a change of it.
+        self._known: dict[int, tuple[list[int], torch.Tensor, torch.Tensor, tuple[Fate, Fate]]] = {}
         self._num_taken = 0
         self._addresses: list[int] = []
         self._counts: list[int] = []

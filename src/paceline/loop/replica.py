@@ -396,9 +396,3 @@ class AttachedReplica(AttachedGradient):
     def _range_of(self, parameter: torch.Tensor) -> tuple[int, int] | None:
         self._ranges = self._ranges or dict(zip(self.binding.parameters, self.ranges, strict=True))
         return self._ranges.get(parameter)
-
-    def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-        """`after - before` (P,), in memory of its own: the gradients belong to the loop."""
-        if self._g is None:
-            self._g = self.binding.zeros()
-        return torch.sub(after, before, out=self._g)
