@@ -1,5 +1,6 @@
 """A worker that takes a dead one's place needs one of the others at most, and none that has died or hangs."""
 
+import math
 import socket
 import threading
 
@@ -7,6 +8,7 @@ import pytest
 
 import forked
 import leftovers
+from paceline.errors import RunStopped
 from paceline.membership.peers import Peers
 from paceline.memory.segment import Layout, Segment
 from paceline.memory.shared_store import SharedStore
@@ -84,3 +86,14 @@ def test_a_worker_is_not_waited_for_that_has_died_before_it_met_the_others(store
         thread.join(DEADLINE_S)
         assert made[0].mailbox.peers() == {0}
         made[0].close()
+
+
+@pytest.mark.parametrize("incarnation", [0, 1])
+def test_nobody_is_waited_for_in_a_run_that_is_being_stopped(store, silent, monkeypatch, incarnation):
+    """Another has failed before it came: it never will, and the run ends at once."""
+    monkeypatch.setattr("paceline.membership.peers._STORE_DEADLINE_S", math.inf)
+    monkeypatch.setattr("paceline.membership.peers._LATE_CONNECT_S", math.inf)
+    looks = iter([False, False])
+    with pytest.raises(RunStopped):
+        Peers(store, 1, 3, Counts(), lambda: next(looks, True), incarnation=incarnation)
+    assert next(looks, None) is None

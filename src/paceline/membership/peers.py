@@ -48,6 +48,10 @@ class Peers:
         connect: waits for all others at once; otherwise the caller does.
         num_servers: members after the workers. Who has servers talks to them only, and waits for nobody at the start; and
             where the run is being stopped, they still answer.
+
+    Raises:
+        WorkerLostError: one of the others has not come within a minute.
+        RunStopped: the run was stopped before all had come.
     """
 
     def __init__(
@@ -74,14 +78,18 @@ class Peers:
             counts=counts,
         )
         self.connect = self._zmq.connect
-        if worker_id >= num_workers:
-            self.connect(_LOOK_ROUND_S, needs_all=False)  # a successor must be the one who dials
-        elif num_servers:
-            self.connect(0.0, needs_all=False)
-        elif connect and incarnation:
-            self._connect_late()
-        elif connect:
-            self.connect(_STORE_DEADLINE_S)
+        try:
+            if worker_id >= num_workers:
+                self.connect(_LOOK_ROUND_S, needs_all=False)  # a successor must be the one who dials
+            elif num_servers:
+                self.connect(0.0, needs_all=False)
+            elif connect and incarnation:
+                self._connect_late(stopped)
+            elif connect:
+                self.connect(_STORE_DEADLINE_S, stopped=stopped)
+        except BaseException:
+            self._zmq.close()
+            raise
         # The program that averages needs the interpreter for microseconds at a time. By default it would get it from the one
         # that trains only after 5 ms, at every message.
         self._switch_interval_s = sys.getswitchinterval()
@@ -92,12 +100,12 @@ class Peers:
             self.mailbox = RunMailbox(self._zmq, stopped, grace_s=_GRACE_S if num_servers else 0.0)
         self.concurrency = ThreadConcurrency()
 
-    def _connect_late(self) -> None:
+    def _connect_late(self, stopped: Callable[[], bool]) -> None:
         """Meets those that are there, as one that takes a dead worker's place: another may have died or hang by now."""
         until_s = time.monotonic() + _STORE_DEADLINE_S
-        self.connect(_LATE_CONNECT_S, needs_all=False)
+        self.connect(_LATE_CONNECT_S, needs_all=False, stopped=stopped)
         while not self._zmq.peers() and self._zmq.awaited() and time.monotonic() < until_s:
-            self.connect(_LATE_CONNECT_S, needs_all=False)
+            self.connect(_LATE_CONNECT_S, needs_all=False, stopped=stopped)
 
     def close(self, *, wait: bool = True) -> None:
         """Says goodbye and frees the sockets; a thread does so where nobody can `wait` for messages to one who may be dead."""

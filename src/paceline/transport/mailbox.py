@@ -7,12 +7,13 @@ import math
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import zmq
 
-from paceline.errors import PacelineError, PeerLostError, WorkerLostError
+from paceline.errors import PacelineError, PeerLostError, RunStopped, WorkerLostError
 from paceline.ports.ports import Counts, Message, PeerBack, PeerLeft, Received
 from paceline.transport.contexts import end_context, uninterrupted
 from paceline.transport.directory import Directory
@@ -112,19 +113,23 @@ class ZmqMailbox:
         """Connections that were turned away: another protocol, or another key."""
         return self._inbox.refused
 
-    def connect(self, timeout_s: float, *, needs_all: bool = True) -> None:
+    def connect(self, timeout_s: float, *, needs_all: bool = True, stopped: Callable[[], bool] = lambda: False) -> None:
         """Waits until all peers can be reached that have not ended; those that come later are told of by `PeerBack`.
 
         Args:
             timeout_s: how long at most.
             needs_all: whether it is an error if some cannot be reached by then.
+            stopped: whether the run is being stopped: those that are missing will not come.
 
         Raises:
             WorkerLostError: the message names them.
+            RunStopped: the run was stopped meanwhile.
         """
         until_s = time.monotonic() + timeout_s
         look_up_s = 0.0
         while (missing := self.awaited()) and time.monotonic() < until_s:
+            if stopped():
+                raise RunStopped("the run was stopped while this worker waited for the others")
             if time.monotonic() >= look_up_s:
                 for worker_id in missing:
                     self._look_up(worker_id)
