@@ -9,7 +9,7 @@ export PACELINE_DATA
 # A file's tests in one process, as they share runs; the longest files first, in the order of tests/conftest.py.
 ON_TWO_CORES := -n auto --maxprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help run test quick soak lint bench clean
+.PHONY: help run test quick soak lint bench docs clean
 
 help:
 	@echo "make run    install into .venv, train digits with six algorithms, compare them; then one slow worker, next to DDP"
@@ -17,8 +17,9 @@ help:
 	@echo "make quick  the tests that need no worker processes: some three minutes"
 	@echo "make soak   marathons: workers killed again and again, command lines drawn by the thousand"
 	@echo "make lint   ruff, pyright, import-linter"
+	@echo "make docs   the documentation's site, in site/index.html; a warning is an error"
 	@echo "make bench  speed against plain PyTorch loops, as ratios"
-	@echo "make clean  remove .venv, runs and caches"
+	@echo "make clean  remove .venv, runs, the site and caches"
 
 run: $(VENV)/installed
 	@rm -rf runs/first
@@ -45,6 +46,9 @@ lint: $(VENV)/installed
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/shared_memory.py
 
+docs: $(VENV)/installed
+	$(BIN)/python -m sphinx --fail-on-warning --nitpicky --fresh-env -b html docs site
+
 # bin/pip is what a half-made environment lacks (Debian without python3-venv).
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV) || python3 -m venv --clear $(VENV)
@@ -52,4 +56,4 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) runs site docs/cards docs/generated docs/measured .pytest_cache .ruff_cache .hypothesis .import_linter_cache

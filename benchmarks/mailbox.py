@@ -30,11 +30,11 @@ import numpy as np
 import torch
 import zmq
 
+from paceline.ports.matching import PendingEvents
 from paceline.ports.ports import Message, Received
 from paceline.system.machine import machine, versions
 from paceline.transport.inbox import Inbox
 from paceline.transport.mailbox import ZmqMailbox
-from paceline.transport.matching import Arrivals
 from paceline.transport.wire import Sort, pack, unpack
 
 RESULTS = Path(__file__).parent / "results"
@@ -43,7 +43,7 @@ SIZES = {"100 bytes": (100, 300, "1.5"), "4 MB": (4_000_000, 20, "1.1"), "40 MB"
 
 
 class Loopback:
-    """A port, for comparison: in place of `WayIn`."""
+    """A port, for comparison: in place of `LocalSocket`."""
 
     def __init__(self, listener: zmq.Socket) -> None:
         listener.bind("tcp://127.0.0.1:*")
@@ -58,7 +58,7 @@ def mailbox_over(kind: str, *words: Any) -> ZmqMailbox:
     if kind == "unix":
         return ZmqMailbox(*words)
     with (
-        mock.patch("paceline.transport.inbox.WayIn", Loopback),
+        mock.patch("paceline.transport.inbox.LocalSocket", Loopback),
         mock.patch.object(ZmqMailbox, "_may_dial", return_value=True),
     ):
         made = ZmqMailbox(*words)
@@ -196,7 +196,7 @@ def parts() -> list[str]:
     x = torch.ones(25)
     message = Message("x", 1, x=x)
     head, _ = pack(Sort.MESSAGE, message, 0, 0)
-    received, arrivals = unpack(head, None).received, Arrivals()
+    received, arrivals = unpack(head, None).received, PendingEvents()
     context = zmq.Context()
     inbox = Inbox(context, None, None, 5.0)
 

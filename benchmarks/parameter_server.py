@@ -112,7 +112,7 @@ def peak_bytes(size: int, optimizer: str) -> list[int]:
                     status = Path(f"/proc/{state.handle.pid}/status").read_text()
                     peaks[state.worker_id] = 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
-    with mock.patch("paceline.run.launch.Supervisor", Watched):
+    with mock.patch("paceline.run.driver.Supervisor", Watched):
         pl.launch(Push(size, 20, name), workers=WORKERS, algorithm=algorithm)
     return [peaks[server] for server in sorted(peaks)]
 

@@ -36,7 +36,7 @@ STEPS_PER_S = {512: 240, 64: 1500, 16: 3200}  # roughly, to size runs in steps
 def data() -> Path:
     """The folder with MNIST."""
     if not os.environ.get("PACELINE_DATA"):
-        raise SystemExit("Set PACELINE_DATA to a folder with mnist/*-ubyte.gz; see README.md, Data.")
+        raise SystemExit("Set PACELINE_DATA to a folder with mnist/*-ubyte.gz; see docs/command_line.md, Tasks.")
     return Path(os.environ["PACELINE_DATA"])
 
 
@@ -293,7 +293,8 @@ def _steps_in_process(batch_size: int, seconds: float, *, silent: bool) -> float
     from paceline.data.plan import BatchPlan
     from paceline.data.sources import BatchClaims, DatasetBatches
     from paceline.replica.base import TaskReplica
-    from paceline.worker.session import Session
+    from paceline.vectors.flat import FlatBinding
+    from paceline.worker.memberships.memory import WorkerMemory, own_arena
 
     class SilentReplica(TaskReplica):
         def _record(self, *fields: int) -> None:
@@ -309,20 +310,21 @@ def _steps_in_process(batch_size: int, seconds: float, *, silent: bool) -> float
     task = load_task("mnist-mlp")
     train_set, _ = task.load(data())
     model = task.model()
-    session = Session(model, Sequential(), None)
+    binding = FlatBinding(model.parameters())
+    memory = WorkerMemory(binding, {}, Sequential(), own_arena(binding, Sequential()))
     steps = int(STEPS_PER_S[batch_size] * seconds)
     claims = BatchClaims(
         BatchPlan(num_samples=60_000, batch_size=batch_size), worker_id=0, num_workers=1, lockstep=False,
-        counter=session.arena.address("next_batch"), max_steps=steps,
+        counter=memory.arena.address("next_batch"), max_steps=steps,
     )  # fmt: skip
     kind: type[BaseReplica] = SilentReplica if silent else TaskReplica
     replica = kind(
         model, task.loss, lambda parameters: torch.optim.SGD(parameters, lr=0.05), DatasetBatches(train_set, claims),
-        **session.base_arguments(),
+        **memory.base_arguments(None),
     )  # type: ignore[call-arg]  # fmt: skip
     begun_s = time.perf_counter()
     with torch.no_grad():
-        Sequential().work(replica, session.ports)
+        Sequential().work(replica, memory.ports)
     return steps / (time.perf_counter() - begun_s)
 
 

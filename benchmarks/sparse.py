@@ -35,9 +35,9 @@ from paceline.sparse.instructions import FAST
 from paceline.sparse.linear import Learning, LinearModel
 from paceline.sparse.losses import CODES, slope_of
 from paceline.sparse.matrix import rows_of
-from paceline.sparse.rows import Rows, add, ask_for, dot
+from paceline.sparse.rows import Rows, add, dot, prefetch_rows
 from paceline.sparse.sparsity import sparsity_of
-from paceline.sparse.steps import CONSTANT, Plan
+from paceline.sparse.steps import CONSTANT, PassPlan
 from paceline.sparse.team import Team, shuffle
 from paceline.system.machine import machine, versions
 
@@ -86,7 +86,7 @@ def against_sgd(rows: int, pairs: int) -> list[str]:
 
 def logistic(view: Rows, targets: np.ndarray, team: Team, seed: int, *, discipline: str = "copies") -> Learning:
     """Logistic regression by constant steps, to be made in passes."""
-    plan = Plan(CODES["log_loss"], 0.1, CONSTANT, 1.0, 0.5, 1.0, 0.0, 1e-6, False, False, 0.01, 256)
+    plan = PassPlan(CODES["log_loss"], 0.1, CONSTANT, 1.0, 0.5, 1.0, 0.0, 1e-6, False, False, 0.01, 256)
     return LinearModel(FEATURES, 1, np.dtype("f4")).learn(view, targets, plan, team, seed=seed, discipline=discipline)
 
 
@@ -101,7 +101,7 @@ def visit(
         if start >= order.size:
             break
         for position in range(start, min(start + 256, order.size)):
-            ask_for(rows, order, targets, position, order.size)
+            prefetch_rows(rows, order, targets, position, order.size)
             row = np.uint64(order[np.uint64(position)])
             head, end = np.uint64(rows.begins[row]), np.uint64(rows.begins[row + np.uint64(1)])
             slope = slope_of(0, float(dot(rows, head, end, weights)), float(targets[row]), 0.1)

@@ -1,11 +1,11 @@
-"""The README's table: how the algorithms compare on this machine, with one slow worker and without.
+"""The table of docs/which_algorithm.md: how the algorithms compare on this machine, with one slow worker and without.
 
     python benchmarks/which_algorithm.py [--repetitions 7]
 
 Every repetition runs every algorithm once, in another order each time; ratios are taken within a repetition. Shown are
 medians over the repetitions with 95 % bootstrap intervals of the median. Takes two to three minutes on two cores; let
 nothing else run meanwhile. Trains mnist-mlp where PACELINE_DATA has it, else digits-mlp. Prints the table and writes
-benchmarks/results/which_algorithm.md, whose table the README repeats.
+benchmarks/results/which_algorithm.md, whose table that page repeats.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draws the README's picture from two real runs: three workers, one of which sleeps in every step of its loop.
+"""Draws the lanes of docs/which_algorithm.md from two real runs: three workers, one of which sleeps in every step of its loop.
 
     python docs/make_lanes.py
 
@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 
 import torch
+from lanes import lanes_svg
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline as pl
-from paceline.observe.lanes import lanes_svg
 
 SLOW_WORKER, GRADIENT_S, TIMES_SLOWER = 0, 0.004, 4
 

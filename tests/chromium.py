@@ -1,4 +1,4 @@
-"""A report in a real browser: opened once, in frames as wide as phones and desks, light and dark."""
+"""Pages in a real browser, in frames as wide as phones and desks, light and dark: a report, or all of a site."""
 
 import html
 import json
@@ -66,21 +66,15 @@ addEventListener("load", async () => {{
 </script></body>"""
 
 
-def look_at(report, clicked, folder):
-    """What each of `SCREENS` shows of a report, after a click on a figure's picture; skips where there is no browser."""
+def in_browser(wrapper, folder):
+    """What the console said while a page was open, and what the page left in its element `seen`, as JSON."""
     if CHROMIUM is None:
-        pytest.skip(
-            "no chromium, chromium-browser or google-chrome on the PATH: the report was not opened in a browser"
-        )
-    frames = "".join(
-        f'<iframe src="{report.as_uri()}" style="border:0;width:{width}px;height:900px;color-scheme:{scheme}"></iframe>'
-        for width, scheme in SCREENS
-    )
-    (folder / "wrapper.html").write_text(WRAPPER.format(frames=frames, clicked=clicked))
+        pytest.skip("no chromium, chromium-browser or google-chrome on the PATH: no page was opened in a browser")
+    (folder / "wrapper.html").write_text(wrapper)
     arguments = [
         "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-component-update",
         "--disable-background-networking", "--disable-sync", "--allow-file-access-from-files",
-        "--window-size=1400,1000",
+        "--window-size=1400,1000", "--enable-logging=stderr",
         f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=60000", "--dump-dom",
     ]  # fmt: skip
     done = subprocess.run(
@@ -90,4 +84,84 @@ def look_at(report, clicked, folder):
     )  # fmt: skip
     found = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.DOTALL)
     assert found, done.stderr[-3000:]
-    return dict(zip(SCREENS, json.loads(html.unescape(found[1])), strict=True))
+    said = [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
+    return said, json.loads(html.unescape(found[1]))
+
+
+def look_at(report, clicked, folder):
+    """What each of `SCREENS` shows of a report, after a click on a figure's picture; skips where there is no browser."""
+    frames = "".join(
+        f'<iframe src="{report.as_uri()}" style="border:0;width:{width}px;height:900px;color-scheme:{scheme}"></iframe>'
+        for width, scheme in SCREENS
+    )
+    _, seen = in_browser(WRAPPER.format(frames=frames, clicked=clicked), folder)
+    return dict(zip(SCREENS, seen, strict=True))
+
+
+# All pages of a site one after the other: a phone in the dark beside a desk in the light, and for every other page reversed.
+PAGES = """<!DOCTYPE html><body><script>
+const pages = {pages}, screens = {screens}, seen = [];
+const frames = screens.map(([width, scheme]) => {{
+  const frame = document.createElement("iframe");
+  frame.style.cssText = `border:0;width:${{width}}px;height:900px;color-scheme:${{scheme}}`;
+  document.body.append(frame);
+  return frame;
+}});
+addEventListener("load", async () => {{
+  for (const [number, url] of pages.entries()) {{
+    const shown = screens.map((_, index) => index).filter((index) => (index == 0 || index == 3) == (number % 2 == 0));
+    await Promise.all(shown.map((index) => new Promise((done) => {{
+      frames[index].onload = done;
+      frames[index].src = url;
+    }})));
+    for (const index of shown) {{
+      const frame = frames[index], page = frame.contentDocument;
+      seen.push({{
+        url, screen: screens[index],
+        scroll_width: page.documentElement.scrollWidth,
+        heading: page.querySelector("h1")?.textContent || "",
+        background: frame.contentWindow.getComputedStyle(page.body).backgroundColor,
+        broken_images: [...page.images].filter((one) => one.complete && !one.naturalWidth).map((one) => one.src),
+      }});
+    }}
+  }}
+  const result = document.createElement("pre");
+  result.id = "seen";
+  result.textContent = JSON.stringify(seen);
+  document.body.append(result);
+}});
+</script></body>"""
+
+SEARCH = """<!DOCTYPE html><body><script>
+addEventListener("load", async () => {{
+  const found = {{}};
+  for (const words of {questions}) {{
+    const frame = document.createElement("iframe");
+    await new Promise((done) => {{
+      frame.onload = done;
+      frame.src = "{url}?q=" + encodeURIComponent(words);
+      document.body.append(frame);
+    }});
+    const page = frame.contentDocument;
+    const said = () => page.querySelector("#search-results .search-summary")?.textContent || "";
+    for (let tries = 0; tries < 100 && !said().includes("found"); tries++) await new Promise((done) => setTimeout(done, 100));
+    found[words] = [...page.querySelectorAll("#search-results li a")].map((link) => link.href);
+    frame.remove();
+  }}
+  const result = document.createElement("pre");
+  result.id = "seen";
+  result.textContent = JSON.stringify(found);
+  document.body.append(result);
+}});
+</script></body>"""
+
+
+def pages_shown(pages, folder):
+    """What the console said, and what two of `SCREENS` show of each page; skips where there is no browser."""
+    urls = json.dumps([page.as_uri() for page in pages])
+    return in_browser(PAGES.format(pages=urls, screens=json.dumps(SCREENS)), folder)
+
+
+def search_found(page, questions, folder):
+    """What the console said, and by question the links that a site's search page finds; skips where there is no browser."""
+    return in_browser(SEARCH.format(url=page.as_uri(), questions=json.dumps(list(questions))), folder)

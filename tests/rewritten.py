@@ -2,13 +2,12 @@
 
 import torch
 
-from paceline.checkpoint import contents as checkpoint
 from paceline.checkpoint import files as checkpoint_files
 
 
 def rewrite(found, name, **changed):
     """Changes entries of a part of a complete checkpoint; an entry that is None goes."""
-    about = checkpoint.describe(found)
+    about = checkpoint_files.describe(found)
     digests = about.pop("sha256")
     content = torch.load(found / name, weights_only=True) | changed
     kept = {key: value for key, value in content.items() if value is not None}
@@ -20,4 +19,4 @@ def rewrite(found, name, **changed):
     checkpoint_files.write_part(folder, number, name, kept)
     num_servers = sum(part.startswith("server-") for part in digests)
     rest = {key: value for key, value in about.items() if key not in ("number", "workers")}
-    assert checkpoint.complete(folder, number, about["workers"], rest, num_servers=num_servers)
+    assert checkpoint_files.complete(folder, number, about["workers"], rest, num_servers=num_servers)

@@ -10,10 +10,10 @@ import paceline as pl
 from contracts.runs import run_function
 from paceline.checkpoint.state_elsewhere import state_for_checkpoints
 from paceline.data.plan import BatchPlan
-from paceline.run.simulate_task import _Simulation
-from paceline.run.train import _Training
+from paceline.run.simulate_task import TaskSimulation
+from paceline.run.train import prepared
 from paceline.simulator import Cluster
-from paceline.storage.held_folder import run_folder
+from paceline.storage.folder_lock import run_folder
 from paceline.tasks import Task, load_task
 from paceline.topology import Ring, metropolis_weights
 from paceline.vectors.flat import FlatBinding
@@ -205,7 +205,7 @@ def shuffled(num_batches):
 
 
 def in_sequence(epochs):
-    """Batches as workers take them who begin the next epoch without waiting for each other."""
+    """Batches as workers take them that begin the next epoch without waiting for each other."""
     return [[batch for batches in epochs for batch in batches]]
 
 
@@ -215,12 +215,12 @@ def run_task(algorithm, optimizer, name, workers, backend, out=None, resume=None
         **{"task": name, "algorithm": algorithm, "workers": workers, "epochs": EPOCHS, **SPECS[optimizer], **settings}
     )
     if backend == "simulator":
-        simulation = _Simulation(config, Cluster(workers=workers), False, None)
+        simulation = TaskSimulation(config, Cluster(workers=workers))
         run, binding = simulation.run(), simulation.binding
         x = torch.empty(binding.num_elements)
         simulation.machine.shared.snapshot(x)
         return run, binding.views(x)
     with run_folder(out, resume):
-        training = _Training(pl.TrainConfig(**{**vars(config), "backend": backend}), out, resume, "", None)
+        training = prepared(pl.TrainConfig(**{**vars(config), "backend": backend}), out, resume)
         run = training.run()
     return run, FlatBinding(load_task(name).model().parameters()).views(training.supervisor.parameters(0).x)

@@ -78,7 +78,7 @@ def markdown(records: Sequence[Record], target: float, peers: str) -> str:
 
 
 def summary(records: Sequence[Record], target: float) -> str:
-    """What the README says: our leading method beside the fastest of the others, in every scene that both have run in."""
+    """What the documentation says: our leading method beside the fastest of the others, where both have run in a scene."""
     peers = [name for name, method in METHODS.items() if method.system != "Paceline"]
     said = []
     for scene, title in SCENES.items():

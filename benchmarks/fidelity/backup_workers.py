@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 import paceline as pl
-from paceline.algorithms.server.backups import BackupController, StepsModel, choose_backups
+from paceline.algorithms.server.backups import BackupController
+from paceline.planner.backups import plan_arrivals
 from paceline.records.summary import WINDOW, loss_curve
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.compute import Recorded
@@ -145,8 +146,8 @@ def main() -> None:
     """Print the tables as markdown."""
     times_s = arrival_times(STEPS, MACHINES, seed=0)
     in_order = np.sort(times_s, axis=1)
-    choice = choose_backups(times_s)
-    plain = choose_backups(times_s, StepsModel(half_efficient=float("inf")))
+    choice = plan_arrivals(times_s)
+    plain = plan_arrivals(times_s, half_efficient=float("inf"))
     lines = ["# Backup workers of 100 machines, simulated", ""]
     lines += ["Printed by `python benchmarks/fidelity/backup_workers.py --write`.", ""]
     lines += [
@@ -166,13 +167,13 @@ def main() -> None:
         if row.backups <= 10 or row.backups % 5 == 0:
             mark = " (best)" if row is choice.best else ""
             lines.append(
-                f"| {row.backups}{mark} | {row.step_s:.3f} | {row.total:.3f} |"
-                f" {row.discounted_speed_up:.2f} | {other.total:.3f} |"
+                f"| {row.backups}{mark} | {row.step_s.value:.3f} | {row.time.value:.3f} |"
+                f" {row.throughput:.2f} | {other.time.value:.3f} |"
             )
     near = choice.within(0.02)
     chosen = choices_online(20)
-    at = {row.backups: row.total for row in choice.rows}
-    worst = max(at[b] for b in chosen) / choice.best.total - 1
+    at = {row.backups: row.time.value for row in choice.rows}
+    worst = max(at[b] for b in chosen) / choice.best.time.value - 1
     lines += [
         "",
         f"Within 2 % of the best: b = {near[0]} to {near[-1]}. `backups=auto` after 200 steps of 20 independent runs chose b ="

@@ -30,7 +30,7 @@ from paceline.sparse.linear import LinearModel
 from paceline.sparse.losses import CODES
 from paceline.sparse.matrix import rows_of
 from paceline.sparse.sparsity import sparsity_of
-from paceline.sparse.steps import CONSTANT, Plan
+from paceline.sparse.steps import CONSTANT, PassPlan
 from paceline.sparse.team import Team
 from paceline.system.machine import machine, versions
 
@@ -47,7 +47,7 @@ def svm(rows: int) -> list[str]:
     X, y, X_test, y_test = split(rows)
     view = rows_of(X)
     found = sparsity_of(view, FEATURES)
-    plan = Plan(CODES["hinge"], 0.1, CONSTANT, 0.5, 0.5, 1.0, 0.0, 1e-6, False, False, 0.01, 256)
+    plan = PassPlan(CODES["hinge"], 0.1, CONSTANT, 0.5, 0.5, 1.0, 0.0, 1e-6, False, False, 0.01, 256)
     lines = [
         f"## SVM, RCV1-like: {rows:,} x {FEATURES:,}, {X.nnz:,} non-zeros; rho {found.rho:.2f}, Delta {found.delta:.2f}",
         "",

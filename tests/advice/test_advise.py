@@ -170,7 +170,7 @@ def test_a_target_that_nobody_reaches_is_refused_with_what_the_best_came_to():
     assert all("the program itself ends before" in one.why_not for one in found.ranked)
 
 
-def test_a_deadline_puts_first_who_meets_it_and_else_who_is_best_by_then():
+def test_a_deadline_puts_first_what_meets_it_and_else_what_is_best_by_then():
     program = Planted({"hogwild": Law(cost=1.0, worse=0.0), "leashed": Law(cost=0.0, worse=1.0)}, every=10)
     times_s = truth(program, 0.1, 3)
     soonest = min(times_s.values())

@@ -19,9 +19,9 @@ from paceline.advice.convergence import Job, simulate
 from paceline.advice.machine import matched, with_workers
 from paceline.advice.pool import Pool
 from paceline.advice.program import Observed, Shape, mean_rate, observed, steady_rates
-from paceline.advice.ranking import Spread, half_width, progress_error
+from paceline.advice.ranking import LogSpread, half_width, progress_error
+from paceline.advice.short_runs import ShortRuns, designed
 from paceline.advice.tasks import TaskProgram, virtual_rate
-from paceline.advice.trials import Trials, designed
 from paceline.advice.words import no_time
 from paceline.algorithms import registry
 from paceline.errors import PacelineError
@@ -128,15 +128,15 @@ def _fields(one):
 
 
 def test_parts_of_an_interval_add_up_in_squares():
-    known = [Spread(deviation=0.3, freedom=math.inf), Spread(deviation=0.4, freedom=math.inf)]
+    known = [LogSpread(deviation=0.3, freedom=math.inf), LogSpread(deviation=0.4, freedom=math.inf)]
     assert half_width(known) == pytest.approx(1.645 * 0.5, rel=1e-3)
-    assert half_width([Spread(deviation=0.3, freedom=1.0)]) == pytest.approx(6.314 * 0.3, rel=1e-3)
+    assert half_width([LogSpread(deviation=0.3, freedom=1.0)]) == pytest.approx(6.314 * 0.3, rel=1e-3)
     assert half_width([]) == 0.0
 
 
 def test_a_rate_of_what_was_not_run_is_the_system_models():
     program = Planted({"hogwild": Law(cost=0.25)})
-    trials = Trials(program, Target(accuracy=0.9), {})
+    trials = ShortRuns(program, Target(accuracy=0.9), {})
     made = [Candidate(algorithm="hogwild", workers=m) for m in (1, 2, 4, 6)]
     trials.make(made, for_s=1.0, seed=0, on_begin=lambda candidate: True)
     for m in (3, 5):

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.advice.answer import Circumstances, Target
-from paceline.advice.plain import as_json
+from paceline.advice.as_json import as_json
 from paceline.advice.words import verdict
 from paceline.cli.app import app
 from paceline.cli.durations import per_second, seconds

@@ -24,7 +24,7 @@ class World:
     """Workers 0 to n - 1 until all their programs are over.
 
     Args:
-        topology: who averages with whom.
+        topology: which workers average with each other.
         workers: n.
         seed: of all that is random.
         delay_s: the longest delay of a message; each link has a scale of its own below it.

@@ -13,7 +13,7 @@ from paceline.algorithms.server.client import Answer
 from paceline.algorithms.server.warm_start import WarmStart
 from paceline.records import accruals
 from paceline.records.step_record import RECORD_DTYPE
-from paceline.run.simulate_task import _Simulation
+from paceline.run.simulate_task import TaskSimulation
 from paceline.simulator import Cluster, Normal
 from paceline.simulator.faults import Faults
 
@@ -24,7 +24,7 @@ ALPHA = 0.25  # halves and quarters: exact
 def final(algorithm, workers=3, **config):
     """The run and its final parameters (P,)."""
     settings = {"algorithm": algorithm, "workers": workers, "epochs": 0.5, **config}
-    simulation = _Simulation(pl.TrainConfig(**settings), Cluster(workers=workers), False, None)
+    simulation = TaskSimulation(pl.TrainConfig(**settings), Cluster(workers=workers))
     run = simulation.run()
     x = torch.empty(simulation.binding.num_elements)
     simulation.machine.shared.snapshot(x)
@@ -207,7 +207,7 @@ def test_one_worker_trains_alone_before_the_others(shards, push, fetch):
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_who_trains_alone_dies(shards):
+def test_the_worker_that_trains_alone_dies(shards):
     """The next one goes on where it was; with all dead but one, that one."""
     faults = Faults().kill(worker=0, at_s=0.01).kill(worker=1, at_s=0.08)
     run = timed(f"downpour(warm_start_steps=60, shards={shards})", faults=faults, detection_s=0.005)
@@ -222,7 +222,7 @@ def test_who_trains_alone_dies(shards):
     assert run.records[3]["read_version"].min() >= 60
 
 
-def test_who_trains_alone_runs_out_of_data():
+def test_the_worker_that_trains_alone_runs_out_of_data():
     run = timed("downpour(warm_start_steps=1000)", steps=20)
     assert [len(rows) for rows in run.records.values()] == [20] * 4
     starts, ends = ([rows[name][place] for rows in run.records.values()] for name, place in
@@ -230,7 +230,7 @@ def test_who_trains_alone_runs_out_of_data():
     assert all(start >= end for start, end in zip(starts[1:], ends[:-1], strict=True)), "one after the other"
 
 
-def test_a_successor_who_joins_does_not_begin_the_warm_start_anew():
+def test_a_successor_does_not_begin_the_warm_start_anew():
     version = 5
     admission = WarmStart(5, range(3), lambda: version)
     assert [admission.may_read(worker) for worker in range(3)] == [True] * 3

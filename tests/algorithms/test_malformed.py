@@ -18,13 +18,13 @@ from paceline.algorithms import registry
 from paceline.algorithms.server.client import Client
 from paceline.errors import WorkerLostError
 from paceline.membership.final_mean import mean_of_all
+from paceline.ports.matching import PendingEvents
 from paceline.ports.ports import Counts, Message, Received
-from paceline.run.simulate_task import _Simulation
+from paceline.run.simulate_task import TaskSimulation
 from paceline.simulator import Cluster
 from paceline.simulator.network import Network
-from paceline.transport.matching import Arrivals
 
-WITH_MAILBOX = [name for name in registry.names() if registry.build(name).memory.mailbox]
+WITH_MAILBOX = [name for name in registry.names() if registry.build(name).needs.mailbox]
 VARIED = [
     "d-psgd(topology=complete)",
     "ad-psgd(topology=complete, peers=rotate)",
@@ -112,7 +112,7 @@ def outcome(algorithm, meddler=None):
 
     with mock.patch.object(Network, "send", meddled):
         config = pl.TrainConfig(algorithm=algorithm, workers=4, epochs=0.3)
-        simulation = _Simulation(config, Cluster(workers=4), False, None)
+        simulation = TaskSimulation(config, Cluster(workers=4))
         run = simulation.run()
     x = torch.empty(simulation.binding.num_elements)
     simulation.machine.shared.snapshot(x)
@@ -140,7 +140,7 @@ def test_a_whole_training_ends_as_it_would(algorithm):
 
 def receiving(*arrivals):
     """A mailbox in which everything has come by now."""
-    waiting = Arrivals()
+    waiting = PendingEvents()
     for one in arrivals:
         waiting.add(one)
     return SimpleNamespace(

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 import paceline as pl
-from paceline.observe.report import _table
+from paceline.observe.report import runs_table
 from paceline.observe.tables import comparison_table, result_table
 
 WRONG = [
@@ -103,5 +103,5 @@ def test_that_an_average_was_evaluated_is_said_beside_its_accuracy():
         for table in tables:
             Console(file=(text := io.StringIO()), width=200).print(table)
             assert " ".join(text.getvalue().split()).count(words) == said, text.getvalue()
-    assert _table([plain, averaged]).count(words) == 1
-    assert words not in _table([plain])
+    assert runs_table([plain, averaged]).count(words) == 1
+    assert words not in runs_table([plain])

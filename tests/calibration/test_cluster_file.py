@@ -8,7 +8,7 @@ import pytest
 
 from paceline.calibration.cluster_file import MeasuredCluster, MeasuredWorker
 from paceline.calibration.machine import write_file
-from paceline.calibration.measurements import Memory, Spread
+from paceline.calibration.measurements import MemoryTimes, Quartiles
 from paceline.errors import PacelineError
 from paceline.simulator import Cluster
 
@@ -16,8 +16,8 @@ ABOUT = {"processor": "A", "cores": 1, "memory_gib": 1.0, "system": "Linux"}
 
 
 def memory(bytes_per_s):
-    copy_s = Spread.of([2e6 / bytes_per_s])
-    return Memory(copy_s, [copy_s], Spread.of([5e-8]), Spread.of([9e-6]))
+    copy_s = Quartiles.of([2e6 / bytes_per_s])
+    return MemoryTimes(copy_s, [copy_s], Quartiles.of([5e-8]), Quartiles.of([9e-6]))
 
 
 def worker(factor=1.0, machine=0, measures=None, seed=0):
@@ -27,9 +27,9 @@ def worker(factor=1.0, machine=0, measures=None, seed=0):
         machine=machine,
         host=f"host-{machine}",
         about=ABOUT,
-        compute_s={16: Spread.of(steps_s)},
+        compute_s={16: Quartiles.of(steps_s)},
         steps_s=steps_s,
-        update_s=Spread.of([0.5e-3]),
+        update_s=Quartiles.of([0.5e-3]),
         memory=measures,
     )
 

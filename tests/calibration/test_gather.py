@@ -9,7 +9,7 @@ from torch.distributed import HashStore
 
 import forked
 import leftovers
-from paceline.calibration.gather import Circle
+from paceline.calibration.gather import WorkerGroup
 from paceline.errors import PacelineError, UsageError, WorkerLostError
 from paceline.ports.ports import Message, PeerLeft
 from paceline.transport.mailbox import ZmqMailbox
@@ -25,7 +25,7 @@ def _nothing_left():
 
 
 def run(number, work, deadline_s=DEADLINE_S):
-    """What `work(circle)` returns or raises in each worker."""
+    """What `work(group)` returns or raises in each worker."""
     found = [None] * number
     with ExitStack() as stack:
         store = HashStore()
@@ -34,10 +34,10 @@ def run(number, work, deadline_s=DEADLINE_S):
         def one(worker):
             with mailboxes[worker] as mailbox:
                 mailbox.connect(DEADLINE_S)
-                circle = Circle(mailbox, worker, number, deadline_s)
+                group = WorkerGroup(mailbox, worker, number, deadline_s)
                 try:
-                    with circle.one_fate():
-                        found[worker] = work(circle)
+                    with group.fail_together():
+                        found[worker] = work(group)
                 except PacelineError as error:
                     found[worker] = error
 
@@ -53,10 +53,10 @@ def run(number, work, deadline_s=DEADLINE_S):
 
 @pytest.mark.parametrize("number", [1, 2, 3, 5])
 def test_all_tell_and_are_told(number):
-    def work(circle):
-        gathered = circle.gather({"me": circle.worker_id, "text": "\u00e4"})
-        circle.meet()
-        return circle.tell(gathered), circle.gather([circle.worker_id])
+    def work(group):
+        gathered = group.gather({"me": group.worker_id, "text": "\u00e4"})
+        group.meet()
+        return group.tell(gathered), group.gather([group.worker_id])
 
     everything = [{"me": worker, "text": "\u00e4"} for worker in range(number)]
     numbers = [[worker] for worker in range(number)]
@@ -65,11 +65,11 @@ def test_all_tell_and_are_told(number):
 
 @pytest.mark.parametrize("culprit", [0, 1, 2])
 def test_one_workers_mistake_ends_all_in_its_words(culprit):
-    def work(circle):
-        circle.meet()
-        if circle.worker_id == culprit:
+    def work(group):
+        group.meet()
+        if group.worker_id == culprit:
             raise UsageError("There is no data here.")
-        circle.meet()
+        group.meet()
 
     found = run(3, work)
     assert all(isinstance(error, UsageError) for error in found)
@@ -79,22 +79,22 @@ def test_one_workers_mistake_ends_all_in_its_words(culprit):
     assert [str(error) for error in found] == expected
 
 
-def test_who_leaves_is_named_by_all_alike_also_by_one_who_lost_it_first():
+def test_a_worker_that_leaves_is_named_by_all_alike_also_by_one_that_lost_it_first():
     """Worker 1 notices by itself that worker 2 has left, in the middle of something between the two."""
     lost = threading.Event()
 
-    def work(circle):
-        circle.meet()
-        circle.what = "measuring links"
-        if circle.worker_id == 2:
-            circle.mailbox.close()
+    def work(group):
+        group.meet()
+        group.what = "measuring links"
+        if group.worker_id == 2:
+            group.mailbox.close()
             return "left"
-        if circle.worker_id == 1:
-            left = circle.mailbox.receive(DEADLINE_S, sender=2)
+        if group.worker_id == 1:
+            left = group.mailbox.receive(DEADLINE_S, sender=2)
             lost.set()
-            raise circle.lost(left.peer, left.reason)
+            raise group.lost(left.peer, left.reason)
         assert lost.wait(DEADLINE_S)
-        circle.meet()
+        group.meet()
 
     found = run(3, work)
     assert found[2] == "left"
@@ -105,15 +105,15 @@ def test_who_leaves_is_named_by_all_alike_also_by_one_who_lost_it_first():
         )
 
 
-def test_who_is_silent_is_named_within_the_deadline():
+def test_a_silent_worker_is_named_within_the_deadline():
     over = threading.Event()
 
-    def work(circle):
-        if circle.worker_id == 1:
+    def work(group):
+        if group.worker_id == 1:
             assert over.wait(DEADLINE_S)
             return "late"
         try:
-            circle.gather(None)
+            group.gather(None)
         finally:
             over.set()
 
@@ -123,46 +123,46 @@ def test_who_is_silent_is_named_within_the_deadline():
 
 
 def test_without_worker_0_nobody_waits():
-    def work(circle):
-        circle.meet()
-        if circle.worker_id == 0:
-            circle.mailbox.close()
+    def work(group):
+        group.meet()
+        if group.worker_id == 0:
+            group.mailbox.close()
             return
-        circle.tell()
+        group.tell()
 
     for error in run(3, work)[1:]:
         assert "worker 0 left (it has ended)" in str(error)
 
 
-def test_who_leaves_after_an_answer_is_missed_at_the_next():
-    def work(circle):
-        if circle.worker_id == 2:
-            assert isinstance(circle.mailbox.receive(DEADLINE_S, sender=1), PeerLeft)
-        circle.gather(None)
-        if circle.worker_id == 1:
-            circle.mailbox.close()
+def test_a_worker_that_leaves_after_an_answer_is_missed_at_the_next():
+    def work(group):
+        if group.worker_id == 2:
+            assert isinstance(group.mailbox.receive(DEADLINE_S, sender=1), PeerLeft)
+        group.gather(None)
+        if group.worker_id == 1:
+            group.mailbox.close()
             return
-        circle.gather(None)
-        circle.tell()
+        group.gather(None)
+        group.tell()
 
     found = run(3, work)
     assert "worker 1 left" in str(found[0])
     assert str(found[2]) == str(found[0])
 
 
-def test_who_was_busy_when_worker_0_ended_hears_why():
+def test_a_worker_that_was_busy_when_worker_0_ended_hears_why():
     """Worker 0 has said what was wrong, and left, before worker 1 tells it anything."""
     over = threading.Event()
 
-    def work(circle):
-        if circle.worker_id == 0:
+    def work(group):
+        if group.worker_id == 0:
             over.set()
             raise WorkerLostError("Worker 2 is gone.")
         assert over.wait(DEADLINE_S)
-        while circle.mailbox.peers():
+        while group.mailbox.peers():
             over.wait(0.001)
-            circle.mailbox.receive(0.0, kind="never")
-        circle.gather(None)
+            group.mailbox.receive(0.0, kind="never")
+        group.gather(None)
 
     assert [str(error) for error in run(2, work)] == ["Worker 2 is gone."] * 2
 
@@ -178,21 +178,21 @@ def number_of(worker, words):
     return words
 
 
-def say_nonsense(circle, to, kind):
+def say_nonsense(group, to, kind):
     for one in NONSENSE:
-        circle.mailbox.send(to, Message(kind, x=None if one is None else torch.tensor(list(one), dtype=torch.uint8)))
-    circle.mailbox.send(to, Message(kind, x=torch.ones(3)))
+        group.mailbox.send(to, Message(kind, x=None if one is None else torch.tensor(list(one), dtype=torch.uint8)))
+    group.mailbox.send(to, Message(kind, x=torch.ones(3)))
 
 
 @pytest.mark.parametrize("culprit", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["answer 1", "word 2", "failed"])
 def test_nonsense_of_one_worker_ends_nothing(culprit, kind):
-    def work(circle):
-        if circle.worker_id == culprit:
+    def work(group):
+        if group.worker_id == culprit:
             for other in {0, 1, 2} - {culprit}:
-                say_nonsense(circle, other, kind)
-        gathered = circle.gather(10 + circle.worker_id, number_of)
-        return gathered, circle.tell(7, number_of)
+                say_nonsense(group, other, kind)
+        gathered = group.gather(10 + group.worker_id, number_of)
+        return gathered, group.tell(7, number_of)
 
     assert run(3, work) == [([10, 11, 12], 7), ([], 7), ([], 7)]
 
@@ -201,15 +201,15 @@ def test_nonsense_of_one_worker_ends_nothing(culprit, kind):
 def test_whose_words_make_no_sense_is_named_within_the_deadline(culprit):
     over = threading.Event()
 
-    def work(circle):
-        circle.what = "measuring steps"
-        circle.gather(None)
-        if circle.worker_id == culprit:
-            say_nonsense(circle, 1 - culprit, "word 2" if culprit == 0 else "answer 2")
+    def work(group):
+        group.what = "measuring steps"
+        group.gather(None)
+        if group.worker_id == culprit:
+            say_nonsense(group, 1 - culprit, "word 2" if culprit == 0 else "answer 2")
             assert over.wait(DEADLINE_S)
             return "culprit"
         try:
-            return circle.tell(read=number_of) if culprit == 0 else circle.gather(1, number_of)
+            return group.tell(read=number_of) if culprit == 0 else group.gather(1, number_of)
         finally:
             over.set()
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import forked
 import paceline as pl
 from paceline.calibration.machine import Calibration, as_cluster, write
-from paceline.calibration.measurements import Spread, fit_cold, fit_link
+from paceline.calibration.measurements import MemoryTimes, Quartiles, fit_cold, fit_link
 from paceline.cli.app import app
 from paceline.errors import PacelineError
 from paceline.simulator import Cluster
@@ -31,18 +31,21 @@ def planted_trips(latency_s, bandwidth, sizes=(100, 1_000_000, 2_000_000, 4_000_
 def planted(**changes):
     """A machine: 10 ms and 0.5 ms a step, 10 GB/s alone and 15 GB/s for two, a link of 80 us and 1 GB/s."""
     always = {
-        name: Spread(value, value, value, 9) for name, value in {"update": 0.5e-3, "atomic": 5e-8, "wake": 9e-6}.items()
+        name: Quartiles(value, value, value, 9)
+        for name, value in {"update": 0.5e-3, "atomic": 5e-8, "wake": 9e-6}.items()
     }
     machine = Calibration(
         task="digits-mlp",
         batch_size=16,
         vector_bytes=1_000_000,
-        compute_s={4: Spread.of([0.004]), 16: Spread.of([0.010, 0.009, 0.2]), 64: Spread.of([0.03])},
+        compute_s={4: Quartiles.of([0.004]), 16: Quartiles.of([0.010, 0.009, 0.2]), 64: Quartiles.of([0.03])},
         update_s=always["update"],
-        copy_s=Spread.of([0.2e-3]),
-        crowded_copies_s=[Spread.of([0.25e-3]), Spread.of([0.2857142857e-3])],
-        atomic_s=always["atomic"],
-        wake_s=always["wake"],
+        memory=MemoryTimes(
+            copy_s=Quartiles.of([0.2e-3]),
+            crowded_copies_s=[Quartiles.of([0.25e-3]), Quartiles.of([0.2857142857e-3])],
+            atomic_s=always["atomic"],
+            wake_s=always["wake"],
+        ),
         round_trips_s=planted_trips(80e-6, 1e9),
     )
     return dataclasses.replace(machine, **changes)
@@ -75,14 +78,20 @@ def test_a_cluster_of_planted_measurements():
     assert cluster.latency_s == pytest.approx(80e-6, rel=0.01)
     assert cluster.bandwidth_bytes_per_s == pytest.approx(1e9, rel=0.01)
     assert as_cluster(planted(), workers=16).workers == 16
-    alone = as_cluster(planted(crowded_copies_s=[Spread.of([0.3e-3])]))  # disturbed while it was to be crowded
+    disturbed = dataclasses.replace(planted().memory, crowded_copies_s=[Quartiles.of([0.3e-3])])
+    alone = as_cluster(planted(memory=disturbed))
     assert alone.bus_bytes_per_s == alone.core_bytes_per_s
 
 
 def test_a_machine_whose_cores_were_measured_shares_them(tmp_path):
-    crowded = [Spread.of([0.011]), Spread.of([0.013])]
-    shared = {"cores": 2, "lone_step_s": Spread.of([0.010]), "crowded_steps_s": crowded, "slice_s": Spread.of([0.004])}
-    measured = planted(handed_copy_s=Spread.of([0.4e-3]), spin_s=Spread.of([1e-4]), **shared)
+    crowded = [Quartiles.of([0.011]), Quartiles.of([0.013])]
+    shared = {
+        "cores": 2,
+        "lone_step_s": Quartiles.of([0.010]),
+        "crowded_steps_s": crowded,
+        "slice_s": Quartiles.of([0.004]),
+    }
+    measured = planted(handed_copy_s=Quartiles.of([0.4e-3]), spin_s=Quartiles.of([1e-4]), **shared)
     cluster = as_cluster(measured, workers=4)
     assert (cluster.workers, cluster.cores, cluster.slice_s, cluster.spin_s) == (4, 2, 0.004, 1e-4)
     assert cluster.crowding == pytest.approx(1.2)
@@ -90,7 +99,7 @@ def test_a_machine_whose_cores_were_measured_shares_them(tmp_path):
     update_s = cluster.update_vectors * measured.vector_bytes / cluster.core_bytes_per_s
     assert update_s == pytest.approx(measured.update_s.median)
     assert (
-        as_cluster(planted(**{**shared, "crowded_steps_s": [Spread.of([0.009])]})).crowding == 1.0
+        as_cluster(planted(**{**shared, "crowded_steps_s": [Quartiles.of([0.009])]})).crowding == 1.0
     )  # disturbed meanwhile
     file = write(measured, cluster, tmp_path / "here.toml")
     assert Cluster.load(file) == cluster
@@ -117,7 +126,7 @@ def test_what_a_pause_costs_is_found_again(cold_s, cooling_s):
     assert cold.cold_factor == pytest.approx(2.2)
 
 
-def test_who_is_no_slower_after_a_pause_has_nothing_to_make_up_for():
+def test_a_worker_that_is_no_slower_after_a_pause_has_nothing_to_make_up_for():
     faster = {pause_s: [(0.009, 0.010)] * 5 for pause_s in (0.001, 0.01)}
     cold = fit_cold(faster, faster)
     assert (cold.cold_s, cold.cold_factor) == (0.0, 1.0)

@@ -10,24 +10,14 @@ import leftovers
 from paceline.calibration.cluster import meet_others
 from paceline.cli.launch import _calibrates
 from paceline.errors import PacelineError, UsageError
-from paceline.membership.environment import Invitation, WorkerEnvironment
+from paceline.membership.environment import Invitation
 from processes.join_programs import free_address
 
 DEADLINE_S = forked.AGAINST_HANGS_S
 
 
 def invited(address, of, deadline_s=DEADLINE_S):
-    invitation = Invitation(address, None, of)
-    return WorkerEnvironment(
-        worker_id=0,
-        num_workers=of,
-        incarnation=0,
-        algorithm=None,
-        seed=0,
-        connection=None,
-        invitation=invitation,
-        deadline_s=deadline_s,
-    )
+    return Invitation(num_workers=of, address=address, of=of, deadline_s=deadline_s)
 
 
 def meet(number, of, deadline_s=DEADLINE_S):
@@ -36,9 +26,9 @@ def meet(number, of, deadline_s=DEADLINE_S):
 
     def one(index):
         try:
-            with meet_others(invited(address, of, deadline_s)) as circle:
-                found[index] = (circle.worker_id, circle.num_workers, circle.gather(circle.worker_id))
-                over.wait(DEADLINE_S)  # who holds the join point must not go before a late comer has asked there
+            with meet_others(invited(address, of, deadline_s)) as group:
+                found[index] = (group.worker_id, group.num_workers, group.gather(group.worker_id))
+                over.wait(DEADLINE_S)  # the holder of the join point must not go before a late comer has asked there
         except PacelineError as error:
             found[index] = error
             over.abort()
@@ -60,7 +50,7 @@ def test_numbers_are_given_once_each(number):
     leftovers.assert_nothing_new(before)
 
 
-def test_who_does_not_come_is_named():
+def test_a_worker_that_does_not_come_is_named():
     (error,) = meet(1, 2, deadline_s=1)
     assert str(error) == "After 1 s worker 1 has not come. All 2 workers are needed."
     assert not isinstance(error, UsageError)

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.calibration.rounds import link_rounds, sample, tournament
+from paceline.calibration.rounds import link_rounds, round_robin, sample
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 8])
 def test_every_pair_meets_once_and_nobody_plays_twice_in_a_round(number):
-    rounds = tournament(number)
+    rounds = round_robin(number)
     assert sorted(pair for pairs in rounds for pair in pairs) == list(combinations(range(number), 2))
     for pairs in rounds:
         players = [player for pair in pairs for player in pair]
@@ -30,13 +30,13 @@ def test_no_machine_carries_two_tests_at_once(machines):
         )
 
 
-def test_a_machine_for_each_worker_is_a_tournament_and_one_for_all_is_one_after_the_other():
+def test_a_machine_for_each_worker_is_a_round_robin_and_one_for_all_is_one_after_the_other():
     assert sorted(map(len, link_rounds([3, 1, 2, 0]))) == [2, 2, 2]
     assert [len(pairs) for pairs in link_rounds([0] * 5)] == [1] * 10
 
 
 def test_a_sample_of_rounds_is_evenly_spread():
-    rounds = tournament(100)
+    rounds = round_robin(100)
     assert len(rounds) == 99
     assert sample(rounds, 99) == rounds
     found = sample(rounds, 33)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from paceline.calibration import words
 from paceline.calibration.cluster_file import MeasuredWorker
-from paceline.calibration.measurements import Memory, Spread
+from paceline.calibration.measurements import MemoryTimes, Quartiles
 
-SPREAD = Spread.of([0.001, 0.002, 0.004])
-MEMORY = Memory(SPREAD, [SPREAD, SPREAD], SPREAD, Spread.of([-1e-6, 1e-6]))
+SPREAD = Quartiles.of([0.001, 0.002, 0.004])
+MEMORY = MemoryTimes(SPREAD, [SPREAD, SPREAD], SPREAD, Quartiles.of([-1e-6, 1e-6]))
 ABOUT = {"processor": "A", "cores": 2, "memory_gib": 8.0, "system": "Linux"}
 WORKER = MeasuredWorker(-1, "host-1", ABOUT, {4: SPREAD, 16: SPREAD}, [0.001, 0.002], SPREAD, None)
 SAID = {
@@ -46,7 +46,7 @@ def test_what_was_said_is_read(what):
     assert READ[what](sent(SAID[what])) == MEANT[what]
 
 
-def test_who_measured_no_memory_says_so():
+def test_a_measurement_without_memory_says_so():
     assert words.memory(None) is None
 
 

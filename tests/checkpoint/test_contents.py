@@ -32,9 +32,9 @@ def test_round_trip(tmp_path):
     torch.manual_seed(5)
     save(tmp_path, 20)
     wanted = torch.rand(3)
-    assert checkpoint.complete(tmp_path, 20, [0, 1], {"samples": 5})
-    newest = checkpoint.newest(tmp_path)
-    about = checkpoint.describe(newest)
+    assert checkpoint_files.complete(tmp_path, 20, [0, 1], {"samples": 5})
+    newest = checkpoint_files.newest(tmp_path)
+    about = checkpoint_files.describe(newest)
     assert about.pop("sha256").keys() == {"parameters.pt", "worker-0.pt", "worker-1.pt"}
     assert about == {"number": 20, "workers": [0, 1], "samples": 5}
     assert not list(newest.glob("*.sha256"))
@@ -52,24 +52,24 @@ def test_round_trip(tmp_path):
 
 def test_a_worker_that_was_not_there_begins_anew(tmp_path):
     save(tmp_path, 20)
-    checkpoint.complete(tmp_path, 20, [0, 1], {})
+    checkpoint_files.complete(tmp_path, 20, [0, 1], {})
     optimizer = optimizer_after(0)
-    assert checkpoint.load_worker(checkpoint.newest(tmp_path), 2, optimizer) == 0
+    assert checkpoint.load_worker(checkpoint_files.newest(tmp_path), 2, optimizer) == 0
     assert not optimizer.state
 
 
 def test_incomplete_ones_do_not_count_and_older_ones_go(tmp_path):
     save(tmp_path, 10)
-    assert checkpoint.complete(tmp_path, 10, [0, 1], {})
+    assert checkpoint_files.complete(tmp_path, 10, [0, 1], {})
     save(tmp_path, 20, workers=[0])
-    assert not checkpoint.complete(tmp_path, 20, [0, 1], {})
-    assert checkpoint.newest(tmp_path).name == "10"
-    assert checkpoint.complete(tmp_path, 20, [0], {})  # worker 1 has died
-    assert checkpoint.newest(tmp_path).name == "20"
+    assert not checkpoint_files.complete(tmp_path, 20, [0, 1], {})
+    assert checkpoint_files.newest(tmp_path).name == "10"
+    assert checkpoint_files.complete(tmp_path, 20, [0], {})  # worker 1 has died
+    assert checkpoint_files.newest(tmp_path).name == "20"
     assert not (tmp_path / "10").exists()
     save(tmp_path, 100)
-    checkpoint.complete(tmp_path, 100, [0, 1], {})
-    assert checkpoint.newest(tmp_path).name == "100", "compared as numbers"
+    checkpoint_files.complete(tmp_path, 100, [0, 1], {})
+    assert checkpoint_files.newest(tmp_path).name == "100", "compared as numbers"
 
 
 def test_the_end_comes_after_all_others(tmp_path):
@@ -77,8 +77,8 @@ def test_the_end_comes_after_all_others(tmp_path):
     checkpoint.save_worker(tmp_path, None, 0, optimizer_after(1), taken=9)
     number = checkpoint.end(tmp_path, parameters(version=4))
     assert number == 31
-    assert checkpoint.complete(tmp_path, number, [0], {})
-    assert checkpoint.load_parameters(checkpoint.newest(tmp_path)).version == 4
+    assert checkpoint_files.complete(tmp_path, number, [0], {})
+    assert checkpoint.load_parameters(checkpoint_files.newest(tmp_path)).version == 4
 
 
 def test_same_round(tmp_path):
@@ -93,25 +93,25 @@ def test_a_part_once_written_stays_as_it_was(tmp_path):
     """A replaced worker comes by its predecessor's checkpoint in the midst of the epoch."""
     save(tmp_path, 10, workers=[0])
     checkpoint.save_worker(tmp_path, 10, 0, optimizer_after(2), taken=99)
-    assert checkpoint.complete(tmp_path, 10, [0], {})
+    assert checkpoint_files.complete(tmp_path, 10, [0], {})
     checkpoint.save_worker(tmp_path, 10, 0, optimizer_after(2), taken=99)
-    assert checkpoint.load_worker(checkpoint.newest(tmp_path), 0, optimizer_after(0)) == 7
+    assert checkpoint.load_worker(checkpoint_files.newest(tmp_path), 0, optimizer_after(0)) == 7
 
 
 def test_of_the_end_the_last_part_counts(tmp_path):
     checkpoint.save_worker(tmp_path, None, 0, optimizer_after(2), taken=5)
     checkpoint.save_worker(tmp_path, None, 0, optimizer_after(2), taken=6)
     number = checkpoint.end(tmp_path, parameters())
-    assert checkpoint.complete(tmp_path, number, [0], {})
-    assert checkpoint.load_worker(checkpoint.newest(tmp_path), 0, optimizer_after(0)) == 6
+    assert checkpoint_files.complete(tmp_path, number, [0], {})
+    assert checkpoint.load_worker(checkpoint_files.newest(tmp_path), 0, optimizer_after(0)) == 6
 
 
 def test_messages(tmp_path):
     with pytest.raises(pl.UsageError, match="no complete checkpoint"):
-        checkpoint.newest(tmp_path)
+        checkpoint_files.newest(tmp_path)
     save(tmp_path, 10)
-    checkpoint.complete(tmp_path, 10, [0, 1], {})
-    newest = checkpoint.newest(tmp_path)
+    checkpoint_files.complete(tmp_path, 10, [0, 1], {})
+    newest = checkpoint_files.newest(tmp_path)
     with pytest.raises(pl.UsageError, match="other groups"):
         checkpoint.load_worker(newest, 0, optimizer_after(0, groups=2))
     for name in ("parameters.pt", "worker-1.pt", "complete.json"):
@@ -121,32 +121,32 @@ def test_messages(tmp_path):
         for content in (b"", b"nonsense", whole[:middle], flipped):
             (newest / name).write_bytes(content)
             with pytest.raises(pl.UsageError, match=rf"{name}.*; start the run again without it\.") as raised:
-                checkpoint.newest(tmp_path)
+                checkpoint_files.newest(tmp_path)
             assert str(raised.value).count("\n") == 0
         (newest / name).unlink()
         with pytest.raises(pl.UsageError, match=rf"{name}.*No such file|no complete checkpoint"):
-            checkpoint.newest(tmp_path)
+            checkpoint_files.newest(tmp_path)
         (newest / name).write_bytes(whole)
-    assert checkpoint.newest(tmp_path) == newest
+    assert checkpoint_files.newest(tmp_path) == newest
 
 
 def test_an_older_one_that_is_whole_is_named(tmp_path):
     for number in (10, 20):
         save(tmp_path, number)
-        checkpoint.complete(tmp_path, number, [0, 1], {}, keep=tmp_path / "10")
+        checkpoint_files.complete(tmp_path, number, [0, 1], {}, keep=tmp_path / "10")
     (tmp_path / "20" / "worker-1.pt").write_bytes(b"torn")
     with pytest.raises(pl.UsageError, match=r"an older one, .*/10, is whole: remove .*/20 to go on from there"):
-        checkpoint.newest(tmp_path)
+        checkpoint_files.newest(tmp_path)
     (tmp_path / "10" / "parameters.pt").unlink()
     with pytest.raises(pl.UsageError, match="start the run again without it"):
-        checkpoint.newest(tmp_path)
+        checkpoint_files.newest(tmp_path)
 
 
 def test_one_of_an_earlier_version_is_refused(tmp_path):
     save(tmp_path, 10)
     (tmp_path / "10" / "complete.json").write_text('{"number": 10, "workers": [0, 1], "samples": 5}')
     with pytest.raises(pl.UsageError, match="has no checksums: an earlier version of Paceline wrote it"):
-        checkpoint.newest(tmp_path)
+        checkpoint_files.newest(tmp_path)
 
 
 WRONG = [
@@ -184,8 +184,8 @@ def test_what_no_run_writes_is_refused_also_with_a_right_checksum(name, changed,
     content = torch.load(tmp_path / "30" / name, weights_only=True) | changed
     (tmp_path / "30" / f"{name}.sha256").unlink()
     checkpoint_files.write_part(tmp_path, 30, name, content)
-    assert checkpoint.complete(tmp_path, 30, [0], {}, num_servers=1)
-    newest = checkpoint.newest(tmp_path)
+    assert checkpoint_files.complete(tmp_path, 30, [0], {}, num_servers=1)
+    newest = checkpoint_files.newest(tmp_path)
     load = (
         (lambda: checkpoint.load_worker(newest, 0, optimizer_after(0)))
         if name == "worker-0.pt"
@@ -200,11 +200,11 @@ def test_a_resumed_run_starts_from_one_and_keeps_it(tmp_path):
     for number in (10, 20, 30):
         save(tmp_path, number)
     checkpoint.save_worker(tmp_path, None, 0, optimizer_after(1), taken=9)
-    assert checkpoint.complete(tmp_path, 20, [0, 1], {})
-    start = checkpoint.newest(tmp_path)
-    checkpoint.clear(tmp_path, keep=start)
+    assert checkpoint_files.complete(tmp_path, 20, [0, 1], {})
+    start = checkpoint_files.newest(tmp_path)
+    checkpoint_files.clear(tmp_path, keep=start)
     assert [path.name for path in tmp_path.iterdir()] == ["20"]
     save(tmp_path, 30)
-    assert checkpoint.complete(tmp_path, 30, [0, 1], {}, keep=start)
+    assert checkpoint_files.complete(tmp_path, 30, [0, 1], {}, keep=start)
     assert checkpoint.load_worker(start, 1, optimizer_after(0)) == 8
-    assert checkpoint.newest(tmp_path).name == "30"
+    assert checkpoint_files.newest(tmp_path).name == "30"

@@ -6,7 +6,7 @@ import torch
 
 import paceline as pl
 from paceline.run.config import TrainConfig
-from paceline.run.train import _Training
+from paceline.run.train import prepared
 from paceline.specs.registry import build_optimizer
 from paceline.supervisor.supervisor import Supervisor
 from paceline.tasks.load import load_task
@@ -16,7 +16,7 @@ from paceline.vectors.flat import FlatBinding
 def run_task(row, *, out=None, resume=None, **settings):
     """Trains the digits through the same door as `train`; returns the run and its final parameters (P,)."""
     config = TrainConfig(algorithm=row.spec, **{"backend": "threads", "workers": 1, **settings})
-    training = _Training(config, out, resume, "", None)
+    training = prepared(config, out, resume)
     run = training.run()
     return run, training.supervisor.parameters(0)
 
@@ -30,7 +30,7 @@ def run_function(train, **settings):
             kept.append(self)
             super().run()
 
-    with mock.patch("paceline.run.launch.Supervisor", Kept):
+    with mock.patch("paceline.run.driver.Supervisor", Kept):
         run = pl.launch(train, **settings)
     return run, kept[0].parameters(0)
 

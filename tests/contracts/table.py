@@ -39,7 +39,7 @@ class Row:
     @property
     def served(self):
         """Whether servers hold the vector, and the optimizer."""
-        return self.algorithm.memory.kind == "served"
+        return self.algorithm.needs.kind == "served"
 
     @property
     def spec(self):

@@ -57,12 +57,12 @@ def test_at_most_3m_vectors(contended):
 
 @rows(lambda row: isinstance(row.algorithm, pl.Locked) and not row.scales_stale_updates)
 def test_adams_shared_step_counts_every_update(row):
-    from paceline.run.train import TrainConfig, _Training
+    from paceline.run.train import TrainConfig, prepared
 
     config = TrainConfig(
         algorithm=row.spec, workers=2, epochs=1, optimizer="adam", learning_rate=0.002, optimizer_state="shared"
     )
-    training = _Training(config, None, None, "", None)
+    training = prepared(config)
     run = training.run()
     assert training.supervisor.arena.extra("state 0 step").item() == run.result["version"] == 180
 

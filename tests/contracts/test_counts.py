@@ -30,7 +30,7 @@ def trained():
     return run
 
 
-@rows(lambda row: row.algorithm.gossip)
+@rows(lambda row: row.algorithm.gossip and not row.drops_updates)
 def test_every_worker_counts_its_own_versions(row, trained):
     """An update of a worker's own model is a gradient or, where the averages are made beside the training, an average."""
     _, run, _ = trained(row)

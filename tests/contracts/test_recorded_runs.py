@@ -1,7 +1,7 @@
 """One simulated run of every algorithm has the same bytes as on the day on which it was recorded.
 
-Only times are simulated, and none is drawn, so that no processor's way of rounding is in them. Who means to change runs
-records them anew, and says so: `python tests/contracts/test_recorded_runs.py`.
+Only times are simulated, and none is drawn, so that no processor's way of rounding is in them. To change runs on purpose
+record them anew, and say so: `python tests/contracts/test_recorded_runs.py`.
 """
 
 import hashlib

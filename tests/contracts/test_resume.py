@@ -105,7 +105,7 @@ def test_another_rule_of_the_servers_cannot_go_on(tmp_path):
 def test_a_checkpoint_taken_while_others_are_ahead_or_behind(row, ahead, tmp_path):
     """Ahead: two batches after its next one have made updates of it already. Behind: two before that made theirs after it."""
     run_task(row, out=tmp_path, epochs=2)
-    newest = checkpoint.newest(tmp_path / "checkpoint")
+    newest = checkpoint_files.newest(tmp_path / "checkpoint")
     saved = checkpoint.load_parameters(newest)
     changed = {"next_batch": saved.next_batch - ahead} if ahead > 0 else {"version": saved.version + ahead}
     rewrite(newest, checkpoint_files.PARAMETERS, **changed)

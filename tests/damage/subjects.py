@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 import paceline as pl
-from paceline.checkpoint import contents as checkpoint
+from paceline.checkpoint import files as checkpoint_files
 from paceline.integrations import sparse_jobs as jobs
 from paceline.records.run_data import RunData
 from paceline.run.earlier_part import shift_times
@@ -30,9 +30,9 @@ def killed_run(folder):
     run = folder / "run"
     pl.train(config, out=run)
     pl.train(pl.TrainConfig(**{**vars_of(config), "steps": 20}), resume=run)
-    newest = checkpoint.newest(run / "checkpoint")
+    newest = checkpoint_files.newest(run / "checkpoint")
     for worker, rows in RunData.load(run).records.items():
-        shift_times(rows, checkpoint.describe(newest)["started_s"])
+        shift_times(rows, checkpoint_files.describe(newest)["started_s"])
         (run / f"events-{worker}.bin").write_bytes(rows.tobytes() + b"cut off")
         (run / f"events-{worker}.jsonl").unlink()
     for name in ("result.json", "trace.json", "report.html"):

@@ -36,7 +36,7 @@ def epoch(one, number, most=99):
     return found
 
 
-def test_whoever_is_free_takes_the_next(counts):
+def test_a_free_worker_takes_the_next_batch(counts):
     one, other = claims(counts), claims(counts, 1)
     one.begin(0)
     other.begin(0)
@@ -45,7 +45,7 @@ def test_whoever_is_free_takes_the_next(counts):
     assert epoch(other, 1) == [5, 6, 7, 8, 9]
 
 
-def test_who_leaves_an_epoch_leaves_the_rest_of_it_to_the_others(counts):
+def test_a_worker_that_leaves_an_epoch_leaves_the_rest_of_it_to_the_others(counts):
     one, other = claims(counts), claims(counts, 1)
     assert epoch(one, 0, most=2) == [0, 1]
     assert epoch(one, 1, most=1) == [5]

@@ -29,7 +29,7 @@ def drain(source):
     return found
 
 
-def test_whoever_is_free_takes_the_next(counter):
+def test_a_free_worker_takes_the_next_batch(counter):
     one, other = (claims(counter, worker, max_epochs=2) for worker in range(2))
     assert [one.next(), one.next(), other.next(), one.next()] == [0, 1, 2, 3]
     assert drain(other) == [4, 5, 6, 7]

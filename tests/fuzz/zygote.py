@@ -37,8 +37,8 @@ MODULES = (
     "paceline.study.runner", "paceline.study.report", "paceline.study.table", "paceline.study.findings",
     "paceline.integrations.sparse_jobs", "paceline.run.launch_script", "paceline.observe.report",
     "paceline.observe.tables", "paceline.observe.progress", "paceline.model_parallel.layers",
-    "paceline.planner.balance", "paceline.planner.backups", "paceline.tasks.digits_mlp", "paceline.tasks.mnist_mlp",
-    "paceline.tasks.mnist_cnn", "paceline.tasks.cifar10_cnn", "sklearn.datasets", "rich.progress", "rich.table",
+    "paceline.planner.balance", "paceline.planner.backups", "paceline.tasks.digits_mlp", "paceline.tasks.mnist",
+    "paceline.tasks.cifar10_cnn", "sklearn.datasets", "rich.progress", "rich.table",
 )  # fmt: skip
 
 

@@ -123,7 +123,7 @@ def test_after_a_break_comes_the_next_epoch(algorithm, hoisted):
 
 
 @pytest.mark.parametrize("algorithm", ASYNCHRONOUS)
-def test_who_leaves_an_epoch_early_leaves_it_to_the_others(algorithm):
+def test_a_worker_that_leaves_an_epoch_early_leaves_it_to_the_others(algorithm):
     def epochs(worker):
         for _ in range(2):
             yield leaving_after(worker.batches(loader()), 2) if own_id() == 0 else worker.batches(loader())

@@ -88,7 +88,7 @@ def test_the_run_s_end_reaches_a_loop_without_batches(algorithm, by_parts):
         model, optimizer = made(lr=0.01)
         x = batches(1)[0]
         with pl.attach(model, optimizer):
-            both_are_in.wait()  # who comes when the run is over never enters
+            both_are_in.wait()  # a worker that comes when the run is over never enters
             while True:
                 optimizer.zero_grad()
                 (loss_of(model, x) if by_parts else model(x).square().mean()).backward()

@@ -11,6 +11,7 @@ import paceline as pl
 from loops import families
 from loops.coder import batches, own_id, vector
 from paceline.checkpoint import contents as checkpoint
+from paceline.checkpoint import files as checkpoint_files
 from paceline.vectors.flat import FlatBinding
 
 ASYNCHRONOUS = [*families.ASYNCHRONOUS, *(one for one in families.SERVED if "async" in one or "(" not in one)]
@@ -92,7 +93,7 @@ def test_best_weights_that_every_worker_restores_for_itself(algorithm, uses_batc
 def test_they_are_the_last_checkpoint_too(algorithm, tmp_path):
     loop, kept = trains(False)
     best = check(kept, launched(loop, algorithm, out=tmp_path / "run"))
-    saved = checkpoint.load_parameters(checkpoint.newest(tmp_path / "run" / "checkpoint"))
+    saved = checkpoint.load_parameters(checkpoint_files.newest(tmp_path / "run" / "checkpoint"))
     binding = FlatBinding(made()[0].parameters())
     assert torch.equal(torch.cat([view.flatten() for view in binding.views(saved.x)]), best)
     loaded = made()[0]

@@ -130,7 +130,7 @@ def test_lockstep_deals_rounds(settings, num_workers):
     assert numbers(whole) == list(range(64))
 
 
-def test_who_leaves_an_epoch_gives_back_what_it_had_claimed_ahead():
+def test_a_worker_that_leaves_an_epoch_gives_back_what_it_had_claimed_ahead():
     counts = in_shared_memory()
     one, other = Worker(counts, 0), Worker(counts, 1)
     source = one.epoch(0)

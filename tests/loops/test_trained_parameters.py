@@ -230,6 +230,29 @@ def test_an_optimizer_may_be_made_of_another(algorithm):
     assert pl.simulate(loop, workers=2, algorithm=algorithm).result["outcome"] == "stopped"
 
 
+@pytest.mark.parametrize("algorithm", ["all-reduce", "hogwild", "parameter-server", "ad-psgd"])
+def test_a_model_that_attach_was_not_given_is_warned_of_once_for_each_optimizer(algorithm):
+    def loop():
+        (model, optimizer), (other, its_own) = made(), made()
+        with pl.attach(model, optimizer):
+            for x in batches(4):
+                steps(model, optimizer, [x])
+                steps(other, its_own, [x])
+
+    with pytest.warns(
+        UserWarning, match=r"SGD that attach was not given, on parameters of which each worker"
+    ) as caught:
+        assert pl.simulate(loop, workers=2, algorithm=algorithm).result["outcome"] == "stopped"
+    assert len(caught) == 2
+
+
+def test_a_lone_worker_trains_a_second_model_as_plain_pytorch_does():
+    (model, optimizer), (other, its_own) = made(), made()
+    with pl.attach(model, optimizer):
+        steps(other, its_own, batches(4))
+        steps(model, optimizer, batches(4))
+
+
 def test_no_hook_stays_behind():
     from torch.optim import optimizer as of_torch
 

@@ -1,4 +1,4 @@
-"""The mean of all models at the end of a run without a supervisor: who is in it, whatever else has come meanwhile."""
+"""The mean of all models at the end of a run without a supervisor: whose models it has, whatever else has come."""
 
 from types import SimpleNamespace
 
@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from paceline.membership.final_mean import Given, mean_of_all, take_final_mean
+from paceline.ports.matching import PendingEvents
 from paceline.ports.ports import Message, PeerBack, PeerLeft, Received
-from paceline.transport.matching import Arrivals
 
 
 class Box:
     """A mailbox in which everything has come by now."""
 
     def __init__(self, *arrivals):
-        self.arrivals, self.sent, self.versions = Arrivals(), [], []
+        self.arrivals, self.sent, self.versions = PendingEvents(), [], []
         for one in arrivals:
             self.arrivals.add(one)
 
@@ -69,7 +69,7 @@ def collected(*taken, own=300, reached=1000, workers=3, further=0.0):
 
 def test_batches_that_nobody_was_given_are_counted():
     assert collected(200, 100) == 400
-    assert collected(200, 100, reached=900, further=1000.0) == 400, "up to where the one who went furthest came"
+    assert collected(200, 100, reached=900, further=1000.0) == 400, "up to where the furthest worker came"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_batches_that_nobody_was_given_are_counted():
         ((400, 300), {}),
         ((395, 293), {}),  # loops that leave an epoch at a `break` keep what they had claimed
         ((500, 400), {}),  # twice, where the join point died
-        ((200, -1), {}),  # who came late in a dead worker's place does not know what that one was given
+        ((200, -1), {}),  # a successor does not know what the dead worker was given
         ((200, 100), {"own": -1}),
         ((200,), {}),  # somebody has died or left
         ((200, 100), {"reached": 0}),

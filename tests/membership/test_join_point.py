@@ -1,4 +1,4 @@
-"""The join point: who has the key is answered, who has not gets no further than the handshake, and nobody can fill it."""
+"""The join point answers holders of the key; others get no further than the handshake, and nobody can fill it."""
 
 import gc
 import itertools
@@ -19,7 +19,7 @@ import leftovers
 from paceline.errors import UsageError, WorkerLostError
 from paceline.membership import join_point as meetings
 from paceline.membership.join_point import Meeting, MeetingLostError
-from paceline.transport.door import prove
+from paceline.transport.authentication import authenticate
 from paceline.transport.keys import create_keys, own_keys
 from processes.join_programs import free_address
 
@@ -35,7 +35,7 @@ def address():
 
 @pytest.fixture
 def held(address):
-    """The join point, and one who has come to it."""
+    """The join point, and a worker that has come to it."""
     holder = Meeting(address, None, DEADLINE_S)
     guest = Meeting(address, None, DEADLINE_S)
     yield holder, guest
@@ -267,7 +267,7 @@ def test_another_user_on_the_same_port_has_another_key(held):
     assert guest.add("n", 1) == 1
 
 
-# Those who have the key
+# Holders of the key
 
 
 @pytest.fixture
@@ -275,7 +275,7 @@ def member(held):
     """A bare socket that has the key."""
     context, one = zmq.Context(), None
     one = context.socket(zmq.DEALER)
-    prove(one, own_keys())
+    authenticate(one, own_keys())
     one.connect(f"tcp://{held[0].address}")
     yield one
     one.close(linger=0)
@@ -333,7 +333,7 @@ def test_the_store_has_an_end(held, monkeypatch):
 
 
 @pytest.mark.parametrize("amount", [-3000, -1, 65, 10**12])
-def test_who_has_the_key_moves_no_count_back_nor_far_forward(held, amount):
+def test_a_holder_of_the_key_moves_no_count_back_nor_far_forward(held, amount):
     """10^12 more, and a run ended at a third of its batches as if it had had all."""
     holder, guest = held
     assert holder.add("next batch", 64) == 64
@@ -354,7 +354,7 @@ def test_a_count_is_no_word_that_could_be_set(held):
     "answer", [b"", b"{", b"null", b"[]", b'"7"', b"true", b"1e3", b"%d" % 2**60, b"[" * 100_000, b"\xff"]
 )
 def test_an_answer_that_makes_no_sense_counts_as_none(address, answer):
-    """From one who has the key, and holds the point with another program."""
+    """From a holder of the key that talks to the point with another program."""
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
     router.curve_server = True

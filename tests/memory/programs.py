@@ -171,7 +171,7 @@ def append_half_a_record(segment, plan):
 def reduce_rounds(segment, plan, worker_id, rounds, weights, results, seed):
     """Leaves the mean of each round in `results`, one row per worker and round."""
     collectives = SharedMemoryCollectives(segment, plan, worker_id)
-    out = segment.tensor(results, (plan.num_workers, rounds, plan.num_parameters), torch.float32)
+    out = segment.tensor(results, (plan.num_participants, rounds, plan.num_parameters), torch.float32)
     for number in range(rounds):
         vector = gradient(seed, number, worker_id, plan.num_parameters)
         collectives.all_reduce_mean(vector, weights[worker_id])

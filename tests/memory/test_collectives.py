@@ -86,7 +86,7 @@ def test_alone_nothing_is_touched():
     assert alone.waited_s == 0.0
 
 
-def test_a_lost_worker_ends_the_wait_and_the_message_says_who_is_missing():
+def test_a_lost_worker_ends_the_wait_and_the_message_names_it():
     members, _, segment, plan = collectives_of(4)
     errors = {}
 
@@ -100,8 +100,8 @@ def test_a_lost_worker_ends_the_wait_and_the_message_says_who_is_missing():
     for thread in threads:
         thread.start()
     for worker in (0, 1, 3):
-        while not load(segment.address + plan.arrivals + worker * 64):
-            wait_briefly(segment.address + plan.arrivals + worker * 64, 0)
+        while not load(segment.address + plan.at["arrivals"] + worker * 64):
+            wait_briefly(segment.address + plan.at["arrivals"] + worker * 64, 0)
     members[0].mark_lost(2)
     for thread in threads:
         thread.join(30)

@@ -152,7 +152,7 @@ def test_waiting_for_oneself_is_an_error(areas):
         both.acquire_read()
 
 
-def test_a_mutex_of_a_killed_owner_goes_to_who_waits(workers, areas):
+def test_a_mutex_of_a_killed_owner_goes_to_a_waiting_worker(workers, areas):
     segment, at = areas
     workers.run_killed(programs.take_mutex, segment, at["lock"], fail_point="lock.taken#1")
     waiter = Mutex(segment, at["lock"], 1)

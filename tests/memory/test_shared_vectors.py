@@ -39,7 +39,7 @@ def test_a_resumed_run_begins_at_its_version(kind, dtype):
 
 
 @pytest.mark.parametrize("kind", [RacingVector, LockedVector, SlotPool])
-def test_recovering_who_held_nothing_changes_nothing(kind):
+def test_recovering_a_worker_that_held_nothing_changes_nothing(kind):
     segment, _, plan = shared(kind, 3)
     vector = kind(segment, plan, 0)
     assert vector.recover(2, incarnation=0) is False
@@ -60,7 +60,7 @@ def test_a_locked_vector_loses_no_update(workers, kind, backoff_s):
 
 def test_a_locked_vector_accounts_only_for_time_that_it_waited():
     segment, _, plan = shared(LockedVector, 2)
-    abort = segment.address + plan.x  # any word that we can set
+    abort = segment.address + plan.at["x"]  # any word that we can set
     holder = LockedVector(segment, plan, 0)
     waiter = LockedVector(segment, plan, 1, abort_address=abort)
     asked = []

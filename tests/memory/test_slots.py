@@ -38,7 +38,7 @@ def test_every_update_counts_once_and_no_version_is_torn(workers, num_workers, n
     assert (newest[num_present:] == times * num_workers).all()
     # The memory that the paper promises: with one gradient each, m workers need 3m vectors.
     assert pool.touched_slots() <= 2 * num_workers + num_evaluators
-    assert not any(load(segment.address + plan.owners + slot * 64) for slot in range(plan.num_slots))
+    assert not any(load(segment.address + plan.at["owners"] + slot * 64) for slot in range(plan.num_slots))
 
 
 def test_updates_that_give_up_leave_no_trace(workers):
@@ -80,7 +80,7 @@ def test_a_slot_that_came_back_as_the_head_is_not_taken_for_what_it_was():
     assert not slow.publish(mine, after)
 
 
-def test_a_slot_of_somebody_else_can_neither_be_published_nor_given_back():
+def test_a_slot_of_another_worker_can_neither_be_published_nor_given_back():
     segment, _, plan = pool_of(2, 3)
     one, two = (SlotPool(segment, plan, worker) for worker in range(2))
     after, new = one.latest(), one.claim()

@@ -27,7 +27,7 @@ def test_a_wait_without_a_change_is_bounded():
     assert time.perf_counter() - began_s < 600 * waiting.SLICE_S
 
 
-def test_an_abort_word_stops_who_looks_at_it():
+def test_an_abort_word_stops_a_wait_that_looks_at_it():
     segment = Segment.create(64)
     waiting.raise_if_stopped(0)
     waiting.raise_if_stopped(segment.address)
@@ -45,7 +45,7 @@ def test_a_precise_sleep_is_never_too_short(duration_s):
 
 
 @pytest.mark.timeout(60)
-def test_nobody_sleeps_through_the_end_of_a_run():
+def test_no_waiter_sleeps_through_the_end_of_a_run():
     segment = Segment.create(64)
     store(segment.address, 1)
     with pytest.raises(waiting.RunStopped):

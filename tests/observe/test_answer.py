@@ -2,7 +2,7 @@ import doctest
 
 import pytest
 
-from paceline.observe import compare
+from paceline.observe import compare, words
 from paceline.observe.answer import answer
 from paceline.observe.compare import clearly_best, group_runs, run_labels
 
@@ -14,7 +14,7 @@ def result(algorithm, time_s=None, *, outcome="converged", **more):
 
 
 def test_the_doctests_hold():
-    assert doctest.testmod(compare).failed == 0
+    assert doctest.testmod(compare).failed == doctest.testmod(words).failed == 0
 
 
 def test_a_clear_winner_is_named_with_its_ratio_and_a_caution():

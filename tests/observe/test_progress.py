@@ -116,7 +116,7 @@ def test_the_result_of_one_run():
 
 
 def test_a_run_says_what_it_has_noted_once():
-    """Such as which number `backups=auto` goes by: who only looks at the terminal shall read it, too."""
+    """Such as which number `backups=auto` goes by: it is to be read in the terminal, too."""
     run = make_run(slow=1).result | {"notes": ["One node.", "Worker 1 was late."], "records_lost": 2}
     text = shown(result_table(run), 80)
     assert "One node." in text

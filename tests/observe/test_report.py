@@ -1,12 +1,10 @@
 import json
 import re
-import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
 
 from paceline.observe.figures import figures
-from paceline.observe.lanes import lanes_svg
 from paceline.observe.palette import METHODS as METHOD_COLOURS
 from paceline.observe.palette import tokens
 from paceline.observe.report import write_report
@@ -103,24 +101,3 @@ def test_colours_are_legible(theme):
     assert all(contrast(colour) >= 3 for colour in METHOD_COLOURS[theme])  # lines: WCAG 1.4.11
     assert contrast(named["@text"]) >= 7
     assert contrast(named["@soft"]) >= 4.5
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_lanes_are_a_valid_picture(dark):
-    runs = [make_run("lockstep", slow=2), make_run(slow=2), BARE]
-    text = lanes_svg(runs, dark=dark)
-    picture = ElementTree.fromstring(text)
-    texts = [element.text or "" for element in picture.iter("{http://www.w3.org/2000/svg}text")]
-    assert any("slower" in one for one in texts)
-    assert "lockstep" in texts
-    assert "time (ms)" in texts
-    assert any("gradients applied in" in one for one in texts)
-    width = float(picture.get("width", 0))
-    for element in picture.iter("{http://www.w3.org/2000/svg}rect"):
-        assert float(element.get("x", 0)) + float(element.get("width", 0)) <= width
-
-
-def test_lanes_without_records_or_with_a_given_duration():
-    ElementTree.fromstring(lanes_svg([]))
-    ElementTree.fromstring(lanes_svg([RunData(records={0: empty()})]))
-    assert "time (s)" in lanes_svg([make_run()], duration_s=3.0)

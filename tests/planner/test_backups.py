@@ -11,7 +11,8 @@ from scipy.special import gammaln
 
 import paceline as pl
 from paceline.errors import UsageError
-from paceline.planner.backups import plan_backups
+from paceline.planner.backup_times import steps_to_target
+from paceline.planner.backups import plan_arrivals, plan_backups
 from paceline.planner.order_statistics import (
     ConstantLaw,
     ExponentialLaw,
@@ -184,3 +185,57 @@ def test_refused(factors, options, says):
 def test_times_that_are_none(times_s):
     with pytest.raises(UsageError, match="above 0 seconds"):
         SampledLaw(times_s)
+
+
+def test_a_step_takes_as_long_as_its_last_needed_gradient():
+    arrivals_s = np.array([[4.0, 1.0, 2.0, 3.0], [1.0, 2.0, 9.0, 2.0]])
+    choice = plan_arrivals(arrivals_s, half_efficient=math.inf, max_backups=3)
+    assert [row.step_s.value for row in choice.rows] == [6.5, 2.5, 2.0, 1.0]
+    assert [row.time.value for row in choice.rows] == pytest.approx([1, 2.5 * 4 / 3 / 6.5, 2.0 * 2 / 6.5, 4 / 6.5])
+    assert choice.best.backups == 1
+    assert choice.rows[1].throughput == pytest.approx(6.5 / 2.5 * 3 / 4)
+
+
+def test_exponential_times_have_the_means_of_the_closed_form():
+    M = 20
+    arrivals_s = 1.0 + np.random.default_rng(1).exponential(0.5, (20_000, M))
+    choice = plan_arrivals(arrivals_s, max_backups=M - 1)
+    for row in choice.rows:
+        N = M - row.backups
+        expected = 1.0 + 0.5 * sum(1 / k for k in range(M - N + 1, M + 1))
+        assert row.step_s.value == pytest.approx(expected, rel=0.01)
+
+
+def test_equal_workers_need_no_backup_and_one_straggler_needs_one():
+    even = np.ones((10, 8))
+    assert plan_arrivals(even).best.backups == 0
+    even[:, 3] = 5.0
+    assert plan_arrivals(even).best.backups == 1
+    even[:, 5] = np.inf  # never came
+    choice = plan_arrivals(even)
+    assert choice.best.backups == 2
+    assert np.isinf(choice.rows[0].step_s.value)
+
+
+def test_few_machines_may_have_one_backup_a_single_one_none_and_no_arrivals_are_refused():
+    assert [row.backups for row in plan_arrivals(np.array([[1.0, 9.0, 1.0]])).rows] == [0, 1]
+    assert [row.backups for row in plan_arrivals(np.array([[9.0]])).rows] == [0]
+    with pytest.raises(ValueError, match="arrival times"):
+        plan_arrivals(np.empty((0, 4)))
+    with pytest.raises(UsageError, match="half_efficient must be 0 or more"):
+        plan_arrivals(np.ones((1, 2)), half_efficient=-1)
+
+
+def test_steps_nearly_halve_when_workers_double():
+    assert 1.7 < steps_to_target(50) / steps_to_target(100) < 1.9
+    assert steps_to_target(4, half_efficient=math.inf) == 0.25
+
+
+def test_of_a_hundred_machines_with_rare_stragglers_three_to_eight_are_backups():
+    from_seed = np.random.default_rng(0)
+    arrivals_s = from_seed.gamma(100, 0.0152, (4000, 100))
+    slow = from_seed.random((4000, 100)) < 0.01
+    arrivals_s[slow] *= from_seed.pareto(1.1, int(slow.sum())) + 1
+    choice = plan_arrivals(np.minimum(arrivals_s, 310.0))
+    assert 3 <= choice.best.backups <= 8
+    assert choice.rows[0].time.value > 1.5 * choice.best.time.value

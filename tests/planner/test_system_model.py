@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import UsageError
-from paceline.planner.experiment_design import Trial, candidates, design, prediction_variance
+from paceline.planner.experiment_design import ShortRun, candidates, design, prediction_variance
 from paceline.planner.system_model import SystemModel, system_features
 
 coefficients = st.floats(0.05, 5.0) | st.just(0.0)
@@ -70,7 +70,7 @@ def test_what_was_not_measured_has_no_upper_end():
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(st.integers(0, 2**32), st.floats(8.0, 40.0))
 def test_the_design_beats_random_trials_of_equal_cost(seed, budget):
-    targets = [Trial(workers=m, size=1.0) for m in (1, 2, 4, 8, 16)]
+    targets = [ShortRun(workers=m, size=1.0) for m in (1, 2, 4, 8, 16)]
     chosen = design(GRID, budget, targets=targets)
     assert chosen.cost <= budget + 1e-9
     assert chosen.bound <= chosen.criterion
@@ -93,7 +93,7 @@ def any_trials(random, budget):
 
 
 def test_a_designed_variance_is_the_one_that_fits_have():
-    random, targets = np.random.default_rng(1), [Trial(workers=16, size=1.0)]
+    random, targets = np.random.default_rng(1), [ShortRun(workers=16, size=1.0)]
     chosen = design(GRID, 20.0, targets=targets)
     workers, sizes = columns(chosen.trials)
     A = system_features(workers, sizes)
@@ -132,7 +132,7 @@ def test_a_optimality_as_in_the_paper_is_as_good_as_a_general_optimiser_finds():
 @pytest.mark.parametrize("max_workers", [1, 2, 3])
 def test_few_workers_are_designed_for_too(max_workers):
     chosen = design(candidates(max_workers), 9.0)
-    targets = [Trial(workers=m, size=1.0) for m in range(1, max_workers + 1)]
+    targets = [ShortRun(workers=m, size=1.0) for m in range(1, max_workers + 1)]
     assert np.all(prediction_variance(chosen.trials, targets) < 10)
 
 
@@ -146,7 +146,7 @@ def test_few_workers_are_designed_for_too(max_workers):
         (lambda: SystemModel.fit([1], [np.nan]), "above 0"),
         (lambda: design([], 1.0), "no trials to choose from"),
         (lambda: design(candidates(8), 0.2), "pays for no trials that tell 4 coefficients apart"),
-        (lambda: design(candidates(2), 9.0, targets=[Trial(workers=8, size=1.0)]), "no combination of the trials"),
+        (lambda: design(candidates(2), 9.0, targets=[ShortRun(workers=8, size=1.0)]), "no combination of the trials"),
         (lambda: design(candidates(2), 9.0, costs=[1.0]), "one cost above 0"),
     ],
 )

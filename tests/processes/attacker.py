@@ -1,4 +1,4 @@
-"""A stranger who sends bytes to whatever a run listens at: another user of the machine, or a machine beside it."""
+"""A stranger that sends bytes to whatever a run listens at: another user of the machine, or a machine beside it."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import traceback
 import torch
 
 from paceline.ports.ports import Message
-from paceline.transport.peers import introduction
+from paceline.transport.connections import hello_vector
 from paceline.transport.wire import Sort, pack
 from processes.join_programs import enter_namespace
 
@@ -22,7 +22,7 @@ _HELLO_COMMAND = b"\x04\xc8\x05HELLO\x01\x00" + bytes(72) + bytes(8) + os.urando
 def real_frames():
     """What a worker would send, unencrypted, and the beginning of what it does send, as bytes on a connection."""
     x = torch.full((300,), 1e30)
-    hello = introduction("0123456789abcdef", "ipc:///proc/1/fd/1")
+    hello = hello_vector("0123456789abcdef", "ipc:///proc/1/fd/1")
     packed = [
         pack(sort, message, sender, incarnation)
         for sort, message in [

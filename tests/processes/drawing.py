@@ -35,6 +35,7 @@ def loop(folder, dies_at=None):
             if len(seen) == dies_at and (worker.worker_id, incarnation) == (1, 0):
                 os.kill(os.getpid(), signal.SIGKILL)
             optimizer.step()
+    return worker
 
 
 def drawn(folder):

@@ -3,13 +3,12 @@
 import math
 import os
 import signal
-from unittest import mock
 
 import torch
 
 import paceline as pl
 from paceline.run.config import TrainConfig
-from paceline.run.train import _Training
+from paceline.run.train import prepared
 
 WORKERS = 3
 METHODS = [
@@ -52,15 +51,16 @@ class Drill:
 
     def __init__(self, algorithm, *, kill=(), until=1200, resume=None, **config):
         config = {"workers": WORKERS, "epochs": 10_000, **config}
-        self.training = _Training(TrainConfig(algorithm=algorithm, **config), resume, resume, "", self._look)
+        self.training = prepared(
+            TrainConfig(algorithm=algorithm, **config), resume, resume, on_progress=self._look, progress_every_s=0.0
+        )  # looks at every look of the supervisor's own
         self.to_kill = dict(kill)
         self.killed_at = {}
         self.back = set()
         self.until = until
 
     def run(self):
-        with mock.patch("paceline.run.train._PROGRESS_EVERY_S", 0.0):  # look at every look of the supervisor's own
-            run = self.training.run()
+        run = self.training.run()
         self.parameters = self.supervisor.parameters(0)
         return run
 
@@ -106,7 +106,7 @@ def kill_one(algorithm, random):
     assert len(run.records[victim]) > steps
     if pl.parse(algorithm).lockstep:
         assert result["outcome"] == "crashed"
-        # A survivor may have waited for another survivor, who had left: what is always said, and first, is who died.
+        # A survivor may have waited for another survivor that had left: what is always said, and first, is which died.
         assert f"Worker {victim} was ended by signal 9." in result["outcome_reason"], result["outcome_reason"]
         assert "did not" in result["outcome_reason"], result["outcome_reason"]
     else:

@@ -18,7 +18,7 @@ DATA = torch.utils.data.TensorDataset(X, Y)
 
 
 class Loop:
-    """A classifier of two classes. With worker threads, what it saw is in `seen`, and who came to the end in `after`."""
+    """A classifier of two classes. With threads, what it saw is in `seen`, and workers that came to the end in `after`."""
 
     def __init__(self, epochs=6, evaluate="right", dies_at=None):
         self.epochs = epochs

@@ -17,7 +17,7 @@ from torch import nn
 import forked
 import leftovers
 import paceline as pl
-import paceline.worker.session
+import paceline.worker.memberships.memory
 from lazy_copies import LazyCopies
 from paceline.membership.join_point import Meeting
 
@@ -55,12 +55,12 @@ def work(environment, namespace, wishes, folder, connection):
 def _train(wishes, folder, connection):
     if wishes.get("on_device"):  # the model counts as one on a device whose copies take their time
         copies = LazyCopies()
-        paceline.worker.session.copies_for = lambda device: copies
+        paceline.worker.memberships.memory.device_copies = lambda device: copies
     torch.manual_seed(os.getpid())  # everyone begins elsewhere: the run begins where worker 0 does
     model = nn.Sequential(nn.Linear(8, wishes.get("width", 4)), nn.BatchNorm1d(wishes.get("width", 4)))
     rate = wishes.get(
         "lr", 0.01
-    )  # where all meet, nobody's model moves before: who comes late begins where all others did
+    )  # where all meet, nobody's model moves before: a late worker begins where all others did
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0 if "meet_at" in wishes else rate)
     seen, count = [], os.open(folder / f"steps-{os.getpid()}", os.O_WRONLY | os.O_CREAT)
     batches = list(range(wishes.get("batches", 64)))

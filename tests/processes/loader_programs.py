@@ -97,7 +97,7 @@ class Loop:
     def wait_for(self, num_processes):
         """Until the loader has so many, or none where it may not have any."""
         environment = current_environment()
-        if environment is None or environment.options.get("own_process", True):
+        if getattr(environment, "own_process", True):
             leftovers.wait_until(
                 lambda: len(multiprocessing.active_children()) == num_processes, f"{num_processes} processes"
             )

@@ -47,7 +47,7 @@ def run_watched(algorithm, look, *, workers=3, epochs=EPOCHS, size=SIZE):
             if self.started_s is not None and self.servers.states and self.servers.states[0].handle is not None:
                 look(self)
 
-    with mock.patch("paceline.run.launch.Supervisor", Kept):
+    with mock.patch("paceline.run.driver.Supervisor", Kept):
         run = pl.launch(AddUp(size, epochs=epochs), workers=workers, algorithm=algorithm)
     return run, kept[0].parameters(0)
 

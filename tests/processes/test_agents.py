@@ -134,7 +134,7 @@ def test_a_dead_worker_is_replaced_if_asked_for(machines):
 
 
 def test_a_run_whose_batches_somebody_else_claimed_has_crashed(machines):
-    """One who has the key: it claimed 30 epochs, and the workers passed them over as if others had had them."""
+    """A holder of the key: it claimed 30 epochs, and the workers passed them over as if others had had them."""
     address = free_address()
     agent = machines.launch("run", "--join", address, "--workers", "2", "--deadline", "590")
     machines.wait_for("steps-*-50", 2)

@@ -1,7 +1,7 @@
 """Strangers attack runs of every method with sockets: no run ends, no vector is accepted, and the loss is as it was.
 
 `make soak` sends 100,000 random and 20,000 mutated frames to each of ten runs of each; `make test` a few. The runs that they
-are compared with have the same strangers beside them, who attack decoys: what differs is the target alone.
+are compared with have the same strangers beside them, which attack decoys: what differs is the target alone.
 """
 
 import contextlib

@@ -13,7 +13,7 @@ import paceline as pl
 from paceline.algorithms import registry
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-WITH_MAILBOX = [name for name in registry.names() if registry.build(name).memory.mailbox]
+WITH_MAILBOX = [name for name in registry.names() if registry.build(name).needs.mailbox]
 LISTENING = "0A"
 
 

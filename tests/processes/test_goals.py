@@ -1,4 +1,4 @@
-"""Targets and limits of launched loops, and who evaluates them."""
+"""Targets and limits of launched loops, and which process evaluates them."""
 
 import pytest
 import torch

@@ -12,6 +12,7 @@ import leftovers
 import paceline as pl
 import soak_results
 from paceline.checkpoint import contents as checkpoint
+from paceline.checkpoint import files as checkpoint_files
 from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
 from processes.drill import METHODS, WORKERS, Drill, kill_one
 
@@ -166,7 +167,7 @@ class Another(Drill):
     def __init__(self, second, **options):
         super().__init__("ad-psgd", restarts=1, **options)
         self.second = second
-        self.said_dead = set()  # whom those who have yet to meet the others need not wait for
+        self.said_dead = set()  # workers that those which have yet to meet the others need not wait for
 
     def _look(self, progress):
         successor = next((one for one in self.supervisor.workers if one.incarnation), None)
@@ -223,7 +224,7 @@ def test_what_a_kill_has_ended_is_resumed(method, tmp_path):
     killed = Drill(method, resume=tmp_path, kill={1: 60}, **settings).run().result
     assert killed["outcome"] == "crashed"
     assert "orker 1 " in killed["outcome_reason"]
-    epochs_done = checkpoint.load_parameters(checkpoint.newest(tmp_path / "checkpoint")).next_batch // 180
+    epochs_done = checkpoint.load_parameters(checkpoint_files.newest(tmp_path / "checkpoint")).next_batch // 180
     assert epochs_done >= 2
     resumed = pl.train(pl.TrainConfig(algorithm=method, epochs=epochs_done + 2, **settings), resume=tmp_path).result
     assert resumed["outcome"] == "stopped", resumed["outcome_reason"]

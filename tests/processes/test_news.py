@@ -2,14 +2,13 @@
 
 from types import SimpleNamespace
 
-from paceline.membership.environment import WorkerEnvironment
+from paceline.membership.environment import SupervisedEnvironment
 from paceline.supervisor.supervisor import Supervisor
 from paceline.worker.process import Failure
 
 
 def test_a_survivor_may_complain_before_the_death_that_it_follows_from_is_noticed():
-    environment = WorkerEnvironment(worker_id=0, num_workers=4, incarnation=0, algorithm=None, seed=0, connection=None)
-    supervisor = Supervisor(print, num_workers=4, algorithm=None, environment=environment)
+    supervisor = Supervisor(print, num_workers=4, algorithm=None, environment=SupervisedEnvironment())
     worker_1, worker_3 = supervisor.workers[1], supervisor.workers[3]
     worker_1.handle = SimpleNamespace(pid=1, join=lambda *timeout: None, exitcode=-9, is_alive=lambda: False)
     worker_1.connection = SimpleNamespace(close=lambda: None)

@@ -7,7 +7,6 @@ import pytest
 
 import forked
 import paceline as pl
-from paceline.membership.environment import current_environment
 from processes import drawing
 from processes.drawing import STEPS, drawn
 
@@ -38,8 +37,7 @@ def test_threads_share_one_generator_which_stays(tmp_path):
     states = []
 
     def program():
-        drawing.loop(tmp_path)
-        states.append(current_environment().random_states)
+        states.append(drawing.loop(tmp_path)._membership.random_states)
 
     pl.launch(program, workers=2, algorithm="hogwild", backend="threads")
     assert states == [(), ()]

@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import torch
 
 import paceline as pl
 from paceline.algorithms.server.user import UserOptimizer
-from paceline.run.train import _Training
+from paceline.run.train import prepared
 from processes.drill import Drill
 from processes.shards import check_reported_losses, run_and_kill_shards
 
@@ -53,9 +52,8 @@ def test_a_stopped_straggler_is_dropped_and_goes_on():
             training.supervisor.stop()
 
     config = pl.TrainConfig(algorithm="parameter-server(mode=sync(backups=1))", workers=3, epochs=10_000)
-    training = _Training(config, None, None, "", look)
-    with mock.patch("paceline.run.train._PROGRESS_EVERY_S", 0.0):
-        result = training.run().result
+    training = prepared(config, on_progress=look, progress_every_s=0.0)
+    result = training.run().result
     assert result["outcome"] == "stopped"
     assert result["dropped_updates"] > 0
     assert result["updates_per_worker"][2] > 0
@@ -129,7 +127,7 @@ def test_death_ends_the_run_where_that_is_wished():
     assert "worker 1 has left" in result["outcome_reason"]
 
 
-def test_who_makes_the_warm_start_dies_and_the_next_one_goes_on():
+def test_the_worker_that_makes_the_warm_start_dies_and_the_next_one_goes_on():
     drill = Drill("downpour(warm_start_steps=300)", kill={0: 100})
     run = drill.run()
     assert (run.result["outcome"], run.result["workers_lost"]) == ("stopped", [0])

@@ -12,6 +12,7 @@ import pytest
 import leftovers
 import paceline as pl
 from paceline.checkpoint import contents as checkpoint
+from paceline.checkpoint import files as checkpoint_files
 from paceline.study.table import load_table
 from processes.scripts import started
 
@@ -72,7 +73,7 @@ def check_interrupted(folder, by="SIGTERM", *, has_checkpoint=True):
     assert not list(folder.glob(".*"))
     assert (folder / "report.html").exists()
     if has_checkpoint:
-        saved = checkpoint.load_parameters(checkpoint.newest(folder / "checkpoint"))
+        saved = checkpoint.load_parameters(checkpoint_files.newest(folder / "checkpoint"))
         assert saved.version == run.result["version"] > 0
     return run
 

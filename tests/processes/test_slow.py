@@ -1,4 +1,4 @@
-"""Workers slowed down on purpose: their own times, and who waits for them."""
+"""Workers slowed down on purpose: their own times, and the waits of others for them."""
 
 import numpy as np
 import pytest

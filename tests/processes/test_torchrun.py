@@ -13,7 +13,7 @@ import torch
 
 import forked
 import paceline as pl
-from paceline.membership.environment import current_environment
+from paceline.membership.environment import LaunchedEnvironment, current_environment
 from processes import torchrun_programs
 
 PROGRAMS = Path(torchrun_programs.__file__)
@@ -184,7 +184,7 @@ def test_a_worker_that_ends_rounds_early_is_named_though_it_waits_for_the_result
 
 
 def test_torchrun_reports_a_kill():
-    """It ends the others at once, before they can say who is missing, and says so itself."""
+    """It ends the others at once, before they can say which is missing, and says so itself."""
     code, _, errors = torchrun("killed", 2)
     assert code == 1
     assert "(local_rank: 1)" in errors
@@ -306,8 +306,7 @@ def test_variables_of_launchers(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")
     environment = current_environment()
-    assert (environment.worker_id, environment.num_workers, environment.supervised) == (2, 5, False)
-    assert environment.deadline_s == 600
+    assert environment == LaunchedEnvironment(worker_id=2, num_workers=5, deadline_s=600)
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     with pytest.raises(pl.UsageError, match="OMPI_COMM_WORLD_RANK=2 does not exist"):
         current_environment()

@@ -16,16 +16,16 @@ import paceline as pl
 from paceline.data.plan import BatchPlan
 from paceline.errors import ClippingWarning
 from paceline.membership.environment import current_environment
-from paceline.membership.launched import Membership
+from paceline.membership.launched import LaunchedRun
 
 NUM_SAMPLES, BATCH_SIZE = 96, 8
 if "PACELINE_TEST_LAZY_COPIES" in os.environ:  # the model counts as one on a device whose copies take their time
     sys.path.insert(0, str(Path(__file__).parents[1]))
     import lazy_copies
-    import paceline.worker.session
+    import paceline.worker.memberships.memory
 
     COPIES = lazy_copies.LazyCopies()
-    paceline.worker.session.copies_for = lambda device: COPIES
+    paceline.worker.memberships.memory.device_copies = lambda device: COPIES
 RANK = int(os.environ.get("RANK", os.environ.get("PACELINE_TEST_RANK", "0")))
 
 
@@ -194,15 +194,15 @@ def never_attaches():
 def on_one_gpu():
     """All but worker 0 have named the same; there is no NCCL here, and none is needed to see it."""
     dist.is_nccl_available = lambda: True
-    Membership(current_environment(), {"algorithm": "none"}, gpu=f"GPU-{min(RANK, 1)}")
+    LaunchedRun(current_environment(), {"algorithm": "none"}, gpu=f"GPU-{min(RANK, 1)}")
 
 
 def without_nccl():
-    Membership(current_environment(), {"algorithm": "none"}, gpu=f"GPU-{RANK}")
+    LaunchedRun(current_environment(), {"algorithm": "none"}, gpu=f"GPU-{RANK}")
 
 
 def on_other_kinds_of_devices():
-    Membership(current_environment(), {"kind of device": "cuda" if RANK else "cpu"})
+    LaunchedRun(current_environment(), {"kind of device": "cuda" if RANK else "cpu"})
 
 
 def hogwild():
@@ -274,8 +274,8 @@ def large_and_small(worker, n):
 def operations():
     """Every operation, on its own collectives; the results as lists."""
     environment = current_environment()
-    membership = Membership(environment, {"algorithm": "none"})
-    collectives, n = membership.collectives, environment.num_workers
+    run = LaunchedRun(environment, {"algorithm": "none"})
+    collectives, n = run.collectives, environment.num_workers
 
     def vector(worker, length=6):
         return torch.arange(1.0, length + 1) * 10**worker
@@ -296,9 +296,9 @@ def operations():
     numbers.append(collectives.all_reduce_mean(none, weight=0, number=2.0))
     half = large_and_small(RANK, n)
     collectives.all_reduce_mean(half, weight=1.0)
-    claim = membership.claims()
+    claim = run.claims()
     claimed = [claim.claim(0) for _ in range(10)]
-    membership.close(failed=False)
+    run.close(failed=False)
     results = {
         "summed": summed,
         "part": part,

@@ -112,7 +112,7 @@ def test_removed_hooks_are_silent():
 def test_buckets_of_many_workers_are_larger(workers, megabytes):
     assert bucket_bytes_for(workers) == megabytes * 2**20
     binding = FlatBinding([nn.Parameter(torch.zeros(64 * 1024)) for _ in range(100)])  # 256 KiB each
-    buckets = GradientBuckets(binding, binding.zeros(), binding.release, num_workers=workers)
+    buckets = GradientBuckets(binding, binding.zeros(), binding.release, bucket_bytes_for(workers))
     *full, last = [one.nbytes for one in buckets.vectors]
     assert all(megabytes * 2**20 <= one <= megabytes * 2**20 + 2**18 for one in full)
     assert sum(full) + last == 4 * binding.num_elements

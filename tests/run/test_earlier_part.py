@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import paceline as pl
-from paceline.checkpoint import contents as checkpoint
 from paceline.checkpoint import files as checkpoint_files
 from paceline.records.run_data import RunData, write_events
 from paceline.run.earlier_part import EarlierPart, shift_times
@@ -90,7 +89,7 @@ def test_a_spool_and_final_events_are_put_together(run):
     """A killed run has both where it had been resumed: those that it had when it was, and its own."""
     folder = run("leashed")
     whole = EarlierPart.of(folder)
-    about = checkpoint.describe(whole.checkpoint)
+    about = checkpoint_files.describe(whole.checkpoint)
     for worker, rows in RunData.load(folder).records.items():
         write_events(folder / f"events-{worker}.jsonl", rows[:8])
         shift_times(rows, about["started_s"])
@@ -122,8 +121,8 @@ WRONG = [
 @pytest.mark.parametrize("changed", WRONG, ids=str)
 def test_what_no_run_says_is_refused_also_with_a_right_checksum(changed, run):
     folder = run("leashed")
-    newest = checkpoint.newest(folder / "checkpoint")
-    about = checkpoint.describe(newest) | changed
+    newest = checkpoint_files.newest(folder / "checkpoint")
+    about = checkpoint_files.describe(newest) | changed
     digest = checkpoint_files._digest(json.loads(json.dumps(about)))
     (newest / "complete.json").write_text(json.dumps({**about, "sha256_of_this": digest}))
     with pytest.raises(pl.UsageError, match=r"complete\.json lacks what a run to go on with must say"):
@@ -141,7 +140,7 @@ def test_an_algorithm_that_there_is_not(algorithm, run):
 
 def test_a_run_of_before_checksums_is_refused_in_one_sentence(run):
     folder = run("leashed")
-    newest = checkpoint.newest(folder / "checkpoint")
+    newest = checkpoint_files.newest(folder / "checkpoint")
     about = json.loads((newest / "complete.json").read_text())
     kept = {key: value for key, value in about.items() if not key.startswith("sha256")}
     (newest / "complete.json").write_text(json.dumps(kept))

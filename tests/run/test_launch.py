@@ -11,6 +11,7 @@ from torch import nn
 import paceline as pl
 from contracts.runs import run_function
 from paceline.checkpoint import contents as checkpoint
+from paceline.checkpoint import files as checkpoint_files
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -57,7 +58,7 @@ def test_the_run_and_its_folder(tmp_path):
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"config.json", "result.json", "report.html", "trace.json", "events-0.jsonl", "events-1.jsonl"} <= names
     assert json.loads((tmp_path / "run" / "result.json").read_text())["version"] == 30
-    newest = checkpoint.newest(tmp_path / "run" / "checkpoint")
+    newest = checkpoint_files.newest(tmp_path / "run" / "checkpoint")
     assert checkpoint.load_parameters(newest).version == 30
 
 
@@ -152,7 +153,7 @@ def test_unresolved_exchanges_of_all_workers_are_in_the_result(num_epochs):
         model = nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with pl.attach(model, optimizer, algorithm="ad-psgd") as worker:
-            counts = worker._session.ports.counts
+            counts = worker._membership.ports.counts
             for _ in range(num_epochs):
                 for _ in worker.batches(list(range(6))):
                     model(torch.ones(1, 2)).sum().backward()
@@ -164,7 +165,7 @@ def test_unresolved_exchanges_of_all_workers_are_in_the_result(num_epochs):
 
 @pytest.mark.parametrize("algorithm", ["lockstep", "all-reduce", "local-sgd"])
 def test_the_cause_is_named_and_not_what_follows_from_it(algorithm):
-    """Worker 0, who misses worker 1 in their round, says so before worker 1 has told its error."""
+    """Worker 0, which misses worker 1 in their round, says so before worker 1 has told its error."""
     threads = {}
 
     def loop():

@@ -1,4 +1,4 @@
-"""Targets and limits of simulated loops: who is evaluated, when the run ends, and what that must not disturb."""
+"""Targets and limits of simulated loops: which model is evaluated, when the run ends, and what that must not disturb."""
 
 import random
 

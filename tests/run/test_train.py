@@ -10,6 +10,7 @@ import paceline as pl
 from contracts.runs import run_task
 from contracts.table import ROWS, rows
 from paceline.run.config import TrainConfig
+from paceline.run.train import prepared
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -192,6 +193,6 @@ def test_a_data_set_that_extends_tensor_dataset_is_asked_for_its_samples(tmp_pat
 
 def test_a_worker_that_has_ended_is_not_shown_as_lost():
     seen = []
-    with mock.patch("paceline.run.train._PROGRESS_EVERY_S", 0.0):  # look at every look of the supervisor's own
-        pl.train(TrainConfig(algorithm="hogwild", workers=2, steps=5), on_progress=seen.append)
+    config = TrainConfig(algorithm="hogwild", workers=2, steps=5)
+    prepared(config, on_progress=seen.append, progress_every_s=0.0).run()  # look at every look of the supervisor's own
     assert [worker.alive for worker in seen[-1].workers] == [True, True]

@@ -49,7 +49,7 @@ def drive(
     A killed worker's successor finds the parameters that the dead one left.
     """
     machine = SimulatedMachine(
-        cluster, algorithm.memory, x=x0[0], vector_bytes=x0[0].nbytes, batch_size=1, seed=seed,
+        cluster, algorithm.needs, x=x0[0], vector_bytes=x0[0].nbytes, batch_size=1, seed=seed,
         is_gossip=True, collective="ring", faults=faults, restarts=restarts,
     )  # fmt: skip
     replicas, all_ports = [], []

@@ -132,9 +132,9 @@ def test_ad_psgd_averages_once_more_after_the_last_gradient(topology, workers):
     assert ended.machine.scheduler.now_s < 0.2  # nobody has waited for a deadline
 
 
-@pytest.mark.parametrize("slow", [0, 1])  # who only answers, and who requests
+@pytest.mark.parametrize("slow", [0, 1])  # the worker that only answers, and the one that requests
 @pytest.mark.parametrize("workers", [2, 4, 5])
-def test_who_comes_last_waits_for_nobody(workers, slow):
+def test_the_last_worker_to_end_waits_for_nobody(workers, slow):
     x0 = random_vectors(workers)
     ended = drive(pl.ADPSGD(), Cluster(workers=workers).slow(worker=slow, factor=7), num_steps=10, x0=x0)
     assert (ended.x.mean(0) - x0.mean(0)).abs().max() < 1e-12

@@ -1,4 +1,4 @@
-"""Simulated locks: they exclude, lose no wake-up, and are taken by whoever comes when they are free, as the real ones are."""
+"""Simulated locks: they exclude, lose no wake-up, and are taken by the first to come when they are free, as the real ones."""
 
 import pytest
 from hypothesis import given, settings
@@ -46,9 +46,9 @@ def taken_s(visits, *, sharing=False, spin_s=0.0, kills=()):
     [
         ([(0, 1, True), (0.5, 1, True)], 0.0, [0, 1.25]),  # asleep: woken at 1, and runs 0.25 s later
         ([(0, 1, True), (0.5, 1, True)], 0.6, [0, 1]),  # still spinning
-        ([(0, 1, True), (0.5, 1, True), (1.1, 1, True)], 0.0, [0, 2.35, 1.1]),  # who comes in between takes it
+        ([(0, 1, True), (0.5, 1, True), (1.1, 1, True)], 0.0, [0, 2.35, 1.1]),  # one that comes in between takes it
         ([(0, 1, True), (0.5, 1, True), (1.1, 0.1, True)], 0.0, [0, 1.25, 1.1]),  # and has left before the other runs
-        ([(0, 1, True), (0.2, 1, True), (0.5, 1, True)], 0.0, [0, 1.25, 2.5]),  # who sleeps is woken in order
+        ([(0, 1, True), (0.2, 1, True), (0.5, 1, True)], 0.0, [0, 1.25, 2.5]),  # sleepers are woken in order
         # Woken for nothing, the second visitor goes behind the third.
         ([(0, 1, True), (0.2, 1, True), (0.5, 1, True), (1.1, 1, True)], 0.0, [0, 3.6, 2.35, 1.1]),
         # The third still spins when the lock is free, the second sleeps: woken as well, it finds it taken and falls asleep.
@@ -109,7 +109,7 @@ TIMES = st.sampled_from([0.0, 0.125, 0.25, 0.5, 1.0])
     spin_s=st.sampled_from([0.0, 0.25, 1.0, 100.0]),
     killed=st.lists(st.tuples(st.integers(0, 6), st.sampled_from([0.125, 0.3, 0.75, 1.25, 2.0])), max_size=2),
 )
-def test_everybody_who_is_not_killed_gets_in(visits, sharing, spin_s, killed):
+def test_every_worker_that_is_not_killed_gets_in(visits, sharing, spin_s, killed):
     """Exclusion is asserted inside; a wake-up that is lost is a deadlock, which raises."""
     kills = [(number, at_s) for number, at_s in killed if number < len(visits)]
     got_s = taken_s(visits, sharing=sharing, spin_s=spin_s, kills=kills)

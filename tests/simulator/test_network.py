@@ -1,4 +1,4 @@
-"""When simulated messages arrive, who learns that a worker left, and what collectives over the network take."""
+"""When simulated messages arrive, which workers learn that one has left, and what collectives over the network take."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 import paceline as pl
 from paceline.errors import PeerLostError, UsageError
 from paceline.ports.ports import Message, PeerBack, PeerLeft
-from paceline.ports.shared import MemoryRequest
+from paceline.ports.shared import Needs
 from paceline.simulator import Cluster, Faults
 from paceline.simulator.concurrency import SimulatedConcurrency
 from paceline.simulator.machine import SimulatedMachine
@@ -23,7 +23,7 @@ MESSAGE = Message("m", x=torch.zeros(100 - HEADER_BYTES, dtype=torch.uint8))  # 
 def play(programs, *, faults=None, **cluster):
     """Runs one program per worker, called with its ports."""
     machine = SimulatedMachine(
-        Cluster(workers=len(programs), **WIRED | cluster), MemoryRequest("replicated", mailbox=True, collectives=True),
+        Cluster(workers=len(programs), **WIRED | cluster), Needs("replicated", mailbox=True, collectives=True),
         x=torch.zeros(1), vector_bytes=4, batch_size=1, seed=0, collective="ring", faults=faults,
     )  # fmt: skip
     all_ports = [machine.ports(machine.core(worker)) for worker in range(len(programs))]
@@ -254,7 +254,7 @@ def test_a_kill_is_told_after_detection_and_loses_what_has_not_left():
     assert got[2][0] == pytest.approx(3.5)
 
 
-def test_whoever_writes_to_the_dead_is_told():
+def test_a_sender_to_a_dead_worker_is_told():
     said = []
 
     def writes(ports):

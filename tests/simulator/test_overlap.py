@@ -10,8 +10,9 @@ from torch.utils.data import TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 import paceline as pl
-from paceline.replica.buckets import BUCKET_BYTES, GradientBuckets, bucket_bytes_for, bucket_ranges
-from paceline.run.simulate_task import _Simulation
+from paceline.ports.shared import BUCKET_BYTES
+from paceline.replica.buckets import GradientBuckets, bucket_bytes_for, bucket_ranges
+from paceline.run.simulate_task import TaskSimulation
 from paceline.simulator import Cluster, Faults, Normal
 from paceline.simulator.network import HEADER_BYTES
 from paceline.simulator.overlap import FORWARD_SHARE, declared_buckets, shares_until_complete
@@ -183,13 +184,13 @@ def test_a_loop_takes_the_same_times_as_a_task(algorithm, monkeypatch):
 
 
 @pytest.mark.parametrize("algorithm", ["local-sgd(period=4)", "d-psgd", "ad-psgd", "lockstep", "all-reduce"])
-def test_who_waits_for_nothing_makes_no_more_events(algorithm, monkeypatch):
+def test_a_program_that_waits_for_nothing_makes_no_more_events(algorithm, monkeypatch):
     """Only a gradient that travels in several buckets is computed in several parts."""
     config = pl.TrainConfig(algorithm=algorithm, workers=4, steps=4)
     cluster, events = Cluster(workers=4, compute_s=Normal(average_s=0.2, deviation_s=0.01)), {}
     for buckets in (1, 40):
-        monkeypatch.setattr("paceline.run.simulate_task.bucket_bytes_for", lambda _, size=4_000_000 // buckets: size)
-        simulation = _Simulation(config, cluster, True, 1_000_000)
+        monkeypatch.setattr("paceline.run.simulate_task.bucket_bytes_for", lambda *_, size=4_000_000 // buckets: size)
+        simulation = TaskSimulation(config, cluster, True, 1_000_000)
         simulation.run()
         events[buckets] = simulation.machine.scheduler.num_events
     if algorithm == "all-reduce":

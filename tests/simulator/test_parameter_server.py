@@ -8,7 +8,7 @@ import torch
 
 import paceline as pl
 from paceline.records.summary import applied_in_order
-from paceline.run.simulate_task import _Simulation
+from paceline.run.simulate_task import TaskSimulation
 from paceline.simulator import Cluster, ExponentialTail, Normal
 from paceline.simulator.faults import Faults
 
@@ -18,7 +18,7 @@ VARIED = Normal(average_s=0.001, deviation_s=0.0004)
 def final(algorithm, workers, **config):
     """The run and its final parameters (P,)."""
     settings = {"algorithm": algorithm, "workers": workers, "epochs": 0.5, **config}
-    simulation = _Simulation(pl.TrainConfig(**settings), Cluster(workers=workers), False, None)
+    simulation = TaskSimulation(pl.TrainConfig(**settings), Cluster(workers=workers))
     run = simulation.run()
     x = torch.empty(simulation.binding.num_elements)
     simulation.machine.shared.snapshot(x)

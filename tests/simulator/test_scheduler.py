@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paceline.simulator.bus import MemoryBus
+from paceline.simulator.hardware.bus import MemoryBus
 from paceline.simulator.locks import LockState
 from paceline.simulator.program import DeadlockError, ProgramError
 from paceline.simulator.scheduler import Scheduler
@@ -23,7 +23,7 @@ def test_events_come_in_the_order_of_their_times_then_of_their_planning():
     assert seen == [(1.0, 1), (3.0, 0), (3.0, 2), (3.0, 1), (4.0, 0)]
 
 
-def test_deadlock_names_who_waits_for_what():
+def test_a_deadlock_names_each_program_and_what_it_waits_for():
     scheduler = Scheduler()
     lock = LockState(scheduler, 0.0, sharing=False)
 

@@ -9,7 +9,6 @@ from torch.autograd import backward as backward_by_name
 from torch.utils.checkpoint import checkpoint
 
 import paceline as pl
-from paceline.replica.buckets import GradientBuckets
 
 BATCHES = [(torch.randn(6, 4, generator=torch.Generator().manual_seed(k)), torch.arange(6) % 3) for k in range(13)]
 
@@ -229,18 +228,12 @@ def check_equal(kind, algorithm, workers, *, at_the_end=True):
                 assert same or (one - other).isnan().all(), (worker, number, one, other)
 
 
-@pytest.fixture
-def _bucket_per_parameter(monkeypatch):
-    monkeypatch.setattr(GradientBuckets.__init__, "__defaults__", (1,))
-
-
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 @pytest.mark.filterwarnings("ignore::paceline.errors.ClippingWarning")
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("kind", LOOPS, ids=lambda kind: kind.__name__)
-@pytest.mark.usefixtures("_bucket_per_parameter")
 def test_all_reduce(kind, workers):
-    check_equal(kind, "all-reduce", workers)
+    check_equal(kind, "all-reduce(bucket_bytes=1)", workers)  # a bucket per parameter
 
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")

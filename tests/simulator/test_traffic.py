@@ -15,9 +15,9 @@ from paceline.algorithms import registry
 from paceline.algorithms.server.registries import apply_registry
 from paceline.algorithms.server.traffic import TrafficCount, update_vectors
 from paceline.compression.codec import BFloat16, NoCodec, TopK
-from paceline.run.simulate_task import _Simulation
+from paceline.run.simulate_task import TaskSimulation
 from paceline.simulator import Cluster, Normal
-from paceline.simulator.core import Core
+from paceline.simulator.hardware.core import Core
 from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.mailbox import SimulatedMailbox
 from paceline.transport.collectives import DistributedCollectives
@@ -115,9 +115,7 @@ def play(spec, workers, monkeypatch, *, steps=4, cluster=None, **config):
     ledger = Ledger(monkeypatch)
     cluster = cluster or Cluster(workers=workers, compute_s=Normal(average_s=0.05, deviation_s=0.004))
     config = {"epochs": 1} | config
-    simulation = _Simulation(
-        pl.TrainConfig(algorithm=spec, workers=workers, batch_size=8, **config), cluster, False, None
-    )
+    simulation = TaskSimulation(pl.TrainConfig(algorithm=spec, workers=workers, batch_size=8, **config), cluster)
     ledger.scheduler = simulation.machine.scheduler
     simulation.evaluator = simulation.record._evaluator = None
     with ByWorker(ledger):
@@ -232,7 +230,7 @@ def test_codecs_say_what_they_move(codec, not_seen):
 
 
 class _Group(DistributedCollectives):
-    """Collectives of four workers, of whom one is here: what the others send is made up."""
+    """Collectives of four workers, of which one is here: what the others send is made up."""
 
     def __init__(self):
         self._num_workers, self._worker_id = 4, 1
@@ -279,7 +277,7 @@ def test_mixing_takes_as_long_as_there_are_neighbours(degree):
 
 
 def test_gossip_holds_its_lock_while_it_averages():
-    """A pair: a copy of 20 ms to compute on, and whoever wants it while the other program moves vectors waits."""
+    """A pair: a copy of 20 ms to compute on, and a program that wants it while the other moves vectors waits."""
     cluster = Cluster(workers=2, compute_s=0.05, bandwidth_bytes_per_s=1e18, latency_s=0.0)
     config = pl.TrainConfig(algorithm="ad-psgd", workers=2, steps=10)
     run = pl.simulate_task(config, cluster=cluster, timing_only=True, num_parameters=25_000_000)

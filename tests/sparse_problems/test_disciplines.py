@@ -7,11 +7,11 @@ from scipy import sparse
 from paceline.errors import UsageError
 from paceline.sklearn import HogwildClassifier
 from paceline.sparse import losses
-from paceline.sparse.disciplines import DISCIPLINES, _exchange, _push, means_for
+from paceline.sparse.disciplines import DISCIPLINES, _exchange, _push, resources_for
 from paceline.sparse.linear import LinearModel, Loss
 from paceline.sparse.losses import CODES
 from paceline.sparse.matrix import rows_of
-from paceline.sparse.steps import CONSTANT, OPTIMAL, Plan
+from paceline.sparse.steps import CONSTANT, OPTIMAL, PassPlan
 from paceline.sparse.team import Team
 from sparse_problems.reference import Account, sgd
 from sparse_problems.test_threads import text_like
@@ -25,7 +25,7 @@ def data():
 
 
 def plan_of(loss, schedule=CONSTANT, *, eta=1.0, l2=0.0, epsilon=0.1):
-    return Plan(CODES[loss], epsilon, schedule, eta, 0.5, 3.0, 0.0, l2, False, True, 0.7, 5)
+    return PassPlan(CODES[loss], epsilon, schedule, eta, 0.5, 3.0, 0.0, l2, False, True, 0.7, 5)
 
 
 @pytest.mark.parametrize("discipline", DISCIPLINES)
@@ -109,12 +109,12 @@ def test_replicas_learn_and_no_better_than_one_thread(data, threads):
 def test_an_exchange_of_replicas_is_the_paper_s():
     rng = np.random.default_rng(0)
     X = sparse.csr_matrix(np.eye(6))
-    means = means_for("replicas", 3, rows_of(X), np.zeros(6))[2]
-    means.replicas[:] = rng.normal(0, 1, (3, 7))
-    means.snapshots[2] = means.replicas[2] - np.array([0.5, 1e-3, -0.2, 0, -1e-3, 2, -2])
-    w, base, following = means.replicas[2].copy(), means.snapshots[2].copy(), means.replicas[0].copy()
-    _exchange(means)
-    beta, keep = means.push, means.keep
+    resources = resources_for("replicas", 3, rows_of(X), np.zeros(6))[2]
+    resources.replicas[:] = rng.normal(0, 1, (3, 7))
+    resources.snapshots[2] = resources.replicas[2] - np.array([0.5, 1e-3, -0.2, 0, -1e-3, 2, -2])
+    w, base, following = resources.replicas[2].copy(), resources.snapshots[2].copy(), resources.replicas[0].copy()
+    _exchange(resources)
+    beta, keep = resources.push, resources.keep
     assert keep == pytest.approx(1 - beta**2)
     for j, change in enumerate(w - base):
         mixed = keep * following[j] + (1 - keep) * w[j]
@@ -122,7 +122,7 @@ def test_an_exchange_of_replicas_is_the_paper_s():
             expected = (mixed + (beta + keep - 1) * change,) * 2 + (following[j] + beta * change,)
         else:  # kept for later
             expected = (mixed, mixed - change, following[j])
-        found = (means.replicas[2, j], means.snapshots[2, j], means.replicas[0, j])
+        found = (resources.replicas[2, j], resources.snapshots[2, j], resources.replicas[0, j])
         assert found == pytest.approx(expected)
 
 

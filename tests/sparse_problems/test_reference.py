@@ -10,7 +10,7 @@ from paceline.sparse import losses
 from paceline.sparse.linear import LinearModel, Loss
 from paceline.sparse.losses import CODES
 from paceline.sparse.matrix import rows_of
-from paceline.sparse.steps import CONSTANT, INVSCALING, OPTIMAL, Plan
+from paceline.sparse.steps import CONSTANT, INVSCALING, OPTIMAL, PassPlan
 from paceline.sparse.team import Team
 from sparse_problems.reference import VALUES, Account, sgd, slope
 
@@ -33,7 +33,7 @@ def test_one_thread_equals_numpy(loss, penalty, schedule, adagrad, classes, dens
     rng = np.random.default_rng(seed)
     count, width = int(rng.integers(1, 30)), int(rng.integers(1, 12))
     X = rng.standard_normal((count, width)) * (rng.random((count, width)) < 0.5)
-    plan = Plan(CODES[loss], 0.3, schedule, 0.2, 0.4, 3.0, *penalty, adagrad, True, 0.7, chunk)
+    plan = PassPlan(CODES[loss], 0.3, schedule, 0.2, 0.4, 3.0, *penalty, adagrad, True, 0.7, chunk)
     targets = rng.integers(0, classes, count).astype(float) if classes > 1 else rng.choice([-1.0, 1.0], count)
     weights = rng.random(count) * 2 if weighted else np.ones(count)
     balance = rng.random((classes, 2)) + 0.5
@@ -73,7 +73,7 @@ def test_slopes_are_the_derivatives_of_the_losses_and_these_the_textbook_s(loss)
 def test_the_mean_loss_of_a_pass_is_what_was_met_on_the_way():
     X, y = np.eye(3), np.array([1.0, -1.0, 1.0])
     model = LinearModel(3, 1, np.dtype("f8"))
-    plan = Plan(CODES["hinge"], 0.1, CONSTANT, 0.5, 0.5, 1.0, 0.0, 0.0, False, True, 0.0, 1)
+    plan = PassPlan(CODES["hinge"], 0.1, CONSTANT, 0.5, 0.5, 1.0, 0.0, 0.0, False, True, 0.0, 1)
     with Team(1) as team:
         learning = model.learn(rows_of(X), y, plan, team)
         assert [learning.make_pass().loss for _ in range(3)] == [1.0, 0.5, 0.0]
@@ -84,7 +84,7 @@ def test_a_loss_of_one_s_own_is_compiled_into_the_same_loop():
     X, y = rng.standard_normal((40, 5)), rng.standard_normal(40)
     own = Loss(value=lambda p, y: (p - y) ** 4 / 4, slope=lambda p, y: (p - y) ** 3)
     model = LinearModel(5, 1, np.dtype("f8"))
-    plan = Plan(losses.code_of(own, ()), 0.1, CONSTANT, 0.01, 0.5, 1.0, 0.0, 0.1, False, True, 1.0, 8)
+    plan = PassPlan(losses.code_of(own, ()), 0.1, CONSTANT, 0.01, 0.5, 1.0, 0.0, 0.1, False, True, 1.0, 8)
     with Team(1) as team:
         learning = model.learn(rows_of(X), y, plan, team, loss=own, seed=None)
         learning.make_pass()

@@ -9,7 +9,7 @@ from paceline.sparse.hot import VISITS, tiers_for
 from paceline.sparse.linear import LinearModel
 from paceline.sparse.losses import Loss
 from paceline.sparse.matrix import frequencies, rows_of
-from paceline.sparse.steps import CONSTANT, Plan
+from paceline.sparse.steps import CONSTANT, PassPlan
 from paceline.sparse.team import Team, count_threads
 
 FALLING = Loss(value=lambda p, y: p, slope=lambda p, y: 1.0)  # one object: compiled once
@@ -78,7 +78,7 @@ def test_what_threads_change_in_their_copies_arrives_in_the_model(data, threads,
     """With a slope of 1 everywhere, the end is known: minus the sum of the rows."""
     X, _ = data
     model = LinearModel(X.shape[1], classes, np.dtype("f8"))
-    plan = Plan(9, 0.1, CONSTANT, 1.0, 0.5, 1.0, 0.0, 0.0, False, False, 1.0, 256)
+    plan = PassPlan(9, 0.1, CONSTANT, 1.0, 0.5, 1.0, 0.0, 0.0, False, False, 1.0, 256)
     with Team(threads) as team:
         learning = model.learn(rows_of(X), np.zeros(X.shape[0]), plan, team, loss=FALLING, seed=3)
         for _ in range(2):
@@ -93,7 +93,7 @@ def test_what_threads_change_in_their_copies_arrives_in_the_model(data, threads,
 def test_every_example_is_visited_once_a_pass():
     rows = 5000
     X = sparse.identity(rows, format="csr")
-    plan = Plan(9, 0.1, CONSTANT, 1.0, 0.5, 1.0, 0.0, 0.0, False, False, 0.0, 256)
+    plan = PassPlan(9, 0.1, CONSTANT, 1.0, 0.5, 1.0, 0.0, 0.0, False, False, 0.0, 256)
     model = LinearModel(rows, 1, np.dtype("f8"))
     with Team(3) as team:
         learning = model.learn(rows_of(X), np.zeros(rows), plan, team, loss=FALLING, discipline="shared")

@@ -19,7 +19,7 @@ from paceline.memory.placement import placement_registry
 from paceline.run.config import TrainConfig
 from paceline.simulator import Cluster
 from paceline.simulator.compute import compute_registry
-from paceline.simulator.sockets import Sockets
+from paceline.simulator.hardware.sockets import Sockets
 from paceline.specs import bounds
 from paceline.specs.types import allowed_types
 from paceline.topology import topology_registry

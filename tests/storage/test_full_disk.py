@@ -42,8 +42,8 @@ def check_whole(folder):
             assert path.read_text().endswith("\n"), path
     if (Path(folder) / "config.json").exists():
         RunData.load(folder)
-    if (newest := checkpoint.newest_or_none(Path(folder) / "checkpoint")) is not None:
-        checkpoint.check(newest)
+    if (newest := checkpoint_files.newest_or_none(Path(folder) / "checkpoint")) is not None:
+        checkpoint_files.check(newest)
 
 
 def complain(result):
@@ -109,7 +109,7 @@ def test_resume(thorough, monkeypatch, tmp_path):
             result = command("train", "--resume", folder, "--steps", 40)
         assert (complain(result) is not None) == disk.refused, (disk.at, result.output)
         check_whole(folder)
-        assert checkpoint.load_parameters(checkpoint.newest(folder / "checkpoint")).version in (20, 40)
+        assert checkpoint.load_parameters(checkpoint_files.newest(folder / "checkpoint")).version in (20, 40)
         assert command("train", "--resume", folder, "--steps", 60).exit_code == 0
         assert RunData.load(folder).records[0]["applied_version"].tolist() == list(range(1, 61)), disk.at
 
@@ -127,7 +127,7 @@ def test_a_short_failure(thorough, monkeypatch, tmp_path):
             recovered.add(disk.at[1])
             run = RunData.load(folder)
             assert run.records[0]["applied_version"].tolist() == list(range(1, 21))
-            assert checkpoint.load_parameters(checkpoint.newest(folder / "checkpoint")).version == 20
+            assert checkpoint.load_parameters(checkpoint_files.newest(folder / "checkpoint")).version == 20
         if folder.exists():
             check_whole(folder)
     assert {"worker-0.pt", "events-0.bin"} <= recovered
@@ -383,5 +383,5 @@ def test_a_checkpoint_with_a_missing_part_makes_room_and_the_one_before_stays(mo
     assert run.result["checkpoints_failed"] == 1
     (note,) = [note for note in run.result["notes"] if "checkpoint" in note]
     assert note.startswith("A checkpoint is left out, and the one before it stays: worker-1.pt cannot be written")
-    assert len(checkpoint.numbers(tmp_path / "run" / "checkpoint")) == 1
-    assert checkpoint.load_parameters(checkpoint.newest(tmp_path / "run" / "checkpoint")).version == 12 * 45
+    assert len(checkpoint_files.numbers(tmp_path / "run" / "checkpoint")) == 1
+    assert checkpoint.load_parameters(checkpoint_files.newest(tmp_path / "run" / "checkpoint")).version == 12 * 45

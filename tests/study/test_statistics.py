@@ -9,7 +9,7 @@ from paceline.study.statistics import (
     MIN_PAIRS,
     Times,
     adjusted_p_values,
-    arrivals,
+    arrival_curve,
     log_ratios,
     median_estimate,
     paired_ratio,
@@ -119,7 +119,7 @@ def test_a_pair_in_which_neither_arrived_counts_against_any_claim():
     assert (undecided.at_least, undecided.at_most, undecided.p_value) == (0, math.inf, 1)
 
 
-def test_a_run_stopped_before_the_other_arrived_says_nothing_of_who_was_sooner():
+def test_a_run_stopped_before_the_other_arrived_says_nothing_of_which_was_sooner():
     low, high = log_ratios(Times(np.array([2.0]), np.array([np.inf])), arrived([5.0]))
     assert low[0] < 0 < high[0]
 
@@ -147,7 +147,7 @@ def test_arrivals_agree_with_a_published_analysis():
     reached = [6, 6, 6, 7, 10, 13, 16, 22, 23]
     stopped = [6, 9, 10, 11, 17, 19, 20, 25, 32, 32, 34, 35]
     times = np.array(reached + [np.nan] * len(stopped))
-    curve = arrivals(Times.of(times, np.array(reached + stopped, float), np.zeros(21, bool)))
+    curve = arrival_curve(Times.of(times, np.array(reached + stopped, float), np.zeros(21, bool)))
     assert curve.at.tolist() == [6, 7, 10, 13, 16, 22, 23]
     assert (1 - curve.share).tolist() == pytest.approx([0.857, 0.807, 0.753, 0.690, 0.627, 0.538, 0.448], abs=5e-4)
     assert (curve.median.value, curve.median.low, curve.median.high) == (23, 13, math.inf)  # R's conf.type="log-log"
@@ -157,7 +157,7 @@ def test_arrivals_agree_with_a_published_analysis():
 
 def test_the_curve_of_complete_runs_is_the_share_that_arrived_and_its_area_the_mean():
     times = np.random.default_rng(4).exponential(3.0, 40)
-    curve = arrivals(arrived(times))
+    curve = arrival_curve(arrived(times))
     assert curve.share.tolist() == pytest.approx([(at + 1) / 40 for at in range(40)])
     assert restricted_mean(curve, float(times.max()) + 5) == pytest.approx(times.mean())
     assert restricted_mean(curve, 2.0) == pytest.approx(np.minimum(times, 2.0).mean())
@@ -165,18 +165,18 @@ def test_the_curve_of_complete_runs_is_the_share_that_arrived_and_its_area_the_m
 
 def test_diverged_runs_keep_the_curve_from_reaching_one():
     times, ended = np.array([1.0, 2, np.nan, 4]), np.array([1.0, 2, 1.5, 4])
-    diverged = arrivals(Times.of(times, ended, np.array([0, 0, 1, 0], bool)))
+    diverged = arrival_curve(Times.of(times, ended, np.array([0, 0, 1, 0], bool)))
     assert diverged.share.tolist() == [0.25, 0.5, 0.75]
-    stopped = arrivals(Times.of(times, ended, np.zeros(4, bool)))
+    stopped = arrival_curve(Times.of(times, ended, np.zeros(4, bool)))
     assert stopped.share.tolist() == pytest.approx([0.25, 0.625, 1.0])  # 1 - 3/4 x 1/2: two were left at 2 s
 
 
 @pytest.mark.parametrize("count", [1, 5])
 def test_where_nobody_arrived_the_median_is_unknown(count):
-    curve = arrivals(Times(np.full(count, 3.0), np.full(count, np.inf)))
+    curve = arrival_curve(Times(np.full(count, 3.0), np.full(count, np.inf)))
     assert (curve.arrived, curve.median.value, len(curve.at)) == (0, math.inf, 0)
     assert restricted_mean(curve, 3.0) == 3.0
-    assert arrivals(arrived([2.0])).median.value == 2.0
+    assert arrival_curve(arrived([2.0])).median.value == 2.0
 
 
 def test_bootstrap_intervals_of_medians_cover_what_their_docstring_says():

@@ -137,15 +137,11 @@ def test_what_is_wrong_is_said_in_one_sentence_with_the_place(written, text):
     assert "\n" not in str(raised.value).strip() or "TOML" in str(raised.value)
 
 
-def test_the_readme_s_study_is_one():
+def test_the_study_of_the_guide_is_one():
     from paceline.study.design import plan_trials
 
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    _, _, rest = readme.partition('    question = "Which persistence')
-    lines = ['question = "Which persistence' + rest.partition("\n")[0]]
-    for line in rest.splitlines()[1:]:
-        if line and not line.startswith("    "):
-            break
-        lines.append(line.removeprefix("    "))
-    study = study_from_table({"name": "readme", **tomllib.loads("\n".join(lines))})
+    page = (Path(__file__).parents[2] / "docs" / "studies.md").read_text()
+    shown = page.partition("```toml\n")[2].partition("```")[0]
+    assert shown.startswith('question = "Which persistence')
+    study = study_from_table({"name": "guide", **tomllib.loads(shown)})
     assert len(plan_trials(study).trials) == 8 * 5

@@ -89,7 +89,7 @@ def test_an_operation_that_a_worker_left_before_is_not_waited_for():
         of(0, store).wait_for(Work(), "all-reduce 2", in_slices=False)
 
 
-def test_who_waits_learns_that_another_one_has_given_up():
+def test_a_waiting_worker_learns_that_another_one_has_given_up():
     """Both are there, so neither is called missing; without this, each would wait for its own deadline."""
     store, said = HashStore(), {}
 

@@ -8,7 +8,7 @@ import torch
 from lazy_copies import LATER, LazyCopies
 from paceline.errors import UsageError
 from paceline.ports.ports import Message, Received
-from paceline.transport.device import CudaCopies, StagedMailbox, copies_for
+from paceline.transport.device import CudaCopies, StagedMailbox, device_copies
 from transport.conftest import DEADLINE_S
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU that PyTorch can use")
@@ -98,11 +98,11 @@ def test_programs_send_and_receive_at_the_same_time(mailboxes, device):
 
 
 def test_the_cpu_needs_no_copies_and_other_devices_are_refused():
-    assert copies_for(torch.device("cpu")) is None
+    assert device_copies(torch.device("cpu")) is None
     with pytest.raises(UsageError, match=r"CPU or on CUDA GPUs, and this one is on meta: move it with model\.cpu\(\)"):
-        copies_for(torch.device("meta"))
+        device_copies(torch.device("meta"))
 
 
 @needs_gpu
 def test_a_gpu_has_copies_of_its_own():
-    assert isinstance(copies_for(torch.device("cuda", 0)), CudaCopies)
+    assert isinstance(device_copies(torch.device("cuda", 0)), CudaCopies)

@@ -89,7 +89,7 @@ def test_another_users_runtime_folder_as_after_su_is_not_used(folders):
 
 
 @pytest.mark.parametrize("trap", ["another user's", "a link", "open to others"])
-def test_a_temporary_folder_that_somebody_else_has_made_is_one_sentence(folders, monkeypatch, trap):
+def test_a_temporary_folder_that_another_user_has_made_is_one_sentence(folders, monkeypatch, trap):
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     own = own_temporary(folders[1])
     if trap == "a link":

@@ -11,11 +11,11 @@ from torch.distributed import HashStore
 from leftovers import wait_until
 from paceline.errors import PacelineError, PeerLostError, UsageError, WorkerLostError
 from paceline.ports.ports import Counts, Message, PeerBack, PeerLeft, Received
+from paceline.transport.connections import hello_vector
 from paceline.transport.contexts import end_context
 from paceline.transport.inbox import HIGH_WATER_MARK, Inbox
 from paceline.transport.keys import create_keys
 from paceline.transport.mailbox import ZmqMailbox
-from paceline.transport.peers import introduction
 from paceline.transport.wire import HEADER_BYTES, Sort, pack
 from transport.conftest import DEADLINE_S, connect
 
@@ -290,7 +290,7 @@ def test_a_hello_in_the_first_zmtp_which_tells_no_connection_is_dropped(mailboxe
 def test_a_hello_from_nowhere_is_its_senders_error(mailboxes, store, endpoint):
     """A peer that knows the run's name, so any of its members."""
     a, b, _ = mailboxes(3)
-    hello, memory = pack(Sort.HELLO, Message("hello", 1, x=introduction(b._run, endpoint)), 2, 1)
+    hello, memory = pack(Sort.HELLO, Message("hello", 1, x=hello_vector(b._run, endpoint)), 2, 1)
     context = zmq.Context()
     with context.socket(zmq.DEALER) as stranger:
         stranger.connect(store.get("peer/1").decode().split()[1])
@@ -369,7 +369,7 @@ def test_closing_ends_a_receive_in_another_thread(mailboxes):
         a.send(0, Message("x"))
 
 
-def test_who_closes_together_waits_for_nobody():
+def test_mailboxes_that_close_together_wait_for_nobody():
     """A goodbye to a worker that has gone as well must not be waited for until `send_deadline_s`."""
     for _ in range(40):
         store = HashStore()
@@ -403,7 +403,7 @@ def test_with_another_key_or_none_they_do_not(store, tmp_path):
         )
 
 
-def test_whoever_knows_only_the_public_key_is_not_let_in(mailboxes, store, tmp_path):
+def test_a_peer_that_knows_only_the_public_key_is_not_let_in(mailboxes, store, tmp_path):
     keys = create_keys(tmp_path / "key")
     _, b = mailboxes(2, host="127.0.0.1", keys=tmp_path / "key")
     context = zmq.Context()

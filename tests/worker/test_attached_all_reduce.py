@@ -1,13 +1,13 @@
 """The user's loop under `all-reduce`: two workers are one with twice the batch, whatever the loop does with its gradients."""
 
 import threading
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 import paceline as pl
-from paceline.replica.buckets import GradientBuckets
 
 BATCHES = [(torch.randn(6, 4, generator=torch.Generator().manual_seed(k)), torch.arange(6) % 3) for k in range(16)]
 
@@ -39,7 +39,7 @@ def reference(step, batches_per_step):
     return [p.detach().clone() for p in model.parameters()]
 
 
-def launched(train, workers=2):
+def run(algorithm, train, workers=2):
     """`train(worker)`'s results by worker."""
     results, lock = {}, threading.Lock()
 
@@ -51,19 +51,19 @@ def launched(train, workers=2):
         with lock:
             results[worker.worker_id] = [p.detach().clone() for p in model.parameters()]
 
-    pl.launch(loop, workers=workers, algorithm="all-reduce", backend="threads")
+    pl.launch(loop, workers=workers, algorithm=algorithm, backend="threads")
     for other in results.values():
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
     return results[0]
 
 
-@pytest.fixture(autouse=True, params=[1, 1 << 20], ids=["a bucket per parameter", "one bucket"])
-def _bucket_sizes(request, monkeypatch):
-    monkeypatch.setattr(GradientBuckets.__init__, "__defaults__", (request.param,))
+@pytest.fixture(params=[1, 1 << 20], ids=["a bucket per parameter", "one bucket"], name="launched")
+def _launched(request):
+    return partial(run, pl.AllReduce(bucket_bytes=request.param))
 
 
 @pytest.mark.parametrize("step", [plain_step, clipped])
-def test_two_workers_are_one_with_twice_the_batch(step):
+def test_two_workers_are_one_with_twice_the_batch(step, launched):
     def train(worker, model, optimizer):
         for x, y in worker.batches(BATCHES):
             optimizer.zero_grad()
@@ -74,7 +74,7 @@ def test_two_workers_are_one_with_twice_the_batch(step):
 
 
 @pytest.mark.parametrize("marked", [True, False], ids=["marked", "not marked"])
-def test_accumulated_gradients(marked):
+def test_accumulated_gradients(marked, launched):
     def train(worker, model, optimizer):
         for number, (x, y) in enumerate(worker.batches(BATCHES), start=1):
             loss = nn.functional.cross_entropy(model(x), y) / 2
@@ -90,7 +90,7 @@ def test_accumulated_gradients(marked):
     torch.testing.assert_close(launched(train), reference(clipped, 4))
 
 
-def test_every_pass_marked_sends_with_the_step():
+def test_every_pass_marked_sends_with_the_step(launched):
     def train(worker, model, optimizer):
         for x, y in worker.batches(BATCHES):
             optimizer.zero_grad()
@@ -101,7 +101,7 @@ def test_every_pass_marked_sends_with_the_step():
     torch.testing.assert_close(launched(train), reference(plain_step, 2))
 
 
-def test_a_loop_that_fetches_its_batches_itself():
+def test_a_loop_that_fetches_its_batches_itself(launched):
     def train(worker, model, optimizer):
         for x, y in BATCHES[worker.worker_id :: 2]:
             optimizer.zero_grad()
@@ -111,7 +111,7 @@ def test_a_loop_that_fetches_its_batches_itself():
     torch.testing.assert_close(launched(train), reference(plain_step, 2))
 
 
-def test_a_worker_without_a_batch_takes_part():
+def test_a_worker_without_a_batch_takes_part(launched):
     """16 batches on 3 workers: in the last round, two have none. This loop clears its gradients after the step."""
 
     def train(worker, model, optimizer):
@@ -135,7 +135,7 @@ def test_a_worker_without_a_batch_takes_part():
     torch.testing.assert_close(launched(train, workers=3), big())
 
 
-def test_a_step_that_all_skip_hangs_nobody():
+def test_a_step_that_all_skip_hangs_nobody(launched):
     """One worker's gradient is infinite: everybody's mean is, and GradScaler skips on all."""
     skipped = []
 

@@ -1,18 +1,17 @@
 """A lone worker whose model is on a device, which is a stand-in on the CPU; and what is refused there."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
 
 import paceline as pl
 from lazy_copies import LazyCopies
+from paceline.membership.environment import SupervisedEnvironment
 from paceline.memory.private import PrivateVector
 from paceline.ports.replica import Piece
 from paceline.replica.sharded import OwnedPieces, _like
 from paceline.vectors.flat import FlatBinding
-from paceline.worker.session import Session
+from paceline.worker.memberships.supervised import SupervisedMembership
 
 
 def made():
@@ -36,7 +35,8 @@ def data():
 @pytest.fixture
 def on_device(monkeypatch):
     copies = LazyCopies()
-    monkeypatch.setattr("paceline.worker.session.copies_for", lambda device: copies)
+    for place in ("memory", "supervised"):
+        monkeypatch.setattr(f"paceline.worker.memberships.{place}.device_copies", lambda device: copies)
     return copies
 
 
@@ -50,7 +50,7 @@ def on_device(monkeypatch):
 def test_a_lone_worker_on_a_device_equals_plain_training_bit_for_bit(on_device, algorithm):
     model, optimizer = made()
     with pl.attach(model, optimizer, algorithm=algorithm) as worker:
-        assert isinstance(worker._session.ports.shared, PrivateVector)
+        assert isinstance(worker._membership.ports.shared, PrivateVector)
         train(model, optimizer, worker.batches(data()))
     assert on_device.streams == (
         ["averaging"] if algorithm == "ad-psgd" else []
@@ -73,7 +73,7 @@ def test_workers_that_share_memory_are_refused_on_a_device(on_device, monkeypatc
     with pytest.raises(
         pl.UsageError, match=r"share the CPU's memory: move the model there with model\.cpu\(\), or start"
     ):
-        Session(made()[0], pl.algorithms.registry.build("all-reduce"), SimpleNamespace(supervised=True))
+        SupervisedMembership(SupervisedEnvironment(), made()[0], pl.algorithms.registry.build("all-reduce"))
 
 
 def test_a_device_that_is_neither_cpu_nor_gpu_is_refused():

@@ -204,7 +204,7 @@ def test_a_worker_without_a_batch_is_told_what_the_others_make_of_the_mean(optim
         assert all(torch.equal(a, b) for a, b in zip(loop.models[0], loop.models[worker], strict=True))
     found = (
         set() if bad is None else {0} if bad == 6 else {0, 1, 2}
-    )  # who had a batch in that round scale less from then on
+    )  # workers that had a batch in that round scale less from then on
     if scaled:
         assert loop.scales == {worker: 8.0 / 2 ** (epochs * (worker in found)) for worker in range(3)}
     assert run.result["samples"] == epochs * 13

@@ -13,21 +13,20 @@ from paceline.advice.answer import Advice, Candidate, Circumstances, Fit, Predic
 from paceline.advice.campaign import Budget, Campaign
 from paceline.advice.candidates import ALONE, candidates
 from paceline.advice.evidence import convergence_models, gathered, progress_spread
-from paceline.advice.killed import CHECKPOINT_EVERY_S, restarts, with_kills
+from paceline.advice.failures import CHECKPOINT_EVERY_S, restarts, with_kills
 from paceline.advice.loops import LoopProgram
 from paceline.advice.machine import this_machine
 from paceline.advice.pool import Pool
 from paceline.advice.program import Program
 from paceline.advice.programs import load_program
-from paceline.advice.ranking import Spread, order, predict, seeds_spread
+from paceline.advice.ranking import LogSpread, order, predict, seeds_spread
 from paceline.advice.reasons import close_calls, name, nothing_arrives, reasons
 from paceline.advice.scratch import Scratch, WritesElsewhereError
-from paceline.advice.trials import Trials, designed
-from paceline.calibration.measurements import num_cores
+from paceline.advice.short_runs import ShortRuns, designed
 from paceline.errors import PacelineError, UsageError
 from paceline.planner.convergence_model import ConvergenceModel
 from paceline.simulator import Cluster
-from paceline.system.machine import machine
+from paceline.system.machine import machine, num_cores
 from paceline.tasks.base import keep_data
 
 __all__ = ["advise"]
@@ -150,7 +149,7 @@ class _Advising:
             if not 0 <= worker < max_workers:
                 raise UsageError(f"Worker {worker} cannot be slow: up to {max_workers} workers count from 0.")
         self.warnings: list[str] = []
-        self.trials = Trials(program, target, self.slow if program.knows_slow else {})
+        self.trials = ShortRuns(program, target, self.slow if program.knows_slow else {})
         self.measures = given is None
         self._has_slow = program.knows_slow or not self.slow  # whether short runs are as slow as what is asked about
 
@@ -340,7 +339,7 @@ class _Advising:
             samples=most,
         )
 
-    def _warn(self, ranked: Sequence[Prediction], seeds: Spread | None, arrives: bool, restart_s: float) -> None:
+    def _warn(self, ranked: Sequence[Prediction], seeds: LogSpread | None, arrives: bool, restart_s: float) -> None:
         if not arrives:
             return
         best, said = ranked[0], self.warnings

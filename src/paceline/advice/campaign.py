@@ -15,7 +15,7 @@ from paceline.advice.convergence import Job, Simulated, gap, simulate, stretched
 from paceline.advice.machine import with_workers
 from paceline.advice.pool import Pool
 from paceline.advice.program import Observed, Program, Shape
-from paceline.advice.trials import Rate
+from paceline.advice.short_runs import Rate
 from paceline.simulator import Cluster
 
 __all__ = ["Budget", "Campaign"]
@@ -106,26 +106,15 @@ class Campaign:
         heads = self._heads(candidates)
         first = heads[: max(2, self._processes)]
         self._time_one(first[0], until)
-        self._round(
-            "first simulations",
-            first,
-            limit_s=math.inf,
-            limit_samples=self._cap(first, _FIRST_SHARE, until),
-            until=until,
-        )
+        cap = self._cap(first, _FIRST_SHARE, until)
+        self._round("first simulations", first, limit_s=math.inf, limit_samples=cap, until=until)
         rest = heads[len(first) :]
-        self._round(
-            "each algorithm", rest, limit_s=self._limit_s(), limit_samples=self._cap(rest, 0.6, until), until=until
-        )
+        cap = self._cap(rest, 0.6, until)
+        self._round("each algorithm", rest, limit_s=self._limit_s(), limit_samples=cap, until=until)
         others = [one for one in candidates if one not in heads]
         others.sort(key=lambda one: (self._promise(one), one.workers))
-        self._round(
-            "each number of workers",
-            others,
-            limit_s=self._limit_s(),
-            limit_samples=self._cap(others, 1.0, until),
-            until=until,
-        )
+        cap = self._cap(others, 1.0, until)
+        self._round("each number of workers", others, limit_s=self._limit_s(), limit_samples=cap, until=until)
 
     def longer(self, until: float) -> None:
         """Again, with as many samples as there is time for: who was cut off before the best time, the closest first."""
@@ -272,14 +261,8 @@ class Campaign:
         slow = {worker: factor for worker, factor in self._slow.items() if worker < one.workers}
         has_it = self._rate is not None and self._program.knows_slow  # measured speeds have slow workers in them
         base = with_workers(self._cluster, one.workers, slow if has_it or self._rate is None else {})
-        common = {
-            "program": self._program,
-            "candidate": one,
-            "shape": self._shape,
-            "target": self._target,
-            "seed": seed,
-        }
-        common |= {"limit_samples": limit_samples}
+        common = {"program": self._program, "candidate": one, "shape": self._shape, "target": self._target}
+        common |= {"seed": seed, "limit_samples": limit_samples}
         if before := self.found.get(one):
             limit_s = limit_s / self._stretch(one)
             return Job(**common, cluster=before[0].cluster, limit_s=limit_s)

@@ -65,7 +65,7 @@ def candidates(max_workers: int, algorithms: Sequence[str] | None = None) -> tup
     tried = counts(max_workers)
     for spec in specs:
         algorithm = registry.build(spec)
-        if algorithm.memory.averaged:
+        if algorithm.needs.averaged:
             raise UsageError(
                 f"{spec} keeps a moving average, which a training of your own evaluates by itself: leave it out."
             )

@@ -92,16 +92,7 @@ def simulate(job: Job) -> Simulated:
             seed=job.seed,
         )
     except PacelineError as error:
-        run = Observed(
-            rates=(),
-            curve=(),
-            samples=0,
-            wall_s=0.0,
-            reached_s=None,
-            reached_samples=None,
-            outcome="crashed",
-            reason=first_line(error),
-        )
+        run = Observed(outcome="crashed", reason=first_line(error))
     return Simulated(
         job=job,
         cluster=cluster,

@@ -13,8 +13,8 @@ from paceline.advice.campaign import Budget, Campaign
 from paceline.advice.convergence import fit, gap, of_gap
 from paceline.advice.pool import Pool
 from paceline.advice.program import Observed
-from paceline.advice.ranking import Evidence, Spread, half_width, progress_error
-from paceline.advice.trials import Rate, Trials
+from paceline.advice.ranking import Evidence, LogSpread, half_width, progress_error, within_factor
+from paceline.advice.short_runs import Rate, ShortRuns
 from paceline.planner.convergence_model import ConvergenceModel
 from paceline.planner.estimate import Estimate
 from paceline.planner.system_model import SystemModel
@@ -43,7 +43,7 @@ def gathered(
     target: Target,
     campaign: Campaign,
     models: Mapping[str, ConvergenceModel],
-    trials: Trials | None,
+    trials: ShortRuns | None,
     trials_have_slow: bool,
 ) -> list[Evidence]:
     """Everything that is known of each candidate.
@@ -88,7 +88,7 @@ def gathered(
     return found
 
 
-def progress_spread(target: Target, trials: Trials, campaign: Campaign, seeds: Spread | None) -> Spread | None:
+def progress_spread(target: Target, trials: ShortRuns, campaign: Campaign, seeds: LogSpread | None) -> LogSpread | None:
     """Real against simulated progress, beyond what one further seed explains; None: there is nothing to compare."""
     errors = []
     for one, runs in trials.runs.items():
@@ -99,7 +99,7 @@ def progress_spread(target: Target, trials: Trials, campaign: Campaign, seeds: S
         return None
     explained = 2 * seeds.deviation**2 if seeds is not None else 0.0
     squares = max(0.0, float(np.mean(np.square(errors))) - explained)
-    return Spread(deviation=math.sqrt(squares), freedom=float(len(errors) - 1))
+    return LogSpread(deviation=math.sqrt(squares), freedom=float(len(errors) - 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,12 +110,13 @@ class _OwnSpeed:
 
     def predict(self, workers: int, size: float = 1.0) -> Estimate:
         """As a system model does."""
-        half = half_width([Spread(deviation=self.rate.deviation, freedom=self.rate.freedom)])
-        value = size / self.rate.value
-        return Estimate(value=value, low=value * math.exp(-half), high=value * math.exp(half))
+        half = half_width([LogSpread(deviation=self.rate.deviation, freedom=self.rate.freedom)])
+        return within_factor(size / self.rate.value, half)
 
 
-def _own_speed(one: Candidate, campaign: Campaign, trials: Trials | None, trials_have_slow: bool) -> _OwnSpeed | None:
+def _own_speed(
+    one: Candidate, campaign: Campaign, trials: ShortRuns | None, trials_have_slow: bool
+) -> _OwnSpeed | None:
     """By its short runs; by its simulations only where short runs know nothing of slow workers. None: it has none such.
 
     Where they do know, the simulations of what has not run were matched to the system model, and tell no more than that.

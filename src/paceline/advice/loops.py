@@ -14,8 +14,9 @@ from typing import Any
 from paceline.advice.answer import Candidate, Target
 from paceline.advice.program import Observed, Shape, observed
 from paceline.advice.scratch import Confined, Scratch
-from paceline.advice.tasks import NEVER, target_options, virtual_rate
+from paceline.advice.tasks import NEVER, shared_options, virtual_rate
 from paceline.simulator import Cluster
+from paceline.system.machine import intra_op_threads
 
 __all__ = ["LoopProgram"]
 
@@ -42,7 +43,7 @@ class LoopProgram:
     @contextlib.contextmanager
     def _simulated(self) -> Iterator[Any]:
         """The loop, for workers of this process: one thread, as a worker has, and in a scratch folder."""
-        with _one_thread(), contextlib.ExitStack() as stack:
+        with intra_op_threads(1), contextlib.ExitStack() as stack:
             if self.scratch is not None:
                 stack.enter_context(self.scratch.inside(stack.enter_context(self.scratch.made())))
             yield self.function()
@@ -115,27 +116,7 @@ class LoopProgram:
     ) -> str:
         """`paceline launch`."""
         del samples  # the loop says itself how long it goes on
-        options: list[Any] = [
-            "--workers",
-            candidate.workers,
-            "--algorithm",
-            candidate.algorithm,
-            *target_options(target),
-        ]
-        for worker, factor in sorted(slow.items()):
-            options += ["--slow", f"{worker}:{factor:g}"]
-        options += ["--restarts", restarts] if restarts else []
-        return shlex.join(["paceline", "launch", self.name, *map(str, options)])
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """One intra-op thread, as a worker has."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+        options = ["--workers", candidate.workers, "--algorithm", candidate.algorithm]
+        return shlex.join(
+            map(str, ["paceline", "launch", self.name, *options, *shared_options(target, slow, restarts)])
+        )

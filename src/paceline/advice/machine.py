@@ -9,10 +9,11 @@ from paceline.advice.answer import Candidate
 from paceline.advice.program import Program, Shape
 from paceline.calibration import probes
 from paceline.calibration.machine import as_cluster, measure
-from paceline.calibration.measurements import Spread, num_cores
+from paceline.calibration.measurements import Quartiles
 from paceline.errors import PacelineError
 from paceline.simulator import Cluster
 from paceline.simulator.compute import Normal
+from paceline.system.machine import num_cores
 from paceline.tasks.load import BUILT_IN
 
 __all__ = ["matched", "this_machine", "with_workers"]
@@ -27,7 +28,7 @@ _MOST_DEVIATION = 0.3  # of compute time, over its mean
 
 
 def this_machine(program: str, shape: Shape, on_progress: Callable[[str], None]) -> tuple[Cluster, list[str]]:
-    """Memory, locks and messages of this machine, in a few seconds; and a warning where they could not be measured.
+    """MemoryTimes, locks and messages of this machine, in a few seconds; and a warning where they could not be measured.
 
     The step is not measured here: short runs do that, with all workers at once.
     """
@@ -36,16 +37,19 @@ def this_machine(program: str, shape: Shape, on_progress: Callable[[str], None])
         measured = measure(task, quick=True, on_progress=lambda what: on_progress(f"Measuring {what}"))
         if task != program:
             num_bytes = shape.num_parameters * _ELEMENT_BYTES
-            with probes.Team(max(2, num_cores()), num_bytes) as team:
+            with probes.ProcessTeam(max(2, num_cores()), num_bytes) as team:
                 alone = team.together(probes.copies_s, 1, num_bytes=num_bytes, for_s=_COPIES_S)[0]
                 crowded = team.together(probes.copies_s, num_cores(), num_bytes=num_bytes, for_s=_COPIES_S)
                 handed = probes.handed_copies_s(team, num_bytes, _HANDED_COPIES)
             measured = dataclasses.replace(
                 measured,
                 vector_bytes=num_bytes,
-                copy_s=Spread.of(alone),
-                crowded_copies_s=[Spread.of(one) for one in crowded],
-                handed_copy_s=Spread.of(handed),
+                memory=dataclasses.replace(
+                    measured.memory,
+                    copy_s=Quartiles.of(alone),
+                    crowded_copies_s=[Quartiles.of(one) for one in crowded],
+                ),
+                handed_copy_s=Quartiles.of(handed),
             )
         found = as_cluster(measured)
     except PacelineError as error:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from scipy.stats import t as student_t
 
 from paceline.advice.answer import Candidate, Target
-from paceline.planner.estimate import CONFIDENCE, Estimate
+from paceline.planner.estimate import Estimate, deviations
 from paceline.records.run_data import RunData
 from paceline.records.summary import WINDOW, applied_in_order, loss_curve
 from paceline.simulator import Cluster
@@ -47,7 +46,7 @@ class Observed:
         wall_s: of training; virtual seconds in a simulation.
         reached_s: when the target was reached; None: it was not.
         reached_samples: samples until then.
-        outcome: converged, stopped or diverged.
+        outcome: converged, stopped, diverged or crashed.
         reason: why, if there is something to say.
         ended_itself: whether the program came to its own end, and would in a longer run, too.
         staleness: mean; None: the algorithm has none.
@@ -57,12 +56,12 @@ class Observed:
         shape: of the program.
     """
 
-    rates: tuple[float, ...]
-    curve: tuple[tuple[float, float, float], ...]
-    samples: int
-    wall_s: float
-    reached_s: float | None
-    reached_samples: float | None
+    rates: tuple[float, ...] = ()
+    curve: tuple[tuple[float, float, float], ...] = ()
+    samples: int = 0
+    wall_s: float = 0.0
+    reached_s: float | None = None
+    reached_samples: float | None = None
     outcome: str
     reason: str = ""
     ended_itself: bool = False
@@ -137,7 +136,7 @@ def mean_rate(rates: tuple[float, ...]) -> Estimate:
     if len(rates) < 2:
         return Estimate(value=mean, low=mean, high=mean)
     error = float(np.std(rates, ddof=1)) / math.sqrt(len(rates))
-    half = float(student_t.ppf((1 + CONFIDENCE) / 2, len(rates) - 1)) * error
+    half = deviations(len(rates) - 1) * error
     return Estimate(value=mean, low=max(0.0, mean - half), high=mean + half)
 
 

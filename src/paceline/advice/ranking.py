@@ -8,17 +8,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import t as student_t
 
 from paceline.advice.answer import Candidate, Prediction, Target
 from paceline.advice.convergence import gap
 from paceline.advice.program import Observed
-from paceline.advice.trials import Rate
-from paceline.planner.estimate import CONFIDENCE, Estimate
+from paceline.advice.short_runs import Rate
+from paceline.observe.words import counted
+from paceline.planner.estimate import Estimate, deviations
 
 __all__ = [
     "Evidence",
-    "Spread",
+    "LogSpread",
     "best_value",
     "half_width",
     "order",
@@ -26,11 +26,13 @@ __all__ = [
     "progress_error",
     "seeds_spread",
     "value_at",
+    "value_text",
+    "within_factor",
 ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Spread:
+class LogSpread:
     """A standard deviation of logarithms, and from how many independent values it is.
 
     Args:
@@ -42,7 +44,7 @@ class Spread:
     freedom: float
 
 
-UNKNOWN_SEEDS = Spread(
+UNKNOWN_SEEDS = LogSpread(
     deviation=0.15, freedom=4.0
 )  # where no candidate was simulated twice: about what three seeds show
 
@@ -70,7 +72,7 @@ class Evidence:
     why_not: str = ""
 
 
-def seeds_spread(evidence: Iterable[Evidence]) -> Spread | None:
+def seeds_spread(evidence: Iterable[Evidence]) -> LogSpread | None:
     """How much seeds of one candidate differ in their time, over all that were repeated; None: none was."""
     squares, freedom = 0.0, 0
     for one in evidence:
@@ -78,7 +80,7 @@ def seeds_spread(evidence: Iterable[Evidence]) -> Spread | None:
         if len(logs) > 1:
             squares += float(np.sum((logs - logs.mean()) ** 2))
             freedom += len(logs) - 1
-    return Spread(deviation=math.sqrt(squares / freedom), freedom=float(freedom)) if freedom else None
+    return LogSpread(deviation=math.sqrt(squares / freedom), freedom=float(freedom)) if freedom else None
 
 
 def progress_error(target: Target, real: Observed, simulated: Sequence[Observed]) -> float | None:
@@ -105,7 +107,7 @@ def progress_error(target: Target, real: Observed, simulated: Sequence[Observed]
     return float(np.median(found)) if found else None
 
 
-def predict(evidence: Evidence, target: Target, seeds: Spread | None, models: Spread | None) -> Prediction:
+def predict(evidence: Evidence, target: Target, seeds: LogSpread | None, models: LogSpread | None) -> Prediction:
     """What is expected of one candidate.
 
     The time is the median of the simulated ones. Its interval puts together, as independent shares, how much seeds differ, how
@@ -120,7 +122,7 @@ def predict(evidence: Evidence, target: Target, seeds: Spread | None, models: Sp
     runs, rate = evidence.runs, evidence.rate
     reached_s = tuple(run.reached_s if run.reached_s is not None else math.inf for run in runs)
     parts = [_of_seeds(seeds, max(1, sum(map(math.isfinite, reached_s))))]
-    parts += [Spread(deviation=rate.deviation, freedom=rate.freedom)] if rate is not None else []
+    parts += [LogSpread(deviation=rate.deviation, freedom=rate.freedom)] if rate is not None else []
     parts += [models] if models is not None else []
     said = [rate.extrapolation] if rate is not None and rate.extrapolation else []
     time_s, samples, why_not = None, None, ""
@@ -128,8 +130,7 @@ def predict(evidence: Evidence, target: Target, seeds: Spread | None, models: Sp
     if math.isfinite(median_s):
         parts.append(_resolution(target, runs))
         half = half_width(parts)
-        high = median_s * math.exp(half) if all(map(math.isfinite, reached_s)) else math.inf
-        time_s = Estimate(value=median_s, low=median_s * math.exp(-half), high=high)
+        time_s = within_factor(median_s, half, open_above=not all(map(math.isfinite, reached_s)))
         samples = _samples(runs, [parts[0], *parts[2:]] if rate is not None else parts)
     else:
         why_not = _why_not(evidence, target)
@@ -139,14 +140,14 @@ def predict(evidence: Evidence, target: Target, seeds: Spread | None, models: Sp
             said.append(more)
     known = [run for run in runs if run.rates]
     per_s = float(np.median([run.rates[0] for run in known])) if known else rate.value if rate is not None else math.nan
-    speed = half_width([Spread(deviation=rate.deviation, freedom=rate.freedom)]) if rate is not None else 0.0
+    speed = half_width([LogSpread(deviation=rate.deviation, freedom=rate.freedom)]) if rate is not None else 0.0
     stale = [run.staleness for run in runs if run.staleness is not None]
     return Prediction(
         candidate=evidence.candidate,
         time_s=time_s,
         why_not=why_not if time_s is None else "",
         at_deadline=_at_deadline(evidence, target, half_width(parts)) if target.deadline_s is not None else None,
-        samples_per_s=Estimate(value=per_s, low=per_s * math.exp(-speed), high=per_s * math.exp(speed)),
+        samples_per_s=within_factor(per_s, speed),
         samples_to_target=samples,
         simulated_s=reached_s,
         modelled_s=evidence.modelled,
@@ -156,13 +157,18 @@ def predict(evidence: Evidence, target: Target, seeds: Spread | None, models: Sp
     )
 
 
-def half_width(parts: Sequence[Spread]) -> float:
+def half_width(parts: Sequence[LogSpread]) -> float:
     """Half of the interval of a logarithm that is off by the sum of independent parts, by Welch's and Satterthwaite's rule."""
     variance = sum(one.deviation**2 for one in parts)
     if variance == 0:
         return 0.0
     freedom = variance**2 / max(1e-300, sum(one.deviation**4 / one.freedom for one in parts))
-    return float(student_t.ppf((1 + CONFIDENCE) / 2, min(freedom, 1e6))) * math.sqrt(variance)
+    return deviations(min(freedom, 1e6)) * math.sqrt(variance)
+
+
+def within_factor(value: float, half: float, *, open_above: bool = False) -> Estimate:
+    """A value whose logarithm is known to within `half`; nothing is known of its upper end where it is open above."""
+    return Estimate(value=value, low=value * math.exp(-half), high=math.inf if open_above else value * math.exp(half))
 
 
 def order(predictions: Iterable[Prediction], target: Target) -> tuple[Prediction, ...]:
@@ -184,25 +190,27 @@ def order(predictions: Iterable[Prediction], target: Target) -> tuple[Prediction
 
 def best_value(one: Prediction, target: Target) -> float | None:
     """The best loss or accuracy that its simulation came to."""
-    values = [value for _, value in one.curve if math.isfinite(value)]
-    return min(values, key=lambda value: gap(target, value)) if values else None
+    return _best(target, (value for _, value in one.curve))
+
+
+def _best(target: Target, values: Iterable[float]) -> float | None:
+    return min(filter(math.isfinite, values), key=lambda value: gap(target, value), default=None)
 
 
 def value_at(run: Observed, target: Target, time_s: float) -> float | None:
     """The best loss or accuracy until then; None: the run had ended before, without having reached the target."""
     if run.wall_s < 0.999 * time_s and run.reached_s is None:
         return None
-    values = [value for at_s, _, value in run.curve if at_s <= time_s and math.isfinite(value)]
-    return min(values, key=lambda value: gap(target, value)) if values else None
+    return _best(target, (value for at_s, _, value in run.curve if at_s <= time_s))
 
 
-def _of_seeds(seeds: Spread | None, number: int) -> Spread:
+def _of_seeds(seeds: LogSpread | None, number: int) -> LogSpread:
     """Of one further seed about the median of so many."""
     spread = seeds or UNKNOWN_SEEDS
     return dataclasses.replace(spread, deviation=spread.deviation * math.sqrt(1 + 1 / number))
 
 
-def _resolution(target: Target, runs: Sequence[Observed]) -> Spread:
+def _resolution(target: Target, runs: Sequence[Observed]) -> LogSpread:
     """An accuracy is known where it is evaluated, in the simulation and in reality: two uniform errors of a step each."""
     shares = [0.0]
     if target.accuracy is not None:
@@ -211,13 +219,12 @@ def _resolution(target: Target, runs: Sequence[Observed]) -> Spread:
             if run.reached_s in times_s[1:]:
                 at = times_s.index(run.reached_s)
                 shares.append((times_s[at] - times_s[at - 1]) / times_s[at])
-    return Spread(deviation=float(np.mean(shares[1:] or shares)) / math.sqrt(6), freedom=math.inf)
+    return LogSpread(deviation=float(np.mean(shares[1:] or shares)) / math.sqrt(6), freedom=math.inf)
 
 
-def _samples(runs: Sequence[Observed], parts: Sequence[Spread]) -> Estimate:
+def _samples(runs: Sequence[Observed], parts: Sequence[LogSpread]) -> Estimate:
     value = float(np.median([run.reached_samples if run.reached_samples is not None else math.inf for run in runs]))
-    half, all_of_them = half_width(parts), all(run.reached_samples is not None for run in runs)
-    return Estimate(value=value, low=value * math.exp(-half), high=value * math.exp(half) if all_of_them else math.inf)
+    return within_factor(value, half_width(parts), open_above=any(run.reached_samples is None for run in runs))
 
 
 def _why_not(evidence: Evidence, target: Target) -> str:
@@ -228,24 +235,26 @@ def _why_not(evidence: Evidence, target: Target) -> str:
         return crashed[0].reason or "its simulation crashed"
     diverged = sum(run.outcome == "diverged" for run in runs)
     if diverged:
-        return f"diverged in {diverged} of {number} simulation{'s' if number > 1 else ''}"
+        return f"diverged in {diverged} of {counted(number, 'simulation')}"
     if not runs and evidence.modelled is None:
         return evidence.why_not or "it was not simulated: the budget was spent"
     if not runs:
         return ""
-    come_to = f"at {_value_text(target, runs)} after {max(run.samples for run in runs):,} samples"
+    come_to = f"at {_best_text(target, runs)} after {max(run.samples for run in runs):,} samples"
     if any(run.ended_itself and run.reached_s is None for run in runs):
         return f"the program itself ends before, {come_to}"
     within = f"not within the {max(run.wall_s for run in runs):.3g} s that were simulated"
     return "" if evidence.modelled is not None else f"{within}, {come_to}"
 
 
-def _value_text(target: Target, runs: Sequence[Observed]) -> str:
-    values = [value for run in runs for _, _, value in run.curve if math.isfinite(value)]
-    if not values:
-        return "an unknown value"
-    best = min(values, key=lambda value: gap(target, value))
-    return f"an accuracy of {best:.4g}" if target.accuracy is not None else f"a loss of {best:.4g}"
+def _best_text(target: Target, runs: Sequence[Observed]) -> str:
+    best = _best(target, (value for run in runs for _, _, value in run.curve))
+    return "an unknown value" if best is None else value_text(target, best)
+
+
+def value_text(target: Target, value: float) -> str:
+    """In a sentence: `an accuracy of 0.95`, `a loss of 0.12`."""
+    return f"an accuracy of {value:.4g}" if target.accuracy is not None else f"a loss of {value:.4g}"
 
 
 def _extrapolated(evidence: Evidence) -> tuple[Estimate, str]:
@@ -256,9 +265,8 @@ def _extrapolated(evidence: Evidence) -> tuple[Estimate, str]:
         return found, "by the fitted models, not simulated"
     said = f"by the fitted models, as it did not arrive in the {seen_s:.3g} s that were simulated"
     if found.high <= seen_s:
-        return Estimate(
-            value=seen_s, low=seen_s, high=math.inf
-        ), f"{said}, which they did not expect: at least that long"
+        later = Estimate(value=seen_s, low=seen_s, high=math.inf)
+        return later, f"{said}, which they did not expect: at least that long"
     return Estimate(value=max(found.value, seen_s), low=max(found.low, seen_s), high=found.high), said
 
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from paceline.advice.answer import Candidate, Fit, Prediction, Target
-from paceline.advice.ranking import Spread, best_value
-from paceline.observe.compare import seconds_text, workers_text
+from paceline.advice.ranking import LogSpread, best_value, value_text
+from paceline.observe.words import counted, seconds_text, whole_percent_text, workers_text
 
 __all__ = ["close_calls", "name", "nothing_arrives", "reasons"]
 
@@ -20,7 +20,7 @@ def name(candidate: Candidate) -> str:
 
 
 def reasons(
-    ranked: Sequence[Prediction], target: Target, fits: Sequence[Fit], models: Spread | None, seeds: Spread | None
+    ranked: Sequence[Prediction], target: Target, fits: Sequence[Fit], models: LogSpread | None, seeds: LogSpread | None
 ) -> tuple[str, ...]:
     """Three: why the first is first, what limits others and more workers, and how sure this is."""
     return (_first(ranked, target), _others(ranked), _sure(ranked[0], fits, models, seeds))
@@ -33,8 +33,7 @@ def nothing_arrives(ranked: Sequence[Prediction], target: Target) -> str:
         why = next((one.why_not for one in ranked if one.why_not), "nothing could be simulated")
         return f"nothing could be said of any candidate; of {name(ranked[0].candidate)}: {why}."
     value, best = (max if target.accuracy is not None else min)(known, key=lambda one: one[0])
-    what = f"an accuracy of {value:.4g}" if target.accuracy is not None else f"a loss of {value:.4g}"
-    return f"the best came to {what}, {name(best.candidate)}: {best.why_not or 'not in time'}."
+    return f"the best came to {value_text(target, value)}, {name(best.candidate)}: {best.why_not or 'not in time'}."
 
 
 def close_calls(ranked: Sequence[Prediction]) -> list[str]:
@@ -54,8 +53,7 @@ def _first(ranked: Sequence[Prediction], target: Target) -> str:
     best = ranked[0]
     late = best.time_s is None or (target.deadline_s is not None and best.time_s.value > target.deadline_s)
     if best.at_deadline is not None and target.deadline_s is not None and late:
-        value = best.at_deadline.value
-        what = f"an accuracy of {value:.4g}" if target.accuracy is not None else f"a loss of {value:.4g}"
+        what = value_text(target, best.at_deadline.value)
         return f"{name(best.candidate)} comes closest by the deadline: {what} after {seconds_text(target.deadline_s)}."
     said = f"{name(best.candidate)} is first: {_figures(best)}"
     second = next((one for one in ranked[1:] if one.time_s is not None and one.samples_to_target is not None), None)
@@ -103,14 +101,15 @@ def _factors(one: Prediction, best: Prediction) -> str:
     return f"{needed} at {'the same speed' if abs(speed - 1) < _FEW else f'{speed:.2f} times the speed'}"
 
 
-def _sure(best: Prediction, fits: Sequence[Fit], models: Spread | None, seeds: Spread | None) -> str:
+def _sure(best: Prediction, fits: Sequence[Fit], models: LogSpread | None, seeds: LogSpread | None) -> str:
     said = []
-    number = sum(map(math.isfinite, best.simulated_s))
-    said.append(f"the first was simulated to the target {number} time{'s' if number != 1 else ''}")
+    said.append(f"the first was simulated to the target {counted(sum(map(math.isfinite, best.simulated_s)), 'time')}")
     if seeds is not None:
-        said.append(f"seeds differ by {_percent(seeds.deviation)}")
+        said.append(f"seeds differ by {whole_percent_text(math.expm1(seeds.deviation))}")
     if models is not None:
-        said.append(f"short real runs were within {_percent(models.deviation)} of simulated progress")
+        said.append(
+            f"short real runs were within {whole_percent_text(math.expm1(models.deviation))} of simulated progress"
+        )
     own = next((one for one in fits if one.algorithm == best.candidate.algorithm), None)
     if own is not None and own.leave_one_out:
         worst = max(own.leave_one_out.values())
@@ -118,7 +117,3 @@ def _sure(best: Prediction, fits: Sequence[Fit], models: Spread | None, seeds: S
             f"a number of workers left out of the convergence model is missed by a factor of {10**worst:.2f} at most"
         )
     return f"How sure: {', '.join(said)}."
-
-
-def _percent(deviation: float) -> str:
-    return f"{100 * math.expm1(deviation):.0f} %"

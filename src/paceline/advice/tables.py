@@ -1,18 +1,17 @@
-"""Advice in a terminal, readable from 80 columns on."""
+"""The ranking's cells, which the terminal and the page share, and what the terminal makes of them, from 80 columns on."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator
+from typing import NamedTuple
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
 from paceline.advice.answer import Advice, Prediction, Target
 from paceline.advice.words import (
     INTERVAL,
-    column_unit,
     count_text,
     measure_text,
     no_time,
@@ -21,11 +20,78 @@ from paceline.advice.words import (
     span_in,
     times_best,
 )
-from paceline.observe.compare import ABSENT, percent_text, seconds_text, workers_text
+from paceline.observe.terminal import BEST, figures_table
+from paceline.observe.words import ABSENT, column_unit, percent_text, seconds_text, workers_text
+from paceline.planner.estimate import Estimate
 
-__all__ = ["fit_lines", "ranking_table", "simulated_text"]
+__all__ = ["Cell", "RankedRow", "fit_lines", "ranked_rows", "ranking_table", "ranking_unit"]
 
 _SHOWN = 14
+
+
+class Cell(NamedTuple):
+    """What a cell says, and what stands below it: an interval, for the most part."""
+
+    text: str
+    below: str = ""
+
+
+class RankedRow(NamedTuple):
+    """A candidate's figures as texts.
+
+    Args:
+        one: the candidate.
+        time: to the target.
+        at_deadline: the loss or accuracy then.
+        times_best: how many times as long as the soonest.
+        samples_per_s: throughput.
+        samples: to the target.
+        simulated: median time of the simulations.
+        modelled: time by the models.
+    """
+
+    one: Prediction
+    time: Cell
+    at_deadline: Cell
+    times_best: Cell
+    samples_per_s: Cell
+    samples: Cell
+    simulated: Cell
+    modelled: Cell
+
+
+def ranking_unit(advice: Advice) -> str:
+    """The unit of all times in the ranking."""
+    return column_unit([one.time_s.value for one in advice.ranked if one.time_s is not None])
+
+
+def ranked_rows(advice: Advice) -> Iterator[RankedRow]:
+    """The cells of every candidate, the best first."""
+    unit = ranking_unit(advice)
+    for one, times in zip(advice.ranked, times_best(advice), strict=True):
+        speed, needed = one.samples_per_s, one.samples_to_target
+        yield RankedRow(
+            one=one,
+            time=Cell(no_time(one)) if one.time_s is None else _time(one.time_s, unit),
+            at_deadline=_measure(one.at_deadline, advice.target),
+            times_best=Cell(relative_text(times)),
+            samples_per_s=Cell(count_text(speed.value), f"{count_text(speed.low)} to {count_text(speed.high)}"),
+            samples=Cell(ABSENT if needed is None else count_text(needed.value)),
+            # "never" where half or more of the simulations do not arrive
+            simulated=Cell(seconds_in(unit, statistics.median_high(one.simulated_s)) if one.simulated_s else ABSENT),
+            modelled=_time(one.modelled_s, unit),
+        )
+
+
+def _time(found: Estimate | None, unit: str) -> Cell:
+    return Cell(ABSENT) if found is None else Cell(seconds_in(unit, found.value), span_in(unit, found))
+
+
+def _measure(found: Estimate | None, target: Target) -> Cell:
+    if found is None:
+        return Cell(ABSENT)
+    low, high = (measure_text(target, end).removesuffix(" %") for end in (found.low, found.high))
+    return Cell(measure_text(target, found.value), f"{low} to {high}")
 
 
 def ranking_table(advice: Advice, *, shown: int = _SHOWN) -> Table:
@@ -36,50 +102,40 @@ def ranking_table(advice: Advice, *, shown: int = _SHOWN) -> Table:
         shown: rows at most; a line says how many more there are.
     """
     target, ranked = advice.target, advice.ranked
-    unit = column_unit([one.time_s.value for one in ranked if one.time_s is not None])
-    table = Table(header_style="bold", caption_justify="left", caption_style="dim", box=SIMPLE_HEAD, pad_edge=False)
-    table.padding = (0, 1, 0, 0)
-    table.show_edge = False
-    table.add_column("candidate", overflow="fold", min_width=12)
     starred = any(one.extrapolation for one in ranked[:shown])
+    heads = ["work-\ners", f"to target ({ranking_unit(advice)})\n{INTERVAL}"]
     if target.deadline_s is not None:
         short = "accuracy" if target.accuracy is not None else "loss"
-        by = f"{short} at\n{seconds_text(target.deadline_s)}\n{INTERVAL}"
-        heads = ["work-\ners", by, f"to target ({unit})\n{INTERVAL}"]
+        heads.insert(1, f"{short} at\n{seconds_text(target.deadline_s)}\n{INTERVAL}")
     else:
-        heads = ["work-\ners", f"to target ({unit})\n{INTERVAL}", "times\nbest", "samples\nneeded"]
-    heads += ["samples\n/s", "simulated\nmodelled", "stale-\nness"]
-    for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
-    for place, (one, times) in enumerate(zip(ranked[:shown], times_best(advice)[:shown], strict=True)):
-        is_best = place == 0 and advice.best is not None
-        needed = one.samples_to_target
+        heads += ["times\nbest", "samples\nneeded"]
+    table = figures_table("candidate", [*heads, "samples\n/s", "simulated\nmodelled", "stale-\nness"])
+    for place, row in zip(range(shown), ranked_rows(advice), strict=False):
+        one = row.one
         star = "*" if one.extrapolation else " " if starred else ""
-        cells: list[Text | str] = [f"{one.candidate.workers}{star}"]
-        cells += [_at_deadline(one, target)] if target.deadline_s is not None else []
-        cells.append(_time(one, unit))
-        if target.deadline_s is None:
-            cells += [
-                relative_text(times),
-                ABSENT if needed is None else count_text(needed.value),
-            ]
+        asked = [row.time, row.times_best, row.samples] if target.deadline_s is None else [row.at_deadline, row.time]
         table.add_row(
             _name(one.candidate.algorithm),
-            *cells,
-            count_text(one.samples_per_s.value),
-            f"{simulated_text(one.simulated_s, unit)}\n"
-            + (ABSENT if one.modelled_s is None else seconds_in(unit, one.modelled_s.value)),
+            f"{one.candidate.workers}{star}",
+            *map(_lines, asked),
+            row.samples_per_s.text,
+            f"{row.simulated.text}\n{row.modelled.text}",
             ABSENT if one.staleness is None else f"{one.staleness:.1f}",
-            style="bold green" if is_best else None,
+            style=BEST if place == 0 and advice.best is not None else None,
         )
     if len(ranked) > shown:
         table.caption = f"and {len(ranked) - shown} more, in advice.json and in the report"
     return table
 
 
-def simulated_text(times_s: Sequence[float], unit: str) -> str:
-    """The median of the simulations; "never" where half or more of them do not arrive, a dash where there are none."""
-    return seconds_in(unit, statistics.median_high(times_s)) if times_s else ABSENT
+def _name(spec: str) -> Text:
+    """A spec with its arguments on a line of their own."""
+    name, bracket, arguments = spec.partition("(")
+    return Text(name).append(f"\n{bracket}{arguments}" if bracket else "", style="not bold")
+
+
+def _lines(cell: Cell) -> Text:
+    return Text(cell.text).append(f"\n{cell.below}" if cell.below else "", style="dim not bold")
 
 
 def fit_lines(advice: Advice) -> list[str]:
@@ -94,25 +150,3 @@ def fit_lines(advice: Advice) -> list[str]:
         if parts:
             lines.append(f"{one.algorithm}: {'; '.join(parts)}")
     return lines
-
-
-def _name(spec: str) -> Text:
-    """A spec with its arguments on a line of their own."""
-    name, bracket, arguments = spec.partition("(")
-    return Text(name).append(f"\n{bracket}{arguments}" if bracket else "", style="not bold")
-
-
-def _time(one: Prediction, unit: str) -> Text:
-    if one.time_s is None:
-        return Text(no_time(one))
-    text = Text(seconds_in(unit, one.time_s.value))
-    return text.append(f"\n{span_in(unit, one.time_s)}", style="dim not bold")
-
-
-def _at_deadline(one: Prediction, target: Target) -> Text:
-    found = one.at_deadline
-    if found is None:
-        return Text(ABSENT)
-    low, high = (measure_text(target, end).removesuffix(" %") for end in (found.low, found.high))
-    text = Text(measure_text(target, found.value))
-    return text.append(f"\n{low} to {high}", style="dim not bold")

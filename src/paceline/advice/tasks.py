@@ -19,7 +19,7 @@ from paceline.tasks.base import Task
 from paceline.tasks.load import load_task
 from paceline.vectors.flat import FlatBinding
 
-__all__ = ["NEVER", "TaskProgram", "target_options", "virtual_rate"]
+__all__ = ["NEVER", "TaskProgram", "shared_options", "virtual_rate"]
 
 NEVER = 1.0  # a test accuracy that is as good as never reached: evaluations are as often, and the run goes on
 _RATE_STEPS = 60  # of each worker, to learn how fast simulated workers are
@@ -94,13 +94,10 @@ class TaskProgram:
         self, candidate: Candidate, target: Target, *, slow: Mapping[int, float], restarts: int, samples: float
     ) -> str:
         """`paceline train`, with epochs enough."""
-        task = load_task(self.name)
+        task = self._task()
         needed = math.ceil(samples / self._num_samples()) if math.isfinite(samples) else 0
         options: list[Any] = ["--task", self.name, "--algorithm", candidate.algorithm, "--workers", candidate.workers]
-        options += ["--epochs", max(needed, math.ceil(task.epochs)), *target_options(target)]
-        for worker, factor in sorted(slow.items()):
-            options += ["--slow", f"{worker}:{factor:g}"]
-        options += ["--restarts", restarts] if restarts else []
+        options += ["--epochs", max(needed, math.ceil(task.epochs)), *shared_options(target, slow, restarts)]
         options += ["--data", self.data] if self.data is not None else []
         return shlex.join(["paceline", "train", *map(str, options)])
 
@@ -122,10 +119,11 @@ class TaskProgram:
         return len(train_set)
 
 
-def target_options(target: Target) -> list[Any]:
-    """What the commands call it."""
-    if target.accuracy is not None:
-        return ["--target-accuracy", f"{target.accuracy:g}"]
-    if target.loss is not None:
-        return ["--target-loss", f"{target.loss:g}"]
-    return []
+def shared_options(target: Target, slow: Mapping[int, float], restarts: int) -> list[Any]:
+    """What `train` and `launch` both are told of where to end, and of who is slow or dies."""
+    options: list[Any] = ["--target-accuracy", f"{target.accuracy:g}"] if target.accuracy is not None else []
+    if not options and target.loss is not None:
+        options = ["--target-loss", f"{target.loss:g}"]
+    for worker, factor in sorted(slow.items()):
+        options += ["--slow", f"{worker}:{factor:g}"]
+    return options + (["--restarts", restarts] if restarts else [])

@@ -6,13 +6,22 @@ import math
 from collections.abc import Sequence
 
 from paceline.advice.answer import Advice, Candidate, Circumstances, Prediction, Target
-from paceline.observe.compare import ABSENT, number_text, percent_text, seconds_text, workers_text
+from paceline.observe.words import (
+    ABSENT,
+    SECONDS_IN,
+    joined,
+    number_text,
+    percent_text,
+    seconds_text,
+    span_text,
+    whole_percent_text,
+    workers_text,
+)
 from paceline.planner.estimate import CONFIDENCE, Estimate
 
 __all__ = [
     "INTERVAL",
-    "circumstances_text",
-    "column_unit",
+    "asked",
     "count_text",
     "label",
     "measure_name",
@@ -23,14 +32,11 @@ __all__ = [
     "remarks",
     "seconds_in",
     "span_in",
-    "target_text",
-    "time_text",
     "times_best",
     "verdict",
 ]
 
-INTERVAL = f"{CONFIDENCE:.0%}".replace("%", " %") + " interval"
-_UNITS_S = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+INTERVAL = f"{whole_percent_text(CONFIDENCE)} interval"
 
 
 def label(candidate: Candidate) -> str:
@@ -57,7 +63,7 @@ def measure_text(target: Target, value: float) -> str:
     return percent_text(value) if target.accuracy is not None else number_text(value)
 
 
-def target_text(target: Target) -> str:
+def _target_text(target: Target) -> str:
     """The target: `a test accuracy of 96.0 %`."""
     wanted = target.loss if target.accuracy is None else target.accuracy
     if wanted is None:
@@ -66,41 +72,41 @@ def target_text(target: Target) -> str:
     return f"a {measure_name(target)} of {exactly}"
 
 
-def circumstances_text(circumstances: Circumstances) -> str:
+def _circumstances_text(circumstances: Circumstances) -> str:
     """Under which circumstances, as the end of a sentence; "" where nothing is special."""
     parts = [f"worker {worker} takes {factor:g} times as long" for worker, factor in sorted(circumstances.slow.items())]
     if circumstances.kills_per_s:
         parts.append(f"each worker is killed every {seconds_text(1 / circumstances.kills_per_s)} on average")
     if circumstances.cluster is not None:
         parts.append(f"the machines are those of {circumstances.cluster}")
-    return f"if {' and '.join(parts)}" if parts else ""
+    return f", if {' and '.join(parts)}" if parts else ""
 
 
-def time_text(one: Estimate) -> str:
+def asked(advice: Advice) -> str:
+    """What was asked: the target, by when, under which circumstances."""
+    deadline_s = advice.target.deadline_s
+    by = "" if deadline_s is None else f" by {seconds_text(deadline_s)}"
+    return f"{_target_text(advice.target)}{by}{_circumstances_text(advice.circumstances)}."
+
+
+def _time_text(one: Estimate) -> str:
     """A time and its interval in prose: `12.3 s (90 % interval 10.1 to 15.0 s)`."""
     if math.isinf(one.high):
         return f"{seconds_text(one.value)} ({INTERVAL} from {seconds_text(one.low)}, open above)"
     return f"{seconds_text(one.value)} ({INTERVAL} {seconds_text(one.low)} to {seconds_text(one.high)})"
 
 
-def column_unit(values_s: Sequence[float]) -> str:
-    """The unit for a column of times: that of the shortest, in which it is a few up to hundreds."""
-    known = [value for value in values_s if 0 < value < math.inf]
-    least_s = min(known, default=1.0)
-    return "ms" if least_s < 0.02 else "s" if least_s < 1200 else "min" if least_s < 7200 else "h"
-
-
 def seconds_in(unit: str, value_s: float | None) -> str:
     """A time as a number of that unit."""
     if value_s is None or math.isnan(value_s):
         return ABSENT
-    return "never" if math.isinf(value_s) else number_text(value_s / _UNITS_S[unit])
+    return "never" if math.isinf(value_s) else number_text(value_s / SECONDS_IN[unit])
 
 
 def span_in(unit: str, one: Estimate) -> str:
     """An interval in that unit, `10.1 to 15.0`."""
-    low = number_text(one.low / _UNITS_S[unit])
-    return f"from {low}" if math.isinf(one.high) else f"{low} to {number_text(one.high / _UNITS_S[unit])}"
+    low, high = (end / SECONDS_IN[unit] for end in (one.low, one.high))
+    return f"from {number_text(low)}" if math.isinf(high) else span_text(low, high)
 
 
 def times_best(advice: Advice) -> list[float | None]:
@@ -120,7 +126,7 @@ def verdict(advice: Advice) -> str:
     target, best = advice.target, advice.best
     if best is None:
         why = f": {advice.reasons[0]}" if advice.reasons else "."
-        return f"None of {len(advice.ranked)} candidates is expected to reach {target_text(target)}{why}"
+        return f"None of {len(advice.ranked)} candidates is expected to reach {_target_text(target)}{why}"
     parts = []
     if best.at_deadline is not None and target.deadline_s is not None:
         found = best.at_deadline
@@ -130,7 +136,7 @@ def verdict(advice: Advice) -> str:
             f" after {seconds_text(target.deadline_s)}"
         )
     if best.time_s is not None:
-        parts.append(f"{target_text(target)} after {time_text(best.time_s)}")
+        parts.append(f"{_target_text(target)} after {_time_text(best.time_s)}")
     return f"Take {best.candidate.algorithm} with {workers_text(best.candidate.workers)}: {', and '.join(parts)}."
 
 
@@ -158,9 +164,8 @@ def _together(candidates: Sequence[Candidate]) -> str:
     parts = []
     for of, alike in names.items():
         shown = alike if len(alike) <= 3 else [*alike[:2], f"{len(alike) - 2} more"]
-        who = " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
-        some = " or ".join(filter(None, (", ".join(map(str, of[:-1])), str(of[-1]))))
-        parts.append(f"{who} with {some} worker{'s' if of != (1,) else ''}")
+        some = joined([str(workers) for workers in of], last=" or ")
+        parts.append(f"{joined(shown)} with {some} worker{'s' if of != (1,) else ''}")
     return "; ".join(parts)
 
 

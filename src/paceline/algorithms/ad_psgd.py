@@ -11,7 +11,7 @@ from paceline.algorithms.pairwise import PairwiseAveraging
 from paceline.errors import NoGradient
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
-from paceline.ports.shared import MemoryRequest
+from paceline.ports.shared import Needs, ReplicatedParameters
 from paceline.topology import Ring, Topology
 
 __all__ = ["ADPSGD"]
@@ -42,11 +42,13 @@ class ADPSGD(Algorithm):
         topology: who may average with whom. Bipartite ones (even rings, bipartite-exponential) need no refusals.
         peers: partners are drawn at `random`, as in the paper, or take turns (`rotate`).
 
+    Differs from the paper: its passive workers never start an average; here they invite an active neighbour to, so that every
+    gradient asks for one, whoever makes it. The second half of an average is applied as a difference, so that gradients
+    may be applied in between; `exchange.py` says why the sum of all models changes by the gradients alone, however late
+    that half comes. After its last gradient a worker averages once more, if a neighbour is left.
+
     Reference: Lian et al., "Asynchronous Decentralized Parallel Stochastic Gradient Descent", ICML 2018, arXiv:1710.06952,
-        Algorithm 1. The paper's passive workers never start an average; here they invite an active neighbour to, so that every
-        gradient asks for one, whoever makes it. The second half of an average is applied as a difference, so that gradients
-        may be applied in between; `exchange.py` says why the sum of all models changes by the gradients alone, however late
-        that half comes. After its last gradient a worker averages once more, if a neighbour is left.
+        Algorithm 1.
     """
 
     topology: Topology = field(default_factory=Ring)
@@ -55,16 +57,16 @@ class ADPSGD(Algorithm):
     tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
 
     @property
-    def memory(self) -> MemoryRequest:
+    def needs(self) -> Needs:
         """A replica per worker, and messages."""
-        return MemoryRequest("replicated", mailbox=True, own_models=True)
+        return Needs("replicated", mailbox=True, own_models=True)
 
     def check(self, num_workers: int) -> None:
         """Refuses sizes at which the topology does not exist."""
         super().check(num_workers)
         self.topology.check(num_workers)
 
-    def work(self, replica: Replica, ports: Ports) -> None:
+    def work(self, replica: Replica, ports: Ports[ReplicatedParameters]) -> None:
         """x: this worker's parameters (P,), which its two programs share under a lock; z: the copy for the gradient."""
         assert ports.concurrency is not None
         shared, lock = ports.shared, ports.concurrency.lock()

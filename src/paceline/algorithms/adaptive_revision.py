@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from paceline.algorithms.base import Algorithm
 from paceline.algorithms.parameter_server import ParameterServer
 from paceline.algorithms.server import adaptive_revision as rule
 from paceline.algorithms.server.modes import Async
-from paceline.ports.ports import Ports
+from paceline.algorithms.server.served import Served
+from paceline.ports.ports import Ports, ServerPorts
 from paceline.ports.replica import Replica
-from paceline.ports.shared import MemoryRequest
+from paceline.ports.shared import ServedParameters
 from paceline.specs.bounds import ABOVE_0, SECONDS, SERVERS
 
 __all__ = ["AdaptiveRevision"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptiveRevision(Algorithm):
+class AdaptiveRevision(Served):
     """AdaptiveRevision: asynchronous workers, and servers whose AdaGrad makes up for how late each gradient comes.
 
     A server knows which gradients it has applied since a worker read the parameters. Where a late gradient agrees with them,
@@ -42,8 +42,9 @@ class AdaptiveRevision(Algorithm):
             (`snapshot`), which refuses gradients whose snapshot died with its predecessor.
         snapshot_s: a server keeps a snapshot of its state so often.
 
+    Differs from the paper: snapshots are held per worker, so that a worker that died holds none for ever.
+
     Reference: McMahan and Streeter, "Delay-Tolerant Algorithms for Asynchronous Distributed Online Learning", NIPS 2014.
-        Differs: snapshots are held per worker, so that a worker that died holds none for ever.
     """
 
     alpha: Annotated[float, ABOVE_0] | None = None
@@ -51,23 +52,17 @@ class AdaptiveRevision(Algorithm):
     revision_state: Literal["echo", "snapshot"] = "echo"
     snapshot_s: Annotated[float, SECONDS] = 5.0
 
-    tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
     of_servers: ClassVar[tuple[str, ...]] = ("shards", "snapshot_s")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._server()  # checks the rest
 
-    @property
-    def memory(self) -> MemoryRequest:
-        """One vector at the servers, and messages."""
-        return MemoryRequest("served", mailbox=True, servers=self.shards)
-
-    def work(self, replica: Replica, ports: Ports) -> None:
+    def work(self, replica: Replica, ports: Ports[ServedParameters]) -> None:
         """As `parameter-server(mode=async)`: the method is the servers'."""
         self._server().work(replica, ports)
 
-    def serve(self, shard_id: int, ports: Ports) -> None:
+    def serve(self, shard_id: int, ports: ServerPorts) -> None:
         """The same, with AdaptiveRevision as the rule that applies gradients."""
         self._server().serve(shard_id, ports)
 

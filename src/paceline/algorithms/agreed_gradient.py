@@ -8,6 +8,7 @@ from paceline.algorithms.same_rounds import SameRounds
 from paceline.errors import UsageError
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
+from paceline.ports.shared import SharedParameters
 from paceline.vectors.flat import Ranges
 
 __all__ = ["AgreedGradient"]
@@ -38,7 +39,7 @@ class AgreedGradient:
         rounds: where all workers are.
     """
 
-    def __init__(self, replica: Replica, ports: Ports) -> None:
+    def __init__(self, replica: Replica, ports: Ports[SharedParameters]) -> None:
         assert ports.collectives is not None
         self._replica = replica
         self._ports = ports

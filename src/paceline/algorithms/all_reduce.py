@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
 from paceline.algorithms.agreed_gradient import AgreedGradient
 from paceline.algorithms.base import Algorithm
+from paceline.algorithms.plain import work_plainly
 from paceline.algorithms.strips import OwnedStrips
 from paceline.ports.ports import Collectives, Handle, Ports
 from paceline.ports.replica import Replica
-from paceline.ports.shared import MemoryRequest
+from paceline.ports.shared import BUCKET_BYTES, Needs, ReplicatedParameters
+from paceline.specs.bounds import COUNT
 from paceline.vectors.half_types import to_sum_type
 
 __all__ = ["AllReduce"]
@@ -39,15 +41,18 @@ class AllReduce(Algorithm):
         sharded: every worker owns a strip of each bucket: it gets the mean gradient of its strips (part-reduce), lets the
             optimizer step on them alone, and all collect the new parameters (part-broadcast). For optimizers that work element
             by element, with the same result. A loop sees no whole mean gradient then: it may not clip or unscale it.
+        bucket_bytes: least size of the buckets; with more than 16 workers, so much for each 16 of them.
+
+    Differs from the papers: there means are unweighted: a worker without a batch would count as one with a gradient of zero.
+    Das et al. let the part-broadcast overlap with the next forward pass; here a step ends with all parameters in place, so
+    that a loop may look at its model at any time.
 
     Reference: Das et al., "Distributed Deep Learning Using Synchronous Stochastic Gradient Descent", 2016, arXiv:1602.06709;
         Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, arXiv:2006.15704.
-        There means are unweighted: a worker without a batch would count as one with a gradient of zero. Das et al. let the
-        part-broadcast overlap with the next forward pass; here a step ends with all parameters in place, so that a loop may
-        look at its model at any time.
     """
 
     sharded: bool = False
+    bucket_bytes: Annotated[int, COUNT] = BUCKET_BYTES
 
     lockstep: ClassVar[bool] = True
 
@@ -62,32 +67,22 @@ class AllReduce(Algorithm):
         return not self.sharded
 
     @property
-    def memory(self) -> MemoryRequest:
+    def needs(self) -> Needs:
         """A replica per worker, and all-reduce."""
-        return MemoryRequest("replicated", collectives=True)
+        return Needs("replicated", collectives=True, bucket_bytes=self.bucket_bytes)
 
-    def work(self, replica: Replica, ports: Ports) -> None:
+    def work(self, replica: Replica, ports: Ports[ReplicatedParameters]) -> None:
         """x: this worker's parameters (P,), g: its gradient, which becomes the mean of all while backward computes."""
         assert ports.collectives is not None
         if ports.num_workers == 1:
-            _work_alone(replica, ports)
+            work_plainly(replica, ports)
         elif self.sharded:
             _work_sharded(replica, ports, ports.collectives)
         else:
             _work_whole(replica, ports, ports.collectives)
 
 
-def _work_alone(replica: Replica, ports: Ports) -> None:
-    shared = ports.shared
-    for _ in replica.steps():
-        version = shared.version
-        replica.gradient(at=shared.x, version=version)
-        with shared.writing():
-            replica.apply(to=shared.x)
-            replica.applied(shared.advance(), gradient_version=version)
-
-
-def _work_whole(replica: Replica, ports: Ports, collectives: Collectives) -> None:
+def _work_whole(replica: Replica, ports: Ports[ReplicatedParameters], collectives: Collectives) -> None:
     shared = ports.shared
     gradient = AgreedGradient(replica, ports)
     mean = _OverlappedMean(replica, collectives, gradient, ports)
@@ -102,7 +97,7 @@ def _work_whole(replica: Replica, ports: Ports, collectives: Collectives) -> Non
             replica.applied(shared.advance(), gradient_version=version)
 
 
-def _work_sharded(replica: Replica, ports: Ports, collectives: Collectives) -> None:
+def _work_sharded(replica: Replica, ports: Ports[ReplicatedParameters], collectives: Collectives) -> None:
     shared = ports.shared
     gradient = AgreedGradient(replica, ports)
     numbers = ports.worker_id, ports.num_workers, shared.x.numel()
@@ -130,7 +125,9 @@ class _OverlappedMean:
         num_absent: workers without a batch.
     """
 
-    def __init__(self, replica: Replica, collectives: Collectives, gradient: AgreedGradient, ports: Ports) -> None:
+    def __init__(
+        self, replica: Replica, collectives: Collectives, gradient: AgreedGradient, ports: Ports[ReplicatedParameters]
+    ) -> None:
         self._replica = replica
         self._collectives = collectives
         self._gradient = gradient

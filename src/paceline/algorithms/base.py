@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from paceline.algorithms.server.apply import ApplyRule
-from paceline.algorithms.server.delay import Delay
 from paceline.errors import OverrideWarning, UsageError
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
-from paceline.ports.shared import MemoryRequest
+from paceline.ports.shared import Needs
 from paceline.specs.types import check_fields
 
 __all__ = ["Algorithm"]
@@ -25,8 +23,6 @@ class Algorithm:
     tolerates: ClassVar[tuple[str, ...]] = ()
     #: Whether all workers make one update together, each from its share of the round's batches.
     lockstep: ClassVar[bool] = False
-    #: Options that need servers, and so play no part with one worker.
-    of_servers: ClassVar[tuple[str, ...]] = ()
     #: The most workers it can use; None: any number.
     max_workers: ClassVar[int | None] = None
 
@@ -34,18 +30,13 @@ class Algorithm:
         check_fields(self)
 
     @property
-    def memory(self) -> MemoryRequest:
-        """The kind of shared parameters that `work` expects as `ports.shared`."""
-        raise TypeError(f"{type(self).__name__} must say which memory it needs")
+    def needs(self) -> Needs:
+        """What `work` asks of its ports: the kind of shared parameters, collectives, messages, servers."""
+        raise TypeError(f"{type(self).__name__} must say what it needs")
 
     @property
     def default_learning_rate(self) -> float | None:
-        """The rate of a training that names none, where not the task's own, which suits SGD: that of the servers' rule."""
-        return self.server_rule.default_learning_rate if self.server_rule is not None else None
-
-    @property
-    def server_rule(self) -> ApplyRule | None:
-        """What servers apply gradients by; None where there are none. Its state is in the run's checkpoints."""
+        """The rate of a training that names none; None: the task's own, which suits SGD."""
         return None
 
     @property
@@ -60,15 +51,12 @@ class Algorithm:
 
     def note(self, num_workers: int) -> str:
         """A sentence for the run's result, as where so many workers leave chosen options without effect; or empty."""
-        chosen = [name for name in self.of_servers if getattr(self, name) != getattr(type(self)(), name)]
-        if num_workers > 1 or not chosen:
-            return ""
-        return f"A lone worker needs no server and has none: {', '.join(chosen)} {'play' if chosen[1:] else 'plays'} no part."
+        return ""
 
     @property
     def gossip(self) -> bool:
         """Whether every worker has a model of its own, and the run's is their mean; versions are then each worker's own."""
-        return self.memory.own_models
+        return self.needs.own_models
 
     @property
     def together(self) -> bool:
@@ -83,7 +71,7 @@ class Algorithm:
     @property
     def takes_several_optimizers(self) -> bool:
         """Whether a loop may have several optimizers; programs that send messages know of one."""
-        return not self.memory.mailbox
+        return not self.needs.mailbox
 
     @property
     def lets_gradients_wait(self) -> bool:
@@ -102,21 +90,6 @@ class Algorithm:
                 f" --workers {self.max_workers}."
             )
 
-    def delayed(self, delay: Delay) -> Algorithm:
-        """The same algorithm, whose gradients wait before they are applied: staleness injected, for studying it.
-
-        Raises:
-            UsageError: it cannot be delayed.
-        """
-        raise UsageError(
-            "Staleness cannot be injected into this algorithm: take sequential, or for several workers parameter-server, which"
-            " has the servers' rules of the others as apply=."
-        )
-
-    def work(self, replica: Replica, ports: Ports) -> None:
+    def work(self, replica: Replica, ports: Ports[Any]) -> None:
         """One worker's program, from its first step to its last; blocking, and the same on every backend."""
         raise TypeError(f"{type(self).__name__} has no worker program")
-
-    def serve(self, shard_id: int, ports: Ports) -> None:
-        """One server's program, where `memory` asks for servers; it ends when all workers have said goodbye and left."""
-        raise TypeError(f"{type(self).__name__} has no server program")

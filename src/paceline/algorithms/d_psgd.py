@@ -14,7 +14,7 @@ from paceline.errors import NoGradient, PeerLostError, WorkerLostError
 from paceline.ports.checks import MalformedMessageError, checked_vector
 from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Ports, Received
 from paceline.ports.replica import Replica
-from paceline.ports.shared import MemoryRequest
+from paceline.ports.shared import Needs, ReplicatedParameters
 from paceline.specs.bounds import SECONDS_ABOVE_0
 from paceline.topology import Ring, Topology, metropolis_weights
 from paceline.vectors.half_types import to_sum_type
@@ -38,6 +38,9 @@ class DPSGD(Algorithm):
         topology: who averages with whom, with Metropolis weights; a time-varying one moves on every step.
         deadline_s: how long a round may wait for one neighbour.
 
+    Differs from the paper: the mixing weights are not given but Metropolis weights of the topology, which may change from step
+    to step. In a round in which a worker has no batch it averages and does not step.
+
     Reference: Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms? A Case Study for Decentralized
         Parallel Stochastic Gradient Descent", NIPS 2017, arXiv:1705.09056, Algorithm 1.
     """
@@ -48,16 +51,16 @@ class DPSGD(Algorithm):
     lockstep: ClassVar[bool] = True
 
     @property
-    def memory(self) -> MemoryRequest:
+    def needs(self) -> Needs:
         """A replica per worker, and messages."""
-        return MemoryRequest("replicated", mailbox=True, own_models=True)
+        return Needs("replicated", mailbox=True, own_models=True)
 
     def check(self, num_workers: int) -> None:
         """Refuses sizes at which the topology does not exist."""
         super().check(num_workers)
         self.topology.check(num_workers)
 
-    def work(self, replica: Replica, ports: Ports) -> None:
+    def work(self, replica: Replica, ports: Ports[ReplicatedParameters]) -> None:
         """x: this worker's parameters (P,), k: the round, W: mixing weights by worker."""
         assert ports.mailbox is not None
         shared, mailbox, me, n = ports.shared, ports.mailbox, ports.worker_id, ports.num_workers
@@ -84,7 +87,9 @@ class DPSGD(Algorithm):
                 else:  # the round has no batch for this worker, which only averages
                     replica.absent(shared.advance(updates=0))
 
-    def _model_of(self, j: int, k: int, x: torch.Tensor, round_: int, ports: Ports) -> torch.Tensor:
+    def _model_of(
+        self, j: int, k: int, x: torch.Tensor, round_: int, ports: Ports[ReplicatedParameters]
+    ) -> torch.Tensor:
         """The model (P,) that neighbour `j` had at the beginning of round `k`, to which it came with batches of `round_`."""
         assert ports.mailbox is not None
         while True:

@@ -8,21 +8,20 @@ from typing import Annotated, ClassVar
 
 from torch import Tensor, dtype
 
-from paceline.algorithms.base import Algorithm
 from paceline.algorithms.parameter_server import ParameterServer
 from paceline.algorithms.server.adagrad import Adagrad
 from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.client import Client
-from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.modes import Async
 from paceline.algorithms.server.rules import OnDeath, ShardRules
+from paceline.algorithms.server.served import Served
 from paceline.algorithms.server.shard import Shard
 from paceline.algorithms.server.warm_start import WarmStart
 from paceline.compression.codec import Codec, NoCodec
 from paceline.errors import NoGradient
-from paceline.ports.ports import Ports
+from paceline.ports.ports import Ports, ServerPorts
 from paceline.ports.replica import Replica
-from paceline.ports.shared import MemoryRequest
+from paceline.ports.shared import ServedParameters
 from paceline.specs.bounds import COUNT, COUNT_FROM_0, SECONDS, SERVERS
 from paceline.vectors.flat import Ranges
 from paceline.vectors.half_types import sum_type
@@ -31,7 +30,7 @@ __all__ = ["Downpour"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Downpour(Algorithm):
+class Downpour(Served):
     """Downpour SGD: asynchronous workers step alone, push accrued gradients and fetch parameters, with AdaGrad at the servers.
 
     Between two fetches a worker takes its own optimizer's steps on its own copy. What it has accrued is sent as one sum and is
@@ -61,11 +60,13 @@ class Downpour(Algorithm):
             or the run ends (`fail`).
         snapshot_s: a server keeps a snapshot so often.
 
+    Differs from the paper: there, fetches and pushes go on while the next gradient is computed; here a worker waits for their
+    answers, so that every push is applied once and its staleness is known. The paper's replicas step by plain SGD between
+    fetches, and push their first gradient alone. It recommends a warm start with one replica, and does not say how long
+    that is, or what the others do meanwhile.
+
     Reference: Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012: section 4.1, and the appendix's program of a
-        replica. Differs: there, fetches and pushes go on while the next gradient is computed; here a worker waits for their
-        answers, so that every push is applied once and its staleness is known. The paper's replicas step by plain SGD between
-        fetches, and push their first gradient alone. It recommends a warm start with one replica, and does not say how long
-        that is, or what the others do meanwhile.
+        replica.
     """
 
     fetch: Annotated[int, COUNT] = 1
@@ -77,7 +78,6 @@ class Downpour(Algorithm):
     on_death: OnDeath = "shrink"
     snapshot_s: Annotated[float, SECONDS] = 5.0
 
-    tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
     of_servers: ClassVar[tuple[str, ...]] = (
         "fetch", "push", "warm_start_steps", "shards", "codec", "on_death", "snapshot_s",
     )  # fmt: skip
@@ -87,28 +87,18 @@ class Downpour(Algorithm):
         self._plain_server()  # checks what both have
 
     @property
-    def memory(self) -> MemoryRequest:
-        """One vector at the servers, and messages."""
-        return MemoryRequest("served", mailbox=True, servers=self.shards)
-
-    @property
     def server_rule(self) -> ApplyRule:
         """As the user wishes."""
         return self.apply
 
-    @property
-    def lets_gradients_wait(self) -> bool:
-        """Where a delay is in front of the rule."""
-        return isinstance(self.apply, Delayed)
-
-    def work(self, replica: Replica, ports: Ports) -> None:
+    def work(self, replica: Replica, ports: Ports[ServedParameters]) -> None:
         """x: this worker's copy of the parameters (P,); g: its gradient; accrued: the sum of those not yet pushed (P,)."""
         if not ports.num_servers:
             self._plain_server().work(replica, ports)
             return
         client, accrued = Client(ports, self.codec), _Accrued(alone=self.push == 1)
         state = replica.optimizer_state()  # before steps of its own change it
-        client.join()  # answered when the warm start is over, or to the one who makes it
+        client.join()  # answered when the warm start is over, or to the worker that makes it
         try:
             with suppress(NoGradient):
                 for step in replica.steps():
@@ -138,7 +128,7 @@ class Downpour(Algorithm):
         finally:
             client.leave()
 
-    def serve(self, shard_id: int, ports: Ports) -> None:
+    def serve(self, shard_id: int, ports: ServerPorts) -> None:
         """x: the shard (P_s,), updated by every push as it comes."""
         warm_updates = -(-self.warm_start_steps // self.push)
         rules = ShardRules(

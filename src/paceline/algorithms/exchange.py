@@ -36,6 +36,7 @@ from paceline.algorithms.deadline import MeasuredDeadline
 from paceline.errors import PeerLostError
 from paceline.ports.checks import checked_vector
 from paceline.ports.ports import Lock, Message, PeerLeft, Ports, Received
+from paceline.ports.shared import ReplicatedParameters
 
 __all__ = ["Exchanges", "Request"]
 
@@ -63,7 +64,7 @@ class Exchanges:
 
     Args:
         ports: this worker's.
-        lock: held by whoever reads or writes `ports.shared.x`.
+        lock: held while a program reads or writes `ports.shared.x`.
         deadline: how long to wait for an answer; it learns from every answer, the late ones included.
 
     Attributes:
@@ -72,7 +73,7 @@ class Exchanges:
         held: requests from lower ids, to be answered when the own exchange is over.
     """
 
-    def __init__(self, ports: Ports, lock: Lock, deadline: MeasuredDeadline) -> None:
+    def __init__(self, ports: Ports[ReplicatedParameters], lock: Lock, deadline: MeasuredDeadline) -> None:
         assert ports.mailbox is not None
         self._me = ports.worker_id
         self._mailbox = ports.mailbox
@@ -174,7 +175,7 @@ class Exchanges:
         """No answer will come; returns the own exchange if it was that.
 
         Args:
-            peer: who says so.
+            peer: the partner that says so.
             number: the request's.
             was_answered: it has made its half, and its answer was lost with the connection.
         """

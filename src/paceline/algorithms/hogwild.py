@@ -9,7 +9,7 @@ from paceline.algorithms.base import Algorithm
 from paceline.algorithms.step_size import FullStep, StepSize
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
-from paceline.ports.shared import MemoryRequest
+from paceline.ports.shared import Needs, RacingParameters
 
 __all__ = ["Hogwild"]
 
@@ -18,9 +18,8 @@ __all__ = ["Hogwild"]
 class Hogwild(Algorithm):
     """Hogwild!: racing component-wise updates of one shared vector.
 
-    Costs per step: nothing beyond the user's own step, except that the caches of all workers hold the same vector. An update
-    is a vectorised read-modify-write: when two workers write one component at the same instant, one of the two additions can
-    be lost (the paper assumes atomic additions). Views may be torn: partly older, partly newer than their version says.
+    Costs per step: nothing beyond the user's own step, except that the caches of all workers hold the same vector. Views may
+    be torn: partly older, partly newer than their version says.
     Clipping acts on the worker's own gradient, which is the update.
     Use when: gradients are sparse, or steps are long compared to updates.
     Not: `leashed`, whose workers never see a torn vector and never lose a component.
@@ -28,6 +27,10 @@ class Hogwild(Algorithm):
     Args:
         reads: compute the gradient on the `live` vector (it may change under the forward pass) or on a private `copy`.
         step_size: factor on the learning rate by staleness.
+
+    Differs from the paper: it assumes that each addition to a component is atomic. Here an update is a vectorised
+    read-modify-write: of two workers that write one component at the same instant, one addition can be lost. The update is as
+    dense as the gradient; `paceline.sklearn` has kernels that write the components of a sparse example alone.
 
     Reference: Niu et al., "Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent", 2011,
         arXiv:1106.5730, Algorithm 1. `reads=copy` is HOG of Bäckström et al., 2021, arXiv:2102.09032.
@@ -39,11 +42,11 @@ class Hogwild(Algorithm):
     tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
 
     @property
-    def memory(self) -> MemoryRequest:
+    def needs(self) -> Needs:
         """One racing vector."""
-        return MemoryRequest("racing", staleness_counts=self.step_size.needs_counts)
+        return Needs("racing", staleness_counts=self.step_size.needs_counts)
 
-    def work(self, replica: Replica, ports: Ports) -> None:
+    def work(self, replica: Replica, ports: Ports[RacingParameters]) -> None:
         """x: shared parameters (P,); tau: staleness as it stands when the update begins."""
         shared = ports.shared
         for _ in replica.steps():

@@ -22,6 +22,7 @@ from paceline.algorithms.deadline import MeasuredDeadline
 from paceline.algorithms.exchange import Exchanges
 from paceline.algorithms.partners import Partners
 from paceline.ports.ports import Message, Ports
+from paceline.ports.shared import SharedParameters
 
 __all__ = ["Ending"]
 
@@ -59,7 +60,7 @@ class Ending:
         partners: Partners,
         exchanges: Exchanges,
         deadline: MeasuredDeadline,
-        ports: Ports,
+        ports: Ports[SharedParameters],
         *,
         requests: bool,
         orderly: bool,
@@ -87,7 +88,7 @@ class Ending:
             self._awaited = peer, self._now_s() + self._deadline.value_s
 
     def answered(self) -> None:
-        """A request was answered: that was the last exchange, whoever was invited to it."""
+        """A request was answered: that was the last exchange, whichever partner was invited."""
         self._awaited = None
 
     def is_gone(self, peer: int) -> None:

@@ -12,7 +12,7 @@ from paceline.algorithms.base import Algorithm
 from paceline.algorithms.step_size import FullStep, StepSize
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
-from paceline.ports.shared import MemoryRequest, SlotParameters
+from paceline.ports.shared import Needs, SlotParameters
 from paceline.specs.bounds import COUNT_FROM_0
 
 __all__ = ["Leashed"]
@@ -52,13 +52,13 @@ class Leashed(Algorithm):
     tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
 
     @property
-    def memory(self) -> MemoryRequest:
+    def needs(self) -> Needs:
         """A pool of slots."""
-        return MemoryRequest("slots", staleness_counts=self.step_size.needs_counts)
+        return Needs("slots", staleness_counts=self.step_size.needs_counts)
 
-    def work(self, replica: Replica, ports: Ports) -> None:
+    def work(self, replica: Replica, ports: Ports[SlotParameters]) -> None:
         """x: a published vector (P,)."""
-        pool: SlotParameters = ports.shared
+        pool = ports.shared
         for _ in replica.steps():
             view = pool.latest()
             try:
@@ -67,9 +67,9 @@ class Leashed(Algorithm):
                 pool.leave()
             self._publish(replica, ports, read_version=view.version)
 
-    def _publish(self, replica: Replica, ports: Ports, read_version: int) -> None:
+    def _publish(self, replica: Replica, ports: Ports[SlotParameters], read_version: int) -> None:
         """The LAU-SPC loop: load the newest, add the update, single-pointer compare-and-swap."""
-        pool: SlotParameters = ports.shared
+        pool = ports.shared
         new = pool.claim()
         latest = pool.latest()
         ready_version = latest.version

@@ -10,7 +10,7 @@ from paceline.algorithms.base import Algorithm
 from paceline.algorithms.same_rounds import SameRounds
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
-from paceline.ports.shared import MemoryRequest
+from paceline.ports.shared import Needs, ReplicatedParameters
 from paceline.specs.bounds import COUNT, COUNT_FROM_0
 
 __all__ = ["LocalSGD"]
@@ -30,8 +30,10 @@ class LocalSGD(Algorithm):
         period: H, steps between two averages of the parameters.
         warmup_steps: so many steps average every gradient instead, as all-reduce does: post-local SGD.
 
+    Differs from the paper: the optimizer's state, such as momentum, stays each worker's own and is not averaged.
+
     Reference: Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", 2018, arXiv:1808.07217; the warm-up is theirs and
-        PyTorch's `PostLocalSGDState`. Optimizer state stays each worker's own.
+        PyTorch's `PostLocalSGDState`.
     """
 
     period: Annotated[int, COUNT] = 8
@@ -45,11 +47,11 @@ class LocalSGD(Algorithm):
         return self.warmup_steps > 0
 
     @property
-    def memory(self) -> MemoryRequest:
+    def needs(self) -> Needs:
         """A replica per worker, and all-reduce."""
-        return MemoryRequest("replicated", collectives=True, own_models=True)
+        return Needs("replicated", collectives=True, own_models=True)
 
-    def work(self, replica: Replica, ports: Ports) -> None:
+    def work(self, replica: Replica, ports: Ports[ReplicatedParameters]) -> None:
         """x: this worker's parameters (P,), k: steps made."""
         assert ports.collectives is not None
         shared, rounds = ports.shared, SameRounds(replica, ports)

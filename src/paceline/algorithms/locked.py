@@ -10,7 +10,7 @@ from paceline.algorithms.base import Algorithm
 from paceline.algorithms.step_size import FullStep, StepSize
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
-from paceline.ports.shared import MemoryRequest
+from paceline.ports.shared import LockedParameters, Needs
 
 __all__ = ["Locked"]
 
@@ -31,6 +31,9 @@ class Locked(Algorithm):
         backoff: with a back-off, workers do not queue: they try the lock and wait that long after each failure.
         step_size: factor on the learning rate by staleness.
 
+    Differs from the paper: any optimizer steps under the lock, not plain SGD alone. A back-off and a factor by staleness are
+    options; left alone, workers queue at the lock, as published.
+
     Reference: AsyncSGD of Bäckström et al., 2021, arXiv:2102.09032; the read-write lock after Ek, "Asynchronous Parallel
         Stochastic Gradient Descent", Chalmers 2021.
     """
@@ -42,11 +45,11 @@ class Locked(Algorithm):
     tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
 
     @property
-    def memory(self) -> MemoryRequest:
+    def needs(self) -> Needs:
         """One vector behind a lock."""
-        return MemoryRequest("locked", lock=self.kind, staleness_counts=self.step_size.needs_counts)
+        return Needs("locked", lock=self.kind, staleness_counts=self.step_size.needs_counts)
 
-    def work(self, replica: Replica, ports: Ports) -> None:
+    def work(self, replica: Replica, ports: Ports[LockedParameters]) -> None:
         """x: this worker's copy of the parameters (P,); tau: staleness."""
         shared = ports.shared
         if self.backoff != NoBackoff():

@@ -9,7 +9,7 @@ from paceline.algorithms.agreed_gradient import AgreedGradient
 from paceline.algorithms.base import Algorithm
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
-from paceline.ports.shared import MemoryRequest
+from paceline.ports.shared import Needs, ReplicatedParameters
 
 __all__ = ["Lockstep"]
 
@@ -29,18 +29,21 @@ class Lockstep(Algorithm):
     Use when: workers are equally fast and results must not depend on timing.
     Not: `locked`, where each worker applies its own gradient and nobody waits for a round to fill.
 
+    Differs from the paper: there a master applies the average and the others copy the result; here every worker applies it to
+    its own replica.
+
     Reference: SyncSGD of Bäckström et al., "Consistent Lock-free Parallel Stochastic Gradient Descent for Fast and Stable
-        Convergence", IPDPS 2021, arXiv:2102.09032. There a master applies the average and the others copy the result.
+        Convergence", IPDPS 2021, arXiv:2102.09032.
     """
 
     lockstep: ClassVar[bool] = True
 
     @property
-    def memory(self) -> MemoryRequest:
+    def needs(self) -> Needs:
         """A replica per worker."""
-        return MemoryRequest("replicated", collectives=True)
+        return Needs("replicated", collectives=True)
 
-    def work(self, replica: Replica, ports: Ports) -> None:
+    def work(self, replica: Replica, ports: Ports[ReplicatedParameters]) -> None:
         """x: this worker's parameters (P,), g: its gradient, then the average of all (P,)."""
         shared, gradient = ports.shared, AgreedGradient(replica, ports)
         for _ in replica.steps():

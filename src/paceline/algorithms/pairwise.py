@@ -33,6 +33,7 @@ from paceline.ports.ports import (
     Ports,
     Received,
 )
+from paceline.ports.shared import ReplicatedParameters
 from paceline.topology import Topology
 
 __all__ = ["PairwiseAveraging"]
@@ -53,7 +54,7 @@ class PairwiseAveraging:
         topology: who may average with whom.
         peers: a partner is drawn at `random`, or they take turns (`rotate`).
         ports: this worker's.
-        lock: held by whoever reads or writes `ports.shared.x`.
+        lock: held while a program reads or writes `ports.shared.x`.
         deadline: how long to wait for a partner; None: measured from the start.
     """
 
@@ -61,7 +62,7 @@ class PairwiseAveraging:
         self,
         topology: Topology,
         peers: Literal["random", "rotate"],
-        ports: Ports,
+        ports: Ports[ReplicatedParameters],
         lock: Lock,
         deadline: MeasuredDeadline | None = None,
     ) -> None:

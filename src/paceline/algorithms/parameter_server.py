@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal
 
-from paceline.algorithms.base import Algorithm
 from paceline.algorithms.server.alone import work_alone
 from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.client import Client
@@ -14,13 +13,14 @@ from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.modes import Bounded, Mode, Sync
 from paceline.algorithms.server.registries import apply_registry
 from paceline.algorithms.server.rules import OnDeath, ShardRules
+from paceline.algorithms.server.served import Served
 from paceline.algorithms.server.standby import serve_shard
 from paceline.algorithms.server.user import UserOptimizer
 from paceline.compression.codec import Codec, NoCodec
 from paceline.errors import UsageError, shown
-from paceline.ports.ports import Ports
+from paceline.ports.ports import Ports, ServerPorts
 from paceline.ports.replica import Replica
-from paceline.ports.shared import MemoryRequest
+from paceline.ports.shared import Needs, ServedParameters
 from paceline.specs.bounds import BETWEEN_0_AND_1, SECONDS, SERVERS
 from paceline.specs.registry import moved_into
 
@@ -29,7 +29,7 @@ __all__ = ["ParameterServer"]
 
 @moved_into(backups=("mode", Sync), quorum=("mode", Sync), rate=("mode", Sync), clock_bound=("mode", Bounded))
 @dataclass(frozen=True, kw_only=True)
-class ParameterServer(Algorithm):
+class ParameterServer(Served):
     """A parameter server, synchronous with backup workers, asynchronous, or with bounded clocks.
 
     `sync` makes one update of the first N = workers - backups gradients of every step and drops those that come later, so that
@@ -67,6 +67,9 @@ class ParameterServer(Algorithm):
             `train` and `simulate` evaluate in place of the newest; none: there is no average. Costs another vector. Not with
             `durability=replica`.
 
+    Differs from the paper: the first shard decides for all which gradients a step of `sync` takes (`quorum=global`), not each
+    for itself; steps are told apart by number, and no tokens are handed out. A dead worker is not waited for.
+
     Reference: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981, Algorithms 1 to 4; for `bounded`
         Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013.
     """
@@ -80,7 +83,6 @@ class ParameterServer(Algorithm):
     snapshot_s: Annotated[float, SECONDS] = 5.0
     average: Annotated[float, BETWEEN_0_AND_1] | None = None
 
-    tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
     of_servers: ClassVar[tuple[str, ...]] = ("mode", "shards", "codec", "on_death", "durability", "snapshot_s")
 
     def __post_init__(self) -> None:
@@ -97,9 +99,9 @@ class ParameterServer(Algorithm):
             raise UsageError("The second copy of a shard has no average: leave out average or durability=replica.")
 
     @property
-    def memory(self) -> MemoryRequest:
+    def needs(self) -> Needs:
         """One vector at the servers, and messages."""
-        return MemoryRequest(
+        return Needs(
             "served",
             mailbox=True,
             servers=self.shards,
@@ -128,11 +130,6 @@ class ParameterServer(Algorithm):
         """As the mode has it: in `sync`, the gradients of a step make one update."""
         return self.mode.together
 
-    @property
-    def lets_gradients_wait(self) -> bool:
-        """Where a delay is in front of the rule."""
-        return isinstance(self.apply, Delayed)
-
     def check(self, num_workers: int) -> None:
         """Refuses what the mode cannot run with."""
         super().check(num_workers)
@@ -152,7 +149,7 @@ class ParameterServer(Algorithm):
         except ValueError as error:
             raise UsageError(f"Staleness cannot be injected here: {error}.") from error
 
-    def work(self, replica: Replica, ports: Ports) -> None:
+    def work(self, replica: Replica, ports: Ports[ServedParameters]) -> None:
         """x: the parameters as this worker last got them (P,); g: its gradient, which the servers apply."""
         if not ports.num_servers:
             work_alone(replica, ports, self.apply, self.average)
@@ -175,7 +172,7 @@ class ParameterServer(Algorithm):
         finally:
             client.leave()
 
-    def serve(self, shard_id: int, ports: Ports) -> None:
+    def serve(self, shard_id: int, ports: ServerPorts) -> None:
         """x: the shard (P_s,), updated as `mode` admits gradients and `apply` applies them."""
         rules = ShardRules(
             admission=lambda shard: self.mode.admission(shard, ports.num_workers),

@@ -1,4 +1,4 @@
-"""With whom a worker may average now."""
+"""The partners that a worker may average with now."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Container, Set
 from typing import Literal
 
 from paceline.ports.ports import Ports
+from paceline.ports.shared import SharedParameters
 from paceline.topology import Topology
 
 __all__ = ["Partners"]
@@ -14,7 +15,7 @@ _LONGEST_PAUSE_TURNS = 64
 
 
 class Partners:
-    """A worker's neighbours in the graph: who can be reached, who is left alone for a while, and who averages no more.
+    """A worker's neighbours in the graph: which can be reached, are left alone for a while, or average no more.
 
     Args:
         topology: who may average with whom.
@@ -28,7 +29,7 @@ class Partners:
         gone: those whose averaging has ended, though they may still be reached.
     """
 
-    def __init__(self, topology: Topology, peers: Literal["random", "rotate"], ports: Ports) -> None:
+    def __init__(self, topology: Topology, peers: Literal["random", "rotate"], ports: Ports[SharedParameters]) -> None:
         assert ports.mailbox is not None
         self._topology = topology
         self._rotates = peers == "rotate"

@@ -7,6 +7,7 @@ import torch
 from paceline.errors import UsageError, name_workers
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
+from paceline.ports.shared import SharedParameters
 
 __all__ = ["SameRounds", "left_out"]
 
@@ -27,7 +28,7 @@ class SameRounds:
     Costs: nothing as long as nobody is surprised; else one all-reduce of two numbers for each worker.
     """
 
-    def __init__(self, replica: Replica, ports: Ports) -> None:
+    def __init__(self, replica: Replica, ports: Ports[SharedParameters]) -> None:
         self._replica = replica
         self._ports = ports
         self._round = self._step = 0  # when they met last

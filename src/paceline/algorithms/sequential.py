@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.algorithms.base import Algorithm
+from paceline.algorithms.plain import work_plainly
 from paceline.algorithms.server.alone import work_alone
 from paceline.algorithms.server.delay import Delay
 from paceline.algorithms.server.delayed import Delayed
@@ -14,7 +15,7 @@ from paceline.algorithms.server.user import UserOptimizer
 from paceline.errors import UsageError
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
-from paceline.ports.shared import MemoryRequest
+from paceline.ports.shared import Needs, RacingParameters
 
 __all__ = ["Sequential"]
 
@@ -23,12 +24,19 @@ __all__ = ["Sequential"]
 class Sequential(Algorithm):
     """Plain SGD: one worker, one update after the other.
 
-    Costs nothing beyond the user's own step; with a delay, one vector for every gradient that waits. Use it as the baseline
-    of a comparison, and with a delay to study what staleness does, without the luck of timing.
+    Costs per step: nothing beyond the user's own step; with a delay, one vector for every gradient that waits.
     Clipping acts on the gradient as it was computed; with a delay, it waits clipped.
+    Use when: it is the baseline of a comparison, or the problem is small; with a delay, to study what staleness does, without
+    the luck of timing.
+    Not: another method with one worker, which makes the same updates and keeps what it needs for more workers.
 
     Args:
         delay: every gradient waits so many updates before the optimizer steps with it; none: no gradient waits.
+
+    Differs from the paper: steps have the optimizer's rate, which need not fall. A delay has no paper: it stands for the
+    staleness that many workers would cause.
+
+    Reference: Robbins and Monro, "A Stochastic Approximation Method", Annals of Mathematical Statistics 22 (3), 1951.
     """
 
     delay: Delay | None = None
@@ -36,9 +44,9 @@ class Sequential(Algorithm):
     max_workers: ClassVar[int | None] = 1
 
     @property
-    def memory(self) -> MemoryRequest:
+    def needs(self) -> Needs:
         """One vector, whose only writer is this worker."""
-        return MemoryRequest("racing")
+        return Needs("racing")
 
     @property
     def lets_gradients_wait(self) -> bool:
@@ -51,15 +59,9 @@ class Sequential(Algorithm):
             raise UsageError("This sequential has a delay already: leave out one of the two.")
         return dataclasses.replace(self, delay=delay)
 
-    def work(self, replica: Replica, ports: Ports) -> None:
+    def work(self, replica: Replica, ports: Ports[RacingParameters]) -> None:
         """x: parameters (P,)."""
         if self.delay is not None:
             work_alone(replica, ports, Delayed(delay=self.delay, rule=UserOptimizer()))
             return
-        shared = ports.shared
-        for _ in replica.steps():
-            version = shared.version
-            replica.gradient(at=shared.x, version=version)
-            with shared.writing():
-                replica.apply(to=shared.x)
-                replica.applied(shared.advance(), gradient_version=version)
+        work_plainly(replica, ports)

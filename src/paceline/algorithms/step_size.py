@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from paceline.ports.ports import Ports
+from paceline.ports.shared import SharedParameters
 from paceline.specs.bounds import COUNT, SHARE
 from paceline.specs.types import check_fields
 
@@ -26,7 +27,7 @@ class StepSize:
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def scale(self, staleness: int, ports: Ports) -> float:
+    def scale(self, staleness: int, ports: Ports[SharedParameters]) -> float:
         """The factor for an update of this staleness."""
         raise TypeError(f"{type(self).__name__} must define scale")
 
@@ -35,7 +36,7 @@ class StepSize:
 class FullStep(StepSize):
     """The same step whatever the staleness."""
 
-    def scale(self, staleness: int, ports: Ports) -> float:
+    def scale(self, staleness: int, ports: Ports[SharedParameters]) -> float:
         """Always 1."""
         return 1.0
 
@@ -48,7 +49,7 @@ class InverseStep(StepSize):
         which divides by the staleness and so leaves 0 undefined; one is added here.
     """
 
-    def scale(self, staleness: int, ports: Ports) -> float:
+    def scale(self, staleness: int, ports: Ports[SharedParameters]) -> float:
         """1 / (staleness + 1)."""
         return 1.0 / (staleness + 1)
 
@@ -66,7 +67,7 @@ class ExponentialStep(StepSize):
 
     threshold: Annotated[int, COUNT] | None = None
 
-    def scale(self, staleness: int, ports: Ports) -> float:
+    def scale(self, staleness: int, ports: Ports[SharedParameters]) -> float:
         """exp(-beta staleness)."""
         threshold = self.threshold if self.threshold is not None else ports.num_workers + 1
         beta = 2.0 / threshold * math.log(1.0 + threshold / 2.0)
@@ -92,7 +93,7 @@ class TailStep(StepSize):
 
     needs_counts: ClassVar[bool] = True
 
-    def scale(self, staleness: int, ports: Ports) -> float:
+    def scale(self, staleness: int, ports: Ports[SharedParameters]) -> float:
         """1 + A (1 - 2 F(staleness)), or 1 during the first 10 m updates."""
         if ports.staleness.total() < 10 * ports.num_workers:
             return 1.0

@@ -1,7 +1,7 @@
 """`paceline calibrate` under a launcher: all workers measure, worker 0 gathers.
 
-First everybody's steps, all at the same time; then memory, by one worker of each machine; then links, pair by pair in rounds
-in which no machine has two of them. Messages go over the mailbox that training uses, encrypted between machines.
+First the steps of all workers, at the same time; then memory, by one worker of each machine; then links, pair by pair in
+rounds in which no machine has two of them. Messages go over the mailbox that training uses, encrypted between machines.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 
 from paceline.calibration import probes, words
 from paceline.calibration.cluster_file import MeasuredCluster
-from paceline.calibration.gather import Circle
-from paceline.calibration.machine import measure_memory, measure_steps
-from paceline.calibration.measurements import QUICK, SMALL_BYTES, Effort, Spread, num_cores
+from paceline.calibration.gather import WorkerGroup
+from paceline.calibration.machine import measure_link, measure_memory, measure_steps
+from paceline.calibration.measurements import QUICK, Effort, Quartiles
 from paceline.calibration.rounds import link_rounds, sample
 from paceline.errors import PeerLostError, UsageError, WorkerLostError
 from paceline.membership.elastic import num_places
-from paceline.membership.environment import WorkerEnvironment
+from paceline.membership.environment import Invitation, LaunchedEnvironment, WorkerEnvironment
 from paceline.membership.join_point import Meeting
 from paceline.membership.rendezvous import address_of, common_store, machine_of_this, own_part
 from paceline.ports.ports import Received
-from paceline.system.machine import machine
+from paceline.system.machine import machine, num_cores
 from paceline.tasks.load import load_task
 from paceline.transport.mailbox import ZmqMailbox
 
@@ -35,15 +35,14 @@ __all__ = ["measure_together", "meet_others"]
 _MOST_ROUNDS = 64
 _MOST_STEPS_SENT = 2000
 _LOOK_EVERY_S = 2.0
-_ANSWER_S = 600.0  # the least that slow steps are waited for; who dies is noticed at once
-_LONG_TRIP_S = 1.0  # a link on which a message takes so long gets no longer one
+_ANSWER_S = 600.0  # the least that slow steps are waited for; a worker's death is noticed at once
 _LINK = Effort(repeats=50, large_repeats=6, large_bytes=(250_000, 1_000_000, 4_000_000))
 _QUICK_LINK = Effort(repeats=20, large_repeats=4, large_bytes=(250_000, 1_000_000))
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Who this worker is, and how it finds the others."""
+class _Membership:
+    """This worker's number, and how it finds the others."""
 
     store: Any
     worker_id: int
@@ -55,24 +54,25 @@ class _Place:
 
 
 @contextlib.contextmanager
-def meet_others(environment: WorkerEnvironment) -> Iterator[Circle]:
+def meet_others(environment: WorkerEnvironment) -> Iterator[WorkerGroup]:
     """Meets the other workers of the launcher that started this one, and is connected to all of them.
 
     Raises:
         WorkerLostError: one did not come within the environment's deadline; the message names it.
     """
-    place = _invited(environment) if environment.invitation is not None else _launched(environment)
+    assert isinstance(environment, Invitation | LaunchedEnvironment)
+    place = _invited(environment) if isinstance(environment, Invitation) else _launched(environment)
     try:
         mailbox = ZmqMailbox(place.store, place.worker_id, place.num_workers, host=place.host, keys=place.key)
         with mailbox:
             _connect(mailbox, place, environment.deadline_s)
             answer_s = max(_ANSWER_S, environment.deadline_s)
-            yield Circle(mailbox, place.worker_id, place.num_workers, answer_s)
+            yield WorkerGroup(mailbox, place.worker_id, place.num_workers, answer_s)
     finally:
         place.leave()
 
 
-def _launched(environment: WorkerEnvironment) -> _Place:
+def _launched(environment: LaunchedEnvironment) -> _Membership:
     """A worker of torchrun and its like: it has a number."""
     worker_id, num_workers = environment.worker_id, environment.num_workers
     try:
@@ -84,14 +84,12 @@ def _launched(environment: WorkerEnvironment) -> _Place:
         raise WorkerLostError(
             "start: worker 0, which holds the store where all meet, has ended; see its output."
         ) from None
-    return _Place(store, worker_id, num_workers, host, key, lambda: False, lambda: None)
+    return _Membership(store, worker_id, num_workers, host, key, lambda: False, lambda: None)
 
 
-def _invited(environment: WorkerEnvironment) -> _Place:
+def _invited(invitation: Invitation) -> _Membership:
     """A worker with a join point: it is numbered as it comes."""
-    invitation = environment.invitation
-    assert invitation is not None
-    meeting = Meeting(invitation.address, invitation.key, environment.deadline_s)
+    meeting = Meeting(invitation.address, invitation.key, invitation.deadline_s)
     try:
         num_workers = num_places(meeting, invitation.of, own=1)
         if meeting.agree_words("hello", {"algorithm": "calibrate"}).get("algorithm") != "calibrate":
@@ -105,10 +103,10 @@ def _invited(environment: WorkerEnvironment) -> _Place:
     except BaseException:
         meeting.close()
         raise
-    return _Place(meeting, worker_id, num_workers, meeting.host, meeting.key, lambda: meeting.lost, meeting.close)
+    return _Membership(meeting, worker_id, num_workers, meeting.host, meeting.key, lambda: meeting.lost, meeting.close)
 
 
-def _connect(mailbox: ZmqMailbox, place: _Place, deadline_s: float) -> None:
+def _connect(mailbox: ZmqMailbox, place: _Membership, deadline_s: float) -> None:
     until_s = time.monotonic() + deadline_s
     while True:
         left_s = until_s - time.monotonic()
@@ -126,7 +124,7 @@ def _connect(mailbox: ZmqMailbox, place: _Place, deadline_s: float) -> None:
 
 
 def measure_together(
-    circle: Circle,
+    group: WorkerGroup,
     task_reference: str = "digits-mlp",
     *,
     batch_size: int | None = None,
@@ -134,7 +132,7 @@ def measure_together(
     quick: bool = False,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> MeasuredCluster | None:
-    """What all workers of `circle` measure, for worker 0; None for the others. Arguments as of `calibration.measure`.
+    """What all workers of `group` measure, for worker 0; None for the others. Arguments as of `calibration.measure`.
 
     Takes as long as `calibration.measure` and at most a minute or so more for links: of the rounds of pairs, at most 64 are
     measured, evenly spread.
@@ -145,39 +143,39 @@ def measure_together(
         WorkerLostError: a worker left, or did not answer; the message names it.
     """
     effort = QUICK if quick else Effort()
-    worker_id = circle.worker_id
+    worker_id = group.worker_id
     task = load_task(task_reference)
-    circle.what = "loading the data"
+    group.what = "loading the data"
     on_progress(f"{task.name}: loading")
     train_set, _ = task.load(data)
     asked = f"{task.name}, batches of {batch_size or task.batch_size}{', --quick' if quick else ''}"
-    hellos = circle.gather({"machine": machine_of_this(), "asked": asked}, lambda _, said: words.hello(said))
-    machines = circle.tell(_machines(hellos), lambda _, said: words.machine_numbers(said, circle.num_workers))
+    hellos = group.gather({"machine": machine_of_this(), "asked": asked}, lambda _, said: words.hello(said))
+    machines = group.tell(_machines(hellos), lambda _, said: words.machine_numbers(said, group.num_workers))
 
-    circle.what = "measuring steps"
+    group.what = "measuring steps"
     steps = measure_steps(task, train_set, batch_size, effort, on_progress)
     steps_s = steps.compute_s[steps.batch_size][:_MOST_STEPS_SENT].tolist()
     mine = {
         "host": platform.node(),
         "about": machine(),
-        "compute_s": {size: asdict(Spread.of(times_s)) for size, times_s in steps.compute_s.items()},
+        "compute_s": {size: asdict(Quartiles.of(times_s)) for size, times_s in steps.compute_s.items()},
         "steps_s": steps_s,
-        "update_s": asdict(Spread.of(steps.update_s)),
+        "update_s": asdict(Quartiles.of(steps.update_s)),
     }
-    told = circle.gather(mine, lambda _, said: words.measured_worker(said))
-    circle.tell()  # nobody computes any more
+    told = group.gather(mine, lambda _, said: words.measured_worker(said))
+    group.tell()  # no worker computes any more
 
-    circle.what = "measuring memory"
+    group.what = "measuring memory"
     memory = None
     if machines.index(machines[worker_id]) == worker_id:
         on_progress("memory")
-        with probes.Team(max(2, num_cores())) as team:
+        with probes.ProcessTeam(max(2, num_cores())) as team:
             memory = asdict(measure_memory(team, steps.vector_bytes, effort, lambda _: None))
-    memories = circle.gather(memory, lambda _, said: words.memory(said))
+    memories = group.gather(memory, lambda _, said: words.memory(said))
 
-    circle.what = "measuring links"
-    trips_s = _link_trips_s(circle, machines, _QUICK_LINK if quick else _LINK, on_progress)
-    all_trips = circle.gather(trips_s, lambda peer, said: words.round_trips(said, peer, circle.num_workers))
+    group.what = "measuring links"
+    trips_s = _link_trips_s(group, machines, _QUICK_LINK if quick else _LINK, on_progress)
+    all_trips = group.gather(trips_s, lambda peer, said: words.round_trips(said, peer, group.num_workers))
     if worker_id != 0:
         return None
     return MeasuredCluster(
@@ -202,49 +200,40 @@ def _machines(hellos: list[dict[str, str]]) -> list[int]:
 
 
 def _link_trips_s(
-    circle: Circle, machines: list[int], effort: Effort, on_progress: Callable[[str], None]
+    group: WorkerGroup, machines: list[int], effort: Effort, on_progress: Callable[[str], None]
 ) -> words.Trips:
     """Round trips by message bytes to the peers that this worker measured, which are those with a higher number."""
     found: words.Trips = []
     rounds = sample(link_rounds(machines), _MOST_ROUNDS)
     for number, pairs in enumerate(rounds):
-        circle.meet()
+        group.meet()
         on_progress(f"links, round {number + 1} of {len(rounds)}")
         for a, b in pairs:
-            if circle.worker_id == a:
-                with _named(circle):
-                    found.append((b, _trips_s(circle, b, effort)))
-            elif circle.worker_id == b:
-                with _named(circle):
-                    _echo(circle, a)
+            if group.worker_id == a:
+                with _named(group):
+                    found.append((b, measure_link(group.mailbox, b, effort)))
+                    group.mailbox.send(b, probes.ENOUGH)
+            elif group.worker_id == b:
+                with _named(group):
+                    _echo(group, a)
     return found
 
 
 @contextlib.contextmanager
-def _named(circle: Circle) -> Iterator[None]:
+def _named(group: WorkerGroup) -> Iterator[None]:
     try:
         yield
     except PeerLostError as error:
-        raise circle.lost(error.peer, str(error).partition(": ")[2].rstrip(".")) from None
+        raise group.lost(error.peer, str(error).partition(": ")[2].rstrip(".")) from None
 
 
-def _trips_s(circle: Circle, peer: int, effort: Effort) -> dict[int, list[float]]:
-    trips_s = {SMALL_BYTES: probes.round_trips_s(circle.mailbox, peer, SMALL_BYTES, effort.repeats)}
-    for num_bytes in effort.large_bytes:
-        if len(trips_s) > 2 and min(next(reversed(trips_s.values()))) > _LONG_TRIP_S:
-            break
-        trips_s[num_bytes] = probes.round_trips_s(circle.mailbox, peer, num_bytes, effort.large_repeats)
-    circle.mailbox.send(peer, probes.ENOUGH)
-    return trips_s
-
-
-def _echo(circle: Circle, peer: int) -> None:
-    """The other side of `_trips_s`."""
+def _echo(group: WorkerGroup, peer: int) -> None:
+    """Sends messages back until the peer has measured its link."""
     kinds = ("there", probes.ENOUGH.kind)
-    while isinstance(received := circle.mailbox.receive(circle.deadline_s, sender=peer, kind=kinds), Received):
+    while isinstance(received := group.mailbox.receive(group.deadline_s, sender=peer, kind=kinds), Received):
         if received.message.kind == probes.ENOUGH.kind:
             return
-        circle.mailbox.send(peer, received.message)
+        group.mailbox.send(peer, received.message)
     raise PeerLostError(
         peer, "it sent nothing more" if received is None else getattr(received, "reason", "it came back")
     )

@@ -16,7 +16,16 @@ from paceline.calibration.fits import (
     slow_workers,
     typical_link,
 )
-from paceline.calibration.measurements import Link, Memory, Spread, describe, fit_link, in_seconds, rounded
+from paceline.calibration.measurements import (
+    Link,
+    MemoryTimes,
+    Quartiles,
+    describe,
+    fit_link,
+    in_seconds,
+    named_quartiles,
+    rounded,
+)
 from paceline.errors import PacelineError, name_workers
 from paceline.simulator import Cluster
 from paceline.simulator.cluster_file import as_table
@@ -43,10 +52,14 @@ class MeasuredWorker:
     machine: int
     host: str
     about: dict[str, Any]
-    compute_s: dict[int, Spread]
+    compute_s: dict[int, Quartiles]
     steps_s: list[float]
-    update_s: Spread
-    memory: Memory | None
+    update_s: Quartiles
+    memory: MemoryTimes | None
+
+    def spreads(self) -> dict[str, Quartiles]:
+        """Everything that it measured, by name."""
+        return named_quartiles(self.compute_s, self.update_s, self.memory)
 
 
 @dataclass(frozen=True)
@@ -154,9 +167,7 @@ class MeasuredCluster:
             lines.append(f"Too disturbed to mean anything, so taken as usual: links {named}.")
         lines += ["", *self.summary(cluster), "", "What was measured: median, and the middle half."]
         for number, worker in enumerate(workers):
-            lines += [
-                f"  worker {number}, {name}: {describe(spread)}" for name, spread in worker_spreads(worker).items()
-            ]
+            lines += [f"  worker {number}, {name}: {describe(spread)}" for name, spread in worker.spreads().items()]
         return lines
 
     def _crowded(self) -> list[tuple[list[int], int]]:
@@ -169,7 +180,7 @@ class MeasuredCluster:
         return found
 
     def _machine(self, machine: int, hosts: bool) -> str:
-        """One machine, and who is on it."""
+        """One machine, and the workers on it."""
         ids = [number for number, worker in enumerate(self.workers) if worker.machine == machine]
         first = self.workers[ids[0]]
         named = f" ({first.host})" if hosts else ""
@@ -190,7 +201,7 @@ class MeasuredCluster:
                     "machine": worker.machine,
                     **({"host": worker.host} if hosts else {}),
                     "about": worker.about,
-                    "measured": {name: in_seconds(spread) for name, spread in worker_spreads(worker).items()},
+                    "measured": {name: in_seconds(spread) for name, spread in worker.spreads().items()},
                 }
                 for number, worker in enumerate(self.workers)
             ],
@@ -199,18 +210,9 @@ class MeasuredCluster:
                     "workers": list(pair),
                     "latency_s": links[pair].latency_s if pair in links else None,
                     "bandwidth_bytes_per_s": links[pair].bandwidth_bytes_per_s if pair in links else None,
-                    "round_trips": {str(size): in_seconds(Spread.of(times_s)) for size, times_s in trips_s.items()},
+                    "round_trips": {str(size): in_seconds(Quartiles.of(times_s)) for size, times_s in trips_s.items()},
                 }
                 for pair, trips_s in sorted(self.round_trips_s.items())
             ],
             "versions": versions(),
         }
-
-
-def worker_spreads(worker: MeasuredWorker) -> dict[str, Spread]:
-    """Everything that one worker measured by itself, by name."""
-    found = {f"step without update, batch {size}": spread for size, spread in worker.compute_s.items()}
-    found["update"] = worker.update_s
-    if worker.memory is not None:
-        found |= worker.memory.spreads()
-    return found

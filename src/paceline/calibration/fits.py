@@ -1,12 +1,14 @@
-"""What the measurements of many workers come to: who is slower than the others, which links are, and how steps scatter."""
+"""What the measurements of many workers come to: which workers and links are slower than the others, and how steps scatter."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from scipy.stats import expon, ks_1samp, norm
 
 from paceline.calibration.measurements import Link, rounded
 from paceline.simulator.compute import ComputeTime, ExponentialTail, Normal, Recorded
@@ -30,7 +32,7 @@ def slow_workers(steps_s: Sequence[Sequence[float]]) -> tuple[int, dict[int, flo
 
     A worker's time is the median of its steps; of an even number of workers, the faster one of the middle is the median.
     Clearly: by more than 5 %, and of two blocks of steps, one of each worker's, the slower worker's took longer in nine cases
-    of ten, so that a disturbance of a few steps is nobody's slowness. A worker that is clearly faster has a factor below 1.
+    of ten, so that a disturbance of a few steps makes no worker slow. A worker that is clearly faster has a factor below 1.
 
     Args:
         steps_s: of each worker, seconds per step in order.
@@ -91,13 +93,9 @@ def _fits(pooled: np.ndarray) -> list[Normal | ExponentialTail]:
 
 def _distance(model: Normal | ExponentialTail, pooled: np.ndarray) -> float:
     """Of the distribution functions of model and sample, the largest (Kolmogorov and Smirnov)."""
-    if isinstance(model, Normal):
-        z = (pooled - model.average_s) / (model.deviation_s * math.sqrt(2))
-        expected = np.array([(1 + math.erf(one)) / 2 for one in z])
-    else:
-        expected = -np.expm1(-np.maximum(0.0, pooled - model.least_s) / model.tail_s)
-    steps = np.arange(len(pooled) + 1) / len(pooled)
-    return float(max(np.abs(expected - steps[1:]).max(), np.abs(expected - steps[:-1]).max()))
+    law = norm(model.average_s, model.deviation_s) if isinstance(model, Normal) else expon(model.least_s, model.tail_s)
+    found: Any = ks_1samp(pooled, law.cdf, method="asymp")
+    return float(found.statistic)
 
 
 def typical_link(links: Mapping[tuple[int, int], Link]) -> Link:

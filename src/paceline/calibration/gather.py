@@ -1,4 +1,4 @@
-"""Workers that do something together, step by step: all tell worker 0, worker 0 tells all, and who is lost is named to all."""
+"""Workers that do something together: all tell worker 0, worker 0 tells all, and a lost worker is named to all."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from paceline.errors import PacelineError, PeerLostError, UsageError, WorkerLost
 from paceline.ports.checks import MalformedMessageError
 from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Received
 
-__all__ = ["Circle"]
+__all__ = ["WorkerGroup"]
 
-_VERDICT_S = 10.0
+_FIRST_ERROR_S = 10.0
 _ADVICE = "Nothing was written; start all workers again."
 
 
@@ -24,11 +24,11 @@ def _as_it_is(worker_id: int, words: Any) -> Any:
     return words
 
 
-class Circle:
-    """One worker's place among all; every worker must make the same calls in the same order.
+class WorkerGroup:
+    """One worker's part in a group; every worker must make the same calls in the same order.
 
-    What is malformed is its sender's error: it is thrown away, as the right words may follow. If they do not within the
-    deadline, the message says whose were malformed.
+    A malformed message is its sender's error: it is thrown away, as the right one may follow. If none does within the
+    deadline, the error names the sender.
 
     Args:
         mailbox: connected to all others.
@@ -47,9 +47,11 @@ class Circle:
     ) -> None:
         self.mailbox, self.worker_id, self.num_workers = mailbox, worker_id, num_workers
         self.deadline_s, self.what = deadline_s, what
-        self._number = 0  # of calls; who is quick may have made the next one already
-        self._left: dict[int, str] = {}  # who left after its answer, and why: an error once more is wanted of it
-        self._heard: PacelineError | None = None  # what another worker has failed with
+        self._number = 0  # of calls; a quick worker may have made the next one already
+        self._left: dict[
+            int, str
+        ] = {}  # workers that left after their answer, and why: an error once more is wanted of them
+        self._heard: PacelineError | None = None  # the error of another worker
 
     def gather(self, mine: Any, read: Callable[[int, Any], Any] = _as_it_is) -> list[Any]:
         """What every worker has given, plain data, by worker id, for worker 0; nothing for the others.
@@ -110,7 +112,7 @@ class Circle:
         self.tell()
 
     @contextlib.contextmanager
-    def one_fate(self) -> Iterator[None]:
+    def fail_together(self) -> Iterator[None]:
         """An error in one worker becomes an error in all; of a lost worker all say the same, which is what worker 0 knows."""
         try:
             yield
@@ -122,7 +124,7 @@ class Circle:
             elif error is not self._heard:
                 self._try_to_say(0, failure)
                 if isinstance(error, WorkerLostError):
-                    raise (self._verdict() or error) from None
+                    raise (self._error_of_worker_0() or error) from None
             raise
 
     def lost(self, worker: int, why: str) -> WorkerLostError:
@@ -130,9 +132,9 @@ class Circle:
         how = "it has ended" if why == "ended" else why
         return WorkerLostError(f"While {self.what}: worker {worker} left ({how}). {_ADVICE}")
 
-    def _verdict(self) -> PacelineError | None:
-        """What worker 0 makes of it; several workers may have lost each other, and it knows who came first."""
-        until_s = time.monotonic() + _VERDICT_S
+    def _error_of_worker_0(self) -> PacelineError | None:
+        """Worker 0's error; several workers may have lost each other, and worker 0 knows which was lost first."""
+        until_s = time.monotonic() + _FIRST_ERROR_S
         while True:
             left_s = max(0.0, until_s - time.monotonic()) if 0 in self.mailbox.peers() else 0.0
             arrival = self.mailbox.receive(left_s, kind="failed", sender=0)

@@ -22,28 +22,33 @@ from paceline.calibration.measurements import (
     SMALL_BYTES,
     ColdSteps,
     Effort,
-    Memory,
-    Spread,
+    MemoryTimes,
+    Quartiles,
     Steps,
     describe,
     fit_cold,
     fit_link,
     in_seconds,
-    num_cores,
+    named_quartiles,
     rounded,
 )
 from paceline.memory.shared_store import SharedStore
+from paceline.ports.ports import Mailbox
 from paceline.simulator import Cluster
 from paceline.storage import files
-from paceline.system.machine import machine, versions
+from paceline.system.machine import machine, num_cores, versions
 from paceline.tasks.base import Task
 from paceline.tasks.load import load_task
 from paceline.transport.mailbox import ZmqMailbox
 from paceline.vectors.flat import FlatBinding
 
-__all__ = ["Calibration", "as_cluster", "as_json", "measure", "measure_memory", "measure_steps", "write", "write_file"]
+__all__ = [
+    "Calibration", "as_cluster", "as_json", "measure", "measure_link", "measure_memory", "measure_steps", "write",
+    "write_file",
+]  # fmt: skip
 
 _CONNECT_S = 60.0
+_LONG_TRIP_S = 1.0  # a link on which a message takes so long gets no longer one
 
 
 @dataclass(frozen=True)
@@ -56,10 +61,7 @@ class Calibration:
         vector_bytes: size of the task's parameters.
         compute_s: by batch size, a step without its update: input, forward, backward.
         update_s: one plain SGD step of the optimizer.
-        copy_s: of one vector, by one process alone.
-        crowded_copies_s: the same for each of several processes, all copying at once.
-        atomic_s: one addition to a word that two processes add to.
-        wake_s: from a word's change until a process that slept on it runs.
+        memory: what copies, atomic additions and wake-ups take.
         round_trips_s: by message bytes, between two processes of this machine.
         handed_copy_s: of the vector, by a process after another has written it and before that reads it.
         cores: that processes may use; None: not measured, as in what follows.
@@ -74,32 +76,22 @@ class Calibration:
     task: str
     batch_size: int
     vector_bytes: int
-    compute_s: dict[int, Spread]
-    update_s: Spread
-    copy_s: Spread
-    crowded_copies_s: list[Spread]
-    atomic_s: Spread
-    wake_s: Spread
+    compute_s: dict[int, Quartiles]
+    update_s: Quartiles
+    memory: MemoryTimes
     round_trips_s: dict[int, list[float]] = field(repr=False)
-    handed_copy_s: Spread | None = None
+    handed_copy_s: Quartiles | None = None
     cores: int | None = None
-    lone_step_s: Spread | None = None
-    crowded_steps_s: list[Spread] = field(default_factory=list)
-    spin_s: Spread | None = None
-    slice_s: Spread | None = None
+    lone_step_s: Quartiles | None = None
+    crowded_steps_s: list[Quartiles] = field(default_factory=list)
+    spin_s: Quartiles | None = None
+    slice_s: Quartiles | None = None
     cold_steps_s: ColdSteps = field(default_factory=dict, repr=False)
     few_cold_steps_s: ColdSteps = field(default_factory=dict, repr=False)
 
-    @property
-    def memory(self) -> Memory:
-        """The part of it that is about memory."""
-        return Memory(self.copy_s, self.crowded_copies_s, self.atomic_s, self.wake_s)
-
-    def spreads(self) -> dict[str, Spread]:
+    def spreads(self) -> dict[str, Quartiles]:
         """Everything measured, by name."""
-        found = {f"step without update, batch {size}": spread for size, spread in self.compute_s.items()}
-        found["update"] = self.update_s
-        found |= self.memory.spreads()
+        found = named_quartiles(self.compute_s, self.update_s, self.memory)
         if self.handed_copy_s is not None:
             found["copy of what another process has written"] = self.handed_copy_s
         if self.lone_step_s is not None and self.crowded_steps_s:
@@ -110,9 +102,10 @@ class Calibration:
         if self.slice_s is not None:
             found["time slice"] = self.slice_s
         for pause_s, pairs in self.cold_steps_s.items():
-            found[f"step after a pause of {1e3 * pause_s:g} ms"] = Spread.of([after_s for after_s, _ in pairs])
+            found[f"step after a pause of {1e3 * pause_s:g} ms"] = Quartiles.of([after_s for after_s, _ in pairs])
         return found | {
-            f"round trip, {num_bytes:,} bytes": Spread.of(times_s) for num_bytes, times_s in self.round_trips_s.items()
+            f"round trip, {num_bytes:,} bytes": Quartiles.of(times_s)
+            for num_bytes, times_s in self.round_trips_s.items()
         }
 
 
@@ -144,7 +137,7 @@ def measure(
     steps = measure_steps(task, train_set, batch_size, effort, on_progress)
     cold_steps_s, few_cold_steps_s = measure_cold(task, train_set, steps, effort, on_progress)
     on_progress("starting processes")
-    with probes.Team(1 + max(2, num_cores()), steps.vector_bytes) as team:
+    with probes.ProcessTeam(1 + max(2, num_cores()), steps.vector_bytes) as team:
         memory = measure_memory(team, steps.vector_bytes, effort, on_progress)
         samples = probes.few_samples(train_set, 4 * steps.batch_size)
         shared = measure_shared_cores(team, task_reference, samples, steps, effort, on_progress)
@@ -154,12 +147,9 @@ def measure(
         task=steps.task,
         batch_size=steps.batch_size,
         vector_bytes=steps.vector_bytes,
-        compute_s={size: Spread.of(times_s) for size, times_s in steps.compute_s.items()},
-        update_s=Spread.of(steps.update_s),
-        copy_s=memory.copy_s,
-        crowded_copies_s=memory.crowded_copies_s,
-        atomic_s=memory.atomic_s,
-        wake_s=memory.wake_s,
+        compute_s={size: Quartiles.of(times_s) for size, times_s in steps.compute_s.items()},
+        update_s=Quartiles.of(steps.update_s),
+        memory=memory,
         round_trips_s=trips_s,
         cold_steps_s=cold_steps_s,
         few_cold_steps_s=few_cold_steps_s,
@@ -190,7 +180,9 @@ def measure_cold(
     return after_pauses(task, train_set, steps.batch_size), after_pauses(task, train_set, min(steps.compute_s))
 
 
-def measure_memory(team: probes.Team, vector_bytes: int, effort: Effort, on_progress: Callable[[str], None]) -> Memory:
+def measure_memory(
+    team: probes.ProcessTeam, vector_bytes: int, effort: Effort, on_progress: Callable[[str], None]
+) -> MemoryTimes:
     """The part of `measure` in which processes of this machine share memory; `team` has at least two."""
     cores = num_cores()
     copies = partial(team.together, probes.copies_s, num_bytes=vector_bytes, for_s=effort.copies_s)
@@ -201,16 +193,16 @@ def measure_memory(team: probes.Team, vector_bytes: int, effort: Effort, on_prog
     on_progress("atomic operations and wake-ups")
     atomics_s = team.together(probes.atomics_s, min(2, cores), repeats=effort.repeats)
     wake_ups_s = probes.wake_ups_s(team, effort.repeats)
-    return Memory(
-        copy_s=Spread.of(alone_s),
-        crowded_copies_s=[Spread.of(one) for one in crowded_s],
-        atomic_s=Spread.of([one for times_s in atomics_s for one in times_s]),
-        wake_s=Spread.of(wake_ups_s),
+    return MemoryTimes(
+        copy_s=Quartiles.of(alone_s),
+        crowded_copies_s=[Quartiles.of(one) for one in crowded_s],
+        atomic_s=Quartiles.of([one for times_s in atomics_s for one in times_s]),
+        wake_s=Quartiles.of(wake_ups_s),
     )
 
 
 def measure_shared_cores(
-    team: probes.Team,
+    team: probes.ProcessTeam,
     task_reference: str,
     samples: bytes,
     steps: Steps,
@@ -237,12 +229,12 @@ def measure_shared_cores(
     slices_s = [one for times_s in team.together(probes.slices_s, 1 + cores, for_s=effort.slices_s) for one in times_s]
     spins_s = team.together(probes.spins_s, 1, repeats=effort.repeats)[0]
     return {
-        "handed_copy_s": Spread.of(handed_s),
+        "handed_copy_s": Quartiles.of(handed_s),
         "cores": cores,
-        "lone_step_s": Spread.of(lone_steps_s),
-        "crowded_steps_s": [Spread.of(one) for one in crowded_steps_s],
-        "spin_s": Spread.of(spins_s),
-        "slice_s": Spread.of(slices_s) if slices_s else None,
+        "lone_step_s": Quartiles.of(lone_steps_s),
+        "crowded_steps_s": [Quartiles.of(one) for one in crowded_steps_s],
+        "spin_s": Quartiles.of(spins_s),
+        "slice_s": Quartiles.of(slices_s) if slices_s else None,
     }
 
 
@@ -252,16 +244,24 @@ def _vector_bytes(make: Callable[[], torch.nn.Module]) -> int:
     return binding.num_elements * binding.dtype.itemsize
 
 
-def _round_trips_s(team: probes.Team, effort: Effort) -> dict[int, list[float]]:
+def _round_trips_s(team: probes.ProcessTeam, effort: Effort) -> dict[int, list[float]]:
     store = SharedStore(team.segment, team.store_at, 2)
     store.begin()
     team.start(probes.echo, store_at=team.store_at)
     with ZmqMailbox(store, 0, 2) as mailbox:
         mailbox.connect(_CONNECT_S)
-        trips_s = {SMALL_BYTES: probes.round_trips_s(mailbox, 1, SMALL_BYTES, effort.repeats)}
-        for num_bytes in effort.large_bytes:
-            trips_s[num_bytes] = probes.round_trips_s(mailbox, 1, num_bytes, effort.large_repeats)
+        trips_s = measure_link(mailbox, 1, effort)
     team.results(1)
+    return trips_s
+
+
+def measure_link(mailbox: Mailbox, peer: int, effort: Effort) -> dict[int, list[float]]:
+    """Round trips to a peer that sends messages back, by message bytes; a slow link gets no longer messages."""
+    trips_s = {SMALL_BYTES: probes.round_trips_s(mailbox, peer, SMALL_BYTES, effort.repeats)}
+    for num_bytes in effort.large_bytes:
+        if len(trips_s) > 2 and min(next(reversed(trips_s.values()))) > _LONG_TRIP_S:
+            break
+        trips_s[num_bytes] = probes.round_trips_s(mailbox, peer, num_bytes, effort.large_repeats)
     return trips_s
 
 
@@ -290,7 +290,7 @@ def as_cluster(measured: Calibration, workers: int | None = None) -> Cluster:
         figures |= dataclasses.asdict(fit_cold(measured.cold_steps_s, measured.few_cold_steps_s))
     shared |= {name: rounded(value) for name, value in figures.items()}
     return Cluster(
-        workers=workers or max(2, len(measured.crowded_copies_s)),
+        workers=workers or max(2, len(measured.memory.crowded_copies_s)),
         compute_s=rounded(measured.compute_s[measured.batch_size].median),
         update_vectors=rounded(vectors),
         latency_s=rounded(link.latency_s),

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from typing import Any
 
 import numpy as np
+from scipy.stats import theilslopes
 
 from paceline.errors import PacelineError
-from paceline.simulator.core import COPY_VECTORS
-from paceline.simulator.cores import Cold
+from paceline.simulator.hardware.core import COPY_VECTORS
+from paceline.simulator.hardware.cores import Cold
 
 __all__ = [
     "QUICK",
@@ -20,14 +20,14 @@ __all__ = [
     "ColdSteps",
     "Effort",
     "Link",
-    "Memory",
-    "Spread",
+    "MemoryTimes",
+    "Quartiles",
     "Steps",
     "describe",
     "fit_cold",
     "fit_link",
     "in_seconds",
-    "num_cores",
+    "named_quartiles",
     "rounded",
 ]
 
@@ -39,7 +39,7 @@ ColdSteps = Mapping[float, Sequence[tuple[float, float]]]
 
 
 @dataclass(frozen=True)
-class Spread:
+class Quartiles:
     """Single measurements of one quantity: their median, and between which values the middle half lies."""
 
     median: float
@@ -48,7 +48,7 @@ class Spread:
     count: int
 
     @classmethod
-    def of(cls, values: Sequence[float] | np.ndarray) -> Spread:
+    def of(cls, values: Sequence[float] | np.ndarray) -> Quartiles:
         """Of at least one value."""
         low, median, high = (float(one) for one in np.percentile(values, [25, 50, 75]))
         return cls(median, low, high, len(values))
@@ -108,13 +108,20 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What the memory of one machine takes; see `Calibration`, which has the same."""
+class MemoryTimes:
+    """What the memory of one machine takes, in seconds.
 
-    copy_s: Spread
-    crowded_copies_s: list[Spread]
-    atomic_s: Spread
-    wake_s: Spread
+    Attributes:
+        copy_s: a copy of one vector, by one process alone.
+        crowded_copies_s: the same for each of several processes, all copying at once.
+        atomic_s: one addition to a word that two processes add to.
+        wake_s: from a word's change until a process that slept on it runs.
+    """
+
+    copy_s: Quartiles
+    crowded_copies_s: list[Quartiles]
+    atomic_s: Quartiles
+    wake_s: Quartiles
 
     def figures(self, vector_bytes: int) -> dict[str, float]:
         """What it makes of a `Cluster`, by the names of its fields."""
@@ -127,7 +134,7 @@ class Memory:
             "wake_s": max(0.0, self.wake_s.median),
         }
 
-    def spreads(self) -> dict[str, Spread]:
+    def spreads(self) -> dict[str, Quartiles]:
         """Everything in it, by name."""
         return {
             "copy of the parameters": self.copy_s,
@@ -135,6 +142,14 @@ class Memory:
             "atomic addition": self.atomic_s,
             "wake-up": self.wake_s,
         }
+
+
+def named_quartiles(
+    compute_s: Mapping[int, Quartiles], update_s: Quartiles, memory: MemoryTimes | None
+) -> dict[str, Quartiles]:
+    """Everything that one worker measured by itself, by name."""
+    steps = {f"step without update, batch {size}": times_s for size, times_s in compute_s.items()}
+    return steps | {"update": update_s} | (memory.spreads() if memory is not None else {})
 
 
 def fit_cold(steps: ColdSteps, few: ColdSteps) -> Cold:
@@ -168,13 +183,12 @@ def fit_link(round_trips_s: Mapping[int, Sequence[float]]) -> Link:
     """
     medians_s = {num_bytes: statistics.median(times_s) / 2 for num_bytes, times_s in sorted(round_trips_s.items())}
     small, *large = medians_s
-    slopes = [(medians_s[b] - medians_s[a]) / (b - a) for a, b in combinations(large, 2)]
-    s_per_byte = statistics.median(slopes)
+    s_per_byte: Any = theilslopes([medians_s[num_bytes] for num_bytes in large], large)[0]
     if s_per_byte <= 0:
         raise PacelineError(
             "Longer messages took no longer: the machine is too busy to measure; try again when it is idle."
         )
-    return Link(medians_s[small], 1 / s_per_byte)
+    return Link(medians_s[small], 1 / float(s_per_byte))
 
 
 def rounded(value: float) -> float:
@@ -182,17 +196,12 @@ def rounded(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def num_cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def in_seconds(spread: Spread) -> dict[str, float]:
+def in_seconds(spread: Quartiles) -> dict[str, float]:
     """A spread as plain data."""
     return {"median_s": spread.median, "low_s": spread.low, "high_s": spread.high, "count": spread.count}
 
 
-def describe(spread: Spread) -> str:
+def describe(spread: Quartiles) -> str:
     """A median time with its spread, for people."""
     unit, name = next(((u, n) for u, n in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")) if spread.median >= u), (1e-9, "ns"))
     median, low, high = (f"{one / unit:.3g}" for one in (spread.median, spread.low, spread.high))

@@ -10,6 +10,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Self
@@ -31,6 +32,7 @@ from paceline.records.step_record import PackedRecords
 from paceline.replica.base import TaskReplica
 from paceline.specs.registry import build_optimizer
 from paceline.supervisor.fork_server import fork_server_context
+from paceline.system.machine import intra_op_threads
 from paceline.tasks.base import Task
 from paceline.tasks.load import load_task
 from paceline.transport.mailbox import ZmqMailbox
@@ -38,7 +40,7 @@ from paceline.vectors.flat import FlatBinding
 
 __all__ = [
     "ENOUGH",
-    "Team",
+    "ProcessTeam",
     "atomics_s",
     "cold_steps_s",
     "copies_s",
@@ -57,7 +59,7 @@ _START_TOGETHER_S = 0.005
 _WARM_UP = 0.2  # share of the repeats
 _FELL_ASLEEP_S = 0.002  # longer than a waiter spins
 _ATOMICS_AT_ONCE = 100_000
-_OFF_THE_CORE_S = 0.0005  # longer than an interrupt, shorter than anybody's time slice
+_OFF_THE_CORE_S = 0.0005  # longer than an interrupt, shorter than a time slice
 _WORD, _READY, _CROWDED, _TURN, _IDLE = (place * LINE_BYTES for place in range(5))  # the words of a team: offsets
 _WORDS = 5
 
@@ -74,14 +76,9 @@ def steps(
     """
     if batch_size > len(train_set):
         raise UsageError(f"{task.name} has {len(train_set)} training samples; choose --batch-size up to that.")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(0)
-            rows = _step(task, train_set, batch_size, at_least, for_s, pauses_s)
-    finally:
-        torch.set_num_threads(threads)
+    with intra_op_threads(1), torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        rows = _step(task, train_set, batch_size, at_least, for_s, pauses_s)
     return rows[rows["samples"] == batch_size]  # an epoch's last batch may be shorter
 
 
@@ -135,7 +132,7 @@ def _step(
 # Several processes at the same time
 
 
-class Team:
+class ProcessTeam:
     """Processes that do the same thing at the same instant.
 
     Args:
@@ -269,22 +266,14 @@ def copies_s(segment: Segment, num_bytes: int, for_s: float) -> list[float]:
     return times_s[round(_WARM_UP * len(times_s)) :]
 
 
-def handed_copies_s(team: Team, num_bytes: int, repeats: int) -> list[float]:
+def handed_copies_s(team: ProcessTeam, num_bytes: int, repeats: int) -> list[float]:
     """Two processes in turn copy the shared vector, which the other has just written, and write it; seconds per copy.
 
     That is what workers do with shared vectors: most of each comes from another core's cache, or has to be taken from it.
     Once per team.
     """
-    team.start(_takes_first, _takes_second, num_bytes=num_bytes, repeats=repeats)
+    team.start(*(partial(_take_turns, mine=mine) for mine in (0, 1)), num_bytes=num_bytes, repeats=repeats)
     return [one for times_s in team.results(2) for one in times_s[round(_WARM_UP * repeats) :]]
-
-
-def _takes_first(segment: Segment, num_bytes: int, repeats: int) -> list[float]:
-    return _take_turns(segment, num_bytes, repeats, 0)
-
-
-def _takes_second(segment: Segment, num_bytes: int, repeats: int) -> list[float]:
-    return _take_turns(segment, num_bytes, repeats, 1)
 
 
 def _take_turns(segment: Segment, num_bytes: int, repeats: int, mine: int) -> list[float]:
@@ -317,7 +306,7 @@ def atomics_s(segment: Segment, repeats: int) -> list[float]:
     return times_s[round(_WARM_UP * repeats) :]
 
 
-def wake_ups_s(team: Team, repeats: int) -> list[float]:
+def wake_ups_s(team: ProcessTeam, repeats: int) -> list[float]:
     """From changing a word until a process that slept on it runs; once per team."""
     team.start(_sleeper, _waker, repeats=repeats)
     woken_s, woke_s = team.results(2)
@@ -354,7 +343,7 @@ ENOUGH = Message("enough")  # ends a peer's part
 
 
 def round_trips_s(mailbox: Mailbox, peer: int, num_bytes: int, repeats: int) -> list[float]:
-    """How long messages of so many bytes take to a peer that sends them back, and back; whoever started the peer."""
+    """How long messages of so many bytes take to a peer and back; the peer sends each back as it comes."""
     x, times_s = torch.ones(max(1, num_bytes // 4)), []
     for number in range(repeats + max(1, round(_WARM_UP * repeats))):
         begun_s = time.perf_counter()

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations, product
 
-__all__ = ["link_rounds", "sample", "tournament"]
+__all__ = ["link_rounds", "round_robin", "sample"]
 
 Pair = tuple[int, int]
 
 
-def tournament(num_players: int) -> list[list[Pair]]:
-    """Rounds in which each pair of players meets once, and nobody plays twice; the circle method.
+def round_robin(num_machines: int) -> list[list[Pair]]:
+    """Rounds in which each pair of machines meets once, and no machine is in two pairs; the circle method.
 
-    One player stays and the others move on by one place each round; with an odd number, one rests.
+    One machine stays and the others move on by one place each round; with an odd number, one rests.
 
-    >>> tournament(4)
+    >>> round_robin(4)
     [[(0, 3), (1, 2)], [(0, 2), (1, 3)], [(0, 1), (2, 3)]]
     """
-    places: list[int | None] = [*range(num_players), *([None] if num_players % 2 else [])]
+    places: list[int | None] = [*range(num_machines), *([None] if num_machines % 2 else [])]
     rounds = []
     for _ in range(len(places) - 1):
         facing = zip(places[: len(places) // 2], reversed(places), strict=False)
@@ -38,7 +38,7 @@ def link_rounds(machines: Sequence[int]) -> list[list[Pair]]:
     """
     members = [[worker for worker, its in enumerate(machines) if its == one] for one in sorted(set(machines))]
     at_once: list[list[list[Pair]]] = [[list(combinations(workers, 2)) for workers in members]]
-    for meetings in tournament(len(members)):
+    for meetings in round_robin(len(members)):
         at_once.append([[(min(p), max(p)) for p in product(members[a], members[b])] for a, b in meetings])
     rounds = []
     for lines in at_once:  # each line one pair after the other, all lines at the same time

@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from paceline.calibration.cluster_file import MeasuredWorker
-from paceline.calibration.measurements import Memory, Spread
+from paceline.calibration.measurements import MemoryTimes, Quartiles
 
 __all__ = ["hello", "machine_numbers", "measured_worker", "memory", "round_trips"]
 
@@ -39,22 +39,22 @@ def measured_worker(words: Any) -> MeasuredWorker:
         machine=-1,
         host=_of(str, words, "host"),
         about=_of(dict, words, "about"),
-        compute_s={_size(size): _spread(one, least=0.0) for size, one in times_s.items()},
+        compute_s={_size(size): _quartiles(one, least=0.0) for size, one in times_s.items()},
         steps_s=_numbers(_of(list, words, "steps_s")),
-        update_s=_spread(_of(dict, words, "update_s"), least=0.0),
+        update_s=_quartiles(_of(dict, words, "update_s"), least=0.0),
         memory=None,
     )
 
 
-def memory(words: Any) -> Memory | None:
+def memory(words: Any) -> MemoryTimes | None:
     """A machine's memory; None from a worker that did not measure it."""
     if words is None:
         return None
-    crowded_s = [_spread(one, least=0.0) for one in _of(list, words, "crowded_copies_s")]
+    crowded_s = [_quartiles(one, least=0.0) for one in _of(list, words, "crowded_copies_s")]
     if not crowded_s:
         raise ValueError("no copies")
     copy_s, atomic_s, wake_s = (_of(dict, words, name) for name in ("copy_s", "atomic_s", "wake_s"))
-    return Memory(_spread(copy_s, least=0.0), crowded_s, _spread(atomic_s), _spread(wake_s))
+    return MemoryTimes(_quartiles(copy_s, least=0.0), crowded_s, _quartiles(atomic_s), _quartiles(wake_s))
 
 
 def round_trips(words: Any, worker_id: int, num_workers: int) -> Trips:
@@ -68,11 +68,11 @@ def round_trips(words: Any, worker_id: int, num_workers: int) -> Trips:
     return found
 
 
-def _spread(words: Any, least: float = -math.inf) -> Spread:
-    if _is(dict, words).keys() != {one.name for one in fields(Spread)}:
+def _quartiles(words: Any, least: float = -math.inf) -> Quartiles:
+    if _is(dict, words).keys() != {one.name for one in fields(Quartiles)}:
         raise ValueError(f"{sorted(words)} of a spread")
     median, low, high = (_number(words[name], least) for name in ("median", "low", "high"))
-    return Spread(median, low, high, _whole(words["count"], least=1))
+    return Quartiles(median, low, high, _whole(words["count"], least=1))
 
 
 def _numbers(words: list[Any]) -> list[float]:

@@ -9,22 +9,7 @@ from typing import Any
 
 import torch
 
-from paceline.checkpoint.files import (
-    PARAMETERS,
-    all_there,
-    check,
-    clear,
-    complete,
-    describe,
-    is_complete,
-    load_part,
-    newest,
-    newest_or_none,
-    numbers,
-    parts,
-    remove,
-    write_part,
-)
+from paceline.checkpoint.files import PARAMETERS, describe, load_part, numbers, parts, write_part
 from paceline.checkpoint.files import end as end_files
 from paceline.checkpoint.state_elsewhere import state_for_checkpoints
 from paceline.errors import UsageError
@@ -32,13 +17,7 @@ from paceline.storage import tensor_files
 
 __all__ = [
     "Parameters",
-    "all_there",
-    "check",
-    "clear",
-    "complete",
-    "describe",
     "end",
-    "is_complete",
     "load_fitting",
     "load_model",
     "load_optimizer_state",
@@ -46,10 +25,6 @@ __all__ = [
     "load_program",
     "load_rule_state",
     "load_worker",
-    "newest",
-    "newest_or_none",
-    "numbers",
-    "remove",
     "same_round",
     "save_parameters",
     "save_server",
@@ -96,7 +71,7 @@ def save_worker(
     `number` None is the end of the run: `end` gives it a number. `model` is (version, updates, x (P,)) where every worker has
     its own; `program` is what the algorithm's program keeps of its own.
     """
-    taken = max(0, taken)  # who was stopped before its first batch gave that one back
+    taken = max(0, taken)  # a worker that was stopped before its first batch gave that one back
     state: dict[str, Any] = {
         "optimizer": state_for_checkpoints(optimizer),
         "taken": taken,

@@ -1,7 +1,7 @@
 """The files of checkpoints: `checkpoint/<n>/`, its parts, and `complete.json` once all are there.
 
 Every file is written under another name, brought to the disk and renamed, so that a kill at any instant leaves the last
-complete checkpoint as it was. Whoever writes a part leaves its SHA-256 beside it; `complete.json` has those of all parts and
+complete checkpoint as it was. The writer of a part leaves its SHA-256 beside it; `complete.json` has those of all parts and
 its own, and no part is read that does not have its own. Numbers n grow; a new complete checkpoint replaces the older ones.
 """
 

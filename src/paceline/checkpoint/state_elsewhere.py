@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from paceline.algorithms import Algorithm, AllReduce
+from paceline.algorithms.server.served import server_rule
 from paceline.errors import UsageError
 
 __all__ = ["state_for_checkpoints", "watch_state"]
@@ -35,7 +36,7 @@ def watch_state(optimizers: Iterable[torch.optim.Optimizer], algorithm: Algorith
     Returns:
         handles to be removed as the worker leaves.
     """
-    rule = algorithm.server_rule if algorithm.memory.kind == "served" else None
+    rule = server_rule(algorithm)
     if rule is not None and not rule.overrides_optimizer:
         return [handle for one in optimizers for handle in _AtServers(one).handles]
     if isinstance(algorithm, AllReduce) and algorithm.sharded:

@@ -10,6 +10,7 @@ import typer.core
 from paceline.cli.advise_backups import backups
 from paceline.cli.advise_layers import layers
 from paceline.cli.advise_training import training
+from paceline.cli.console import page_about, verbs
 
 __all__ = ["advise"]
 
@@ -25,7 +26,7 @@ class _Unnamed(typer.core.TyperCommand):
             return super().command_path.rstrip()
 
 
-class _Verbs(typer.core.TyperGroup):
+class _VerbsOrProgram(typer.core.TyperGroup):
     """Takes what is no verb for a program to be advised on, so that `paceline advise train.py:train` needs none."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -38,14 +39,10 @@ class _Verbs(typer.core.TyperGroup):
         return "" if name == _WITHOUT_VERB else name, command, rest
 
 
-advise = typer.Typer(
-    cls=_Verbs,
-    help="Which algorithm, how many workers; which layers to divide; how many backups.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-advise.command(_WITHOUT_VERB, cls=_Unnamed, hidden=True)(training)
-advise.command()(layers)
-advise.command()(backups)
+advise = verbs("Which algorithm, how many workers; which layers to divide; how many backups.", cls=_VerbsOrProgram)
+advise.command(_WITHOUT_VERB, cls=_Unnamed, hidden=True, epilog=page_about("advise"))(training)
+advise.command(epilog=page_about("late_gradients"))(layers)
+advise.command(epilog=page_about("advise"))(backups)
 
 
 @advise.callback()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from random import Random
@@ -11,20 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options
-from paceline.cli.console import out
+from paceline.cli.console import out, print_json
 from paceline.cli.simulate import described
 from paceline.errors import UsageError
 from paceline.specs.bounds import BACKUPS, PLANNED_WORKERS, SECONDS
 
 if TYPE_CHECKING:
-    from paceline.planner.backups import BackupPlan, BackupRow
+    from paceline.planner.backups import BackupOption, BackupPlan
     from paceline.planner.order_statistics import Law
     from paceline.simulator.compute import ComputeTime
 
-__all__ = ["backups"]
+__all__ = ["NEAR", "backups", "spec_of"]
 
 _TIMES, _WORTH = "The workers' times", "What a gradient is worth"
-_NEAR = 0.02
+NEAR = 0.02  # of the best: other numbers of backups that are worth naming
 _DRAWS = 2000
 _MEASURED_FOR_S = 2.0
 
@@ -40,10 +39,7 @@ def backups(
         int | None,
         typer.Option(help="How many, backups among them; default: the cluster's, or 16", rich_help_panel=_TIMES),
     ] = None,
-    slow: Annotated[
-        list[str] | None,
-        typer.Option(help="WORKER:FACTOR on its compute time; again for more.", rich_help_panel=_TIMES),
-    ] = None,
+    slow: Annotated[list[str] | None, options.slow_workers(_TIMES)] = None,
     rest_s: Annotated[
         float, typer.Option("--rest-s", help="Of each step besides: messages, update.", rich_help_panel=_TIMES)
     ] = 0.0,
@@ -88,7 +84,8 @@ def backups(
     if noise_scale is not None and batch_size is None and task is None:
         raise UsageError("--noise-scale counts samples: say with --batch-size how many a gradient is of.")
 
-    from paceline.planner.backups import PUBLISHED_HALF_EFFICIENT, plan_backups
+    from paceline.planner.backup_times import PUBLISHED_HALF_EFFICIENT
+    from paceline.planner.backups import plan_backups
 
     law, source, points = (
         _law(machines.compute, f"of {cluster}", batch_size) if task is None else _measured(task, batch_size, data)
@@ -105,7 +102,7 @@ def backups(
         "steps_rule": "1 / k" if math.isinf(worth) else f"1 + {worth:.4g} / k",
     }
     if as_json:
-        print(json.dumps(about | _as_json(plan), allow_nan=False), flush=True)
+        print_json(about | _as_json(plan), allow_nan=False)
     else:
         _show(plan, about, published=noise_scale is None)
 
@@ -164,24 +161,24 @@ def _as_json(plan: BackupPlan) -> dict[str, Any]:
     ]
     return {
         "best": plan.best.backups,
-        "algorithm": _spec(plan.best),
+        "algorithm": spec_of(plan.best),
         "machines": plan.best.machines,
-        "within_2_percent": plan.within(_NEAR),
+        "within_2_percent": plan.within(NEAR),
         "best_in_subsets_share": plan.sure,
         "rows": rows,
     }
 
 
-def _spec(row: BackupRow) -> str:
+def spec_of(row: BackupOption) -> str:
+    """The algorithm with so many backups."""
     return f"parameter-server(mode=sync(backups={row.backups}))" if row.backups else "parameter-server"
 
 
 def _show(plan: BackupPlan, about: dict[str, Any], *, published: bool) -> None:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    from paceline.observe.compare import number_text
+    from paceline.observe.terminal import BEST, figures_table
+    from paceline.observe.words import number_text, span_text, whole_percent_text
 
     least_s = min(row.step_s.value for row in plan.rows)
     size_s, unit = (1e-3, "ms") if least_s < 1 else (1.0, "s")
@@ -190,39 +187,31 @@ def _show(plan: BackupPlan, about: dict[str, Any], *, published: bool) -> None:
     heads = ["back-\nups", "ma-\nchines" if spare else "gra-\ndients", f"step\n({unit})"]
     heads += [f"90 %\ninterval ({unit})"] if sampled else []
     heads += [f"90 % of the\nsteps ({unit})", "gra-\ndients/s", "steps", last]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
+    table = figures_table(None, heads)
     for row in plan.rows:
         best = row is plan.best
         cells = [f"{'best ' if best else ''}{row.backups}", str(row.machines if spare else row.gradients)]
         cells.append(number_text(row.step_s.value / size_s))
-        cells += [_span(row.step_s.low, row.step_s.high, size_s)] if sampled else []
-        cells.append(_span(row.steps_low_s, row.steps_high_s, size_s))
+        cells += [span_text(row.step_s.low / size_s, row.step_s.high / size_s)] if sampled else []
+        cells.append(span_text(row.steps_low_s / size_s, row.steps_high_s / size_s))
         cells += [
             f"{value:.3f}" for value in (row.throughput, row.steps, row.machine_time if spare else row.time.value)
         ]
-        table.add_row(*cells, style="bold green" if best else None)
+        table.add_row(*cells, style=BEST if best else None)
     console = out()
     rest = f", and {about['rest_s']:g} s of each step for the rest" if about["rest_s"] else ""
     console.print(Text(f"{about['workers']} workers; {about['times']}{rest}."), soft_wrap=True)
     console.print(table)
     rule = "as published for Inception; give --noise-scale for your own" if published else "from the noise scale"
     notes = [f"Last three columns: relative to b = 0. Steps to the target go as {about['steps_rule']} ({rule})."]
-    if sampled:
-        share = f"{plan.sure:.0%}".replace("%", " %")
+    if plan.sure is not None:
+        share = whole_percent_text(plan.sure)
         notes.append(
             f"Without one twentieth of the recorded times or another, the same b is best in {share} of the cases."
         )
-    near = plan.within(_NEAR)
+    near = plan.within(NEAR)
     end = "" if spare else f" Within 2 % of it: b = {near[0]}{f' to {near[-1]}' if len(near) > 1 else ' alone'}."
     console.print(Text("\n".join(notes), style="dim"), soft_wrap=True)
     best = plan.best
     more = f" with {best.machines} workers" if spare else f" --workers {best.machines}"
-    console.print(f'Best: --algorithm "{_spec(best)}"{more}.{end}', soft_wrap=True)
-
-
-def _span(low_s: float, high_s: float, size_s: float) -> str:
-    from paceline.observe.compare import number_text
-
-    return f"{number_text(low_s / size_s)} to {number_text(high_s / size_s)}"
+    console.print(f'Best: --algorithm "{spec_of(best)}"{more}.{end}', soft_wrap=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli import options
-from paceline.cli.console import out
+from paceline.cli.console import out, print_json
 from paceline.specs.bounds import FLOPS_PER_S, PLANNED_WORKERS, SHARE
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def layers(
     about = {"task": loaded.name, "workers": nodes, "batch_size": points, "overlap": overlap}
     about |= {"flops_per_s": flops_per_s, "bandwidth_bytes_per_s": link}
     if as_json:
-        print(json.dumps(about | _as_json(result)), flush=True)
+        print_json(about | _as_json(result))
     else:
         _show(result, about, source)
 
@@ -116,7 +115,7 @@ def _show(result: Balance, about: dict[str, Any], source: str) -> None:
     from rich import box
     from rich.table import Column, Table
 
-    from paceline.observe.compare import seconds_text
+    from paceline.observe.words import seconds_text
 
     columns = ("Weights", "Best", "Groups", "Sends", "Data parallel", "Visible")
     table = Table(Column("Layer", overflow="fold"), *columns, box=box.SIMPLE_HEAD)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -12,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import typer
 
 from paceline.cli import options
-from paceline.cli.console import complain, err, out, say
+from paceline.cli.console import complain, err, print_json, results, say
 from paceline.cli.durations import per_second, seconds
 from paceline.cli.simulate import described
 from paceline.errors import UsageError
 from paceline.specs.bounds import PLANNED_WORKERS, SEED, check_workers
-from paceline.storage.held_folder import run_folder
+from paceline.storage.folder_lock import run_folder
 
 if TYPE_CHECKING:
     from paceline.advice.answer import Advice, Circumstances, Target
@@ -50,10 +49,7 @@ def training(
         Path | None,
         typer.Option(help="On these machines, TOML or JSON; default: this one, measured.", rich_help_panel=_HAPPENS),
     ] = None,
-    slow: Annotated[
-        list[str] | None,
-        typer.Option(help="WORKER:FACTOR on its compute time; again for more.", rich_help_panel=_HAPPENS),
-    ] = None,
+    slow: Annotated[list[str] | None, options.slow_workers(_HAPPENS)] = None,
     kill_rate: Annotated[
         str | None, typer.Option(help="Of each worker: 1/h, 2/d, 0.5/min.", rich_help_panel=_HAPPENS)
     ] = None,
@@ -92,8 +88,7 @@ def training(
     if max_workers is not None:
         PLANNED_WORKERS.check("--max-workers", max_workers)
     SEED.check("The last run's seed", seed + _MOST_SEEDS)
-    if folder is not None:
-        options.check_out(folder)
+    options.check_out(folder)
     machines = None if cluster is None else described(cluster, None, [], [])
     if machines is None and max_workers is not None:
         check_workers(max_workers, backend="processes")
@@ -167,7 +162,7 @@ def _specs(texts: list[str] | None) -> list[str] | None:
 
 
 def _cores() -> int:
-    from paceline.calibration.measurements import num_cores
+    from paceline.system.machine import num_cores
 
     return num_cores()
 
@@ -211,7 +206,7 @@ class _Live(AbstractContextManager["_Live"]):
 
 def _write(advice: Advice, folder: Path) -> Path:
     """`advice.json` and `advice.html`, each complete or not there."""
-    from paceline.advice.plain import as_json
+    from paceline.advice.as_json import as_json
     from paceline.advice.report import write_report
     from paceline.records.run_data import write_json
 
@@ -223,13 +218,11 @@ def _show(advice: Advice, page: Path, *, as_json: bool) -> None:
     from rich.text import Text
 
     from paceline.advice.tables import fit_lines, ranking_table
-    from paceline.advice.words import circumstances_text, not_tried, remarks, target_text, verdict
-    from paceline.observe.compare import seconds_text
+    from paceline.advice.words import asked, not_tried, remarks, verdict
+    from paceline.observe.words import seconds_text
 
-    console = err() if as_json else out()
-    said = circumstances_text(advice.circumstances)
-    by = "" if advice.target.deadline_s is None else f" by {seconds_text(advice.target.deadline_s)}"
-    console.print(Text(f"{advice.program}: {target_text(advice.target)}{by}{f', {said}' if said else ''}."))
+    console = results(as_json=as_json)
+    console.print(Text(f"{advice.program}: {asked(advice)}"))
     console.print(ranking_table(advice))
     if advice.best is not None:
         console.print(Text(f"\n{verdict(advice)}", style="bold"))
@@ -246,9 +239,9 @@ def _show(advice: Advice, page: Path, *, as_json: bool) -> None:
         console.print(Text("Start it: ").append(advice.command, style="bold"), soft_wrap=True)
     console.print(f"Report:   {page}", soft_wrap=True)
     if as_json:
-        from paceline.advice.plain import as_json as plain
+        from paceline.advice.as_json import as_json as advice_as_json
 
-        print(json.dumps(plain(advice), allow_nan=False), flush=True)
+        print_json(advice_as_json(advice), allow_nan=False)
 
 
 def _list(console: Any, title: str, lines: Any) -> None:

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import inspect
-import json
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.console import out
+from paceline.cli.card import card
+from paceline.cli.console import out, print_json
 from paceline.errors import UsageError
 
 __all__ = ["algorithms"]
 
 
 def algorithms(
+    name: Annotated[str | None, typer.Argument(help="Print this one's card.")] = None,
     tolerates: Annotated[str | None, typer.Option(help="Only those that go on after this, as kill.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="A list of JSON objects.")] = False,
 ) -> None:
     """List every algorithm: its spec with all defaults, what it does, and which faults it tolerates.
 
+    With a name: its card, which says what it costs, when to take it, and how it differs from its paper.
+
     Example: paceline algorithms --tolerates kill
     """
+    if name is not None:
+        if tolerates is not None:
+            raise UsageError("A card says what its algorithm tolerates: leave out --tolerates, or the name.")
+        shown = card(name)
+        if as_json:
+            print_json(asdict(shown))
+        else:
+            out().print(shown.text)
+        return
     rows = _rows()
     if tolerates is not None:
         known = sorted({fault for row in rows for fault in row["tolerates"]})
@@ -29,7 +42,7 @@ def algorithms(
             raise UsageError(f"No algorithm tolerates '{tolerates}'; choose {' or '.join(known)}.")
         rows = [row for row in rows if tolerates in row["tolerates"]]
     if as_json:
-        print(json.dumps(rows))
+        print_json(rows)
     else:
         out().print(_table(rows))
 

@@ -18,8 +18,9 @@ import paceline
 from paceline.cli.advise import advise
 from paceline.cli.algorithms import algorithms
 from paceline.cli.calibrate import calibrate
+from paceline.cli.cite import cite
 from paceline.cli.compare import compare
-from paceline.cli.console import complain
+from paceline.cli.console import complain, page_about
 from paceline.cli.doctor import doctor
 from paceline.cli.key import key
 from paceline.cli.launch import LaunchCommand, launch
@@ -46,7 +47,7 @@ def _sentence(text: str) -> str:
     return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
-class _Verbs(typer.core.TyperGroup):
+class _VerbsThatExplain(typer.core.TyperGroup):
     """Turns the errors that users can act on into one sentence and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -60,7 +61,7 @@ class _Verbs(typer.core.TyperGroup):
             raise typer.Exit(1) from error
         except OSError as error:  # of a file that is read, or of the machine: what is written says so by itself
             if isinstance(error, BrokenPipeError):
-                raise  # who reads the output has had enough of it
+                raise  # the reader of the output has had enough of it
             about = "" if error.filename is None else f"{error.filename}: "
             complain(_sentence(f"{about}{error.strerror or error}; choose another place."))
             raise typer.Exit(2 if error.errno in _NO_SUCH_NAMES else 1) from error
@@ -70,25 +71,28 @@ class _Verbs(typer.core.TyperGroup):
 
 
 app = typer.Typer(
-    cls=_Verbs,
+    cls=_VerbsThatExplain,
     name="paceline",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(train)
-app.command()(compare)
-app.command(cls=LaunchCommand, context_settings={"allow_interspersed_args": False})(launch)
-app.command()(simulate)
-app.command()(calibrate)
-app.command()(key)
-app.command()(algorithms)
-app.command()(doctor)
+app.command(epilog=page_about("command_line"))(train)
+app.command(epilog=page_about("command_line"))(compare)
+app.command(cls=LaunchCommand, context_settings={"allow_interspersed_args": False}, epilog=page_about("launchers"))(
+    launch
+)
+app.command(epilog=page_about("simulate"))(simulate)
+app.command(epilog=page_about("simulate"))(calibrate)
+app.command(epilog=page_about("security"))(key)
+app.command(epilog=page_about("which_algorithm"))(algorithms)
+app.command(epilog=page_about("start"))(doctor)
+app.command(epilog=page_about("method_cards"))(cite)
 app.add_typer(advise, name="advise")
-app.add_typer(plan, name="plan")
-app.add_typer(sparse, name="sparse")
-app.add_typer(study_app, name="study")
+app.add_typer(plan, name="plan", epilog=page_about("late_gradients"))
+app.add_typer(sparse, name="sparse", epilog=page_about("sparse"))
+app.add_typer(study_app, name="study", epilog=page_about("studies"))
 
 
 def _version(wanted: bool) -> None:
@@ -97,7 +101,7 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(epilog=page_about("index"))
 def _about(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Version.")] = False,
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import typer
 from rich.text import Text
 
 from paceline.cli import options
-from paceline.cli.console import err, out, say
+from paceline.cli.console import err, print_json, results, say
 from paceline.errors import UsageError
 from paceline.storage.paths import check_new_file
 from paceline.supervisor.fork_server import fork_server_context
@@ -69,18 +68,18 @@ def calibrate(
         )
     from paceline.calibration.cluster import measure_together, meet_others
 
-    with meet_others(environment) as circle, circle.one_fate():
-        if circle.worker_id == 0:
+    with meet_others(environment) as group, group.fail_together():
+        if group.worker_id == 0:
             _check_file(file, replace=force)
-        if circle.num_workers == 1:
+        if group.num_workers == 1:
             found.alone(None, measure)
             return
-        with _progress(circle.worker_id == 0) as progress:
-            measured = measure_together(circle, task or "digits-mlp", **measure, on_progress=progress)
+        with _progress(group.worker_id == 0) as progress:
+            measured = measure_together(group, task or "digits-mlp", **measure, on_progress=progress)
         if measured is not None:
             found.together(measured, hosts=hosts)
-        circle.what = "writing the file"
-        circle.tell()
+        group.what = "writing the file"
+        group.tell()
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ class _Found:
         lines = [Text.assemble(f"{name}: ", (describe(spread), "bold")) for name, spread in measured.spreads().items()]
         self._say(lines, measured.task, measured.batch_size)
         if self.as_json:
-            print(json.dumps(calibration.as_json(measured, cluster, self.file)), flush=True)
+            print_json(calibration.as_json(measured, cluster, self.file))
 
     def together(self, measured: MeasuredCluster, *, hosts: bool) -> None:
         """What the workers of a launcher have measured."""
@@ -119,10 +118,10 @@ class _Found:
         calibration.write_file(cluster, measured.comments(cluster, hosts=hosts), self.file)
         self._say([Text(line) for line in measured.summary(cluster)], measured.task, measured.batch_size)
         if self.as_json:
-            print(json.dumps(measured.as_json(cluster, self.file, hosts=hosts)), flush=True)
+            print_json(measured.as_json(cluster, self.file, hosts=hosts))
 
     def _say(self, lines: list[Text], task: str, batch_size: int) -> None:
-        console = err() if self.as_json else out()
+        console = results(as_json=self.as_json)
         for line in lines:
             console.print(line, soft_wrap=True)
         console.print(f"Written: {self.file}", soft_wrap=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options
-from paceline.cli.console import complain, err, out, say
+from paceline.cli.console import complain, err, print_json, results, say
 from paceline.cli.train import execute, outcome_line, read_result, settings
 from paceline.errors import NotWrittenError, PacelineError, UsageError
 from paceline.specs.bounds import RUNS, SEED
-from paceline.storage.held_folder import run_folder
+from paceline.storage.folder_lock import run_folder
 from paceline.supervisor.fork_server import fork_server_context
 from paceline.system.interrupts import noted
 
@@ -65,8 +64,7 @@ def compare(
     RUNS.check("--repeats", repeats)
     RUNS.check("The number of runs", len(specs) * len(counts) * repeats)
     SEED.check("The last run's seed", given.get("seed", 0) + repeats - 1)
-    if out is not None:
-        options.check_out(out)
+    options.check_out(out)
 
     fork_server_context()  # it loads PyTorch while this process does
     configs = _configurations(given, specs, counts, repeats)
@@ -155,8 +153,8 @@ def _show(runs: dict[str, RunData], folder: Path, *, as_json: bool) -> None:
     listed = list(runs.values())
     title = f"{listed[0].config['task']}: {len(listed)} runs compared"
     write_report(listed, report, title=title, command=options.write_command(sys.argv[1:]))
-    console = err() if as_json else out()
+    console = results(as_json=as_json)
     console.print(comparison_table([run.result for run in listed]))
     console.print(f"Report: {report}", soft_wrap=True)
     if as_json:
-        print(json.dumps([read_result(run, folder / name) for name, run in runs.items()]), flush=True)
+        print_json([read_result(run, folder / name) for name, run in runs.items()])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from typing import Any
 
+import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
 from paceline.errors import printable
 
-__all__ = ["complain", "err", "out", "say"]
+__all__ = ["complain", "err", "out", "page_about", "print_json", "results", "say", "verbs"]
 
 _LONGEST_COMPLAINT = 2000
 
@@ -37,6 +40,21 @@ def err() -> Console:
     return _PlainConsole(stderr=True)
 
 
+def results(*, as_json: bool) -> Console:
+    """Where a verb's results are told to people: beside them, on stderr, where stdout's last line is the result as JSON."""
+    return err() if as_json else out()
+
+
+def print_json(value: Any, *, allow_nan: bool = True) -> None:
+    """A result as JSON, in one line of stdout; without `allow_nan` it must not hold numbers that JSON does not know."""
+    print(json.dumps(value, allow_nan=allow_nan), flush=True)
+
+
+def verbs(help: str, **named: Any) -> typer.Typer:
+    """A group of verbs."""
+    return typer.Typer(help=help, context_settings={"help_option_names": ["-h", "--help"]}, **named)
+
+
 def complain(message: str) -> None:
     """What is wrong, on stderr, unbroken so that it can be copied; of very long ones, both ends."""
     if len(message) > _LONGEST_COMPLAINT:
@@ -48,3 +66,8 @@ def complain(message: str) -> None:
 def say(message: str) -> None:
     """One line for people, on stderr, unbroken so that paths in it can be clicked."""
     err().print(message, soft_wrap=True)
+
+
+def page_about(page: str) -> str:
+    """The last line of a verb's help: which page of the documentation is about it."""
+    return f"More: docs/{page}.md, a page of the site that `make docs` builds."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import platform
@@ -16,7 +15,7 @@ from typing import Annotated
 import typer
 
 import paceline
-from paceline.cli.console import out
+from paceline.cli.console import out, print_json
 
 __all__ = ["Check", "doctor", "examine"]
 
@@ -43,7 +42,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="A list of JSON 
 
     checks = examine()
     if as_json:
-        print(json.dumps([asdict(check) for check in checks]))
+        print_json([asdict(check) for check in checks])
     else:
         console = out()
         for check in checks:

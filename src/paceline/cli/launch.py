@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -16,9 +17,6 @@ from paceline.replica.slowness import checked_factors, slow_factors
 from paceline.specs.bounds import COUNT, DEADLINE_S, SECONDS_ABOVE_0, check_workers
 from paceline.specs.file_loop import is_loop
 from paceline.supervisor.fork_server import fork_server_context
-
-if TYPE_CHECKING:
-    from paceline.records.run_data import RunData
 
 __all__ = ["LaunchCommand", "launch"]
 
@@ -53,10 +51,7 @@ def launch(
         float | None, typer.Option(help="Or at this accuracy, by attach's evaluate.", rich_help_panel=_FUNCTION)
     ] = None,
     limit: Annotated[float | None, typer.Option(help="Stop after so many seconds.", rich_help_panel=_FUNCTION)] = None,
-    slow: Annotated[
-        list[str] | None,
-        typer.Option(help="WORKER:FACTOR on its compute time; again for more.", rich_help_panel=_FUNCTION),
-    ] = None,
+    slow: Annotated[list[str] | None, options.slow_workers(_FUNCTION)] = None,
     seed: Annotated[
         int | None, typer.Option(help="Of the order, and the algorithm.", rich_help_panel=_FUNCTION)
     ] = None,
@@ -124,15 +119,13 @@ def launch(
             f"There is no script {command[0]}: write `paceline launch --workers 4 -- SCRIPT.py ARGUMENTS`, or"
             " `paceline launch FILE.py:FUNCTION`."
         )
-    if out is not None:
-        options.check_out(out)
+    options.check_out(out)
     if key is None and os.environ.get("PACELINE_KEY"):
         key = Path(os.environ["PACELINE_KEY"])
 
-    from paceline.cli.train import end, show
+    from paceline.cli.train import finished, show
     from paceline.run.launch_script import Agent, free_address, name_of
 
-    not_written = None
     with options.out_folder(out, "launch", name_of(command)) as folder:
         agent = Agent(
             command=command,
@@ -147,18 +140,12 @@ def launch(
             say=say,
             trains=not _calibrates(command),
         )
-        try:
-            run = agent.run()
-        except NotWrittenError as error:
-            if error.run is None:
-                raise
-            run, not_written = error.run, error
+        run, not_written = finished(agent.run)
     if agent.refused:
         raise typer.Exit(2)
     if run is None:
         raise typer.Exit(1 if agent.failed else 0)
-    show(run, folder, as_json=as_json)
-    end(run, not_written)
+    show(run, not_written, folder, as_json=as_json)
 
 
 def _refuse(given: dict[str, Any], names: tuple[str, ...], why: str) -> None:
@@ -174,13 +161,13 @@ def _launch_function(reference: str, given: dict[str, Any]) -> None:
     if limit_s is not None:
         SECONDS_ABOVE_0.check("--limit", limit_s)
     slow = checked_factors(slow_factors(given.get("slow", [])), workers)
-    if out is not None:
-        options.check_out(out)
+    options.check_out(out)
 
     fork_server_context()  # it loads PyTorch while this process does
     from paceline.algorithms import registry
-    from paceline.cli.train import end, show
+    from paceline.cli.train import finished, show
     from paceline.observe.progress import LiveTable
+    from paceline.records.run_data import RunData
     from paceline.run.launch import launch as run_launch
     from paceline.specs.file_loop import load_loop
 
@@ -188,12 +175,12 @@ def _launch_function(reference: str, given: dict[str, Any]) -> None:
         registry.build(algorithm).check(workers)
     loop = load_loop(reference)
     words = [loop.path.stem, *([algorithm.partition("(")[0]] if algorithm else [])]
-    not_written = None
     with options.out_folder(out, "launch", *words) as folder:
         title = f"{reference}: {algorithm or 'as attach says'}, {workers} worker{'s' * (workers > 1)}, into {folder}"
         try:
             with LiveTable(title, console=err()) as live:
-                run = run_launch(
+                start = partial(
+                    run_launch,
                     loop,
                     workers=workers,
                     algorithm=algorithm,
@@ -206,25 +193,14 @@ def _launch_function(reference: str, given: dict[str, Any]) -> None:
                     slow=slow,
                     on_progress=live.update,
                 )
-        except UsageError:
+                run, not_written = finished(start)
+        except (UsageError, NotWrittenError):
             raise
-        except NotWrittenError as error:
-            if error.run is None:
-                raise
-            run, not_written = error.run, error
         except PacelineError:
             if not (folder / "result.json").is_file():
                 raise
-            run = _crashed(folder)  # its outcome says so
-    show(run, folder, as_json=given["as_json"])
-    end(run, not_written)
-
-
-def _crashed(folder: Path) -> RunData:
-    """The run that an exception ended, from its folder."""
-    from paceline.records.run_data import RunData
-
-    return RunData.load(folder)
+            run, not_written = RunData.load(folder), None  # its outcome says that it crashed
+    show(run, not_written, folder, as_json=given["as_json"])
 
 
 def _calibrates(command: list[str]) -> bool:

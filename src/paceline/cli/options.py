@@ -17,7 +17,7 @@ from paceline.cli.console import say
 from paceline.errors import OverrideWarning, UsageError
 from paceline.specs.bounds import check_run
 from paceline.storage import files
-from paceline.storage.held_folder import is_empty
+from paceline.storage.folder_lock import is_empty
 from paceline.storage.paths import check_new_folder
 
 if TYPE_CHECKING:
@@ -40,7 +40,14 @@ _RUNS = Path("runs")
 _MOST_FOLDERS = 10_000  # that commands make in one second
 _LENGTH, _SGD, _RUN = "How long", "How to step", "The run"
 
+
+def slow_workers(panel: str) -> Any:
+    """The option that names slow workers, in one of a verb's panels."""
+    return typer.Option(help="WORKER:FACTOR on its compute time; again for more.", rich_help_panel=panel)
+
+
 Task = Annotated[str | None, typer.Option(help="Built-in task, or path/to/file.py:function; default digits-mlp")]
+Algorithm = Annotated[str | None, typer.Option(help="Spec, as leashed(persistence=1); default hogwild")]
 Epochs = Annotated[
     float | None, typer.Option(help="Passes over the data, all workers together.", rich_help_panel=_LENGTH)
 ]
@@ -60,7 +67,7 @@ OptimizerState = Annotated[
 ]
 InjectStaleness = Annotated[
     str | None,
-    typer.Option(help="Gradients wait so many updates: 20, random(highest=40), ...", rich_help_panel=_SGD),
+    typer.Option(help="Gradients wait so many updates: 20, random(highest=40)", rich_help_panel=_SGD),
 ]
 StalenessRampEpochs = Annotated[
     float | None, typer.Option(help="That wait grows from 0 over so many epochs.", rich_help_panel=_SGD)
@@ -76,10 +83,6 @@ Backend = Annotated[_Backend | None, typer.Option(help="Where workers run; defau
 Restarts = Annotated[int | None, typer.Option(help="Dead workers to replace; default 0", rich_help_panel=_RUN)]
 Seed = Annotated[int | None, typer.Option(help="Of parameters, order, algorithm; default 0", rich_help_panel=_RUN)]
 Data = Annotated[Path | None, typer.Option(help="Folder of data sets; default $PACELINE_DATA", rich_help_panel=_RUN)]
-Slow = Annotated[
-    list[str] | None,
-    typer.Option(help="WORKER:FACTOR on its compute time; again for more.", rich_help_panel=_RUN),
-]
 Out = Annotated[Path | None, typer.Option(help="Folder for results; default runs/<task>-...", rich_help_panel=_RUN)]
 Json = Annotated[bool, typer.Option("--json", help="Result as JSON, in stdout's last line.", rich_help_panel=_RUN)]
 
@@ -128,8 +131,10 @@ def tell_what_is_overridden(configs: Iterable[TrainConfig]) -> None:
     warnings.simplefilter("ignore", OverrideWarning)  # which says so to a Python program
 
 
-def check_out(out: Path) -> None:
-    """Refuse a folder that cannot be made or written into, or that holds something."""
+def check_out(out: Path | None) -> None:
+    """Refuse a folder that cannot be made or written into, or that holds something; None: a new one will be made."""
+    if out is None:
+        return
     check_new_folder(out, f"--out {out}")
     if out.is_dir() and not is_empty(out):
         go_on = f", or go on with that run: --resume {out}" if (out / "config.json").is_file() else ""

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.console import out
+from paceline.cli.advise_backups import NEAR, spec_of
+from paceline.cli.console import out, print_json, verbs
 from paceline.errors import UsageError
 from paceline.specs.bounds import BACKUPS
 
 if TYPE_CHECKING:
-    from paceline.algorithms.server.backups import BackupChoice
-    from paceline.observe.arrivals import Arrivals
+    from paceline.observe.gradient_times import GradientTimes
+    from paceline.planner.backups import BackupPlan
 
 __all__ = ["backups", "plan"]
 
-plan = typer.Typer(
-    no_args_is_help=True,
-    help="Choose from what a run has measured.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+plan = verbs("Choose from what a run has measured.", no_args_is_help=True)
 
-_NEAR = 0.02
 _UNITS_S = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3}
 
 
@@ -62,42 +57,38 @@ def backups(
     if max_backups is not None:
         BACKUPS.check("--max-backups", max_backups)
 
-    from paceline.algorithms.server.backups import StepsModel, choose_backups
-    from paceline.observe.arrivals import arrivals
+    from paceline.observe.gradient_times import gradient_times
+    from paceline.planner.backup_times import steps_to_target
+    from paceline.planner.backups import plan_arrivals
     from paceline.records.run_data import RunData
 
-    seen = arrivals(RunData.load(run).records)
+    seen = gradient_times(RunData.load(run).records)
     if seen is None:
         raise UsageError(f"{run} has no events: plan from a run that has trained.")
     if seen.num_workers < 2:
         raise UsageError(
             f"{run} had 1 worker, and backups are among several: plan from a run with as many as you have."
         )
-    model = StepsModel(half_efficient=half_efficient)
-    choice = choose_backups(seen.times_s, model, max_backups)
-    steps = {row.backups: _steps(model, seen, row.backups) for row in choice.rows}
+    choice = plan_arrivals(seen.times_s, half_efficient=half_efficient, max_backups=max_backups)
+    # For what the run came to in its own steps, whose updates may have been of another number of gradients.
+    for_one = seen.updates / steps_to_target(max(1.0, seen.gradients_per_update), half_efficient)
+    steps = {row.backups: for_one * steps_to_target(row.gradients, half_efficient) for row in choice.rows}
     if as_json:
-        print(json.dumps(_as_json(run, seen, choice, steps)))
+        print_json(_as_json(run, seen, choice, steps))
     else:
         _show(seen, choice, steps)
 
 
-def _steps(model: Any, seen: Arrivals, num_backups: int) -> float:
-    """Steps for what the run came to in its own, whose updates may have been of another number of gradients."""
-    num_aggregated = seen.num_workers - num_backups
-    return seen.updates * model.steps(num_aggregated) / model.steps(max(1.0, seen.gradients_per_update))
-
-
-def _as_json(run: Path, seen: Arrivals, choice: BackupChoice, steps: dict[int, float]) -> dict[str, Any]:
+def _as_json(run: Path, seen: GradientTimes, choice: BackupPlan, steps: dict[int, float]) -> dict[str, Any]:
     rows = [
         {
             "backups": row.backups,
-            "gradients_per_step": seen.num_workers - row.backups,
-            "step_s": row.step_s,
+            "gradients_per_step": row.gradients,
+            "step_s": row.step_s.value,
             "steps": steps[row.backups],
-            "total_s": row.step_s * steps[row.backups],
-            "total_relative": row.total,
-            "discounted_speed_up": row.discounted_speed_up,
+            "total_s": row.step_s.value * steps[row.backups],
+            "total_relative": row.time.value,
+            "discounted_speed_up": row.throughput,
         }
         for row in choice.rows
     ]
@@ -107,29 +98,29 @@ def _as_json(run: Path, seen: Arrivals, choice: BackupChoice, steps: dict[int, f
         "steps_seen": len(seen.times_s) if seen.as_they_came else 0,
         "as_they_came": seen.as_they_came,
         "best": choice.best.backups,
-        "within_2_percent": choice.within(_NEAR),
+        "within_2_percent": choice.within(NEAR),
         "rows": rows,
     }
 
 
-def _show(seen: Arrivals, choice: BackupChoice, steps: dict[int, float]) -> None:
+def _show(seen: GradientTimes, choice: BackupPlan, steps: dict[int, float]) -> None:
     from rich import box
     from rich.table import Table
 
     table = Table(
         "Backups b", "Gradients per step", "Time per step", "Steps", "Total time", "To b = 0", box=box.SIMPLE_HEAD
     )
-    step_unit = _unit([row.step_s for row in choice.rows])
-    total_unit = _unit([row.step_s * steps[row.backups] for row in choice.rows])
+    step_unit = _unit([row.step_s.value for row in choice.rows])
+    total_unit = _unit([row.step_s.value * steps[row.backups] for row in choice.rows])
     for row in choice.rows:
         best = row is choice.best
         table.add_row(
             f"{row.backups}{' (best)' if best else ''}",
-            str(seen.num_workers - row.backups),
-            _time(row.step_s, step_unit),
+            str(row.gradients),
+            _time(row.step_s.value, step_unit),
             f"{steps[row.backups]:,.0f}",
-            _time(row.step_s * steps[row.backups], total_unit),
-            f"{row.total:.3f}",
+            _time(row.step_s.value * steps[row.backups], total_unit),
+            f"{row.time.value:.3f}",
             style="bold green" if best else None,
         )
     console = out()
@@ -138,10 +129,9 @@ def _show(seen: Arrivals, choice: BackupChoice, steps: dict[int, float]) -> None
     )
     console.print(f"{seen.num_workers} workers; from {source}.")
     console.print(table)
-    near = choice.within(_NEAR)
+    near = choice.within(NEAR)
     span = f"{near[0]} to {near[-1]}" if len(near) > 1 else f"{near[0]} alone"
-    spec = f"parameter-server(mode=sync(backups={choice.best.backups}))" if choice.best.backups else "parameter-server"
-    console.print(f'Best: --algorithm "{spec}". Within 2 % of it: b = {span}.', soft_wrap=True)
+    console.print(f'Best: --algorithm "{spec_of(choice.best)}". Within 2 % of it: b = {span}.', soft_wrap=True)
 
 
 def _unit(column_s: list[float]) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.console import out, say
+from paceline.cli.console import out, print_json, say, verbs
 from paceline.errors import UsageError, printable
 from paceline.specs.bounds import PASSES, PROCESSORS, SPARSE_SEED
 from paceline.storage import files
@@ -16,11 +15,7 @@ from paceline.storage.paths import check_new_file
 
 __all__ = ["fit", "predict", "sparse"]
 
-sparse = typer.Typer(
-    no_args_is_help=True,
-    help="Fit sparse linear models and ratings on all cores, and predict with them.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+sparse = verbs("Fit sparse linear models and ratings on all cores, and predict with them.", no_args_is_help=True)
 
 _LINEAR, _RATINGS = {"loss", "penalty", "learning_rate", "discipline"}, {"rank"}
 """Options that mean something for one kind of data only."""
@@ -128,7 +123,7 @@ def predict(
     else:
         files.write_text(write, "\n".join(lines) + "\n")
     if as_json:
-        print(json.dumps(measures))
+        print_json(measures)
     elif measures:
         say(", ".join(f"{name} {value:.5g}" for name, value in measures.items() if name != "examples"))
 
@@ -144,7 +139,7 @@ def _given(**options: Any) -> dict[str, Any]:
 
 def _show(result: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(result))
+        print_json(result)
         return
     from rich import box
     from rich.table import Table

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli import options
-from paceline.cli.console import err, out, say
+from paceline.cli.console import print_json, results, say, verbs
 from paceline.cli.study_report import compare, report
 from paceline.errors import UsageError
 
@@ -20,11 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["study_app"]
 
-study_app = typer.Typer(
-    no_args_is_help=True,
-    help="Design, run and read studies: many runs, one table, one report.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+study_app = verbs("Design, run and read studies: many runs, one table, one report.", no_args_is_help=True)
 
 _FACTORS, _LENGTH, _RUN = "Factors, comma-separated", "How long", "The study"
 _SHOWN_TRIALS = 40
@@ -116,7 +111,7 @@ def table(
     if not (folder / "study.toml").is_file():
         raise UsageError(f"{folder} holds no study: run one with `paceline study run FILE --out {folder}`.")
     study, frame = read_study(folder / "study.toml"), write_tables(folder)
-    console = err() if as_json else out()
+    console = results(as_json=as_json)
     if len(frame):
         console.print(medians_table(frame, target=study.smallest_target, title=study.name))
     else:
@@ -215,7 +210,7 @@ class _Lines:
         self._title = title
 
     def __call__(self, progress: StudyProgress) -> None:
-        from paceline.observe.compare import seconds_text
+        from paceline.observe.words import seconds_text
 
         if self._title:
             say(self._title)
@@ -232,11 +227,11 @@ def _level_text(name: str, level: Any) -> str:
 
 
 def _show_plan(study: Study, folder: Path, *, as_json: bool) -> None:
-    from paceline.observe.compare import seconds_text
+    from paceline.observe.words import seconds_text
     from paceline.study.estimate import estimate
 
     found = estimate(study, folder)
-    console = err() if as_json else out()
+    console = results(as_json=as_json)
     for note in found.notes:
         say(note)
     for number, trial in enumerate(found.trials[:_SHOWN_TRIALS], start=1):
@@ -254,7 +249,7 @@ def _show_plan(study: Study, folder: Path, *, as_json: bool) -> None:
         trials = [
             {"hash": one.hash, "factors": dict(one.factors), "done": one.hash in found.done} for one in found.trials
         ]
-        print(json.dumps({"trials": trials, "total": found.total, "remaining_s": found.remaining_s}), flush=True)
+        print_json({"trials": trials, "total": found.total, "remaining_s": found.remaining_s})
 
 
 def _levels_text(trial: Trial) -> str:
@@ -262,7 +257,7 @@ def _levels_text(trial: Trial) -> str:
 
 
 def _show_end(end: StudyEnd, page: Path, *, as_json: bool) -> None:
-    console = err() if as_json else out()
+    console = results(as_json=as_json)
     for note in end.notes:
         say(note)
     if end.left_out:
@@ -275,4 +270,4 @@ def _show_end(end: StudyEnd, page: Path, *, as_json: bool) -> None:
     console.print(f"Report: {page}", soft_wrap=True)
     if as_json:
         about = {"out": str(end.folder), "trials": total, "ran": end.ran, "found": end.found, "left_out": end.left_out}
-        print(json.dumps({**about, "outcomes": dict(end.outcomes), "report": str(page)}), flush=True)
+        print_json({**about, "outcomes": dict(end.outcomes), "report": str(page)})

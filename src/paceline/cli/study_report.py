@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options
-from paceline.cli.console import out
+from paceline.cli.console import out, print_json
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def compare(
     measure = trials.primary if target is None else trials.measure("time", _percent(target, trials))
     found = compare_levels(trials, [measure], trials.baseline, _where(where or [], trials))
     if as_json:
-        print(json.dumps([_record(one) for one in found]), flush=True)
+        print_json([_record(one) for one in found])
         return
     for one in found:
         mark = "*" if one.found else " "

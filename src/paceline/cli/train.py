@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from paceline.cli import options
-from paceline.cli.console import complain, err, out, say
+from paceline.cli.console import complain, err, print_json, results, say
 from paceline.errors import NotWrittenError, UsageError
 from paceline.replica.slowness import slow_factors
 from paceline.storage import files
@@ -23,12 +25,14 @@ if TYPE_CHECKING:
     from paceline.records.run_data import RunData
     from paceline.run.config import TrainConfig
 
-__all__ = ["end", "execute", "outcome_line", "settings", "train"]
+Run = TypeVar("Run", bound="RunData | None")
+
+__all__ = ["execute", "finished", "outcome_line", "settings", "show", "train"]
 
 
 def train(
     task: options.Task = None,
-    algorithm: Annotated[str | None, typer.Option(help="Spec, as leashed(persistence=1); default hogwild")] = None,
+    algorithm: options.Algorithm = None,
     workers: Annotated[int | None, typer.Option(help="How many; default 2")] = None,
     epochs: options.Epochs = None,
     steps: options.Steps = None,
@@ -45,7 +49,7 @@ def train(
     placement: options.Placement = None,
     backend: options.Backend = None,
     restarts: options.Restarts = None,
-    slow: options.Slow = None,
+    slow: Annotated[list[str] | None, options.slow_workers("The run")] = None,
     seed: options.Seed = None,
     data: options.Data = None,
     out: options.Out = None,
@@ -88,13 +92,14 @@ def train(
     words = options.task_word(config.task), config.algorithm.partition("(")[0]
     with options.out_folder(out or resume, *words) as folder:
         run, not_written = execute(config, folder, resume=resume)
-    show(run, folder, as_json=as_json)
-    end(run, not_written)
+    show(run, not_written, folder, as_json=as_json)
 
 
 def settings(arguments: dict[str, Any]) -> dict[str, Any]:
     """TrainConfig's fields among a verb's arguments, as far as the user gave them."""
-    others = ("out", "resume", "as_json", "repeats", "cluster", "slow", "slow_link", "timing_only", "parameters")
+    others = (
+        "out", "resume", "as_json", "repeats", "cluster", "slow", "slow_link", "kill", "timing_only", "parameters",
+    )  # fmt: skip
     return {
         key: getattr(value, "value", value)  # of an enumeration's member
         for key, value in arguments.items()
@@ -112,33 +117,39 @@ def execute(config: TrainConfig, folder: Path, *, resume: Path | None = None) ->
     title = f"{config.task}: {config.algorithm}, {workers}, into {folder}"
     try:
         with LiveTable(title, console=err()) as live:
-            return run_training(config, out=folder, resume=resume, command=command, on_progress=live.update), None
-    except NotWrittenError as error:
-        if error.run is None:
-            raise
-        return error.run, error
+            start = partial(run_training, config, out=folder, resume=resume, command=command, on_progress=live.update)
+            return finished(start)
     except KeyboardInterrupt:
         if (folder / "checkpoint").is_dir():
             say(f"Go on from the last checkpoint: paceline train --resume {folder}")
         raise
 
 
-def show(run: RunData, folder: Path, *, as_json: bool) -> None:
-    """The outcome, the figures and the files; with `as_json` also the result as stdout's last line."""
+def finished(run: Callable[[], Run]) -> tuple[Run, NotWrittenError | None]:
+    """What a run comes to, and what of its files could not be written although it has come to its end."""
+    try:
+        return run(), None
+    except NotWrittenError as error:
+        if error.run is None:
+            raise
+        return error.run, error
+
+
+def show(run: RunData, not_written: NotWrittenError | None, folder: Path, *, as_json: bool) -> None:
+    """The outcome, the figures and the files; with `as_json` also the result as stdout's last line.
+
+    Ends the command with code 1 where the run crashed, or a file of it is missing, which is said.
+    """
     from paceline.observe.tables import result_table
 
-    console = err() if as_json else out()
+    console = results(as_json=as_json)
     console.print(result_table(run.result))
     if run.result["outcome"] in ("diverged", "crashed"):
         console.print(outcome_line(run.result), soft_wrap=True)
     console.print(f"Report: {folder / 'report.html'}", soft_wrap=True)
     console.print(f"Trace:  {folder / 'trace.json'} (open it at ui.perfetto.dev)", soft_wrap=True)
     if as_json:
-        print(json.dumps(read_result(run, folder)), flush=True)
-
-
-def end(run: RunData, not_written: NotWrittenError | None = None) -> None:
-    """Ends the command with code 1 where the run crashed, or a file of it is missing, which is said."""
+        print_json(read_result(run, folder))
     if not_written is not None:
         complain(str(not_written))
     if not_written is not None or run.result["outcome"] == "crashed":

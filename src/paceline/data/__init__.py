@@ -1,1 +1,1 @@
-"""Who trains on which samples, and how a worker fetches them."""
+"""Which worker trains on which samples, and how it fetches them."""

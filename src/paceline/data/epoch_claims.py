@@ -36,7 +36,7 @@ class EpochClaims(Protocol):
         """These of what the worker holds, or all, are anybody's in their epoch.
 
         Args:
-            worker_id: who holds them.
+            worker_id: the holder.
             numbers: which; None: all.
             is_left: whether a resumed run need not train on them.
         """

@@ -1,4 +1,4 @@
-"""Who trains on what: an epoch is each sample once in total, however many workers share it.
+"""Which worker trains on what: an epoch is each sample once in total, however many workers share it.
 
 Pure functions of a seed: no torch.distributed, no shared memory, no global generator. Batches carry one number for the
 whole run, `epoch * batches_per_epoch + index`, so that a batch can be named in an event, a message or a checkpoint.

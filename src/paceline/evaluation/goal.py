@@ -43,6 +43,12 @@ class Goal:
         """Whether anything is asked for at all."""
         return any(value is not None for value in dataclasses.asdict(self).values())
 
+    def share_done(self, elapsed_s: float, samples: int) -> float:
+        """How much of the nearest limit is behind; 0 without limits."""
+        shares = [elapsed_s / self.limit_s] if self.limit_s is not None else []
+        shares += [samples / self.limit_samples] if self.limit_samples is not None else []
+        return min(1.0, max(shares, default=0.0))
+
     def check(self, evaluate: Callable[..., Any] | None) -> None:
         """Refuses a target that nobody can judge.
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
-from paceline.evaluation.model import ModelEvaluator
+from paceline.evaluation.model import Evaluator
 
 __all__ = ["Evaluate", "loop_evaluator"]
 
@@ -19,7 +19,7 @@ Evaluate = Callable[[nn.Module], "float | Mapping[str, float]"]
 _REMEDY = "return the test accuracy as a fraction, or a mapping with 'accuracy', 'loss' or both"
 
 
-def loop_evaluator(model: nn.Module, evaluate: Evaluate, *, needs_accuracy: bool = False) -> ModelEvaluator:
+def loop_evaluator(model: nn.Module, evaluate: Evaluate, *, needs_accuracy: bool = False) -> Evaluator:
     """Evaluates with the user's function, on a copy of `model` that is made here and now.
 
     Args:
@@ -46,7 +46,7 @@ def loop_evaluator(model: nn.Module, evaluate: Evaluate, *, needs_accuracy: bool
             raise UsageError("evaluate returned no accuracy, and the run has a target accuracy: return it, too.")
         return found
 
-    return ModelEvaluator(own, figures)
+    return Evaluator(own, figures)
 
 
 def figures_of(returned: Any) -> dict[str, float | None]:

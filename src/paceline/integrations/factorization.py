@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy import sparse
@@ -12,6 +13,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from paceline.errors import UsageError
+from paceline.integrations.linear import check_counts, check_decay
 from paceline.sparse.completion import Completion
 from paceline.sparse.linear import Pass
 from paceline.sparse.matrix import rows_of
@@ -20,6 +22,7 @@ from paceline.sparse.team import Team, count_threads
 __all__ = ["HogwildMatrixFactorization"]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class HogwildMatrixFactorization(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Factors of a matrix whose stored entries are known (ratings), learned by SGD on all cores.
 
@@ -53,36 +56,20 @@ class HogwildMatrixFactorization(ClassNamePrefixFeaturesOutMixin, TransformerMix
         passes_: error, time and staleness of each pass.
     """
 
-    _on_pass: Any = None  # called with the number of a pass and the pass, for progress on the command line
+    _on_pass: ClassVar[Any] = None  # called with the number of a pass and the pass, for progress on the command line
 
-    def __init__(
-        self,
-        n_components: int = 10,
-        *,
-        alpha: float = 1.0,
-        biases: bool = True,
-        max_iter: int = 50,
-        tol: float | None = 1e-4,
-        n_iter_no_change: int = 3,
-        eta0: float = 0.05,
-        decay: float = 0.95,
-        init_scale: float = 0.1,
-        n_jobs: int | None = None,
-        random_state: Any = None,
-        deterministic: bool = False,
-    ) -> None:
-        self.n_components = n_components
-        self.alpha = alpha
-        self.biases = biases
-        self.max_iter = max_iter
-        self.tol = tol
-        self.n_iter_no_change = n_iter_no_change
-        self.eta0 = eta0
-        self.decay = decay
-        self.init_scale = init_scale
-        self.n_jobs = n_jobs
-        self.random_state = random_state
-        self.deterministic = deterministic
+    n_components: int = field(default=10, kw_only=False)
+    alpha: float = 1.0
+    biases: bool = True
+    max_iter: int = 50
+    tol: float | None = 1e-4
+    n_iter_no_change: int = 3
+    eta0: float = 0.05
+    decay: float = 0.95
+    init_scale: float = 0.1
+    n_jobs: int | None = None
+    random_state: Any = None
+    deterministic: bool = False
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -165,13 +152,9 @@ class HogwildMatrixFactorization(ClassNamePrefixFeaturesOutMixin, TransformerMix
         return self.components_.shape[0]
 
     def _check(self) -> None:
-        for name in ("n_components", "max_iter", "n_iter_no_change"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-                raise UsageError(f"{name} must be a whole number, 1 or more, not {value!r}.")
+        check_counts(self, "n_components", "max_iter", "n_iter_no_change")
         for name in ("alpha", "eta0", "init_scale"):
             value = getattr(self, name)
             if not (math.isfinite(value) and (value > 0 or (name == "alpha" and value == 0))):
                 raise UsageError(f"{name} must be a number above 0, not {value!r}.")
-        if not 0 < self.decay <= 1:
-            raise UsageError(f"decay must be above 0 and up to 1, not {self.decay!r}.")
+        check_decay(self)

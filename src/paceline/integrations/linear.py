@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,51 +16,65 @@ from sklearn.linear_model._base import SparseCoefMixin
 from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
 from sklearn.utils import check_random_state
 from sklearn.utils.extmath import safe_sparse_dot
-from sklearn.utils.validation import _check_sample_weight
+from sklearn.utils.validation import _check_sample_weight, validate_data
 
 from paceline.errors import UsageError
 from paceline.sparse.linear import LinearModel, Pass
 from paceline.sparse.losses import Loss
 from paceline.sparse.matrix import rows_of
 from paceline.sparse.options import plan_for
+from paceline.sparse.steps import PassPlan
 from paceline.sparse.team import Team, count_threads
 
-__all__ = ["HogwildLinear"]
+__all__ = ["HogwildLinear", "check_counts", "check_decay"]
 
 
+def check_counts(estimator: Any, *names: str) -> None:
+    """Refuses parameters that are no whole numbers, 1 or more."""
+    for name in names:
+        value = getattr(estimator, name)
+        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+            raise UsageError(f"{name} must be a whole number, 1 or more, not {value!r}.")
+
+
+def check_decay(estimator: Any) -> None:
+    """Refuses a factor of the step that is not above 0 and up to 1."""
+    if not 0 < estimator.decay <= 1:
+        raise UsageError(f"decay must be above 0 and up to 1, not {estimator.decay!r}.")
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
 class HogwildLinear(SparseCoefMixin, BaseEstimator, ABC):
-    """What classifier and regressor share: one model, passes until the loss stops falling."""
+    """What classifier and regressor share: their parameters, one model, passes until the loss stops falling.
+
+    scikit-learn reads the parameters from the signature of `__init__`, which the dataclass makes.
+    """
 
     _losses: ClassVar[tuple[str, ...]]
-    _on_pass: Any = None  # called with the number of a pass and the pass, for progress on the command line
+    _on_pass: ClassVar[Any] = None  # called with the number of a pass and the pass, for progress on the command line
 
-    loss: str | Loss
-    penalty: str | None
-    alpha: float
-    l1_ratio: float
-    fit_intercept: bool
-    max_iter: int
-    tol: float | None
-    shuffle: bool
-    verbose: int
-    epsilon: float
-    n_jobs: int | None
-    random_state: Any
-    learning_rate: str
-    eta0: float
-    power_t: float
-    decay: float
-    early_stopping: bool
-    validation_fraction: float
-    n_iter_no_change: int
-    warm_start: bool
-    deterministic: bool
-    discipline: str
-
-    def __init__(self, **parameters: Any) -> None:
-        """Keep parameters as they are; which there are, scikit-learn reads from the signature of the subclass."""
-        for name, value in parameters.items():
-            setattr(self, name, value)
+    loss: str | Loss = field(default="hinge", kw_only=False)
+    penalty: str | None = "l2"
+    alpha: float = 0.0001
+    l1_ratio: float = 0.15
+    fit_intercept: bool = True
+    max_iter: int = 1000
+    tol: float | None = 1e-3
+    shuffle: bool = True
+    verbose: int = 0
+    epsilon: float = 0.1
+    n_jobs: int | None = None
+    random_state: Any = None
+    learning_rate: str = "optimal"
+    eta0: float = 0.01
+    power_t: float = 0.5
+    decay: float = 0.9
+    early_stopping: bool = False
+    validation_fraction: float = 0.1
+    n_iter_no_change: int = 5
+    warm_start: bool = False
+    deterministic: bool = False
+    discipline: str = "copies"
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -67,14 +82,26 @@ class HogwildLinear(SparseCoefMixin, BaseEstimator, ABC):
         return tags
 
     def _check_numbers(self) -> None:
-        for name in ("max_iter", "n_iter_no_change"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-                raise UsageError(f"{name} must be a whole number, 1 or more, not {value!r}.")
-        if not 0 < self.decay <= 1:
-            raise UsageError(f"decay must be above 0 and up to 1, not {self.decay!r}.")
+        check_counts(self, "max_iter", "n_iter_no_change")
+        check_decay(self)
         if not 0 < self.validation_fraction < 1:
             raise UsageError(f"validation_fraction must be between 0 and 1, not {self.validation_fraction!r}.")
+
+    def _checked(self, X: Any, y: Any, *, reset: bool, **more: Any) -> Any:
+        return validate_data(
+            self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], order="C", reset=reset, **more
+        )
+
+    def plan(self, *, dense: bool, tracking: bool) -> PassPlan:
+        """The parameters, checked, as the kernels take them.
+
+        Args:
+            dense: whether the data is.
+            tracking: whether passes measure their loss.
+        """
+        names = ("loss", "penalty", "alpha", "l1_ratio", "learning_rate", "eta0", "power_t", "epsilon", "fit_intercept")
+        given: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return plan_for(**given, allowed=self._losses, dense=dense, tracking=tracking)
 
     def _learn(
         self,
@@ -92,20 +119,7 @@ class HogwildLinear(SparseCoefMixin, BaseEstimator, ABC):
         self._check_numbers()
         dense = isinstance(X, np.ndarray)
         watching = stopping and (self.tol is not None or self.early_stopping or bool(self.verbose))
-        plan = plan_for(
-            loss=self.loss,
-            allowed=self._losses,
-            penalty=self.penalty,
-            alpha=self.alpha,
-            l1_ratio=self.l1_ratio,
-            learning_rate=self.learning_rate,
-            eta0=self.eta0,
-            power_t=self.power_t,
-            epsilon=self.epsilon,
-            fit_intercept=self.fit_intercept,
-            dense=dense,
-            tracking=watching or self.learning_rate == "adaptive",
-        )
+        plan = self.plan(dense=dense, tracking=watching or self.learning_rate == "adaptive")
         threads = count_threads(self.n_jobs, X.size if dense else X.nnz)
         weights = None
         if sample_weight is not None:

@@ -6,7 +6,7 @@ What differs from those:
 * Threads race, so that two fits with one seed differ slightly. `deterministic=True` makes updates in the order of the
   seed, one after the other: the same bits for any `n_jobs`, and no speed-up.
 * Several classes are learned in one pass over the data, one against the rest, and stop together.
-* Penalties are proximal steps, and L1 is exact: each weight pays all it owes.
+* Penalties are proximal steps, and L1 is exact: all that is due is applied to each weight.
 * `learning_rate` may also be "decay" (times `decay` after every pass, as in the Hogwild! paper) and "adagrad"; `loss`
   may also be a `paceline.sparse.Loss` of one's own. There is no averaging.
 
@@ -20,7 +20,8 @@ for the caches, and with one thread, both are the same.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 from sklearn.base import ClassifierMixin, RegressorMixin
@@ -38,6 +39,7 @@ from paceline.sparse.losses import CLASSIFICATION, REGRESSION, Loss
 __all__ = ["HogwildClassifier", "HogwildRegressor"]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class HogwildClassifier(LinearClassifierMixin, ClassifierMixin, HogwildLinear):
     """Linear classifiers (SVM, logistic regression, ...) learned by SGD on all cores, for sparse data.
 
@@ -82,43 +84,9 @@ class HogwildClassifier(LinearClassifierMixin, ClassifierMixin, HogwildLinear):
         passes_: loss, time and staleness of each pass.
     """
 
-    class_weight: Any
-    _losses = CLASSIFICATION
+    _losses: ClassVar = CLASSIFICATION
 
-    def __init__(
-        self,
-        loss: str | Loss = "hinge",
-        *,
-        penalty: str | None = "l2",
-        alpha: float = 0.0001,
-        l1_ratio: float = 0.15,
-        fit_intercept: bool = True,
-        max_iter: int = 1000,
-        tol: float | None = 1e-3,
-        shuffle: bool = True,
-        verbose: int = 0,
-        epsilon: float = 0.1,
-        n_jobs: int | None = None,
-        random_state: Any = None,
-        learning_rate: str = "optimal",
-        eta0: float = 0.01,
-        power_t: float = 0.5,
-        decay: float = 0.9,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 5,
-        class_weight: Any = None,
-        warm_start: bool = False,
-        deterministic: bool = False,
-        discipline: str = "copies",
-    ) -> None:
-        super().__init__(
-            loss=loss, penalty=penalty, alpha=alpha, l1_ratio=l1_ratio, fit_intercept=fit_intercept, max_iter=max_iter,
-            tol=tol, shuffle=shuffle, verbose=verbose, epsilon=epsilon, n_jobs=n_jobs, random_state=random_state,
-            learning_rate=learning_rate, eta0=eta0, power_t=power_t, decay=decay, early_stopping=early_stopping,
-            validation_fraction=validation_fraction, n_iter_no_change=n_iter_no_change, warm_start=warm_start,
-            class_weight=class_weight, deterministic=deterministic, discipline=discipline,
-        )  # fmt: skip
+    class_weight: Any = None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> HogwildClassifier:
         """Learn from X (CSR or dense) and labels.
@@ -127,7 +95,7 @@ class HogwildClassifier(LinearClassifierMixin, ClassifierMixin, HogwildLinear):
             UsageError: a parameter is wrong, or there is only one class.
             DivergedError: the steps are too large.
         """
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], order="C", reset=True)
+        X, y = self._checked(X, y, reset=True)
         fresh = not (self.warm_start and hasattr(self, "coef_"))
         classes = unique_labels(y)
         if not fresh and not np.array_equal(classes, self.classes_):
@@ -142,7 +110,7 @@ class HogwildClassifier(LinearClassifierMixin, ClassifierMixin, HogwildLinear):
         fresh = not hasattr(self, "classes_")
         if fresh and classes is None:
             raise UsageError("classes must be passed on the first call to partial_fit.")
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], order="C", reset=fresh)
+        X, y = self._checked(X, y, reset=fresh)
         known = unique_labels(classes) if fresh else self.classes_
         if not fresh and classes is not None and not np.array_equal(unique_labels(classes), known):
             raise UsageError(f"classes={classes!r} is not the same as on the last call to partial_fit: {known!r}.")
@@ -213,6 +181,7 @@ class HogwildClassifier(LinearClassifierMixin, ClassifierMixin, HogwildLinear):
             return np.log(self.predict_proba(X))
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class HogwildRegressor(RegressorMixin, HogwildLinear):
     """Linear regression learned by SGD on all cores, for sparse data: in place of `SGDRegressor`, with its parameters.
 
@@ -220,45 +189,15 @@ class HogwildRegressor(RegressorMixin, HogwildLinear):
     "squared_epsilon_insensitive" or a `paceline.sparse.Loss`. Features and targets should be scaled.
     """
 
-    _losses = REGRESSION
+    _losses: ClassVar = REGRESSION
 
-    def __init__(
-        self,
-        loss: str | Loss = "squared_error",
-        *,
-        penalty: str | None = "l2",
-        alpha: float = 0.0001,
-        l1_ratio: float = 0.15,
-        fit_intercept: bool = True,
-        max_iter: int = 1000,
-        tol: float | None = 1e-3,
-        shuffle: bool = True,
-        verbose: int = 0,
-        epsilon: float = 0.1,
-        n_jobs: int | None = None,
-        random_state: Any = None,
-        learning_rate: str = "invscaling",
-        eta0: float = 0.01,
-        power_t: float = 0.25,
-        decay: float = 0.9,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 5,
-        warm_start: bool = False,
-        deterministic: bool = False,
-        discipline: str = "copies",
-    ) -> None:
-        super().__init__(
-            loss=loss, penalty=penalty, alpha=alpha, l1_ratio=l1_ratio, fit_intercept=fit_intercept, max_iter=max_iter,
-            tol=tol, shuffle=shuffle, verbose=verbose, epsilon=epsilon, n_jobs=n_jobs, random_state=random_state,
-            learning_rate=learning_rate, eta0=eta0, power_t=power_t, decay=decay, early_stopping=early_stopping,
-            validation_fraction=validation_fraction, n_iter_no_change=n_iter_no_change, warm_start=warm_start,
-            deterministic=deterministic, discipline=discipline,
-        )  # fmt: skip
+    loss: str | Loss = field(default="squared_error", kw_only=False)
+    learning_rate: str = "invscaling"
+    power_t: float = 0.25
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> HogwildRegressor:
         """Learn from X (CSR or dense) and numbers."""
-        X, y = self._checked(X, y, reset=True)
+        X, y = self._checked(X, y, reset=True, y_numeric=True)
         fresh = not (self.warm_start and hasattr(self, "coef_"))
         self.t_ = 1.0
         self._learn(X, y, sample_weight, outputs=1, max_iter=self.max_iter, fresh=fresh)
@@ -269,7 +208,7 @@ class HogwildRegressor(RegressorMixin, HogwildLinear):
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> HogwildRegressor:
         """Make one pass over more data."""
         fresh = not hasattr(self, "coef_")
-        X, y = self._checked(X, y, reset=fresh)
+        X, y = self._checked(X, y, reset=fresh, y_numeric=True)
         self._learn(X, y, sample_weight, outputs=1, max_iter=1, fresh=fresh, stopping=False)
         self._flatten()
         return self
@@ -279,11 +218,6 @@ class HogwildRegressor(RegressorMixin, HogwildLinear):
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", reset=False)
         return safe_sparse_dot(X, self.coef_.T, dense_output=True).ravel() + self.intercept_
-
-    def _checked(self, X: Any, y: Any, *, reset: bool) -> Any:
-        return validate_data(
-            self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], order="C", y_numeric=True, reset=reset
-        )
 
     def _flatten(self) -> None:
         self.coef_ = np.ravel(self.coef_)

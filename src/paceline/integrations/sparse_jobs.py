@@ -21,8 +21,7 @@ from paceline.sparse.files import read_labelled, read_ratings
 from paceline.sparse.linear import DivergedError, LinearModel, Pass
 from paceline.sparse.losses import CODES, REGRESSION, value_of
 from paceline.sparse.matrix import rows_of
-from paceline.sparse.options import plan_for
-from paceline.sparse.sparsity import measure_speed_up, sparsity_of, sparsity_of_ratings, verdict
+from paceline.sparse.sparsity import Sparsity, measure_speed_up, sparsity_of, sparsity_of_ratings, verdict
 from paceline.sparse.team import Team, count_threads
 from paceline.specs.bounds import PARAMETERS, check_memory
 from paceline.storage import files
@@ -88,57 +87,64 @@ def _word(label: Any) -> str:
 
 
 def _speeds(estimator: Any, X: Any, y: np.ndarray, regression: bool) -> dict[str, Any]:
-    """Speed, sparsity and the verdict."""
+    """Size, speed, sparsity and the verdict of a linear model's fit."""
     rows = rows_of(X)
-    sparsity = sparsity_of(rows, X.shape[1])
-    passes = estimator.passes_[1:] or estimator.passes_
-    threads, speed_up = estimator.n_threads_, None
-    wanted = count_threads(estimator.n_jobs, 2**62)
-    if threads > 1:
-        outputs = len(estimator.classes_) if not regression and len(estimator.classes_) > 2 else 1
-        targets = y if regression else np.searchsorted(estimator.classes_, y)
-        targets = np.asarray(2 * targets - 1 if not regression and outputs == 1 else targets, X.dtype)
-        plan = plan_for(
-            loss=estimator.loss, allowed=tuple(CODES), penalty=estimator.penalty, alpha=estimator.alpha,
-            l1_ratio=estimator.l1_ratio, learning_rate=estimator.learning_rate, eta0=estimator.eta0,
-            power_t=estimator.power_t, epsilon=estimator.epsilon, fit_intercept=True, dense=rows.dense, tracking=False,
-        )  # fmt: skip
+    outputs = len(estimator.classes_) if not regression and len(estimator.classes_) > 2 else 1
+    targets = y if regression else np.searchsorted(estimator.classes_, y)
+    targets = np.asarray(2 * targets - 1 if not regression and outputs == 1 else targets, X.dtype)
+    plan = estimator.plan(dense=rows.dense, tracking=False)
 
-        def begin(team: Team) -> Callable[[], Pass]:
-            model = LinearModel(X.shape[1], outputs, X.dtype)
-            return model.learn(rows, targets, plan, team, discipline=estimator.discipline).make_pass
+    def begin(team: Team) -> Callable[[], Pass]:
+        model = LinearModel(X.shape[1], outputs, X.dtype)
+        return model.learn(rows, targets, plan, team, discipline=estimator.discipline).make_pass
 
-        speed_up = measure_speed_up(begin, threads)
-    words = _DETERMINISTIC if estimator.deterministic else verdict(sparsity, threads, wanted, speed_up)
     return {
         "examples": X.shape[0],
         "features": X.shape[1],
         "nonzeros": int(X.nnz if sparse.issparse(X) else X.size),
-        "passes": estimator.n_iter_,
-        "threads": threads,
-        "discipline": estimator.discipline_,
-        "examples_per_s": float(np.median([made.examples / made.seconds for made in passes])),
-        "speed_up": speed_up,
-        "staleness": float(np.mean([made.staleness for made in passes])),
-        **asdict(sparsity),
-        "verdict": words,
+        **_pace(estimator, "examples", estimator.discipline_, sparsity_of(rows, X.shape[1]), begin),
     }
 
 
+def _pace(
+    estimator: Any, what: str, discipline: str, sparsity: Sparsity, begin: Callable[[Team], Callable[[], Pass]]
+) -> dict[str, Any]:
+    """How fast a fit was, how sparse its problem is, and whether threads pay; `begin` as of `measure_speed_up`."""
+    passes = estimator.passes_[1:] or estimator.passes_
+    threads = estimator.n_threads_
+    speed_up = measure_speed_up(begin, threads) if threads > 1 else None
+    words = verdict(sparsity, threads, count_threads(estimator.n_jobs, 2**62), speed_up)
+    return {
+        "passes": estimator.n_iter_,
+        "threads": threads,
+        "discipline": discipline,
+        f"{what}_per_s": float(np.median([made.examples / made.seconds for made in passes])),
+        "speed_up": speed_up,
+        "staleness": float(np.mean([made.staleness for made in passes])),
+        **asdict(sparsity),
+        "verdict": _DETERMINISTIC if estimator.deterministic else words,
+    }
+
+
+def _scores(arrays: Arrays, X: Any) -> np.ndarray:
+    return np.asarray(X @ arrays["coef"].T) + arrays["intercept"]
+
+
+def _picked(classes: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """The class that each row of scores is for."""
+    return classes[scores.argmax(1) if scores.shape[1] > 1 else (scores[:, 0] > 0).astype(int)]
+
+
 def _measures(arrays: Arrays, X: Any, y: np.ndarray) -> dict[str, Any]:
-    scores = np.asarray(X @ arrays["coef"].T) + arrays["intercept"]
-    code = CODES[str(arrays["loss"])]
-    if "classes" not in arrays:
-        residuals = y - scores[:, 0]
-        mean = float(np.mean([value_of(code, float(p), float(t), 0.1) for p, t in zip(scores[:, 0], y, strict=True)]))
-        return {"loss": mean, "rmse": float(np.sqrt(np.mean(residuals**2)))}
-    classes = arrays["classes"]
-    picked = scores.argmax(1) if scores.shape[1] > 1 else (scores[:, 0] > 0).astype(int)
-    wanted = np.searchsorted(classes, y)
-    signs = np.where(wanted[:, None] == (np.arange(len(classes)) if scores.shape[1] > 1 else [1]), 1.0, -1.0)
-    pairs = zip(scores.ravel(), signs.ravel(), strict=True)
-    mean = float(np.mean([value_of(code, float(p), float(t), 0.1) for p, t in pairs]))
-    return {"loss": mean, "accuracy": float(np.mean(classes[picked] == y))}
+    scores = _scores(arrays, X)
+    if (classes := arrays.get("classes")) is None:
+        targets, how_good = y[:, None], {"rmse": float(np.sqrt(np.mean((y - scores[:, 0]) ** 2)))}
+    else:
+        own = np.arange(len(classes)) if scores.shape[1] > 1 else [1]
+        targets = np.where(np.searchsorted(classes, y)[:, None] == own, 1.0, -1.0)
+        how_good = {"accuracy": float(np.mean(_picked(classes, scores) == y))}
+    code, pairs = CODES[str(arrays["loss"])], zip(scores.ravel(), targets.ravel(), strict=True)
+    return {"loss": float(np.mean([value_of(code, float(p), float(t), 0.1) for p, t in pairs])), **how_good}
 
 
 def fit_ratings(data: Path, test: Path | None, progress: Progress, **options: Any) -> tuple[dict[str, Any], Arrays]:
@@ -152,7 +158,7 @@ def fit_ratings(data: Path, test: Path | None, progress: Progress, **options: An
         f"factors of rank {rank:,}",
         "lower --rank, which is 10 by default",
     )
-    estimator = HogwildMatrixFactorization(**options)
+    estimator: Any = HogwildMatrixFactorization(**options)
     estimator._on_pass = progress
     estimator.fit(ratings.matrix)
     arrays = {
@@ -163,10 +169,6 @@ def fit_ratings(data: Path, test: Path | None, progress: Progress, **options: An
     found, wanted = _rate(arrays, held)
     matrix: Any = ratings.matrix
     rows = rows_of(matrix)
-    passes = estimator.passes_[1:] or estimator.passes_
-    known = np.isfinite(found)
-    threads = estimator.n_threads_
-    sparsity = sparsity_of_ratings(rows, matrix.shape[1], estimator.n_components)
 
     def begin(team: Team) -> Callable[[], Pass]:
         begun = Completion(
@@ -175,23 +177,20 @@ def fit_ratings(data: Path, test: Path | None, progress: Progress, **options: An
         )  # fmt: skip
         return lambda: begun.make_pass(estimator.eta0)
 
-    speed_up = measure_speed_up(begin, threads) if threads > 1 else None
-    words = verdict(sparsity, threads, count_threads(estimator.n_jobs, 2**62), speed_up)
     return {
-        "rmse": float(np.sqrt(np.mean((found - wanted)[known] ** 2))) if known.any() else None,
-        "unknown": int((~known).sum()),
+        "rmse": _rmse(found, wanted),
+        "unknown": int((~np.isfinite(found)).sum()),
         "users": len(ratings.users),
         "items": len(ratings.items),
         "ratings": int(matrix.nnz),
-        "passes": estimator.n_iter_,
-        "threads": threads,
-        "discipline": "shared",
-        "ratings_per_s": float(np.median([made.examples / made.seconds for made in passes])),
-        "speed_up": speed_up,
-        "staleness": float(np.mean([made.staleness for made in passes])),
-        **asdict(sparsity),
-        "verdict": _DETERMINISTIC if estimator.deterministic else words,
+        **_pace(estimator, "ratings", "shared", sparsity_of_ratings(rows, matrix.shape[1], rank), begin),
     }, arrays
+
+
+def _rmse(found: np.ndarray, wanted: np.ndarray) -> float | None:
+    """Over the ratings that the model has a prediction of; None: it has none."""
+    known = np.isfinite(found)
+    return float(np.sqrt(np.mean((found - wanted)[known] ** 2))) if known.any() else None
 
 
 def _rate(arrays: Arrays, ratings: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -283,18 +282,17 @@ def predict(model: Path, data: Path, *, probabilities: bool) -> tuple[list[str],
     if "user_factors" in arrays:
         held = read_ratings(data)
         found, wanted = _rate(arrays, held)
-        known = np.isfinite(found)
         entries: Any = held.matrix.tocoo()
         lines = [
             _csv_line(str(held.users[user]), str(held.items[item]), f"{value:.6g}")
             for user, item, value in zip(entries.row, entries.col, found, strict=True)
         ]
-        error = float(np.sqrt(np.mean((found - wanted)[known] ** 2))) if known.any() else None
+        error = _rmse(found, wanted)
         return lines, {"examples": len(lines), **({} if error is None else {"rmse": error})}
     X, y = read_labelled(data, features=arrays["coef"].shape[1], labels=False)
     if X.shape[1] != arrays["coef"].shape[1]:
         raise UsageError(f"{data} has {X.shape[1]} features, and the model knows {arrays['coef'].shape[1]}.")
-    scores = np.asarray(X @ arrays["coef"].T) + arrays["intercept"]
+    scores = _scores(arrays, X)
     if "classes" not in arrays:
         return [f"{value:.6g}" for value in scores[:, 0]], {"examples": len(y), **_measures(arrays, X, y)}
     classes = arrays["classes"]
@@ -304,7 +302,6 @@ def predict(model: Path, data: Path, *, probabilities: bool) -> tuple[list[str],
         chances /= chances.sum(axis=1, keepdims=True)
         lines = [" ".join(f"{value:.6g}" for value in row) for row in chances]
     else:
-        picked = scores.argmax(1) if scores.shape[1] > 1 else (scores[:, 0] > 0).astype(int)
-        lines = [_word(label) for label in classes[picked].tolist()]
+        lines = [_word(label) for label in _picked(classes, scores).tolist()]
     known = np.isin(y, classes).all()
     return lines, {"examples": len(y), **(_measures(arrays, X, y) if known else {})}

@@ -32,7 +32,7 @@ class AttachedGradient(BaseReplica):
 
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
-        self.round = 0  # as long as the loop fetches its batches by itself, there are none
+        self.round: int | None = 0  # as long as the loop fetches its batches by itself, there are none
         self._absent = False  # this round has no batch for this worker
         self._state = "idle"  # idle -> gradient -> apply -> idle: what the program waits for
         self._g: torch.Tensor | None = None
@@ -113,7 +113,7 @@ class AttachedGradient(BaseReplica):
         if ready is not None and self._buckets is None:
             if self._g is None:
                 self._g = self.binding.zeros()
-            self._buckets = GradientBuckets(self.binding, self._g, self._on_gradient, num_workers=self._num_workers)
+            self._buckets = GradientBuckets(self.binding, self._g, self._on_gradient, self._bucket_bytes)
         self._gradient_started_s = self._now_s()
         if self._absent:
             self._gradient_ended_s = self._gradient_started_s

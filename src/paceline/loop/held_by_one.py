@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -12,25 +15,27 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline.errors import UsageError
 from paceline.loop.trained_parameters import watch_trained
-from paceline.membership.environment import WorkerEnvironment
 
 __all__ = ["hold"]
 
-_held: set[int] = set()  # ids of what is in an `attach` of this process, which keeps it alive meanwhile
+_held: dict[int, int] = {}  # ids of what is in an `attach` of this process, which keeps it alive meanwhile: whose it is
 _shared: set[int] = set()  # of these, the parameters that have several workers
 _hooks: list[Any] = []  # of all optimizers of this process, as long as there are such parameters
+_warned: WeakSet[torch.optim.Optimizer] = WeakSet()  # of these, that what they train has one worker
+_is_inside: ContextVar[bool] = ContextVar("paceline_is_inside_attach", default=False)  # the loop that runs here
 _lock = threading.Lock()
 
 
 def hold(
     model: nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],
-    environment: WorkerEnvironment | None,
+    worker_id: int = 0,
     num_workers: int = 1,
 ) -> Callable[[], None]:
     """Takes the model's trainable parameters, and the optimizers, for one worker; returns what gives them back.
 
-    Of several workers, no other optimizer may step on them meanwhile, and these on no others.
+    Of several workers, no other optimizer may step on them meanwhile, and these on no others. One that steps on other
+    parameters trains each worker's own: a warning says so at its first step.
 
     Raises:
         UsageError: another worker of this process has them, or the optimizers have other parameters.
@@ -40,21 +45,25 @@ def hold(
     mine, of_several = {id(one) for one in one_each}, {id(p) for p in trained if num_workers > 1}
     parts = {id(part) for one in optimizers for part in _parts_of(one)}
     with _lock:
-        if mine & _held:
+        if holders := [_held[one] for one in mine if one in _held]:
             raise UsageError(
                 "This model, or its optimizer, is inside another attach already: leave that one first."
-                if environment is None
+                if worker_id in holders
                 else "The workers share one model, as it was made outside the function that each of them runs: make the"
                 " model and the optimizer inside the function."
             )
         unwatch = watch_trained(model, optimizers) if num_workers > 1 else _nothing
-        _held.update(mine | parts)
+        _held.update(dict.fromkeys(mine | parts, worker_id))
         _watch_others(_shared | of_several)
+    was_inside = _is_inside.get()
+    _is_inside.set(True)
 
     def give_back() -> None:
         unwatch()
+        _is_inside.set(was_inside)
         with _lock:
-            _held.difference_update(mine | parts)
+            for one in mine | parts:
+                _held.pop(one, None)
             _watch_others(_shared - of_several)
 
     return give_back
@@ -79,10 +88,21 @@ def _watch_others(shared: set[int]) -> None:
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if id(optimizer) not in _held and any(
-        id(p) in _shared for group in optimizer.param_groups for p in group["params"]
-    ):
+    if id(optimizer) in _held or optimizer in _warned:
+        return
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    name = type(optimizer).__name__
+    if any(id(p) in _shared for p in parameters):
         raise UsageError(
-            f"The loop steps a {type(optimizer).__name__} that attach was not given, on parameters that the workers share:"
-            " give attach all of the loop's optimizers as a list, or leave the `with` before another one takes over."
+            f"The loop steps a {name} that attach was not given, on parameters that the workers share: give attach all of the"
+            " loop's optimizers as a list, or leave the `with` before another one takes over."
         )
+    if not _is_inside.get():
+        return
+    _warned.add(optimizer)
+    warnings.warn(
+        f"The loop steps a {name} that attach was not given, on parameters of which each worker has its own: they are not"
+        " trained together. Give attach all models and optimizers, as in attach((a, b), [optimizer_a, optimizer_b]); or leave"
+        " it so, if each worker's own is what you mean.",
+        stacklevel=3,
+    )

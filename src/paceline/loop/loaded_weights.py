@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from paceline.loop.hidden_hooks import HiddenHook
+from paceline.membership.final_mean import LeftWeights
+from paceline.vectors.flat import FlatBinding
 
-__all__ = ["Loads", "Places"]
+__all__ = ["Loads", "Places", "left_weights"]
 
 
 class Places:
@@ -98,3 +100,25 @@ class _OnLoad(HiddenHook):
 
     def __call__(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         self._on_load(module, state, prefix)
+
+
+def left_weights(
+    model: nn.Module, binding: FlatBinding, places: Places, loads: Loads, *, has_changed: bool
+) -> LeftWeights | None:
+    """What a loop has put into its model after its last step; None: nothing.
+
+    Args:
+        model: the loop's.
+        binding: of its trained parameters.
+        places: where they were.
+        loads: what was loaded.
+        has_changed: whether parameters are known to have changed otherwise.
+    """
+    others = places.others()
+    if not (has_changed or others or loads.any):
+        return None
+    x = binding.zeros()
+    for parameter, view in zip(binding.parameters, binding.views(x), strict=True):
+        now: torch.Tensor = others.get(parameter, parameter)  # pyright: ignore[reportAssignmentType]
+        view.copy_(loads.value_of(now))
+    return LeftWeights(x, [loads.value_of(buffer).clone() for buffer in model.buffers()])

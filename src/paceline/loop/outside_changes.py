@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
+from paceline.algorithms import ADPSGD, DPSGD, Algorithm, AllReduce, registry
 from paceline.errors import UsageError
 from paceline.loop.loaded_weights import Loads
 from paceline.vectors.flat import FlatBinding
 
-__all__ = ["Fate", "OutsideChanges"]
+__all__ = ["Fate", "OutsideChanges", "watch_outside"]
 
 Fate = Literal["lasts", "lasts if alike", "moves", "lost"]
 
@@ -215,3 +216,40 @@ class OutsideChanges:
 
 def _addresses(tensors: Iterable[torch.Tensor]) -> list[int]:
     return list(map(torch.Tensor.data_ptr, tensors))
+
+
+def watch_outside(
+    binding: FlatBinding, shared: Any, algorithm: Algorithm, loads: Loads, num_workers: int
+) -> OutsideChanges:
+    """For a worker's parameters, with what becomes of changes of each vector that they may be views of."""
+    kind, is_alone = algorithm.needs.kind, num_workers == 1
+    trained = shared.x if kind != "slots" and (kind != "served" or is_alone) else None
+    is_common = kind == "replicated" and not algorithm.gossip
+    is_sharded = isinstance(algorithm, AllReduce) and algorithm.sharded
+    is_raced = kind in ("racing", "locked") or isinstance(algorithm, ADPSGD)
+
+    def fate(x: torch.Tensor, idle: bool) -> Fate:
+        is_trained = trained is not None and x.data_ptr() == trained.data_ptr()
+        if is_alone:
+            return "lasts" if is_trained else "moves"
+        if is_common:
+            return "lasts if alike" if idle or not is_sharded else "lost"
+        return "lasts" if is_trained and (idle or not isinstance(algorithm, DPSGD)) else "lost"
+
+    def put(x: torch.Tensor) -> None:
+        if trained is None:
+            shared.replace(x)
+        elif x.data_ptr() != trained.data_ptr():
+            trained.copy_(x)
+
+    return OutsideChanges(
+        binding,
+        loads,
+        spec=registry.spec(algorithm),
+        fate=fate,
+        put=put,
+        newest=(lambda: shared.version) if kind == "slots" else None,
+        written_by_others=trained if is_raced and not is_alone else None,
+        is_common=is_common,
+        is_alone=is_alone,
+    )

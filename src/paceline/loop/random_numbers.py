@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["NUM_GENERATORS", "alike", "digests_of_states", "go_apart"]
+__all__ = ["alike", "digests_of_states", "go_apart"]
 
-NUM_GENERATORS = 4  # Python's, NumPy's, PyTorch's of the CPU, PyTorch's of the model's GPU
 _NONE = 0
 _MASK = (1 << 63) - 1
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from paceline.membership.board import Board
+from paceline.membership.tables import WATCHED_STEPS
 
-__all__ = ["WATCHED_STEPS", "SameInputs"]
+__all__ = ["SameInputs"]
 
-WATCHED_STEPS = 3
 _MOST_CALLS = 16  # of a step that are looked at
 _MASK = (1 << 63) - 1
 

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Container, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
-from paceline.checkpoint import contents as checkpoint
+from paceline.checkpoint import files as checkpoint_files
 from paceline.errors import UsageError, shown
+from paceline.evaluation.goal import Goal
 from paceline.specs.bounds import COUNT, COUNT_FROM_0, DEADLINE_S, Bound
 
-__all__ = ["Invitation", "WorkerEnvironment", "current_environment", "named_algorithm", "set_environment"]
+__all__ = [
+    "Invitation",
+    "LaunchedEnvironment",
+    "SupervisedEnvironment",
+    "WorkerEnvironment",
+    "attach_once",
+    "call_at_end",
+    "current_environment",
+    "named_algorithm",
+    "set_environment",
+]
 
 # A worker's number and how many there are: torchrun (and Ray Train, TorchDistributor), Slurm, Open MPI.
 _LAUNCHERS = (
@@ -22,80 +35,153 @@ _LAUNCHERS = (
 )
 
 
-@dataclass(frozen=True)
-class Invitation:
-    """Where a worker joins a run.
+@dataclass(frozen=True, kw_only=True)
+class WorkerEnvironment:
+    """One worker of a run, as its launcher tells it; each kind of launcher tells more.
+
+    Args:
+        worker_id: 0 to num_workers - 1, kept over restarts.
+        num_workers: as the run was started.
+        incarnation: 0 for the worker's first process, one more after each restart.
+        algorithm: the launcher's canonical spec, or None where the user's code names the algorithm.
+        seed: the run's.
+
+    Attributes:
+        default_algorithm: where nobody names one.
+    """
+
+    worker_id: int = 0
+    num_workers: int = 1
+    incarnation: int = 0
+    algorithm: str | None = None
+    seed: int = 0
+    default_algorithm: ClassVar[str] = "all-reduce"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisedEnvironment(WorkerEnvironment):
+    """A worker, or a server, that a supervisor of ours started and watches.
+
+    Args:
+        connection: to the supervisor; None as long as this is on its way to the worker.
+        own_process: whether the worker has a process to itself, whose signals, allocator and affinity it may set.
+        handles: file descriptors that the worker may use.
+        taken: batches that its earlier processes in this run have trained on.
+        checkpoint: folder to save checkpoints in, or None.
+        resume: a complete checkpoint to start from, or None.
+        placement: spec of where the parameters' memory lies.
+        pin: whether processes are pinned to cores.
+        intra_op_threads: threads inside one PyTorch operation.
+        fail_point: where tests let the process fail.
+        goal: what a loop's evaluations are for; None: nobody wants them.
+        slow: by worker, how many times as long its gradients take.
+        batches_done: batches that a resumed run leaves out.
+        done_before: steps and samples of a resumed run's earlier part.
+    """
+
+    connection: Connection | None = None
+    own_process: bool = True
+    handles: tuple[int, ...] = ()
+    taken: int = 0
+    checkpoint: Path | None = None
+    resume: Path | None = None
+    placement: str = "first-touch"
+    pin: bool = False
+    intra_op_threads: int = 1
+    fail_point: str = ""
+    goal: Goal | None = None
+    slow: Mapping[int, float] = field(default_factory=dict[int, float])
+    batches_done: Container[int] = ()
+    done_before: tuple[int, int] = (0, 0)
+    default_algorithm: ClassVar[str] = "hogwild"
+
+    @property
+    def supervisor(self) -> Connection:
+        """The connection, in the worker."""
+        assert self.connection is not None
+        return self.connection
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchedEnvironment(WorkerEnvironment):
+    """A worker that torchrun or another launcher started, which has no supervisor.
+
+    Args:
+        deadline_s: how long it waits for the others.
+        checkpoint: folder to save checkpoints in, or None.
+        resume: a complete checkpoint to start from, or None.
+    """
+
+    deadline_s: float = 600.0
+    checkpoint: Path | None = None
+    resume: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Invitation(WorkerEnvironment):
+    """Where a worker joins a run; its number is not known before.
 
     Args:
         address: HOST:PORT of the join point.
         key: file that all workers of the run share; needed where other machines can reach the address.
         of: how many workers the run has; None: as the first to come says.
         out: folder for this worker's records and model; None: nothing is written.
+        deadline_s: how long it waits for the others.
     """
 
     address: str
     key: Path | None = None
     of: int | None = None
     out: Path | None = None
+    deadline_s: float = 600.0
+    default_algorithm: ClassVar[str] = "ad-psgd"
 
 
 @dataclass
-class WorkerEnvironment:
-    """One worker of a launched run.
+class _Running:
+    """A worker that this thread (or process) runs as, and what has come of it so far."""
 
-    Args:
-        worker_id: 0 to num_workers - 1, kept over restarts.
-        num_workers: as the run was started.
-        incarnation: 0 for the worker's first process, one more after each restart.
-        taken: batches that its earlier processes in this run have trained on.
-        algorithm: the launcher's canonical spec, or None where the user's code names the algorithm.
-        seed: the run's.
-        connection: to the supervisor; None: another launcher started the workers, and they have none.
-        checkpoint: folder to save checkpoints in, or None.
-        resume: a complete checkpoint to start from, or None.
-        placement: spec of where the parameters' memory lies and whether workers are pinned.
-        optimizer_state: "per-worker" or "shared".
-        simulation: what joins the worker to a simulated run; None: it is real.
-        deadline_s: how long a worker without a supervisor waits for the others.
-        invitation: to a run that this worker has not joined yet; its number is not known before.
-        joined: what it holds of the run that it joined.
-        attached: whether `attach` has joined the run; a second time would find no batches left.
-        evaluating: the process or thread that this worker started to evaluate the run; it is joined at the end.
-        random_states: digests of its generators' states as it attached; empty where these are nobody else's business.
-    """
-
-    worker_id: int
-    num_workers: int
-    incarnation: int
-    algorithm: str | None
-    seed: int
-    connection: Any
-    checkpoint: Path | None = None
-    resume: Path | None = None
-    placement: str = "first-touch"
-    optimizer_state: str = "per-worker"
-    taken: int = 0
-    simulation: Any = None
-    deadline_s: float = 600.0
-    invitation: Invitation | None = None
-    joined: Any = None
-    attached: bool = False
-    evaluating: Any = None
-    random_states: tuple[int, ...] = ()
-    options: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def supervised(self) -> bool:
-        """Whether a supervisor of ours started this worker and watches it."""
-        return self.connection is not None
+    environment: WorkerEnvironment
+    has_attached: bool = False
+    at_end: list[Callable[[], object]] = field(default_factory=list[Callable[[], object]])
 
 
-_current: ContextVar[WorkerEnvironment | None] = ContextVar("paceline_environment", default=None)
+_current: ContextVar[_Running | None] = ContextVar("paceline_environment", default=None)
 
 
 def current_environment() -> WorkerEnvironment | None:
     """The worker that this code runs as; None outside any launcher, and for another launcher's only worker."""
-    return _current.get() or _invited() or _of_another_launcher()
+    running = _current.get()
+    return running.environment if running is not None else _invited() or _of_another_launcher()
+
+
+def set_environment(environment: WorkerEnvironment | None) -> list[Callable[[], object]]:
+    """Makes this thread (or process) the given worker; returns the list of what `call_at_end` is given from now on."""
+    running = _Running(environment) if environment is not None else None
+    _current.set(running)
+    return running.at_end if running is not None else []
+
+
+def call_at_end(call: Callable[[], object]) -> None:
+    """Has `call` called once the worker that this thread runs as has said how it ended."""
+    if (running := _current.get()) is not None:
+        running.at_end.append(call)
+
+
+def attach_once() -> None:
+    """Marks the worker that this thread runs as attached; a second time would find no batches left.
+
+    Raises:
+        UsageError: it has attached before.
+    """
+    running = _current.get()
+    if running is not None and running.has_attached:
+        raise UsageError(
+            "A launched function attaches once: its workers share one model and one count of batches; call launch for"
+            " every training."
+        )
+    if running is not None:
+        running.has_attached = True
 
 
 def named_algorithm() -> str | None:
@@ -103,26 +189,24 @@ def named_algorithm() -> str | None:
     return os.environ.get("PACELINE_ALGORITHM") or None
 
 
-def _invited() -> WorkerEnvironment | None:
+def _invited() -> Invitation | None:
     """Read from PACELINE_JOIN, which `paceline launch` or the user sets."""
     address = os.environ.get("PACELINE_JOIN")
     if not address:
         return None
     key, out = os.environ.get("PACELINE_KEY"), os.environ.get("PACELINE_OUT")
     of = _number("PACELINE_OF", COUNT) if os.environ.get("PACELINE_OF") else None
-    return WorkerEnvironment(
-        worker_id=0,
+    return Invitation(
         num_workers=of or 1,
-        incarnation=0,
-        algorithm=None,
-        seed=0,
-        connection=None,
-        invitation=Invitation(address, Path(key) if key else None, of, Path(out) if out else None),
+        address=address,
+        key=Path(key) if key else None,
+        of=of,
+        out=Path(out) if out else None,
         deadline_s=_number("PACELINE_DEADLINE_S", DEADLINE_S, "600"),
     )
 
 
-def _of_another_launcher() -> WorkerEnvironment | None:
+def _of_another_launcher() -> LaunchedEnvironment | None:
     """Read from the variables that launchers set; they count where MASTER_ADDR and MASTER_PORT say how workers meet."""
     if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
         return None
@@ -135,16 +219,12 @@ def _of_another_launcher() -> WorkerEnvironment | None:
                 raise UsageError(f"{rank}={worker_id} does not exist among {size}={num_workers} workers, from 0.")
             named = os.environ.get("PACELINE_CHECKPOINT")
             folder = Path(named).absolute() if named else None
-            return WorkerEnvironment(
+            return LaunchedEnvironment(
                 worker_id=worker_id,
                 num_workers=num_workers,
-                incarnation=0,
-                algorithm=None,
-                seed=0,
-                connection=None,
                 deadline_s=_number("PACELINE_DEADLINE_S", DEADLINE_S, "600"),
                 checkpoint=folder,
-                resume=checkpoint.newest_or_none(folder) if folder is not None else None,
+                resume=checkpoint_files.newest_or_none(folder) if folder is not None else None,
             )
     return None
 
@@ -157,8 +237,3 @@ def _number(variable: str, bound: Bound = COUNT_FROM_0, default: str = "") -> in
         raise UsageError(f"{variable} must be a whole number, not {shown(text)}.") from None
     bound.check(variable, number)
     return number
-
-
-def set_environment(environment: WorkerEnvironment | None) -> None:
-    """Makes this thread (or process) the given worker."""
-    _current.set(environment)

@@ -7,16 +7,14 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from paceline.errors import PeerLostError
 from paceline.ports.checks import MOST, MalformedMessageError, checked_vector
-from paceline.ports.ports import Counts, Mailbox, Message, PeerBack, Ports, Received
-from paceline.records.summary import summarize
+from paceline.ports.ports import Mailbox, Message, PeerBack, Ports, Received
 from paceline.vectors.half_types import sum_type
 
-__all__ = ["FinalMean", "Given", "LeftWeights", "mean_of_all", "own_figures", "take_final_mean", "why_not_given"]
+__all__ = ["FinalMean", "Given", "LeftWeights", "mean_of_all", "take_final_mean", "why_not_given"]
 
 _LEFT_AT_BREAK = 4  # batches that a loop has claimed when it leaves an epoch before its end, and not seen, at most
 
@@ -55,20 +53,8 @@ def why_not_given(number: int) -> str:
     )
 
 
-def own_figures(records: np.ndarray, counts: Counts, *, gossip: bool) -> dict[str, Any]:
-    """The figures of a worker's own records and counts, on the time of its first step, as `result.json` names them."""
-    records = records.copy()
-    if len(records):
-        start_s = float(records["started_s"].min())
-        for column in ("started_s", "gradient_started_s", "gradient_ended_s", "ended_s"):
-            records[column] -= start_s
-    wall_s = float(records["ended_s"].max()) if len(records) else 0.0
-    figures = summarize({0: records}, num_workers=1, wall_s=wall_s, gossip=gossip)
-    return {**figures, "unresolved_exchanges": counts.unresolved_exchanges}
-
-
 def take_final_mean(
-    ports: Ports,
+    ports: Ports[Any],
     x: torch.Tensor,
     deadline_s: float,
     given: Given = _NOTHING,

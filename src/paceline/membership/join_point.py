@@ -17,8 +17,8 @@ import zmq
 
 from paceline.errors import UsageError, WorkerLostError
 from paceline.membership.rendezvous import machine_of_this
+from paceline.transport.authentication import Authenticator, authenticate
 from paceline.transport.contexts import uninterrupted
-from paceline.transport.door import Door, prove
 from paceline.transport.keys import Keys, load_keys, own_keys
 
 __all__ = ["Meeting", "MeetingLostError"]
@@ -95,7 +95,7 @@ class Meeting:
         self._asker.ipv6 = ":" in self._where[0]
         _limit(self._asker)
         self._asker.setsockopt(zmq.RECONNECT_IVL, -1)
-        prove(self._asker, keys)
+        authenticate(self._asker, keys)
         with uninterrupted():
             self._monitor = self._asker.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
             self._asker.connect(_endpoint(self._where))
@@ -249,7 +249,7 @@ class _Point:
         self._router.setsockopt(zmq.BACKLOG, _WAITING_CONNECTIONS)
         self._end = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         with uninterrupted():
-            self._door = Door(self._context, self._router, keys)
+            self._authenticator = Authenticator(self._context, self._router, keys)
         try:
             self._router.ipv6 = "[" in endpoint
             with uninterrupted():
@@ -268,18 +268,18 @@ class _Point:
 
     def _free(self) -> None:
         self._router.close(linger=0)
-        self._door.close()
+        self._authenticator.close()
         with uninterrupted():
             self._context.term()
         os.close(self._end)
 
     def _serve(self) -> None:
         poller = zmq.Poller()
-        for one in (self._router, self._door.asked, self._end):
+        for one in (self._router, self._authenticator.requests, self._end):
             poller.register(one, zmq.POLLIN)
         while self._end not in (ready := dict(poller.poll())):
-            if self._door.asked in ready:
-                self._door.answer()
+            if self._authenticator.requests in ready:
+                self._authenticator.answer()
             if self._router in ready:
                 sender, *frames = self._router.recv_multipart()
                 try:

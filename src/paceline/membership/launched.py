@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import torch
@@ -16,13 +14,13 @@ import torch.distributed as dist
 
 from paceline.data.epoch_claims import StoredEpochClaims
 from paceline.errors import UsageError, WorkerLostError, name_workers
-from paceline.membership.environment import WorkerEnvironment
+from paceline.membership.environment import LaunchedEnvironment
 from paceline.membership.rendezvous import address_of, common_store, missing_keys, own_part, wait_for_readers
-from paceline.ports.ports import Ports
-from paceline.ports.shared import MemoryRequest
+from paceline.membership.tables import StoredTables
+from paceline.ports.shared import Needs
 from paceline.transport.collectives import DistributedCollectives
 
-__all__ = ["Membership", "check_algorithm", "check_off_cpu", "ports_for"]
+__all__ = ["LaunchedRun", "check_algorithm"]
 
 _FAREWELL_S = 5.0
 _GROUP_EXTRA_S = 5.0  # the group's own deadline comes after ours, whose message says who is missing
@@ -32,44 +30,25 @@ _dist: Any = dist  # its type stubs do not name the stores
 _num_joined = 0  # attach may be used several times in a process; each time has a part of the store to itself
 
 
-def check_algorithm(spec: str, request: MemoryRequest) -> None:
+def check_algorithm(spec: str, needs: Needs) -> None:
     """Refuses algorithms that these workers cannot run: they share no memory, and may be on several machines.
 
     Raises:
         UsageError: with the remedy.
     """
-    if request.kind not in ("replicated", "served"):
+    if needs.kind not in ("replicated", "served"):
         raise UsageError(
             f"{spec} works on memory that all workers share, and workers that torchrun or another launcher started share none:"
             " start them with paceline.launch, or choose an algorithm that sends, such as all-reduce."
         )
-    if request.copies > 1:
+    if needs.copies > 1:
         raise UsageError(
             f"{spec} keeps a second copy of each shard in a process of its own, and torchrun or another launcher starts none:"
             " start the workers with paceline.launch, or leave durability=replica out."
         )
 
 
-def check_off_cpu(spec: str, request: MemoryRequest, environment: WorkerEnvironment | None) -> None:
-    """Refuses a model on a GPU where its parameters must lie in memory that processes share.
-
-    Raises:
-        UsageError: with the remedy.
-    """
-    if environment is not None and environment.supervised:
-        raise UsageError(
-            "Workers of paceline.launch share the CPU's memory: move the model there with model.cpu(), or start them with"
-            " torchrun, under which all-reduce, local-sgd, d-psgd and ad-psgd train on GPUs (ad-psgd also with --join)."
-        )
-    kinds = ("replicated", "racing") if environment is None else ("replicated",)
-    if request.kind not in kinds:
-        raise UsageError(
-            f"{spec} keeps the parameters in the CPU's memory: move the model there with model.cpu(), or choose all-reduce,"
-            " local-sgd, d-psgd or ad-psgd, which train on GPUs."
-        )
-
-
-class Membership:
+class LaunchedRun:
     """What one worker holds of a run whose launcher is not ours.
 
     Uses the user's default process group if there is one, for nothing but to make a group of its own; otherwise it makes the
@@ -79,20 +58,33 @@ class Membership:
         environment: this worker, and the deadline.
         hello: what all must agree on, as text: the algorithm, and the model's shapes.
         gpu: the name of this worker's GPU, that no other GPU has, if collectives work on it: they are then NCCL's.
+        random_states: of this worker's generators.
+
+    Attributes:
+        store: where the workers of the run meet.
+        tables: what they tell each other there.
+        collectives: of all of them.
 
     Raises:
         UsageError: the workers disagree; the message says who differs. Or two have one GPU, or PyTorch has no NCCL.
         WorkerLostError: a worker did not come within the deadline.
     """
 
-    def __init__(self, environment: WorkerEnvironment, hello: dict[str, str], gpu: str | None = None) -> None:
+    def __init__(
+        self,
+        environment: LaunchedEnvironment,
+        hello: dict[str, str],
+        gpu: str | None = None,
+        random_states: tuple[int, ...] = (),
+    ) -> None:
         global _num_joined
         _num_joined += 1
         self._worker_id, self._num_workers = environment.worker_id, environment.num_workers
         self.deadline_s = environment.deadline_s
-        self._own_states, self._states = environment.random_states, ()
         self._owns_default = not dist.is_initialized()
         self.store: Any = own_part(common_store(environment), str(_num_joined))
+        self.tables = StoredTables(self.store, self._worker_id, self._num_workers)
+        self.tables.tell_random_states(random_states)
         self._agree(hello, gpu)
         if gpu is not None and not dist.is_nccl_available():
             raise UsageError(
@@ -126,10 +118,6 @@ class Membership:
             host = tensor.cpu().contiguous()
             self.collectives.broadcast(host)
             tensor.copy_(host)
-
-    def random_states(self) -> list[list[int]] | None:
-        """What the workers said of their generators; None: some said nothing."""
-        return [*self._states] if all(self._states) else None
 
     def hears_of_left(self, is_left: bool) -> bool:
         """Whether worker 0's loop has left something in its model: it says so, the others wait until it does.
@@ -179,14 +167,14 @@ class Membership:
             missing_keys(self.store, [f"left/{worker}" for worker in range(self._num_workers)], within_s)
 
     def _agree(self, hello: dict[str, str], gpu: str | None) -> None:
-        self.store.set(f"hello/{self._worker_id}", json.dumps([hello, gpu, self._own_states], sort_keys=True))
+        self.store.set(f"hello/{self._worker_id}", json.dumps([hello, gpu], sort_keys=True))
         keys = [f"hello/{worker}" for worker in range(self._num_workers)]
         if missing := missing_keys(self.store, keys, self.deadline_s):
             raise WorkerLostError(
                 f"start: {name_workers(missing)} did not call paceline.attach within {self.deadline_s:g} s. See its output;"
                 " it may have ended before."
             )
-        others, gpus, self._states = zip(*(json.loads(self.store.get(key)) for key in keys), strict=True)
+        others, gpus = zip(*(json.loads(self.store.get(key)) for key in keys), strict=True)
         differing = [worker for worker, other in enumerate(others) if other != others[0]]
         wait_for_readers(self.store, "hello", self._worker_id, range(self._num_workers))
         if differing:
@@ -202,18 +190,6 @@ class Membership:
                 f"{name_workers(on_this).capitalize()} have their models on one GPU, and NCCL needs one for each: use"
                 " model.to(f\"cuda:{os.environ['LOCAL_RANK']}\")."
             )
-
-
-def ports_for(environment: WorkerEnvironment, request: MemoryRequest, ports: Ports, membership: Membership) -> Ports:
-    """The ports of a worker alone in its memory, made those of one among many: what reaches others comes from here."""
-    membership.collectives.counts = ports.counts
-    return dataclasses.replace(
-        ports,
-        worker_id=environment.worker_id,
-        num_workers=environment.num_workers,
-        random=Random(f"{environment.seed}/{environment.worker_id}"),
-        collectives=membership.collectives if request.collectives else None,
-    )
 
 
 def _short(text: str) -> str:

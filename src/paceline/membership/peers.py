@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch.distributed as dist
 
 from paceline.memory.waiting import RunStopped
-from paceline.ports.ports import Counts, PeerBack, PeerLeft, Received
+from paceline.ports.ports import Counts, Event, Filter, Received
 from paceline.transport.concurrency import ThreadConcurrency
 from paceline.transport.mailbox import ZmqMailbox
 
@@ -136,21 +136,13 @@ class RunMailbox:
         self.peers = inner.peers
         self.waited_s = 0.0
 
-    def receive(
-        self,
-        timeout_s: float | None = None,
-        *,
-        kind: str | tuple[str, ...] | None = None,
-        sender: int | None = None,
-        number: int | None = None,
-    ) -> Received | PeerLeft | PeerBack | None:
+    def receive(self, timeout_s: float | None = None, **wanted: Unpack[Filter]) -> Event | None:
         """The next that fits, as in `Mailbox.receive`.
 
         Raises:
             RunStopped: the run is being stopped while this waits for `sender`.
         """
-        wanted: dict[str, Any] = {"kind": kind, "sender": sender, "number": number}
-        if sender is None:
+        if wanted.get("sender") is None:
             return self._inner.receive(timeout_s, **wanted)
         begun_s = time.monotonic()
         until_s = begun_s + timeout_s if timeout_s is not None else float("inf")
@@ -185,7 +177,7 @@ class ServerMailbox:
         self.send = inner.send
         self.peers = inner.peers
 
-    def receive(self, timeout_s: float | None = None, **wanted: Any) -> Received | PeerLeft | PeerBack | None:
+    def receive(self, timeout_s: float | None = None, **wanted: Unpack[Filter]) -> Event | None:
         """The next that fits, as in `Mailbox.receive`.
 
         Raises:

@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from paceline.errors import UsageError, WorkerLostError, name_workers
-from paceline.membership.environment import WorkerEnvironment
+from paceline.membership.environment import LaunchedEnvironment
 
 __all__ = ["address_of", "common_store", "machine_of_this", "missing_keys", "own_part", "wait_for_readers"]
 
@@ -22,7 +22,7 @@ _dist: Any = dist  # its type stubs do not name the stores
 _store: Any = None  # the one that this process has made
 
 
-def common_store(environment: WorkerEnvironment, what: str = "call paceline.attach") -> Any:
+def common_store(environment: LaunchedEnvironment, what: str = "call paceline.attach") -> Any:
     """The user's process group's store; else the launcher's; else one at MASTER_ADDR and MASTER_PORT, which worker 0 holds.
 
     `what` worker 0 ought to do, for the message where it does not.

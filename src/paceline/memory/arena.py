@@ -21,8 +21,8 @@ from paceline.memory.served import ServedVector
 from paceline.memory.shared_store import SharedStore
 from paceline.memory.slots import SlotPool
 from paceline.memory.staleness import SharedStalenessCounts
-from paceline.ports.ports import Ports
-from paceline.ports.shared import AVERAGE, MemoryRequest
+from paceline.ports.ports import Ports, ServerPorts
+from paceline.ports.shared import AVERAGE, Needs
 from paceline.system.clock import RealClock
 
 __all__ = ["Arena", "ArenaPlan", "plan_arena"]
@@ -53,7 +53,7 @@ class ArenaPlan:
     num_servers: int
     num_elements: int
     dtype: torch.dtype
-    request: MemoryRequest
+    needs: Needs
     control: int
     shared: Any
     collectives: Any
@@ -66,17 +66,17 @@ class ArenaPlan:
 
     @property
     def num_members(self) -> int:
-        """Who has a mailbox: the workers, and the servers' programs after them."""
+        """Those with a mailbox: the workers, and the servers' programs after them."""
         return self.num_workers + self.num_server_programs
 
     @property
     def num_server_programs(self) -> int:
         """The servers, and their second copies; in the mailbox they come after the workers."""
-        return self.num_servers * self.request.copies
+        return self.num_servers * self.needs.copies
 
 
 def plan_arena(
-    request: MemoryRequest,
+    needs: Needs,
     *,
     num_workers: int,
     num_elements: int,
@@ -86,7 +86,7 @@ def plan_arena(
     """Lays out the memory for `num_workers` workers, the servers that they need, and one evaluator.
 
     Args:
-        request: the kind of shared parameters.
+        needs: the kind of shared parameters.
         num_workers: number of workers.
         num_elements: length P of the flat vector, padding included.
         dtype: its type.
@@ -94,22 +94,22 @@ def plan_arena(
     """
     layout = Layout()
     control = layout.reserve("control", _CONTROL_STRIDE_BYTES * len(_CONTROL_WORDS), alignment_bytes=64)
-    num_servers = request.servers if num_workers > 1 else 0  # a lone worker needs none
-    num_participants = num_workers + num_servers * request.copies + 1
-    kind = _KINDS[request.kind]
+    num_servers = needs.servers if num_workers > 1 else 0  # a lone worker needs none
+    num_participants = num_workers + num_servers * needs.copies + 1
+    kind = _KINDS[needs.kind]
     options: dict[str, Any] = {}
-    if request.kind == "served":
-        options = {"num_servers": num_servers, "num_copies": request.copies, "averaged": request.averaged}
+    if needs.kind == "served":
+        options = {"num_servers": num_servers, "num_copies": needs.copies, "averaged": needs.averaged}
     shared = kind.reserve(layout, num_elements, num_participants, num_evaluators=1, dtype=dtype, **options)
     collectives = (
-        SharedMemoryCollectives.reserve(layout, num_elements, num_workers, dtype=dtype) if request.collectives else None
+        SharedMemoryCollectives.reserve(layout, num_elements, num_workers, dtype=dtype) if needs.collectives else None
     )
     staleness = SharedStalenessCounts.reserve(layout)
     rings = tuple(
         RecordRing.reserve(layout, capacity=_RING_RECORDS, name=f"ring {worker}") for worker in range(num_workers)
     )
     epoch_claims = SharedEpochClaims.reserve(layout, num_workers)
-    store = SharedStore.reserve(layout, num_participants - 1) if request.mailbox else None
+    store = SharedStore.reserve(layout, num_participants - 1) if needs.mailbox else None
     ended = layout.words("ended", num_workers)
     places = {
         name: (layout.reserve(name, max(8, _num_bytes(shape, kind_)), alignment_bytes=64), shape, kind_)
@@ -121,7 +121,7 @@ def plan_arena(
         num_servers=num_servers,
         num_elements=num_elements,
         dtype=dtype,
-        request=request,
+        needs=needs,
         control=control,
         shared=shared,
         collectives=collectives,
@@ -153,13 +153,13 @@ class Arena:
             for index, name in enumerate(_CONTROL_WORDS)
         }
         abort = self._addresses["abort"]
-        options: dict[str, Any] = {"kind": plan.request.lock} if plan.request.kind == "locked" else {}
-        if plan.request.kind == "replicated":
-            options = {"own_models": plan.request.own_models}
-        self.shared: Any = _KINDS[plan.request.kind](
+        options: dict[str, Any] = {"kind": plan.needs.lock} if plan.needs.kind == "locked" else {}
+        if plan.needs.kind == "replicated":
+            options = {"own_models": plan.needs.own_models}
+        self.shared: Any = _KINDS[plan.needs.kind](
             segment, plan.shared, participant_id, incarnation, abort_address=abort, **options
         )
-        if plan.request.averaged:
+        if plan.needs.averaged:
             averages = [name for name in plan.extra if name.startswith(AVERAGE)]
             self.shared.buffers = [(self.extra(name.removeprefix(AVERAGE)), self.extra(name)) for name in averages]
         self.collectives = (
@@ -226,20 +226,26 @@ class Arena:
         offset, shape, dtype = self.plan.extra[name]
         return self.segment.tensor(offset, shape, dtype)
 
-    def ports(self, clock: RealClock, seed: int) -> Ports:
+    def ports(self, clock: RealClock, seed: int) -> Ports[Any]:
         """What this worker's program is given."""
+        return Ports(**self._given(clock, seed))
+
+    def server_ports(self, clock: RealClock, seed: int) -> ServerPorts:
+        """What this server's program is given."""
+        return ServerPorts(**self._given(clock, seed), copies=self.plan.needs.copies > 1)
+
+    def _given(self, clock: RealClock, seed: int) -> dict[str, Any]:
         clock.stopped = lambda: bool(self.load("abort"))
-        return Ports(
-            worker_id=self.participant_id,
-            num_workers=self.plan.num_workers,
-            clock=clock,
-            random=Random(f"{seed}/{self.participant_id}"),
-            shared=self.shared,
-            staleness=self.staleness,
-            collectives=self.collectives,
-            num_servers=self.plan.num_servers,
-            copies=self.plan.request.copies > 1,
-        )
+        return {
+            "worker_id": self.participant_id,
+            "num_workers": self.plan.num_workers,
+            "clock": clock,
+            "random": Random(f"{seed}/{self.participant_id}"),
+            "shared": self.shared,
+            "staleness": self.staleness,
+            "collectives": self.collectives,
+            "num_servers": self.plan.num_servers,
+        }
 
     def waits(self, clock: RealClock) -> list[Any]:
         """Everything whose `waited_s` is this worker's waiting time."""

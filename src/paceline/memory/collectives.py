@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -14,11 +11,12 @@ from paceline.errors import WorkerLostError, name_workers
 from paceline.memory.atomics import load, store
 from paceline.memory.failpoints import fail_point
 from paceline.memory.segment import LINE_BYTES, PAGE_BYTES, Layout, Segment
+from paceline.memory.segment_part import PartPlan, SegmentPart
 from paceline.memory.waiting import raise_if_stopped, wait_briefly, wake_all
-from paceline.ports.ports import Handle
-from paceline.vectors.half_types import add_up, sum_type, to_sum_type
+from paceline.ports.started import CarriedOutTogether, Operation
+from paceline.vectors.half_types import add_up, mean_into, sum_type, to_sum_type
 
-__all__ = ["LockstepPlan", "SharedMemoryCollectives"]
+__all__ = ["SharedMemoryCollectives"]
 
 _EXTRA_BYTES = 16 * LINE_BYTES  # besides vectors: a few numbers that are reduced in the same round
 _STRIP_ELEMENTS = 16  # to which each worker's piece of a vector may be padded
@@ -29,42 +27,7 @@ _REMEDY = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LockstepPlan:
-    """Where the shared areas of an all-reduce lie in their segment (offsets in bytes)."""
-
-    num_parameters: int
-    num_workers: int
-    dtype: torch.dtype
-    gradients: tuple[int, ...]  # one vector per worker
-    mean: int
-    weights: int  # float64 per worker
-    numbers: int  # likewise: those that travel along
-    arrivals: int  # one word per worker: how many barriers it has come to
-    losses: int  # one word per worker: nonzero once it is lost
-
-
-class _Operation(NamedTuple):
-    """One that has been started and not been carried out."""
-
-    kind: Literal["all-reduce", "reduce-scatter", "all-gather"]
-    vector: torch.Tensor  # (n,)
-    part: torch.Tensor  # (n / num_workers,); for all-reduce, the vector itself
-
-
-class _Pending:
-    """A handle: all operations that have been started are carried out when one of them is waited for."""
-
-    def __init__(self, carry_out: Callable[[int], None], number: int) -> None:
-        self._carry_out = carry_out
-        self._number = number
-
-    def wait(self) -> None:
-        """Returns with the result in place."""
-        self._carry_out(self._number)
-
-
-class SharedMemoryCollectives:
+class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
     """Weighted means over all workers in lockstep; implements `Collectives`.
 
     Per call: two barriers; each worker copies its vector in and the mean out, and for its own part reads one vector's
@@ -82,11 +45,6 @@ class SharedMemoryCollectives:
     cores that compute there is nothing to overlap with, and one round has two barriers whatever is in it.
 
     Args:
-        segment: the shared memory.
-        plan: from `reserve`.
-        participant_id: the worker.
-        incarnation: accepted like elsewhere; a lockstep run does not go on with a second one.
-        abort_address: word that is nonzero when the run is being stopped; 0: there is none.
         timeout_s: how long to wait for a worker that nobody has declared lost.
 
     Attributes:
@@ -99,62 +57,47 @@ class SharedMemoryCollectives:
     def __init__(
         self,
         segment: Segment,
-        plan: LockstepPlan,
+        plan: PartPlan,
         participant_id: int,
         incarnation: int = 0,
         abort_address: int = 0,
         *,
         timeout_s: float = 600.0,
     ) -> None:
-        self._gradients = [segment.tensor(offset, plan.num_parameters, plan.dtype) for offset in plan.gradients]
-        self._mean = segment.tensor(plan.mean, plan.num_parameters, plan.dtype)
-        self._weights = segment.array(plan.weights, plan.num_workers, np.float64)
-        self._numbers = segment.array(plan.numbers, plan.num_workers, np.float64)
-        self._arrivals = segment.address + plan.arrivals
-        self._losses = segment.address + plan.losses
-        self._num_workers = plan.num_workers
+        SegmentPart.__init__(self, segment, plan, participant_id, incarnation, abort_address)
+        CarriedOutTogether.__init__(self)
+        num_workers = self._num_workers = plan.num_participants
+        self._gradients = [self._vector(f"gradient_{worker}") for worker in range(num_workers)]
+        self._mean = self._vector("mean")
+        self._weights = segment.array(plan.at["weights"], num_workers, np.float64)
+        self._numbers = segment.array(plan.at["numbers"], num_workers, np.float64)
+        self._arrivals = self._word("arrivals")
+        self._losses = self._word("losses")
         self._worker_id = participant_id
-        self._abort = abort_address
         self._timeout_s = timeout_s
-        first = plan.num_parameters * participant_id // plan.num_workers
-        self._part = slice(first, plan.num_parameters * (participant_id + 1) // plan.num_workers)
+        first = plan.num_parameters * participant_id // num_workers
+        self._part = slice(first, plan.num_parameters * (participant_id + 1) // num_workers)
         self._num_barriers = 0
-        self._segment = segment
-        self._plan = plan
-        self._capacity_bytes = _size_bytes(plan.num_parameters, plan.num_workers, plan.dtype)
+        self._capacity_bytes = _size_bytes(plan)
         self._mean_part = self._mean[self._part]
         self._total = to_sum_type(
             self._mean_part
         )  # what its mean is made of, in the same memory or wider memory of its own
         self._areas: dict[tuple[int, int, int, torch.dtype], torch.Tensor] = {}
-        self._pending: list[_Operation] = []
-        self._num_started = self._num_done = 0
         self.waited_s = 0.0
 
     @staticmethod
-    def reserve(
-        layout: Layout,
-        num_parameters: int,
-        num_workers: int,
-        *,
-        dtype: torch.dtype = torch.float32,
-        name: str = "lockstep",
-    ) -> LockstepPlan:
-        """Reserves the vectors and words."""
-        size_bytes = _size_bytes(num_parameters, num_workers, dtype)
-        return LockstepPlan(
-            num_parameters=num_parameters,
-            num_workers=num_workers,
-            dtype=dtype,
-            gradients=tuple(
-                layout.reserve(f"{name}.gradient_{worker}", size_bytes, PAGE_BYTES) for worker in range(num_workers)
-            ),
-            mean=layout.reserve(f"{name}.mean", size_bytes, PAGE_BYTES),
-            weights=layout.reserve(f"{name}.weights", num_workers * 8),
-            numbers=layout.reserve(f"{name}.numbers", num_workers * 8),
-            arrivals=layout.words(f"{name}.arrivals", num_workers),
-            losses=layout.words(f"{name}.losses", num_workers),
-        )
+    def areas(layout: Layout, plan: PartPlan) -> dict[str, int]:
+        """A vector for each worker and one for the mean; weights, and numbers that travel along; words of each worker."""
+        num_workers, size_bytes = plan.num_participants, _size_bytes(plan)
+        vectors = [*(f"gradient_{worker}" for worker in range(num_workers)), "mean"]
+        return {
+            **{name: layout.reserve(f"lockstep.{name}", size_bytes, PAGE_BYTES) for name in vectors},
+            "weights": layout.reserve("lockstep.weights", num_workers * 8),
+            "numbers": layout.reserve("lockstep.numbers", num_workers * 8),
+            "arrivals": layout.words("lockstep.arrivals", num_workers),  # how many barriers it has come to
+            "losses": layout.words("lockstep.losses", num_workers),  # nonzero once it is lost
+        }
 
     def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
         """Replaces `vector` (P,) by the weighted mean over all workers; returns the sum of their numbers.
@@ -165,7 +108,7 @@ class SharedMemoryCollectives:
         """
         if self._num_workers == 1:
             return number
-        self._carry_out(self._num_started)
+        self.finish(self._num_started)
         # What is overwritten here was read by others before the second barrier of the last call, which all have passed.
         self._weights[self._worker_id] = weight
         self._numbers[self._worker_id] = number
@@ -178,42 +121,20 @@ class SharedMemoryCollectives:
         vector.copy_(self._mean)
         return total
 
-    def start_all_reduce(self, vector: torch.Tensor) -> Handle:
-        """Begins replacing `vector` (n,) by the sum over all workers, in the order of their ids."""
-        return self._start(_Operation("all-reduce", vector, vector))
-
-    def start_reduce_scatter(self, vector: torch.Tensor, part: torch.Tensor) -> Handle:
-        """Begins summing `vector` (n,); `part` (n / num_workers,) becomes this worker's piece of the sum."""
-        return self._start(_Operation("reduce-scatter", vector, part))
-
-    def start_all_gather(self, part: torch.Tensor, vector: torch.Tensor) -> Handle:
-        """Begins collecting every worker's `part` (n / num_workers,) in `vector` (n,)."""
-        return self._start(_Operation("all-gather", vector, part))
-
-    def _start(self, operation: _Operation) -> Handle:
-        self._num_started += 1
-        self._pending.append(operation)
-        return _Pending(self._carry_out, self._num_started)
-
-    def _carry_out(self, number: int) -> None:
-        """Carries out all that was started, if operation `number` is still among it; workers wait at the same places."""
-        if number <= self._num_done:
+    def _carry_out(self, operations: list[Operation]) -> None:
+        if self._num_workers > 1:
+            for round_ in self._rounds(operations):
+                self._run_round(round_)
             return
-        operations, self._pending = self._pending, []
-        self._num_done = self._num_started
-        if self._num_workers == 1:
-            for operation in operations:
-                if operation.kind == "reduce-scatter":
-                    operation.part.copy_(operation.vector)
-                elif operation.kind == "all-gather":
-                    operation.vector.copy_(operation.part)
-            return
-        for round_ in self._rounds(operations):
-            self._run_round(round_)
+        for operation in operations:
+            if operation.kind == "reduce-scatter":
+                operation.part.copy_(operation.vector)
+            elif operation.kind == "all-gather":
+                operation.vector.copy_(operation.part)
 
-    def _rounds(self, operations: list[_Operation]) -> list[list[tuple[int, _Operation]]]:
+    def _rounds(self, operations: list[Operation]) -> list[list[tuple[int, Operation]]]:
         """Operations with their offsets in the shared areas, as many per round as fit."""
-        rounds: list[list[tuple[int, _Operation]]] = [[]]
+        rounds: list[list[tuple[int, Operation]]] = [[]]
         offset = 0
         for operation in operations:
             source = operation.part if operation.kind == "all-gather" else operation.vector
@@ -226,7 +147,7 @@ class SharedMemoryCollectives:
             offset += size_bytes
         return rounds
 
-    def _run_round(self, operations: list[tuple[int, _Operation]]) -> None:
+    def _run_round(self, operations: list[tuple[int, Operation]]) -> None:
         me, workers = self._worker_id, range(self._num_workers)
         for offset, operation in operations:
             source = operation.part if operation.kind == "all-gather" else operation.vector
@@ -251,28 +172,19 @@ class SharedMemoryCollectives:
         key = (worker, offset, like.numel(), like.dtype)
         area = self._areas.get(key)
         if area is None:
-            begin = self._plan.mean if worker < 0 else self._plan.gradients[worker]
+            begin = self._plan.at["mean" if worker < 0 else f"gradient_{worker}"]
             area = self._areas[key] = self._segment.tensor(begin + offset, like.numel(), like.dtype)
         return area
 
     def mark_lost(self, worker_id: int) -> None:
-        """Says that this worker will not come any more: who waits for it now or later gets `WorkerLostError`."""
+        """Says that this worker will not come any more: workers that wait for it, now or later, get `WorkerLostError`."""
         store(self._losses + worker_id * LINE_BYTES, 1)
         wake_all(self._arrivals + worker_id * LINE_BYTES)
 
     def _reduce_part(self) -> None:
         mean, total = self._mean_part, self._total
-        weights = self._weights.tolist()
-        weighted = [worker for worker, weight in enumerate(weights) if weight]
-        if not weighted:
-            mean.zero_()
-            return
-        first = weighted[0]
-        total.copy_(self._gradients[first][self._part])
-        for worker in weighted[1:]:
-            total.add_(self._gradients[worker][self._part], alpha=weights[worker] / weights[first])
-        if len(weighted) > 1:
-            total.div_(sum(weights[worker] / weights[first] for worker in weighted))
+        pairs = zip(self._gradients, self._weights.tolist(), strict=True)
+        mean_into(total, [(gradient[self._part], weight) for gradient, weight in pairs if weight])
         if total is not mean:
             mean.copy_(total)
 
@@ -321,6 +233,8 @@ class SharedMemoryCollectives:
         )
 
 
-def _size_bytes(num_parameters: int, num_workers: int, dtype: torch.dtype) -> int:
+def _size_bytes(plan: PartPlan) -> int:
     """Of one area: for the parameters' vector in one operation; of half types, sums are float32."""
-    return (num_parameters + num_workers * _STRIP_ELEMENTS) * sum_type(dtype).itemsize + _EXTRA_BYTES
+    return (plan.num_parameters + plan.num_participants * _STRIP_ELEMENTS) * sum_type(
+        plan.dtype
+    ).itemsize + _EXTRA_BYTES

@@ -21,11 +21,11 @@ _PLACES = (1 << _PLACE_BITS) - 1
 class SharedEpochClaims:
     """Implements `EpochClaims` with one word for each epoch: its number, and how many of its batches are claimed.
 
-    A claim is one compare-and-swap. An epoch's word becomes that of the 64th epoch after it; whoever is that late finds
+    A claim is one compare-and-swap. An epoch's word becomes that of the 64th epoch after it; a worker that is so late finds
     the epoch over.
 
     Beside them, 256 words for each worker hold what it has claimed ahead. What is released is anybody's; what is held only the
-    worker changes, or whoever has seen it die.
+    worker changes, or the supervisor that has seen it die.
 
     Args:
         segment: the run's memory, all zero where this lies.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -15,22 +14,10 @@ from paceline.memory.failpoints import fail_point
 from paceline.memory.locks import Mutex, ReadWriteLock
 from paceline.memory.ownership import owner_token
 from paceline.memory.segment import Layout, Segment
+from paceline.memory.segment_part import OneVector, PartPlan
 from paceline.memory.waiting import raise_if_stopped, sleep_precisely
 
-__all__ = ["LockedPlan", "LockedVector"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LockedPlan:
-    """Where a locked vector lies in its segment (offsets in bytes)."""
-
-    num_parameters: int
-    num_participants: int
-    dtype: torch.dtype
-    x: int
-    version: int
-    writing: int  # one word: the token of the writer that is between its first and its last write
-    lock: int
+__all__ = ["LockedVector"]
 
 
 @kernel("int64(int64, int64, int64)")
@@ -41,18 +28,13 @@ def _advance(version: int, writing: int, token: int) -> int:
     return load(version)
 
 
-class LockedVector:
+class LockedVector(OneVector):
     """One vector, one writer at a time; implements `LockedParameters`.
 
     Every gradient is computed from a consistent copy. Workers queue for the lock or, with `backoff`, try and sleep.
     Costs, uncontended: `reading()` 0.6 us, `writing()` 1 us; one copy of the parameters here and one per worker.
 
     Args:
-        segment: the shared memory.
-        plan: from `reserve`.
-        participant_id: who uses this object, `0 <= participant_id < num_participants`.
-        incarnation: which of its lives.
-        abort_address: word that is nonzero when the run is being stopped; 0: there is none.
         kind: `"mutex"` (readers exclude each other too) or `"rwlock"` (readers share; waiting writers go first). The
             same for all participants.
         backoff: seconds to sleep after the attempt-th failure (from 0) before trying the lock again; None: queue.
@@ -65,7 +47,7 @@ class LockedVector:
     def __init__(
         self,
         segment: Segment,
-        plan: LockedPlan,
+        plan: PartPlan,
         participant_id: int,
         incarnation: int = 0,
         abort_address: int = 0,
@@ -73,56 +55,34 @@ class LockedVector:
         kind: Literal["mutex", "rwlock"] = "mutex",
         backoff: Callable[[int], float] | None = None,
     ) -> None:
-        self._mapping = segment.mapping
-        self.x = segment.tensor(plan.x, plan.num_parameters, plan.dtype)
+        super().__init__(segment, plan, participant_id, incarnation, abort_address)
         self.waited_s = 0.0
         self.backoff = backoff
-        self._abort = abort_address
-        self._version = segment.address + plan.version
-        self.writing_word = segment.address + plan.writing
+        self.writing_word = self._word("writing")
         self.token = owner_token(participant_id, incarnation)
         if kind == "mutex":
-            lock = Mutex(segment, plan.lock, participant_id, incarnation, abort_address)
-            self._reading = _Side(self, lock.try_acquire, lock.acquire, lock.release)
+            lock = Mutex(segment, plan.at["lock"], participant_id, incarnation, abort_address)
+            self._reading = _LockSide(self, lock.try_acquire, lock.acquire, lock.release)
             self._writing = _WriteSide(self, lock.try_acquire, lock.acquire, lock.release)
         elif kind == "rwlock":
-            lock = ReadWriteLock(segment, plan.lock, plan.num_participants, participant_id, incarnation, abort_address)
-            self._reading = _Side(self, lock.try_acquire_read, lock.acquire_read, lock.release_read)
+            lock = ReadWriteLock(
+                segment, plan.at["lock"], plan.num_participants, participant_id, incarnation, abort_address
+            )
+            self._reading = _LockSide(self, lock.try_acquire_read, lock.acquire_read, lock.release_read)
             self._writing = _WriteSide(self, lock.try_acquire_write, lock.acquire_write, lock.release_write)
         else:
             raise ValueError(f"kind is {kind!r}; it must be 'mutex' or 'rwlock'")
         self._lock = lock
 
     @staticmethod
-    def reserve(
-        layout: Layout,
-        num_parameters: int,
-        num_participants: int,
-        *,
-        num_evaluators: int = 0,
-        dtype: torch.dtype = torch.float32,
-        name: str = "locked",
-    ) -> LockedPlan:
-        """Reserves the vector and its words (evaluators are among the participants and cost nothing here)."""
-        return LockedPlan(
-            num_parameters=num_parameters,
-            num_participants=num_participants,
-            dtype=dtype,
-            x=layout.vector(f"{name}.x", num_parameters, dtype),
-            version=layout.words(f"{name}.version", 1),
-            writing=layout.words(f"{name}.writing", 1),
-            lock=layout.words(f"{name}.lock", 1 + num_participants),
-        )
-
-    def initialise(self, x: torch.Tensor, version: int = 0) -> None:
-        """Sets the vector (P,) and the version to begin with (a resumed run goes on counting), before anyone starts."""
-        self.x.copy_(x)
-        store(self._version, version)
-
-    @property
-    def version(self) -> int:
-        """Number of updates applied so far."""
-        return load(self._version)
+    def areas(layout: Layout, plan: PartPlan) -> dict[str, int]:
+        """The vector and its words; evaluators are among the participants and cost nothing here."""
+        return {
+            "x": layout.vector("locked.x", plan.num_parameters, plan.dtype),
+            "version": layout.words("locked.version", 1),
+            "writing": layout.words("locked.writing", 1),  # the token of a writer between its first and its last write
+            "lock": layout.words("locked.lock", 1 + plan.num_participants),
+        }
 
     def reading(self) -> AbstractContextManager[None]:
         """Holds the lock for reading; raises `RunStopped` if the run ends while this waits."""
@@ -182,7 +142,7 @@ class LockedVector:
             self.waited_s += time.perf_counter() - began_s
 
 
-class _Side:
+class _LockSide:
     """One side of the lock as a context manager: made once per vector, since a generator would cost 1 us per use."""
 
     __slots__ = ("_acquire", "_release", "_try_acquire", "_vector")
@@ -206,7 +166,7 @@ class _Side:
         self._release()
 
 
-class _WriteSide(_Side):
+class _WriteSide(_LockSide):
     """The write side also marks the vector, so that a kill before the first write is not taken for a torn update."""
 
     __slots__ = ()

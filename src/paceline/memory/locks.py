@@ -1,10 +1,10 @@
-"""A mutex and a read-write lock on words of shared memory that survive the death of whoever holds them.
+"""A mutex and a read-write lock on words of shared memory that survive the death of their holder.
 
 A lock word is 0 or the token of its owner. The compare-and-swap that takes a lock is also what records the owner: no
-instant exists at which the lock is taken and nobody knows by whom, so a supervisor that has declared an incarnation
+instant exists at which the lock is taken and its owner is unknown, so a supervisor that has declared an incarnation
 dead can always give back exactly what that one held (`recover`).
 
-Neither is re-entrant or fair: whoever comes when the lock is free takes it. A waiter spins for some microseconds and
+Neither is re-entrant or fair: the first to come when the lock is free takes it. A waiter spins for some microseconds and
 then sleeps; it raises `RunStopped` when the abort word is set.
 """
 
@@ -54,7 +54,7 @@ def _try_write(word: int, readers: int, num_participants: int, token: int) -> in
 @kernel("boolean(int64, int64, int64)")
 def _try_read(word: int, reader: int, token: int) -> bool:
     # First say that we read, then look for a writer. A writer first takes the word, then looks for readers. All four
-    # are sequentially consistent, so of a reader and a writer who come together at least one sees the other.
+    # are sequentially consistent, so of a reader and a writer that come together at least one sees the other.
     store(reader, token)
     if load(word) == 0:
         return True
@@ -79,7 +79,7 @@ class Mutex:
     Args:
         segment: where the word lies.
         offset: of the word in bytes, zero at first.
-        participant_id: who uses this object.
+        participant_id: whose object this is.
         incarnation: which of its lives.
         abort_address: word that is nonzero when the run is being stopped; 0: there is none.
     """
@@ -107,7 +107,7 @@ class Mutex:
             RuntimeError: this participant holds it already.
         """
         if not compare_and_swap(self._word, 0, self._token):
-            # Whoever has slept takes it as contended: others may still sleep, and a release wakes only one.
+            # After a sleep it is taken as contended: others may still sleep, and a release wakes only one.
             _take_contended(self._word, self._token, self._abort)
         fail_point("lock.taken")
 
@@ -148,7 +148,7 @@ class ReadWriteLock:
         segment: where the words lie.
         offset: of `1 + num_participants` words, `LINE_BYTES` apart, zero at first.
         num_participants: how many may use the lock.
-        participant_id: who uses this object.
+        participant_id: whose object this is.
         incarnation: which of its lives.
         abort_address: word that is nonzero when the run is being stopped; 0: there is none.
     """

@@ -1,4 +1,4 @@
-"""Who owns a word: the token that names one incarnation of one participant."""
+"""A word's owner: the token that names one incarnation of one participant."""
 
 from __future__ import annotations
 

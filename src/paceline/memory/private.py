@@ -12,8 +12,8 @@ __all__ = ["PrivateVector"]
 class PrivateVector:
     """A vector `x` (P,) that no other process sees, with a version; stands in for shared kinds of a single owner.
 
-    All who touch it are one thread, or threads that hold the program's lock; on a GPU they give their work to one stream, so
-    that a copy made without the lock is of one instant, too.
+    All access to it is by one thread, or by threads that hold the program's lock; on a GPU they give their work to one stream,
+    so that a copy made without the lock is of one instant, too.
 
     Args:
         x: the vector, kept.

@@ -3,87 +3,44 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import torch
 
-from paceline.memory.atomics import compare_and_swap, fetch_add, load, store
+from paceline.memory.atomics import compare_and_swap, fetch_add, store
 from paceline.memory.failpoints import fail_point
 from paceline.memory.ownership import owner_token
-from paceline.memory.segment import LINE_BYTES, Layout, Segment
+from paceline.memory.segment import Layout, Segment
+from paceline.memory.segment_part import OneVector, PartPlan
 
-__all__ = ["RacingPlan", "RacingVector"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RacingPlan:
-    """Where a racing vector lies in its segment (offsets in bytes)."""
-
-    num_parameters: int
-    num_participants: int
-    dtype: torch.dtype
-    x: int
-    version: int
-    writing: int  # one word per participant: its token while it writes
+__all__ = ["RacingVector"]
 
 
-class RacingVector:
+class RacingVector(OneVector):
     """One live vector without any exclusion; implements `RacingParameters`.
 
     Use when updates are sparse or small, so that conflicts are rare. A reader may see half of an update, and of two
     writes to one component at the same time one can be lost. Only the version is exact.
     Costs: `writing()` 0.5 us, `advance` 0.2 us; one copy of the parameters in all.
 
-    Args:
-        segment: the shared memory.
-        plan: from `reserve`.
-        participant_id: who uses this object, `0 <= participant_id < num_participants`.
-        incarnation: which of its lives.
-        abort_address: accepted by all kinds alike; nothing here ever waits.
-
     Reference: Niu, Recht, Ré and Wright, "Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent",
         2011, arXiv:1106.5730. There a component is added atomically; a vector operation on `x` is not.
     """
 
     def __init__(
-        self, segment: Segment, plan: RacingPlan, participant_id: int, incarnation: int = 0, abort_address: int = 0
+        self, segment: Segment, plan: PartPlan, participant_id: int, incarnation: int = 0, abort_address: int = 0
     ) -> None:
-        self._mapping = segment.mapping
-        self.x = segment.tensor(plan.x, plan.num_parameters, plan.dtype)
-        self._version = segment.address + plan.version
-        self._all_writing = segment.address + plan.writing
-        word = self._all_writing + participant_id * LINE_BYTES
-        self._writing = _Writing(word, owner_token(participant_id, incarnation), "racing.mid_write")
+        super().__init__(segment, plan, participant_id, incarnation, abort_address)
+        token = owner_token(participant_id, incarnation)
+        self._writing = _Writing(self._word("writing", participant_id), token, "racing.mid_write")
 
     @staticmethod
-    def reserve(
-        layout: Layout,
-        num_parameters: int,
-        num_participants: int,
-        *,
-        num_evaluators: int = 0,
-        dtype: torch.dtype = torch.float32,
-        name: str = "racing",
-    ) -> RacingPlan:
-        """Reserves the vector and its words (evaluators are among the participants and cost nothing here)."""
-        return RacingPlan(
-            num_parameters=num_parameters,
-            num_participants=num_participants,
-            dtype=dtype,
-            x=layout.vector(f"{name}.x", num_parameters, dtype),
-            version=layout.words(f"{name}.version", 1),
-            writing=layout.words(f"{name}.writing", num_participants),
-        )
-
-    def initialise(self, x: torch.Tensor, version: int = 0) -> None:
-        """Sets the vector (P,) and the version to begin with (a resumed run goes on counting), before anyone starts."""
-        self.x.copy_(x)
-        store(self._version, version)
-
-    @property
-    def version(self) -> int:
-        """Number of updates counted so far."""
-        return load(self._version)
+    def areas(layout: Layout, plan: PartPlan) -> dict[str, int]:
+        """The vector and its words; evaluators are among the participants and cost nothing here."""
+        return {
+            "x": layout.vector("racing.x", plan.num_parameters, plan.dtype),
+            "version": layout.words("racing.version", 1),
+            "writing": layout.words("racing.writing", plan.num_participants),  # of each: its token while it writes
+        }
 
     def writing(self) -> AbstractContextManager[None]:
         """Marks this worker as being in the middle of a write; excludes nobody."""
@@ -105,8 +62,7 @@ class RacingVector:
 
     def recover(self, participant_id: int, incarnation: int) -> bool:
         """Forgets that a dead worker was writing; returns whether it was (its last update may be torn)."""
-        word = self._all_writing + participant_id * LINE_BYTES
-        return compare_and_swap(word, owner_token(participant_id, incarnation), 0)
+        return compare_and_swap(self._word("writing", participant_id), owner_token(participant_id, incarnation), 0)
 
 
 class _Writing:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import torch
 
 from paceline.memory.atomics import fetch_add, kernel, load, store
-from paceline.memory.segment import LINE_BYTES, Layout, Segment
+from paceline.memory.segment import Layout, Segment
+from paceline.memory.segment_part import PartPlan, SegmentPart
 from paceline.memory.sequence import SequenceLock
 from paceline.vectors.half_types import to_sum_type
 
@@ -21,25 +21,10 @@ def _advance(version: int, updates: int) -> int:
     return fetch_add(version, 1) + 1
 
 
-@dataclass(frozen=True)
-class ReplicatedPlan:
-    """Where the vectors and their words lie; the same in every process."""
-
-    vectors: tuple[int, ...]  # offset of each worker's vector
-    words: int  # offset of the workers' words: (version, sequence, absent, updates) each on a line of its own
-    num_parameters: int
-    dtype: torch.dtype
-
-
-class ReplicatedVector:
-    """A worker's own vector `x` (P,), with a version, under a sequence lock: who copies it tries again if it was written.
+class ReplicatedVector(SegmentPart[PartPlan]):
+    """A worker's own vector `x` (P,), with a version, under a sequence lock: a copy is made again if it was written meanwhile.
 
     Args:
-        segment: shared memory made from the layout of `plan`.
-        plan: from `reserve`.
-        participant_id: a worker's id; an evaluator may pass any other and only take snapshots.
-        incarnation: unused here, as nothing is held that others wait for.
-        abort_address: unused here, as nothing waits.
         own_models: every worker's vector is a model of its own. A snapshot is then the mean of all that are there, instead of
             worker 0's; a worker that died counts again once the one in its place has made its first update.
 
@@ -49,57 +34,46 @@ class ReplicatedVector:
     def __init__(
         self,
         segment: Segment,
-        plan: ReplicatedPlan,
+        plan: PartPlan,
         participant_id: int,
         incarnation: int = 0,
         abort_address: int = 0,
         *,
         own_models: bool = False,
     ) -> None:
-        self._segment = segment
-        self._plan = plan
+        super().__init__(segment, plan, participant_id, incarnation, abort_address)
         self.own_models = own_models
-        self._is_worker = participant_id < len(plan.vectors)
-        self._owner = participant_id if participant_id < len(plan.vectors) else 0
-        self.x = segment.tensor(plan.vectors[self._owner], (plan.num_parameters,), plan.dtype)
-        self._version = self._word(self._owner)
+        self._is_worker = participant_id < plan.num_writers
+        self._owner = participant_id if self._is_worker else 0
+        self.x = self._vector(f"x{self._owner}")
+        self._version = self._word("words", self._owner)
         self._absent = self._version + 16
         self._own_lock = self._lock(self._owner)
         self.waited_s = 0.0
 
     @staticmethod
-    def reserve(
-        layout: Layout,
-        num_parameters: int,
-        num_participants: int,
-        *,
-        num_evaluators: int = 0,
-        dtype: torch.dtype = torch.float32,
-        name: str = "replicated",
-    ) -> ReplicatedPlan:
-        """Reserves one vector for each worker; evaluators, the last participants, have none."""
-        num_workers = num_participants - num_evaluators
-        vectors = tuple(layout.vector(f"{name}.x{worker}", num_parameters, dtype) for worker in range(num_workers))
-        return ReplicatedPlan(vectors, layout.words(f"{name}.words", num_workers), num_parameters, dtype)
-
-    def _word(self, worker_id: int) -> int:
-        return self._segment.address + self._plan.words + LINE_BYTES * worker_id
+    def areas(layout: Layout, plan: PartPlan) -> dict[str, int]:
+        """One vector for each worker; evaluators, the last participants, have none."""
+        workers = range(plan.num_writers)
+        vectors = {f"x{n}": layout.vector(f"replicated.x{n}", plan.num_parameters, plan.dtype) for n in workers}
+        # The words of each worker, on a line of its own: version, sequence, absent, updates.
+        return {**vectors, "words": layout.words("replicated.words", plan.num_writers)}
 
     @property
     def version(self) -> int:
         """Updates applied to this worker's vector; for an onlooker at own models, the most of any worker."""
         if self.own_models and not self._is_worker:
-            return max(load(self._word(worker)) for worker in range(len(self._plan.vectors)))
+            return max(load(self._word("words", worker)) for worker in range(self._plan.num_writers))
         return load(self._version)
 
     def initialise(self, x: torch.Tensor, version: int = 0) -> None:
         """Gives every worker's vector the values of `x` (P,)."""
-        for worker, offset in enumerate(self._plan.vectors):
-            self._segment.tensor(offset, (self._plan.num_parameters,), self._plan.dtype).copy_(x)
-            store(self._word(worker), version)
+        for worker in range(self._plan.num_writers):
+            self._vector(f"x{worker}").copy_(x)
+            store(self._word("words", worker), version)
 
     def _lock(self, worker_id: int) -> SequenceLock:
-        return SequenceLock(self._word(worker_id) + 8, "replicated.mid_write")
+        return SequenceLock(self._word("words", worker_id) + 8, "replicated.mid_write")
 
     def writing(self) -> AbstractContextManager[None]:
         """Marks the vector as being written."""
@@ -113,7 +87,7 @@ class ReplicatedVector:
 
     def updates(self) -> list[int]:
         """How many updates each worker's vector has had in this memory."""
-        return [load(self._word(worker) + 24) for worker in range(len(self._plan.vectors))]
+        return [load(self._word("words", worker) + 24) for worker in range(self._plan.num_writers)]
 
     def snapshot(self, out: torch.Tensor) -> int:
         """Copies the run's model into `out` (P,); returns its version, the most of any worker where each has its own.
@@ -143,15 +117,15 @@ class ReplicatedVector:
 
     def model_ids(self) -> list[int]:
         """The workers that are there; all where none is."""
-        there = [worker for worker in range(len(self._plan.vectors)) if not load(self._word(worker) + 16)]
-        return there or list(range(len(self._plan.vectors)))
+        there = [worker for worker in range(self._plan.num_writers) if not load(self._word("words", worker) + 16)]
+        return there or list(range(self._plan.num_writers))
 
     def model(self, worker: int, out: torch.Tensor) -> int:
         """Copies a worker's model into `out` (P,), as nobody was writing it; returns its version."""
-        x = self._segment.tensor(self._plan.vectors[worker], (self._plan.num_parameters,), self._plan.dtype)
+        x = self._vector(f"x{worker}")
 
         def copy() -> int:
-            version = load(self._word(worker))
+            version = load(self._word("words", worker))
             out.copy_(x)
             return version
 
@@ -173,12 +147,12 @@ class ReplicatedVector:
 
         From then on worker 0's is the run's: the mean of equal ones may differ from them by rounding.
         """
-        for worker, offset in enumerate(self._plan.vectors):
+        for worker in range(self._plan.num_writers):
             with self._lock(worker).writing():
-                self._segment.tensor(offset, (self._plan.num_parameters,), self._plan.dtype).copy_(x)
-            store(self._word(worker) + 16, int(worker > 0))
+                self._vector(f"x{worker}").copy_(x)
+            store(self._word("words", worker) + 16, int(worker > 0))
 
     def recover(self, participant_id: int, incarnation: int) -> bool:
         """Ends the mark of a dead worker, which is not there any more; returns whether it died while writing."""
-        store(self._word(participant_id) + 16, 1)
+        store(self._word("words", participant_id) + 16, 1)
         return self._lock(participant_id).recover()

@@ -90,11 +90,11 @@ class SequenceLock:
         finally:
             end(self._word)
 
-    def copied(self, copy: Callable[[], int], who: str) -> int:
+    def copied(self, copy: Callable[[], int], writer: str) -> int:
         """Calls `copy` until nobody has written during it; returns what it returned then.
 
         Raises:
-            RuntimeError: somebody wrote at every look for a minute: `who`.
+            RuntimeError: `writer` was writing at every look for a minute.
         """
         until_s = time.monotonic() + _DEADLINE_S
         while True:
@@ -104,7 +104,7 @@ class SequenceLock:
                 if read_end(self._word) == before:
                     return found
             if time.monotonic() > until_s:
-                raise RuntimeError(f"{who} was writing at every look for {_DEADLINE_S:.0f} s")
+                raise RuntimeError(f"{writer} was writing at every look for {_DEADLINE_S:.0f} s")
             # It may have lost its core (or, with threads, the interpreter) in the middle of a write.
             time.sleep(_BETWEEN_TRIES_S)
 

@@ -10,44 +10,44 @@ import torch
 
 from paceline.memory.atomics import fetch_add, load, store
 from paceline.memory.failpoints import fail_point
-from paceline.memory.segment import LINE_BYTES, Layout, Segment
+from paceline.memory.segment import Layout, Segment
+from paceline.memory.segment_part import PartPlan, SegmentPart
 from paceline.memory.sequence import SequenceLock
 from paceline.ports.shared import shard_ranges
 from paceline.vectors.half_types import sum_type
 
-__all__ = ["COUNTED", "SecondCopy", "ServedVector"]
+__all__ = ["COUNTED", "PrivateShard", "ServedVector"]
 
 COUNTED = ("dropped", "duplicate", "incomplete", "backups", "malformed")
 _COPY = 16 + 8 * len(COUNTED)
 
 
-@dataclass(frozen=True)
-class ServedPlan:
-    """Where the vector and its words lie; the same in every process."""
+@dataclass(frozen=True, kw_only=True)
+class ServedPlan(PartPlan):
+    """Where the vector and its words lie.
 
-    vector: int
-    words: int  # of each shard, on a line of its own: version, sequence, one for each of COUNTED, the copy's incarnation + 1
-    num_parameters: int
-    num_workers: int
-    num_servers: int
-    num_copies: int  # of each server's shard, its own included
-    dtype: torch.dtype
-    average: int | None = None  # a second vector
+    Attributes:
+        num_servers: shards.
+        num_copies: of each server's shard, its own included.
+        averaged: whether there is a second vector.
+    """
+
+    num_servers: int = 0
+    num_copies: int = 1
+    averaged: bool = False
+
+    @property
+    def num_workers(self) -> int:
+        """Members that are no servers."""
+        return self.num_writers - self.num_servers * self.num_copies
 
 
-class ServedVector:
+class ServedVector(SegmentPart[ServedPlan]):
     """The run's vector, as a server, a worker or an onlooker sees it; implements `ServedParameters`.
 
     A server's `x` (n,) is its shard. A worker's `x` (P,) is a copy in its own memory, which servers' messages fill. Without
-    servers, a lone worker's `x` is the vector itself. A shard has a sequence lock: whoever copies it tries again if it was
-    written meanwhile. Its words outlive the server, so that its successor counts on.
-
-    Args:
-        segment: shared memory made from the layout of `plan`.
-        plan: from `reserve`.
-        participant_id: a worker's id; a server's, from the number of workers on; an evaluator's is beyond all.
-        incarnation: unused here, as nothing is held that others wait for.
-        abort_address: unused here, as nothing waits.
+    servers, a lone worker's `x` is the vector itself. A shard has a sequence lock: a copy is made again if it was written
+    meanwhile. Its words outlive the server, so that its successor counts on.
 
     Attributes:
         average: like `x`, or None: of all updates, for evaluation; float32 of half types.
@@ -55,59 +55,44 @@ class ServedVector:
         is_elsewhere: the servers write to memory of another process; a worker's snapshot is then its own copy.
     """
 
+    plan_type = ServedPlan
+
     def __init__(
         self, segment: Segment, plan: ServedPlan, participant_id: int, incarnation: int = 0, abort_address: int = 0
     ) -> None:
-        self._segment = segment
-        self._plan = plan
+        super().__init__(segment, plan, participant_id, incarnation, abort_address)
         self.ranges = shard_ranges(plan.num_parameters, max(1, plan.num_servers))
-        is_server = plan.num_workers <= participant_id < self._num_members and plan.num_servers
+        is_server = plan.num_workers <= participant_id < plan.num_writers and plan.num_servers
         self._shard = (participant_id - plan.num_workers) % plan.num_servers if is_server else 0
-        self._vector = segment.tensor(plan.vector, (plan.num_parameters,), plan.dtype)
+        self._whole = self._vector("x")
         if participant_id < plan.num_workers and plan.num_servers:
-            self.x = torch.zeros_like(self._vector)
-        elif participant_id < self._num_members:
-            self.x = self._vector[slice(*self.ranges[self._shard])]
+            self.x = torch.zeros_like(self._whole)
+        elif participant_id < plan.num_writers:
+            self.x = self._whole[slice(*self.ranges[self._shard])]
         else:
-            self.x = self._vector
+            self.x = self._whole
         self._average: torch.Tensor | None = None
         self.average: torch.Tensor | None = None
         self.buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
-        if plan.average is not None:
-            self._average = self.average = segment.tensor(plan.average, (plan.num_parameters,), sum_type(plan.dtype))
-            if plan.num_workers <= participant_id < self._num_members:
+        if plan.averaged:
+            self._average = segment.tensor(plan.at["average"], plan.num_parameters, sum_type(plan.dtype))
+            self.average = self._average
+            if plan.num_workers <= participant_id < plan.num_writers:
                 self.average = self._average[slice(*self.ranges[self._shard])]
-        self._version = self._word(self._shard)
+        self._version = self._word("words", self._shard)
         self._own_lock = self._lock(self._shard)
         self.is_elsewhere = False
         self.waited_s = 0.0
 
-    @property
-    def _num_members(self) -> int:
-        return self._plan.num_workers + self._plan.num_servers * self._plan.num_copies
-
     @staticmethod
-    def reserve(
-        layout: Layout,
-        num_parameters: int,
-        num_participants: int,
-        *,
-        num_evaluators: int = 0,
-        num_servers: int = 0,
-        num_copies: int = 1,
-        averaged: bool = False,
-        dtype: torch.dtype = torch.float32,
-        name: str = "served",
-    ) -> ServedPlan:
-        """Reserves one vector for all; `num_participants` counts servers, their copies and evaluators in."""
-        vector = layout.vector(f"{name}.x", num_parameters, dtype)
-        words = layout.words(f"{name}.words", max(1, num_servers))
-        num_workers = num_participants - num_evaluators - num_servers * num_copies
-        average = layout.vector(f"{name}.average", num_parameters, sum_type(dtype)) if averaged else None
-        return ServedPlan(vector, words, num_parameters, num_workers, num_servers, num_copies, dtype, average)
-
-    def _word(self, shard: int) -> int:
-        return self._segment.address + self._plan.words + LINE_BYTES * shard
+    def areas(layout: Layout, plan: ServedPlan) -> dict[str, int]:
+        """One vector for all, and the moving average of it."""
+        at = {"x": layout.vector("served.x", plan.num_parameters, plan.dtype)}
+        # Of each shard, on a line of its own: version, sequence, one for each of COUNTED, the copy's incarnation + 1.
+        at["words"] = layout.words("served.words", max(1, plan.num_servers))
+        if plan.averaged:
+            at["average"] = layout.vector("served.average", plan.num_parameters, sum_type(plan.dtype))
+        return at
 
     @property
     def version(self) -> int:
@@ -116,14 +101,14 @@ class ServedVector:
 
     def initialise(self, x: torch.Tensor, version: int = 0) -> None:
         """Gives the vector the values of `x` (P,)."""
-        self._vector.copy_(x)
+        self._whole.copy_(x)
         if self._average is not None:
             self._average.copy_(x)
         for shard in range(len(self.ranges)):
-            store(self._word(shard), version)
+            store(self._word("words", shard), version)
 
     def _lock(self, shard: int) -> SequenceLock:
-        return SequenceLock(self._word(shard) + 8, "served.mid_write")
+        return SequenceLock(self._word("words", shard) + 8, "served.mid_write")
 
     def writing(self) -> AbstractContextManager[None]:
         """Marks the shard as being written."""
@@ -142,13 +127,12 @@ class ServedVector:
 
     def name_copy(self, incarnation: int | None, shard: int | None = None) -> None:
         """Notes which process of the shard's second copy has all that was ever answered; None: there is none."""
-        store(
-            self._word(self._shard if shard is None else shard) + _COPY, 0 if incarnation is None else incarnation + 1
-        )
+        word = self._word("words", self._shard if shard is None else shard)
+        store(word + _COPY, 0 if incarnation is None else incarnation + 1)
 
     def named_copy(self, shard: int) -> int | None:
         """What was noted there."""
-        number = load(self._word(shard) + _COPY)
+        number = load(self._word("words", shard) + _COPY)
         return number - 1 if number else None
 
     def count(self, what: str, number: int = 1) -> None:
@@ -159,7 +143,7 @@ class ServedVector:
         """What each shard has counted, and its version."""
         return [
             {"version": load(word), **{what: load(word + 16 + 8 * n) for n, what in enumerate(COUNTED)}}
-            for word in map(self._word, range(len(self.ranges)))
+            for word in (self._word("words", shard) for shard in range(len(self.ranges)))
         ]
 
     def snapshot(self, out: torch.Tensor) -> int:
@@ -170,7 +154,7 @@ class ServedVector:
         if self.is_elsewhere:
             out.copy_(self.x)
             return self.version
-        versions = [self._copy(shard, self._vector, out) for shard in range(len(self.ranges))]
+        versions = [self._copy(shard, self._whole, out) for shard in range(len(self.ranges))]
         return versions[0]
 
     def replace(self, x: torch.Tensor) -> None:
@@ -180,7 +164,7 @@ class ServedVector:
             return
         for shard, (begin, end) in enumerate(self.ranges):
             with self._lock(shard).writing():
-                for vector in (self._vector, self._average):
+                for vector in (self._whole, self._average):
                     if vector is not None:
                         vector[begin:end].copy_(x[begin:end])
 
@@ -194,7 +178,7 @@ class ServedVector:
         part = slice(*self.ranges[shard])
 
         def copy() -> int:
-            version = load(self._word(shard))
+            version = load(self._word("words", shard))
             out[part].copy_(vector[part])
             return version
 
@@ -205,7 +189,7 @@ class ServedVector:
         return False
 
 
-class SecondCopy:
+class PrivateShard:
     """A shard's second copy, in its process's own memory; implements the server's part of `ServedParameters`.
 
     Args:

@@ -19,7 +19,7 @@ class SharedStore:
     """A short value under each of a few keys, in memory that all members map.
 
     Not a TCPStore, which asks a name server for the name of every address that connects, at both ends and one after the other:
-    where none answers that takes 5 to 10 s each. And nobody holds it who could die.
+    where none answers that takes 5 to 10 s each. And no process holds it that could die.
 
     Each key is one member's to set, and its next incarnation's, or the supervisor's once the member has died. A value that
     somebody was killed while writing, or is writing now, fails its checksum and is not there.
@@ -75,7 +75,7 @@ class SharedStore:
         return value
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """The run's name, which `begin` has set: who comes with one of its own learns that."""
+        """The run's name, which `begin` has set: a member that comes with one of its own learns that."""
         del expected, desired
         return self.get(key)
 

@@ -1,7 +1,7 @@
 """A pool of parameter vectors behind one head word: the ParameterVectors of Leashed-SGD, recycled instead of allocated.
 
 Words, all sequentially consistent: the *head* holds `version << 16 | slot` of the newest version; each participant has
-one *hazard* word that names (slot + 1) what it reads; each slot has an *owner* word, the token of whoever writes it.
+one *hazard* word that names (slot + 1) what it reads; each slot has an *owner* word, the token of its writer.
 
 A slot may be written by a worker only if it is not the head, nobody reads it, and no other worker writes it. The order
 in which that is established is the whole algorithm:
@@ -22,7 +22,6 @@ that went through a whole life in between does not pass for the one that was rea
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 import torch
 
@@ -30,6 +29,7 @@ from paceline.memory.atomics import compare_and_swap, kernel, load, pause, store
 from paceline.memory.failpoints import fail_point
 from paceline.memory.ownership import owner_token
 from paceline.memory.segment import LINE_BYTES, PAGE_BYTES, Layout, Segment
+from paceline.memory.segment_part import PartPlan, SegmentPart
 from paceline.memory.waiting import raise_if_stopped
 from paceline.ports.shared import View
 
@@ -41,21 +41,18 @@ _ROUNDS = 64  # scans for a free slot before the core is offered to somebody els
 _UNWRITTEN = -1  # version of a slot that is claimed and not yet published
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlotPlan:
-    """Where a pool lies in its segment (offsets in bytes)."""
+class SlotPlan(PartPlan):
+    """Where a pool lies in its segment."""
 
-    num_parameters: int
-    num_participants: int
-    num_evaluators: int
-    dtype: torch.dtype
-    num_slots: int
-    vectors: int
-    vector_bytes: int  # from one slot to the next: whole pages
-    head: int
-    touched: int
-    hazards: int  # one word per participant
-    owners: int  # one word per slot
+    @property
+    def num_slots(self) -> int:
+        """Two for each worker, one for each evaluator, and one more."""
+        return 2 * self.num_writers + 1 + self.num_evaluators
+
+    @property
+    def vector_bytes(self) -> int:
+        """From one slot to the next: whole pages."""
+        return -(-self.num_parameters * self.dtype.itemsize // PAGE_BYTES) * PAGE_BYTES
 
 
 @kernel("int64(int64, int64)")
@@ -108,7 +105,7 @@ def _publish(head: int, after: int, new: int, owner: int, token: int) -> int:
     return 1 if compare_and_swap(head, after, new) else 0
 
 
-class SlotPool:
+class SlotPool(SegmentPart[SlotPlan]):
     """Immutable versions, published by one compare-and-swap; implements `SlotParameters`.
 
     Readers and writers never wait for each other, every gradient is computed from one consistent version, and a kill at
@@ -125,70 +122,39 @@ class SlotPool:
     Differences from the paper: a slot is found again instead of allocated and freed; a hazard word per worker replaces
     the count of readers in each vector, because a count cannot be repaired when a reader dies.
 
-    Args:
-        segment: the shared memory.
-        plan: from `reserve`.
-        participant_id: who uses this object: workers first, then evaluators.
-        incarnation: which of its lives.
-        abort_address: word that is nonzero when the run is being stopped; 0: there is none.
-
     Reference: Bäckström, Walulya, Papatriantafilou and Tsigas, "Consistent Lock-free Parallel Stochastic Gradient
         Descent for Fast and Stable Convergence", IPDPS 2021, arXiv:2102.09032.
     """
 
+    plan_type = SlotPlan
+
     def __init__(
         self, segment: Segment, plan: SlotPlan, participant_id: int, incarnation: int = 0, abort_address: int = 0
     ) -> None:
-        self._mapping = segment.mapping
-        self._plan = plan
-        self._abort = abort_address
+        super().__init__(segment, plan, participant_id, incarnation, abort_address)
         self._token = owner_token(participant_id, incarnation)
-        self._head = segment.address + plan.head
-        self._touched = segment.address + plan.touched
-        self._hazards = segment.address + plan.hazards
-        self._hazard = self._hazards + participant_id * LINE_BYTES
-        self._owners = segment.address + plan.owners
+        self._num_slots = plan.num_slots
+        self._head = self._word("head")
+        self._touched = self._word("touched")
+        self._hazards = self._word("hazards")
+        self._hazard = self._word("hazards", participant_id)
+        self._owners = self._word("owners")
         self._vectors = [
-            segment.tensor(plan.vectors + slot * plan.vector_bytes, plan.num_parameters, plan.dtype)
-            for slot in range(plan.num_slots)
+            segment.tensor(plan.at["vectors"] + slot * plan.vector_bytes, plan.num_parameters, plan.dtype)
+            for slot in range(self._num_slots)
         ]
         self._unwritten = [View(slot, _UNWRITTEN, x) for slot, x in enumerate(self._vectors)]
 
     @staticmethod
-    def reserve(
-        layout: Layout,
-        num_parameters: int,
-        num_participants: int,
-        *,
-        num_evaluators: int = 0,
-        dtype: torch.dtype = torch.float32,
-        name: str = "slots",
-    ) -> SlotPlan:
-        """Reserves the pool.
-
-        Args:
-            layout: where.
-            num_parameters: P, the length of a vector.
-            num_participants: workers and evaluators together.
-            num_evaluators: how many of them only read.
-            dtype: of the vectors.
-            name: of the areas in the layout.
-        """
-        num_slots = 2 * (num_participants - num_evaluators) + 1 + num_evaluators
-        vector_bytes = -(-num_parameters * dtype.itemsize // PAGE_BYTES) * PAGE_BYTES
-        return SlotPlan(
-            num_parameters=num_parameters,
-            num_participants=num_participants,
-            num_evaluators=num_evaluators,
-            dtype=dtype,
-            num_slots=num_slots,
-            vectors=layout.reserve(f"{name}.vectors", num_slots * vector_bytes, PAGE_BYTES),
-            vector_bytes=vector_bytes,
-            head=layout.words(f"{name}.head", 1),
-            touched=layout.words(f"{name}.touched", 1),
-            hazards=layout.words(f"{name}.hazards", num_participants),
-            owners=layout.words(f"{name}.owners", num_slots),
-        )
+    def areas(layout: Layout, plan: SlotPlan) -> dict[str, int]:
+        """The slots and the words of the protocol."""
+        return {
+            "vectors": layout.reserve("slots.vectors", plan.num_slots * plan.vector_bytes, PAGE_BYTES),
+            "head": layout.words("slots.head", 1),
+            "touched": layout.words("slots.touched", 1),
+            "hazards": layout.words("slots.hazards", plan.num_participants),
+            "owners": layout.words("slots.owners", plan.num_slots),
+        }
 
     def initialise(self, x: torch.Tensor, version: int = 0) -> None:
         """Publishes a first vector (P,) as this version (a resumed run goes on counting), before anyone starts."""
@@ -218,14 +184,13 @@ class SlotPool:
         Raises:
             RunStopped: the run ended while all slots were in use (a dead worker's are, until `recover`).
         """
-        plan = self._plan
         while True:
-            # All but the last slot always suffice (see the class); the last is for who publishes while it reads.
-            for num_slots in (plan.num_slots - 1, plan.num_slots):
+            # All but the last slot always suffice (see the class); the last is for a worker that publishes while it reads.
+            for num_slots in (self._num_slots - 1, self._num_slots):
                 slot = _claim(
                     self._head,
                     self._hazards,
-                    plan.num_participants,
+                    self._plan.num_participants,
                     self._owners,
                     num_slots,
                     self._touched,
@@ -301,6 +266,6 @@ class SlotPool:
         # time, and the next one starts after this.
         store(self._hazards + participant_id * LINE_BYTES, 0)
         token = owner_token(participant_id, incarnation)
-        for slot in range(self._plan.num_slots):
+        for slot in range(self._num_slots):
             compare_and_swap(self._owners + slot * LINE_BYTES, token, 0)
         return False

@@ -14,6 +14,7 @@ import time
 
 from paceline.errors import RunStopped
 from paceline.memory.atomics import kernel, load, pause
+from paceline.system.machine import num_cores
 
 __all__ = [
     "SLICE_S",
@@ -70,7 +71,7 @@ def spin_patiently(address: int, value: int) -> int:
 def have_core_each(num_workers: int) -> None:
     """Tells this process how many workers share the machine: waits spin longer while each has a core to itself."""
     global _spin_rounds
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = num_cores()
     _spin_rounds = _PATIENT_SPIN_ROUNDS if num_workers <= cores else _SPIN_ROUNDS
 
 
@@ -105,7 +106,7 @@ def wait_briefly(address: int, value: int) -> int:
 
 
 def wake(address: int, count: int) -> None:
-    """Wakes up to `count` of those who wait for this word to change; change it first."""
+    """Wakes up to `count` of those that wait for this word to change; change it first."""
     if _HAS_FUTEX:
         _syscall(
             ctypes.c_long(_SYS_FUTEX or 0),
@@ -119,7 +120,7 @@ def wake(address: int, count: int) -> None:
 
 
 def wake_all(address: int) -> None:
-    """Wakes all who wait for this word to change; change it first."""
+    """Wakes all that wait for this word to change; change it first."""
     wake(address, _EVERYONE)
 
 

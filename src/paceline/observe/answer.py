@@ -11,11 +11,9 @@ from paceline.observe.compare import (
     failed,
     figure,
     group_runs,
-    number_text,
-    percent_text,
-    seconds_text,
     target_text,
 )
+from paceline.observe.words import joined, number_text, percent_text, seconds_text, workers_text
 from paceline.records.summary import FRACTIONS
 
 __all__ = ["answer"]
@@ -45,13 +43,12 @@ def answer(results: Sequence[Mapping[str, Any]]) -> list[str]:
 def _single(result: Mapping[str, Any]) -> list[str]:
     name = str(result.get("algorithm", "The run"))
     workers = result.get("workers")
-    subject = f"{name} with {workers} worker{'s' if workers != 1 else ''}" if workers is not None else name
+    subject = f"{name} with {workers_text(workers)}" if workers is not None else name
     time_s, steps = figure(result, "time_to_target_s"), figure(result, "steps_to_target")
     wall_s = figure(result, "wall_s")
-    reason = str(result.get("outcome_reason") or "").strip().rstrip(".")
     sentences = []
     if failed(result):
-        sentences.append(f"{subject} {result['outcome']}{_after(wall_s)}{f': {reason}' if reason else ''}.")
+        sentences.append(f"{subject} {result['outcome']}{_after(wall_s)}{_because(result)}.")
         if time_s is not None:
             sentences.append(f"Before that it had reached {target_text(result)}, after {seconds_text(time_s)}.")
     elif time_s is not None:
@@ -60,8 +57,7 @@ def _single(result: Mapping[str, Any]) -> list[str]:
     else:
         has_target = target_text(result) != "the target"
         missed = f" without reaching {target_text(result)}" if has_target else ""
-        ended = f"{subject} ended{_after(wall_s)}{missed}" + (f": {reason}." if reason else ".")
-        sentences.append(ended)
+        sentences.append(f"{subject} ended{_after(wall_s)}{missed}{_because(result)}.")
     loss, accuracy = figure(result, "train_loss"), figure(result, "test_accuracy")
     if loss is not None:
         ending = f", its last test accuracy {percent_text(accuracy)}" if accuracy is not None else ""
@@ -75,6 +71,11 @@ def _single(result: Mapping[str, Any]) -> list[str]:
 
 def _after(wall_s: float | None) -> str:
     return f" after {seconds_text(wall_s)}" if wall_s is not None else ""
+
+
+def _because(result: Mapping[str, Any]) -> str:
+    reason = str(result.get("outcome_reason") or "").strip().rstrip(".")
+    return f": {reason}" if reason else ""
 
 
 def _repeats(group: Group) -> str:
@@ -100,7 +101,7 @@ def _verdict(groups: list[Group]) -> list[str]:
         times = {group.label: time for group in fit if (time := group.median(*path)) is not None}
         if times:
             missed = [group.label for group in fit if group.label not in times]
-            return [_soonest(times, did), *([f"{_join(missed)} did not get there."] if missed else [])]
+            return [_soonest(times, did), *([f"{joined(missed)} did not get there."] if missed else [])]
     losses = {group.label: loss for group in fit if (loss := group.median("train_loss")) is not None}
     if not losses:
         return ["No run that ended well reported a loss, so the methods cannot be compared by it."]
@@ -114,8 +115,8 @@ def _soonest(times: dict[str, float], did: str) -> str:
     close = [(label, time_s) for label, time_s in others if time_s <= first_s * CLEAR_RATIO]
     slower = [(label, time_s) for label, time_s in others if time_s > first_s * CLEAR_RATIO]
     if close:
-        names = _join([first, *(label for label, _ in close)])
-        times_text = _join([seconds_text(first_s), *(seconds_text(time_s) for _, time_s in close)])
+        names = joined([first, *(label for label, _ in close)])
+        times_text = joined([seconds_text(first_s), *(seconds_text(time_s) for _, time_s in close)])
         text = f"{names} {did} at about the same time ({times_text}): too close to name a winner"
         if not slower:
             return text + "."
@@ -124,12 +125,13 @@ def _soonest(times: dict[str, float], did: str) -> str:
 
 
 def _ratios(slower: list[tuple[str, float]], first_s: float) -> str:
-    parts = [f"{label} took {_ratio(time_s / first_s)} as long ({seconds_text(time_s)})" for label, time_s in slower]
-    return _join(parts)
+    return joined(
+        [f"{label} took {_ratio(time_s / first_s)} times as long ({seconds_text(time_s)})" for label, time_s in slower]
+    )
 
 
 def _ratio(ratio: float) -> str:
-    return f"{ratio:.2f} times" if ratio < 2 else f"{number_text(ratio, 2)} times"
+    return f"{ratio:.2f}" if ratio < 2 else number_text(ratio, 2)
 
 
 def _lowest(losses: dict[str, float]) -> str:
@@ -141,7 +143,7 @@ def _lowest(losses: dict[str, float]) -> str:
     listed = ", ".join(f"{label} {number_text(loss)}" for label, loss in ranked)
     if close:
         return (
-            f"{_join([first, *close])} ended with about the same training loss, too close to name a winner ({listed})."
+            f"{joined([first, *close])} ended with about the same training loss, too close to name a winner ({listed})."
         )
     return f"{first} ended with the lowest training loss ({listed})."
 
@@ -152,9 +154,8 @@ def _failures(groups: list[Group]) -> list[str]:
         bad = [result for result in group.results if failed(result)]
         if not bad:
             continue
-        reason = str(bad[0].get("outcome_reason") or "").strip().rstrip(".")
         count = "" if len(group.results) == 1 else f" in {len(bad)} of {len(group.results)} runs"
-        sentences.append(f"{group.label} {bad[0]['outcome']}{count}{f': {reason}' if reason else ''}.")
+        sentences.append(f"{group.label} {bad[0]['outcome']}{count}{_because(bad[0])}.")
     return sentences
 
 
@@ -172,7 +173,7 @@ def _why(groups: list[Group]) -> list[str]:
         sentences.append(f"Share of their time that workers spent waiting: {waiting}.")
     lost = sum(len(result.get("workers_lost") or ()) for group in groups for result in group.results)
     if lost:
-        sentences.append(f"{lost} worker{'s were' if lost > 1 else ' was'} lost on the way.")
+        sentences.append(f"{workers_text(lost)} {'were' if lost > 1 else 'was'} lost on the way.")
     return sentences
 
 
@@ -198,7 +199,3 @@ def _caution(groups: list[Group]) -> str:
 
 def _range(counts: list[int]) -> str:
     return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
-
-
-def _join(parts: Sequence[str]) -> str:
-    return ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else "".join(parts)

@@ -8,25 +8,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.observe.words import percent_text, workers_text
+
 __all__ = [
-    "ABSENT",
     "CLEAR_RATIO",
+    "Column",
     "Group",
     "clearly_best",
     "evaluated_notes",
     "failed",
     "figure",
     "group_runs",
-    "number_text",
-    "percent_text",
     "run_labels",
-    "seconds_text",
     "target_text",
-    "workers_text",
 ]
 
 CLEAR_RATIO = 1.05  # below this ratio two single runs count as equal: repeats of one setting differ by as much
-ABSENT = "\N{EN DASH}"  # in place of a figure that does not exist
 _DISTINGUISHING = ("workers", "task", "backend")
 
 
@@ -54,6 +51,41 @@ class Group:
         values = [math.inf if (value := figure(result, *path)) is None else value for result in self.results]
         median = statistics.median_high(values)
         return None if math.isinf(median) else median
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    """A figure of every run, as a table's column.
+
+    Args:
+        name: heading.
+        path: in the results.
+        lower: whether lower is better; None: neither is.
+        scale: what the values are multiplied by.
+        unit: below the heading.
+        group: above the headings of several columns; "" for a column that stands alone.
+    """
+
+    name: str
+    path: tuple[str, ...]
+    lower: bool | None = None
+    scale: float = 1
+    unit: str = ""
+    group: str = ""
+
+    def values(self, results: Sequence[Mapping[str, Any]]) -> list[float | None]:
+        """Of each run."""
+        found = [figure(result, *self.path) for result in results]
+        return found if self.scale == 1 else [None if value is None else value * self.scale for value in found]
+
+    def best(self, results: Sequence[Mapping[str, Any]]) -> int | None:
+        """The run that is clearly better than all others that ended well."""
+        values = zip(self.values(results), results, strict=True)
+        return (
+            None
+            if self.lower is None
+            else clearly_best([None if failed(r) else v for v, r in values], lower=self.lower)
+        )
 
 
 def failed(result: Mapping[str, Any]) -> bool:
@@ -93,11 +125,6 @@ def group_runs(results: Sequence[Mapping[str, Any]]) -> list[Group]:
         ]
         groups.append(Group(" · ".join(parts), tuple(indices), tuple(results[index] for index in indices)))
     return groups
-
-
-def workers_text(num_workers: int) -> str:
-    """`1 worker`, `2 workers`."""
-    return f"{num_workers} worker{'s' if num_workers != 1 else ''}"
 
 
 def evaluated_notes(results: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -154,46 +181,3 @@ def target_text(result: Mapping[str, Any]) -> str:
     if (accuracy := figure(result, "target_accuracy")) is not None:
         parts.append(f"test accuracy of {percent_text(accuracy)}")
     return "the target " + " or ".join(parts) if parts else "the target"
-
-
-def seconds_text(seconds: float) -> str:
-    """A duration for prose.
-
-    >>> [seconds_text(value) for value in (0.0123, 1.234, 99.96, 754, 7000)]
-    ['12.3 ms', '1.23 s', '100 s', '12.6 min', '1.94 h']
-    """
-    if seconds < 0.9995:
-        return f"{number_text(seconds * 1e3)} ms"
-    if seconds < 600:
-        return f"{number_text(seconds)} s"
-    return f"{number_text(seconds / 60)} min" if seconds < 5400 else f"{number_text(seconds / 3600)} h"
-
-
-def number_text(value: float | None, digits: int = 3) -> str:
-    """About `digits` significant digits, thousands separated, never in exponent notation below a billion.
-
-    >>> [number_text(value) for value in (0.012345, 1.5, 123.456, 22232.39, 1.5e10, 0)]
-    ['0.0123', '1.50', '123', '22,232', '1.50e10', '0']
-    """
-    if value is None:
-        return ABSENT
-    if isinstance(value, int) or value == 0:
-        return f"{value:,.0f}"
-    magnitude = math.floor(math.log10(abs(value)))
-    if not -5 <= magnitude < 9:
-        return f"{value:.{digits - 1}e}".replace("e+0", "e").replace("e+", "e")
-    decimals = max(0, digits - 1 - magnitude)
-    if round(abs(value), decimals) >= 10.0 ** (magnitude + 1):  # 9.996 is 10.0, not 10.00
-        decimals = max(0, decimals - 1)
-    return f"{value:,.{decimals}f}"
-
-
-def percent_text(share: float | None) -> str:
-    """A share as a percentage.
-
-    >>> [percent_text(value) for value in (0.0012, 0.034, 0.5, 1, 0, 0.9512)]
-    ['0.1 %', '3.4 %', '50.0 %', '100 %', '0 %', '95.1 %']
-    """
-    if share is None:
-        return ABSENT
-    return f"{share:.0%}".replace("%", " %") if share in (0, 1) else f"{100 * share:.1f} %"

@@ -1,10 +1,9 @@
-"""Parts of the page that reports of one run, of several and of studies share: escaping, figures, and the file itself."""
+"""The page that reports of one run, of several, of studies and of advice share; its style, script and frame are `report.*`."""
 
 from __future__ import annotations
 
-import html
+import importlib.resources
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,17 +12,17 @@ from typing import Any
 
 import plotly.offline
 
-from paceline.observe.page import PAGE, SCRIPT, STYLE
+from paceline.observe.drawing import Figure
+from paceline.observe.markup import cell, escape, head, row_name, table
 from paceline.observe.palette import METHODS, Theme, tokens
-from paceline.observe.panels import Figure
 from paceline.records.run_data import write_text
 
-__all__ = ["breakable", "escape", "figure_html", "prose", "swatch", "write_page"]
+__all__ = ["figure_html", "write_page"]
+
+_MOST_ROWS = 400
 
 
-def write_page(
-    path: str | Path, *, title: str, answer: str, body: str, figures: Sequence[Figure], style: str = ""
-) -> Path:
+def write_page(path: str | Path, *, title: str, answer: str, body: str, figures: Sequence[Figure], kind: str) -> Path:
     """Write one self-contained page, about 5 MB, nearly all of it plotly.js.
 
     Args:
@@ -32,44 +31,25 @@ def write_page(
         answer: markup below the heading.
         body: markup of the rest; each figure in it as `figure_html` makes it.
         figures: what is drawn.
-        style: more rules for the style sheet.
+        kind: of what it is a report: "run", "study" or "advice", for the style sheet.
     """
-    page = Template(PAGE).substitute(
+    page = Template(_resource("report.html")).substitute(
         title=escape(title),
-        style=STYLE + _swatch_style() + style,
+        style=_resource("report.css") + _swatch_style(),
+        kind=kind,
         answer=answer,
         body=body,
         plotly=plotly.offline.get_plotlyjs(),
-        figures=_json([asdict(one) for one in figures]),
+        figures=_json([_as_json(one) for one in figures]),
         colours=_json({theme: tokens(theme) for theme in METHODS}),
-        script=SCRIPT,
+        script=_resource("report.js"),
     )
     write_text(path, page)
     return Path(path)
 
 
-def escape(value: Any) -> str:
-    """Text as markup."""
-    return html.escape(str(value))
-
-
-def prose(sentence: str) -> str:
-    """Escaped, and numbers kept on one line with their units."""
-    return re.sub(r"(\d) (?=(?:s|ms|min|h|%)(?!\w))", "\\1&nbsp;", escape(sentence))
-
-
-def breakable(label: str) -> str:
-    """Escaped, and allowed to break where a spec has punctuation."""
-    return re.sub(r"([(,=_])", r"\1<wbr>", escape(label))
-
-
-def swatch(token: str) -> str:
-    """A small square in the colour of a method, such as `@method-0`."""
-    return f'<span class="swatch {token[1:]}"></span>'
-
-
-def figure_html(one: Figure, table: str = "") -> str:
-    """The figure's place on the page, with its downloads, and markup for those who cannot see it."""
+def figure_html(one: Figure) -> str:
+    """The figure's place on the page, with its downloads, and its table for those who cannot see it."""
     name = escape(one.name)
     height = one.height_px + 90
     return (
@@ -77,8 +57,25 @@ def figure_html(one: Figure, table: str = "") -> str:
         f'<div class="plot" id="plot-{name}" style="min-height:{height}px" role="img" '
         f'aria-label="{escape(one.title)}"></div>'
         f'<div class="links" id="links-{name}"><a class="csv" href="#{name}">Data (CSV)</a>'
-        f'<a class="png" href="#{name}">Picture (PNG)</a></div>{table}</figure>'
+        f'<a class="png" href="#{name}">Picture (PNG)</a></div>{_same_as_table(one)}</figure>'
     )
+
+
+def _same_as_table(one: Figure) -> str:
+    if not one.table:
+        return ""
+    heads, *rows = one.table
+    shown = table([head(one) for one in heads], [[row_name(row[0]), *map(cell, row[1:])] for row in rows[:_MOST_ROWS]])
+    more = f"<p>{len(rows) - _MOST_ROWS} more rows are in the data.</p>" if len(rows) > _MOST_ROWS else ""
+    return f'<details class="as-table"><summary>The same as a table</summary>{shown}{more}</details>'
+
+
+def _as_json(one: Figure) -> dict[str, Any]:
+    return {name: value for name, value in asdict(one).items() if name != "table"}
+
+
+def _resource(name: str) -> str:
+    return (importlib.resources.files("paceline.observe") / name).read_text(encoding="utf-8")
 
 
 def _json(value: Any) -> str:

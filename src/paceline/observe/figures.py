@@ -1,20 +1,19 @@
-"""The figures of a report, as plain data for plotly.js; colours are names (`@method-0`) that the page resolves."""
+"""The figures of a report of runs: curves of loss and accuracy, and one panel per run."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from paceline.observe.compare import failed, figure, group_runs, run_labels
-from paceline.observe.palette import METHODS
-from paceline.observe.panels import Figure, lanes, numbers, shares, staleness
+from paceline.observe.drawing import Figure, add_rule, log_axis, method_colour, numbers, thin
+from paceline.observe.panels import lanes, shares, staleness
 from paceline.records.run_data import RunData
 from paceline.records.summary import WINDOW, LossCurve, loss_curve
 
-__all__ = ["Figure", "figures", "log_axis", "method_colours"]
+__all__ = ["figures", "method_colours"]
 
 _MAX_POINTS = 1_200
 
@@ -25,7 +24,7 @@ def figures(runs: Sequence[RunData]) -> list[Figure]:
     labels, colours = run_labels(results), method_colours(results)
     curves = [loss_curve(run.records, gossip=bool(run.result.get("gossip"))) for run in runs]
     drawn = [
-        _loss(runs, labels, colours, curves, "time", "time (s)", lambda curve: curve.time_s),
+        _loss(runs, labels, colours, curves, "time", "s", lambda curve: curve.time_s),
         _loss(runs, labels, colours, curves, "samples", "samples", lambda curve: curve.samples),
         _accuracy(runs, labels, colours),
         staleness(runs, labels, colours),
@@ -41,14 +40,8 @@ def method_colours(results: Sequence[Mapping[str, Any]]) -> list[str]:
     names = [""] * len(results)
     for index, group in enumerate(groups):
         for offset, member in enumerate(group.members):
-            names[member] = f"@method-{(offset if len(groups) == 1 else index) % len(METHODS['light'])}"
+            names[member] = method_colour(offset if len(groups) == 1 else index)
     return names
-
-
-def _thin(size: int, limit: int = _MAX_POINTS) -> np.ndarray:
-    if size <= limit:
-        return np.arange(size)
-    return np.unique(np.linspace(0, size - 1, limit).astype(np.int64))
 
 
 def _loss(
@@ -57,9 +50,10 @@ def _loss(
     colours: Sequence[str],
     curves: Sequence[LossCurve],
     name: str,
-    x_title: str,
+    unit: str,
     x_of: Callable[[LossCurve], np.ndarray],
 ) -> Figure | None:
+    x_title = f"{name} ({unit})" if unit != name else name
     traces: list[dict[str, Any]] = []
     lows, highs, clipped = [], [], False
     all_failed = all(failed(run.result) for run in runs)
@@ -74,7 +68,7 @@ def _loss(
             highs.append(min(float(finite.max()), 2 * float(finite[0])) if clip else float(finite.max()))
             clipped = clipped or float(finite.max()) > highs[-1]
         for values, raw in ((curve.loss, True), (curve.average, False)):
-            kept = _thin(len(values), 500 if raw else _MAX_POINTS)
+            kept = thin(len(values), 500 if raw else _MAX_POINTS)
             traces.append(
                 {
                     "type": "scatter",
@@ -88,7 +82,7 @@ def _loss(
                     "marker": {"color": colour, "size": 3},
                     "line": {"color": colour, "width": 2.2},
                     "hoverinfo": "skip" if raw else "all",
-                    "hovertemplate": None if raw else f"%{{y:.4g}} at %{{x:,.4~g}} {_unit(x_title)}",
+                    "hovertemplate": None if raw else f"%{{y:.4g}} at %{{x:,.4~g}} {unit}",
                 }
             )
     if not traces:
@@ -97,11 +91,11 @@ def _loss(
     logarithmic = bool(lows) and max(highs) > 8 * min(lows)
     y_axis: dict[str, Any] = {"title": {"text": "training loss" + (" (log scale)" if logarithmic else "")}}
     if logarithmic:
-        y_axis |= {"type": "log", **log_axis(min(lows), max(highs))}
+        y_axis |= log_axis(min(lows), max(highs))
     else:
         y_axis |= {"range": [0, 1.05 * max(highs)]} if clipped else {"rangemode": "tozero"}
     layout: dict[str, Any] = {"xaxis": {"title": {"text": x_title}, "rangemode": "tozero"}, "yaxis": y_axis}
-    _add_target(layout, runs, "target_loss", logarithmic=logarithmic)
+    _add_target(layout, runs, "target_loss")
     return Figure(
         f"loss-against-{name}",
         f"Training loss against {name}",
@@ -110,40 +104,17 @@ def _loss(
         + (" Diverged runs leave the figure at the top." if clipped else ""),
         traces,
         layout,
-        [("series", "name"), (x_title, "x"), ("training loss", "y")],
+        ["series", x_title, "training loss"],
+        keys=["name", "x", "y"],
         legend=len(runs) > 1,
     )
 
 
-def log_axis(low: float, high: float) -> dict[str, Any]:
-    """Range and ticks at 1, 2, 5 of each decade (decades only where there are many), written out as numbers."""
-    low, high = max(low * 0.75, 1e-12), high * 1.3
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    every = max(1, len(decades) // 8)
-    digits = (1, 2, 5) if len(decades) <= 4 else (1,)
-    ticks = [digit * 10.0**decade for decade in decades[::every] for digit in digits]
-    ticks = [tick for tick in ticks if low <= tick <= high]
-    return {
-        "range": [math.log10(low), math.log10(high)],
-        "tickvals": ticks,
-        "ticktext": [f"{tick:g}" for tick in ticks],
-    }
-
-
-def _unit(axis_title: str) -> str:
-    return axis_title.partition("(")[2].rstrip(")") or axis_title
-
-
-def _add_target(layout: dict[str, Any], runs: Sequence[RunData], key: str, *, logarithmic: bool = False) -> None:
+def _add_target(layout: dict[str, Any], runs: Sequence[RunData], key: str) -> None:
     targets = {figure({**run.config, **run.result}, key) for run in runs}
     target = targets.pop() if len(targets) == 1 else None
-    if target is None or target <= 0:
-        return
-    line = {"color": "@soft", "width": 1, "dash": "dash"}
-    layout["shapes"] = [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": target, "y1": target, "line": line}]
-    label = {"text": f"target {target:g}", "xref": "paper", "x": 1, "xanchor": "right", "yanchor": "bottom"}
-    y = math.log10(target) if logarithmic else target  # plotly's annotations want the logarithm, its shapes do not
-    layout["annotations"] = [{**label, "y": y, "showarrow": False, "font": {"color": "@soft", "size": 11}}]
+    if target is not None and target > 0:
+        add_rule(layout, f"target {target:g}", y=target, right=True)
 
 
 def _accuracy(runs: Sequence[RunData], labels: Sequence[str], colours: Sequence[str]) -> Figure | None:
@@ -157,14 +128,14 @@ def _accuracy(runs: Sequence[RunData], labels: Sequence[str], colours: Sequence[
         ]
         if not points:
             continue
-        kept = [points[at] for at in _thin(len(points))]
+        kept = [points[at] for at in thin(len(points), _MAX_POINTS)]
         traces.append(
             {
                 "type": "scatter",
                 "mode": "lines+markers" if len(kept) <= 60 else "lines",
                 "name": label,
-                "x": numbers(np.array([x for x, _ in kept])),
-                "y": numbers(np.array([y for _, y in kept])),
+                "x": numbers([x for x, _ in kept]),
+                "y": numbers([y for _, y in kept]),
                 "marker": {"color": colour, "size": 7, "symbol": symbols[index % len(symbols)]},
                 "line": {"color": colour, "width": 2},
                 "hovertemplate": "%{y:.2f} % at %{x:,.4~g} s",
@@ -180,6 +151,7 @@ def _accuracy(runs: Sequence[RunData], labels: Sequence[str], colours: Sequence[
         "Each mark is one evaluation on the test data. The axis does not begin at zero.",
         traces,
         layout,
-        [("series", "name"), ("time (s)", "x"), ("test accuracy (%)", "y")],
+        ["series", "time (s)", "test accuracy (%)"],
+        keys=["name", "x", "y"],
         legend=len(runs) > 1,
     )

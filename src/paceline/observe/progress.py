@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from paceline.observe.compare import number_text, percent_text, seconds_text
+from paceline.observe.words import number_text, percent_text, seconds_text
 
 __all__ = ["LiveTable", "Progress", "WorkerProgress"]
 

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from paceline.observe.answer import answer
-from paceline.observe.compare import (
-    ABSENT,
-    clearly_best,
-    evaluated_notes,
-    failed,
-    figure,
-    group_runs,
-    number_text,
-    run_labels,
-)
-from paceline.observe.document import breakable, escape, figure_html, prose, swatch, write_page
+from paceline.observe.compare import Column, evaluated_notes, failed, group_runs, run_labels
+from paceline.observe.document import figure_html, write_page
 from paceline.observe.figures import figures, method_colours
+from paceline.observe.markup import (
+    cell,
+    escape,
+    head,
+    json_value,
+    paragraphs,
+    preformatted,
+    row_name,
+    settings_table,
+    table,
+)
+from paceline.observe.words import ABSENT, number_text
 from paceline.records.run_data import RunData
 from paceline.records.summary import FRACTIONS
 
-__all__ = ["write_report"]
+__all__ = ["runs_table", "write_report"]
 
 _CAUTIONS = ("One run", "Medians of")
 
@@ -48,13 +51,13 @@ def write_report(
     results = [run.result for run in runs]
     drawn = figures(runs)
     parts = [
-        _table(results),
-        *(figure_html(one) for one in drawn),
+        runs_table(results),
+        *map(figure_html, drawn),
         "" if drawn else "<p>The runs have no step records, so there are no figures.</p>",
         _provenance(runs, command),
     ]
     return write_page(
-        path, title=title or _title(results), answer=_answer(results), body="\n".join(parts), figures=drawn
+        path, title=title or _title(results), answer=_answer(results), body="\n".join(parts), figures=drawn, kind="run"
     )
 
 
@@ -70,144 +73,113 @@ def _title(results: Sequence[dict[str, Any]]) -> str:
 
 
 def _answer(results: Sequence[dict[str, Any]]) -> str:
-    sentences = answer(results)
-    classes = ["answer", *("why" for _ in sentences[1:])]
-    return "\n".join(
-        f'<p class="{"caution" if sentence.startswith(_CAUTIONS) else kind}">{prose(sentence)}</p>'
-        for sentence, kind in zip(sentences, classes, strict=True)
-    )
+    first, *others = answer(results)
+    kinds = ["answer", *("why" for _ in others)]
+    kinds = [
+        "caution" if said.startswith(_CAUTIONS) else kind for said, kind in zip([first, *others], kinds, strict=True)
+    ]
+    return "\n".join(paragraphs(kind, [said]) for said, kind in zip([first, *others], kinds, strict=True))
 
 
-def _table(results: Sequence[dict[str, Any]]) -> str:
+_STALENESS, _UNTIL = "staleness (updates)", "time (s) until the loss fell to"
+_COLUMNS = (
+    Column(name="workers", path=("workers",)),
+    Column(name="seed", path=("seed",)),
+    Column(name="throughput", unit="samples/s", path=("samples_per_s",), lower=False),
+    Column(name="updates", path=("steps",)),
+    Column(name="to target", unit="s", path=("time_to_target_s",), lower=True),
+    *(
+        Column(group=_UNTIL, name=f"{float(one) * 100:g} %", path=("time_to_fraction_s", one), lower=True)
+        for one in FRACTIONS
+    ),
+    Column(name="loss", unit="training, end", path=("train_loss",), lower=True),
+    Column(name="accuracy", unit="test, %", path=("test_accuracy",), lower=False, scale=100),
+    Column(group=_STALENESS, name="mean", path=("staleness", "mean")),
+    Column(group=_STALENESS, name="95 %", path=("staleness", "p95")),
+    Column(group=_STALENESS, name="most", path=("staleness", "max")),
+    Column(name="waiting", unit="% of time", path=("waiting_share",), scale=100),
+    Column(name="dropped", unit="gradients", path=("dropped_updates",)),
+)
+
+
+def runs_table(results: Sequence[dict[str, Any]]) -> str:
     """The figures of every run; a column that no run has a value for is left out."""
-    columns: list[
-        tuple[str, str, str, list[float | None], bool | None]
-    ] = []  # group, header, unit, values, lower is best
-
-    def column(group: str, header: str, unit: str, path: tuple[str, ...], lower: bool | None, scale: float = 1) -> None:
-        values = [figure(result, *path) for result in results]
-        if any(value is not None for value in values):
-            columns.append((group, header, unit, [v if v is None or scale == 1 else v * scale for v in values], lower))
-
-    column("", "workers", "", ("workers",), None)
-    if len({str(result.get("seed")) for result in results}) > 1:
-        column("", "seed", "", ("seed",), None)
-    column("", "throughput", "samples/s", ("samples_per_s",), False)
-    column("", "updates", "", ("steps",), None)
-    column("", "to target", "s", ("time_to_target_s",), True)
-    for fraction in FRACTIONS:
-        path = ("time_to_fraction_s", fraction)
-        column("time (s) until the loss fell to", f"{float(fraction) * 100:g} %", "", path, True)
-    column("", "loss", "training, end", ("train_loss",), True)
-    column("", "accuracy", "test, %", ("test_accuracy",), False, 100)
-    for header, key in (("mean", "mean"), ("95 %", "p95"), ("most", "max")):
-        column("staleness (updates)", header, "", ("staleness", key), None)
-    column("", "waiting", "% of time", ("waiting_share",), None, 100)
-    column("", "dropped", "gradients", ("dropped_updates",), None)
-
-    over, heads, at = [], [], 0
-    while at < len(columns):
-        group = columns[at][0]
-        size = sum(1 for one in columns[at:] if one[0] == group) if group else 1
-        for _, header, unit, _, _ in columns[at : at + size]:
-            cell = f"{escape(header)}{f'<small>{escape(unit)}</small>' if unit else ''}"
-            heads.append(f"<th>{cell}</th>" if group else "")
-            if not group:
-                over.append(f'<th rowspan="2" class="alone">{cell}</th>')
-        if group:
-            over.append(f'<th colspan="{size}"><span>{escape(group)}</span></th>')
-        at += size
-    marked = [_best(values, lower, results) for *_, values, lower in columns]
-    rows = []
-    best, colours = ' class="best"', method_colours(results)
-    for row, (label, result) in enumerate(zip(run_labels(results), results, strict=True)):
-        cells = [
-            f"<td{best if marked[index] == row else ''}>{_cell(header, values[row])}</td>"
-            for index, (_, header, _, values, _) in enumerate(columns)
+    seeds = len({str(result.get("seed")) for result in results})
+    columns = [one for one in _COLUMNS if any(value is not None for value in one.values(results))]
+    columns = [one for one in columns if one.name != "seed" or seeds > 1]
+    alone = ' rowspan="2"'
+    over = [head("method", named=True, more=alone), head("outcome", named=True, more=alone)]
+    below = []
+    for group, members in itertools.groupby(columns, key=lambda one: one.group or one):
+        listed = list(members)
+        if isinstance(group, str):
+            over.append(f'<th colspan="{len(listed)}"><span>{escape(group)}</span></th>')
+            below += [head(one.name, one.unit) for one in listed]
+        else:
+            over.append(head(group.name, group.unit, more=alone))
+    best = [one.best(results) for one in columns]
+    columns_texts = [[_text(one, value) for value in one.values(results)] for one in columns]
+    rows = [
+        [
+            row_name(label, colour),
+            _outcome(result),
+            *(
+                cell(texts[row], kind="best" if at == row else "")
+                for texts, at in zip(columns_texts, best, strict=True)
+            ),
         ]
-        rows.append(
-            f'<tr><th class="name" scope="row">{swatch(colours[row])}{breakable(label)}</th>'
-            f"{_outcome(result)}{''.join(cells)}</tr>"
+        for row, (label, colour, result) in enumerate(
+            zip(run_labels(results), method_colours(results), results, strict=True)
         )
-    note = (
-        "Bold: more than 5 % better than the next, among runs that ended well. "
-        if any(m is not None for m in marked)
-        else ""
-    )
+    ]
+    bold = "Bold: more than 5 % better than the next, among runs that ended well. "
     averaged = "".join(f" {escape(one)}" for one in evaluated_notes(results))
     return (
-        '<h2>Figures of each run</h2>\n<div class="wide" tabindex="0"><table class="figures-table"><thead>'
-        f'<tr class="over"><th rowspan="2" class="name">method</th><th rowspan="2" class="name">outcome</th>'
-        f"{''.join(over)}</tr>"
-        f"<tr>{''.join(heads)}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>\n"
-        f"<figcaption>{note}A dash: not reached or not measured. Training loss: mean of the last 100 batches applied; "
-        f"times until it was reached count from the start of training.{averaged}</figcaption>"
+        f"<h2>Figures of each run</h2>\n{table([*over, '</tr><tr>', *below], rows, kind='figures-table')}\n"
+        f"<figcaption>{bold if any(at is not None for at in best) else ''}A dash: not reached or not measured. Training loss:"
+        " mean of the last 100 batches applied; times until it was reached count from the start of"
+        f" training.{averaged}</figcaption>"
     )
 
 
-def _best(values: list[float | None], lower: bool | None, results: Sequence[dict[str, Any]]) -> int | None:
-    if lower is None:
-        return None
-    eligible = [None if failed(result) else value for value, result in zip(values, results, strict=True)]
-    return clearly_best(eligible, lower=lower)
-
-
-def _cell(header: str, value: float | None) -> str:
+def _text(column: Column, value: float | None) -> str:
     if value is None:
         return ABSENT
-    if header in ("waiting", "accuracy"):
+    if column.scale != 1:
         return f"{value:.1f}"
-    return f"{value}" if header == "seed" else number_text(value)
+    return f"{value}" if column.name == "seed" else number_text(value)
 
 
 def _outcome(result: dict[str, Any]) -> str:
     # A converged run's reason says that it reached its target, as the next columns do.
-    reason = "" if result.get("outcome") == "converged" else str(result.get("outcome_reason") or "")
-    lost = result.get("workers_lost") or []
-    if lost:
-        reason += f"{'; ' if reason else ''}lost: worker {', '.join(map(str, lost))}"
-    return (
-        f'<td class="outcome{" bad" if failed(result) else ""}"><b>{escape(result.get("outcome", "unknown"))}</b>'
-        f"{f'<small>{escape(reason)}</small>' if reason else ''}</td>"
-    )
+    reasons = [] if result.get("outcome") == "converged" else [str(result.get("outcome_reason") or "")]
+    if lost := result.get("workers_lost"):
+        reasons.append(f"lost: worker {', '.join(map(str, lost))}")
+    return cell(
+        str(result.get("outcome", "unknown")), "; ".join(filter(None, reasons)),
+        kind=f"outcome{' bad' if failed(result) else ''}",
+    )  # fmt: skip
 
 
 def _provenance(runs: Sequence[RunData], command: str | None) -> str:
     results = [run.result for run in runs]
-    own = list(dict.fromkeys(str(result["command"]) for result in results if result.get("command")))
-    commands = [command] if command else own
-    parts = ["<h2>How to repeat it</h2>"]
-    parts += ["<pre>" + escape("\n".join(commands)) + "</pre>"] if commands else []
-    settings: list[dict[str, str]] = []
-    for run in runs:
-        rows = {key: _value(value) for key, value in run.config.items()}
-        for key in ("backend", "seed"):
-            if key not in rows and key in run.result:
-                rows[key] = _value(run.result[key])
-        for group in ("versions", "machine"):
-            found = run.result.get(group)
-            items = found.items() if isinstance(found, dict) else [("", found)] if found else []
-            rows |= {
-                f"{group[:-1] if group == 'versions' else group} {key}".strip(): _value(item) for key, item in items
-            }
-        settings.append(rows)
-    names = list(dict.fromkeys(name for rows in settings for name in rows))
-    body = []
-    for name in names:
-        values = [rows.get(name, ABSENT) for rows in settings]
-        cells = (
-            f'<td colspan="{len(values)}">{escape(values[0])}</td>'
-            if len(set(values)) == 1
-            else "".join(f"<td>{escape(value)}</td>" for value in values)
-        )
-        body.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
-    heads = "".join(f'<th class="name">{escape(label)}</th>' for label in run_labels(results))
-    parts.append(
-        '<h2>Settings, versions and machine</h2>\n<div class="wide" tabindex="0"><table class="settings"><thead><tr>'
-        f'<th class="name"></th>{heads}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+    own = dict.fromkeys(str(result["command"]) for result in results if result.get("command"))
+    settings = [_settings(run) for run in runs]
+    names = dict.fromkeys(name for one in settings for name in one)
+    rows = [(name, [one.get(name, ABSENT) for one in settings]) for name in names]
+    commands = command or "\n".join(own)
+    return (
+        f"<h2>How to repeat it</h2>\n{preformatted(commands)}"
+        f"<h2>Settings, versions and machine</h2>\n{settings_table(rows, ['', *run_labels(results)])}"
     )
-    return "\n".join(parts)
 
 
-def _value(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+def _settings(run: RunData) -> dict[str, str]:
+    """The run's configuration, and what its result adds: where it ran, with which versions."""
+    rows = {key: json_value(value) for key, value in run.config.items()}
+    rows |= {key: json_value(run.result[key]) for key in ("backend", "seed") if key not in rows and key in run.result}
+    for group, name in (("versions", "version"), ("machine", "machine")):
+        found = run.result.get(group)
+        items = found if isinstance(found, dict) else {"": found} if found else {}
+        rows |= {f"{name} {key}".strip(): json_value(item) for key, item in items.items()}
+    return rows

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from paceline.observe.compare import (
-    ABSENT,
-    clearly_best,
-    evaluated_notes,
-    failed,
-    figure,
-    number_text,
-    percent_text,
-    run_labels,
-    target_text,
-    workers_text,
-)
+from paceline.observe.compare import Column, evaluated_notes, failed, figure, run_labels, target_text
+from paceline.observe.terminal import BEST, figures_table
+from paceline.observe.words import ABSENT, number_text, percent_text, workers_text
 from paceline.records.summary import FRACTIONS
 
 __all__ = ["comparison_table", "result_table"]
 
 _OUTCOME_STYLES = {"converged": "green", "stopped": "yellow", "diverged": "bold red", "crashed": "bold red"}
+_MOST_WORKERS = 16
 
 
 def comparison_table(results: Sequence[Mapping[str, Any]]) -> Table:
@@ -34,57 +25,50 @@ def comparison_table(results: Sequence[Mapping[str, Any]]) -> Table:
     Args:
         results: the runs' results; missing figures show as a dash, a column that no run has a value for is left out.
     """
-    table = Table(header_style="bold", caption_justify="left", caption_style="dim", box=SIMPLE_HEAD, pad_edge=False)
-    table.padding = (0, 1, 0, 0)
-    table.show_edge = False
-    table.add_column("method", overflow="fold", min_width=12)
-    table.add_column("outcome", no_wrap=True)
-    # (header, path, whether lower is better or None if neither is, scale)
-    columns: list[tuple[str, tuple[str, ...], bool | None, float]] = [
-        ("samples\n/s", ("samples_per_s",), False, 1),
-        ("target\n(s)", ("time_to_target_s",), True, 1),
-        ("train\nloss", ("train_loss",), True, 1),
-        ("accu-\nracy\n(%)", ("test_accuracy",), False, 100),
-        ("stale-\nness\nmean", ("staleness", "mean"), None, 1),
-        ("wait-\ning\n(%)", ("waiting_share",), None, 100),
-    ]
-    fraction = _deepest_fraction(results)
-    if fraction is not None and not any(figure(result, "time_to_target_s") is not None for result in results):
-        columns[1] = (f"to {float(fraction) * 100:g} %\nof loss\n(s)", ("time_to_fraction_s", fraction), True, 1)
     workers = {result.get("workers") for result in results}
-    if len(workers) > 1:
-        columns.insert(0, ("work-\ners", ("workers",), None, 1))
-    if any(figure(result, "dropped_updates") for result in results):
-        columns.append(("drop-\nped", ("dropped_updates",), None, 1))
-    shown = [column for column in columns if any(figure(result, *column[1]) is not None for result in results)]
-    texts: list[list[Text]] = []
-    any_best = False
-    for header, path, lower, scale in shown:
-        table.add_column(header, justify="right", no_wrap=True)
-        values = [figure(result, *path) for result in results]
-        eligible = [None if failed(result) else value for value, result in zip(values, results, strict=True)]
-        best = None if lower is None else clearly_best(eligible, lower=lower)
-        any_best = any_best or best is not None
-        texts.append(
-            [Text(_cell(value, scale), style="bold green" if row == best else "") for row, value in enumerate(values)]
-        )
-    for row, (label, result) in enumerate(zip(run_labels(results), results, strict=True)):
+    columns = _columns(results, with_workers=len(workers) > 1)
+    table = figures_table("method", [one.name for one in columns], words=["outcome"])
+    best = [one.best(results) for one in columns]
+    texts = [[_cell(one, value) for value in one.values(results)] for one in columns]
+    labels = run_labels(results)
+    for row, (label, result) in enumerate(zip(labels, results, strict=True)):
         if len(workers) > 1:  # in a column of its own
             label = label.replace(f" · {workers_text(result.get('workers', 0))}", "")
-        table.add_row(Text(label), _outcome(result), *(column[row] for column in texts))
+        cells = [Text(own[row], BEST if at == row else "") for own, at in zip(texts, best, strict=True)]
+        table.add_row(Text(label), _outcome(result), *cells)
     notes = [
         f"{label}: {result['outcome_reason']}"
-        for label, result in zip(run_labels(results), results, strict=True)
+        for label, result in zip(labels, results, strict=True)
         if result.get("outcome") != "converged" and result.get("outcome_reason")
     ]
     notes += evaluated_notes(results)
     if len(workers) == 1 and (number := workers.pop()) is not None:
         notes.append(f"{workers_text(number)} each.")
-    if any_best:
+    if any(at is not None for at in best):
         notes.append("Bold: more than 5 % better than the next.")
-    if notes:
-        table.caption = Text("\n".join(notes))
+    table.caption = Text("\n".join(notes)) if notes else None
     return table
+
+
+def _columns(results: Sequence[Mapping[str, Any]], *, with_workers: bool) -> list[Column]:
+    """Those that some run has a value for."""
+    time = Column(name="target\n(s)", path=("time_to_target_s",), lower=True)
+    fraction = _deepest_fraction(results)
+    if fraction is not None and not any(value is not None for value in time.values(results)):
+        name = f"to {float(fraction) * 100:g} %\nof loss\n(s)"
+        time = Column(name=name, path=("time_to_fraction_s", fraction), lower=True)
+    columns = [
+        *([Column(name="work-\ners", path=("workers",))] if with_workers else []),
+        Column(name="samples\n/s", path=("samples_per_s",), lower=False),
+        time,
+        Column(name="train\nloss", path=("train_loss",), lower=True),
+        Column(name="accu-\nracy\n(%)", path=("test_accuracy",), lower=False, scale=100),
+        Column(name="stale-\nness\nmean", path=("staleness", "mean")),
+        Column(name="wait-\ning\n(%)", path=("waiting_share",), scale=100),
+    ]
+    if any(figure(result, "dropped_updates") for result in results):
+        columns.append(Column(name="drop-\nped", path=("dropped_updates",)))
+    return [one for one in columns if any(value is not None for value in one.values(results))]
 
 
 def result_table(result: Mapping[str, Any]) -> Table:
@@ -94,73 +78,86 @@ def result_table(result: Mapping[str, Any]) -> Table:
     table.add_column(overflow="fold")
     table.add_row("outcome", _outcome(result, with_reason=True))
     for name, text in _lines(result):
-        table.add_row(name, Text(text))
+        if text is not None:
+            table.add_row(name, Text(text))
     return table
 
 
-def _lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    lines = []
+def _lines(result: Mapping[str, Any]) -> list[tuple[str, str | None]]:
+    """Names and texts; None: there is nothing to say."""
 
-    def line(name: str, value: float | None, unit: str = "", note: str = "") -> None:
-        if value is not None:
-            lines.append((name, " ".join(part for part in (number_text(value), unit, note) if part)))
+    def said(key: str, text: Callable[[float], str] = number_text) -> str | None:
+        return None if (value := figure(result, key)) is None else text(value)
 
-    steps_to_target = figure(result, "steps_to_target")
-    note = f"({steps_to_target:,.0f} updates)" if steps_to_target is not None else ""
-    if result.get("time_to_target_s") is None and (goal := target_text(result)) != "the target":
-        lines.append(("time to target", f"not reached ({goal.removeprefix('the target ')})"))
-    line("time to target", figure(result, "time_to_target_s"), "s", note)
-    line("training time", figure(result, "wall_s"), "s")
-    line("throughput", figure(result, "samples_per_s"), "samples/s")
-    line("updates", figure(result, "steps"))
-    line("training loss", figure(result, "train_loss"), "", "(mean of the last 100 batches)")
-    for name, key in (("test accuracy", "test_accuracy"), ("waiting", "waiting_share")):
-        value = figure(result, key)
-        if value is not None:
-            lines.append((name, percent_text(value) + (" of the workers' time" if key == "waiting_share" else "")))
-    if result.get("evaluated"):
-        lines.append(("evaluated", str(result["evaluated"])))
-    mean, p95, most = (figure(result, "staleness", key) for key in ("mean", "p95", "max"))
-    if mean is not None:
-        tail = "" if p95 is None or most is None else f", 95 % at most {p95:.0f}, most {most:.0f}"
-        lines.append(("staleness", f"mean {mean:.2f}{tail} updates"))
-    line(
-        "consensus distance",
-        figure(result, "consensus_distance"),
-        "",
-        "(mean square distance of a model from the mean)",
-    )
-    worst = figure(result, "worst_worker_accuracy")
-    if worst is not None:
-        lines.append(("worst worker's own", f"{percent_text(worst)} test accuracy"))
-    averages = figure(result, "averages_per_step")
-    if averages:
-        lines.append(("averages", f"{averages:.2f} per gradient, counted at every worker that takes part"))
-    messages, sent_bytes = figure(result, "messages_per_step"), figure(result, "bytes_per_step")
-    if messages and sent_bytes is not None:
-        lines.append(("sent per gradient", f"{messages:.2f} messages, {number_text(sent_bytes)} bytes"))
-    shares = result.get("share_of_updates")
-    if result.get("gossip") and shares and len(shares) > 1:
-        least = min(range(len(shares)), key=shares.__getitem__)
-        lines.append(("fewest updates", f"{shares[least]:.2%} of all, by worker {least}"))
-    if result.get("peer_failures"):
-        line("failed exchanges", figure(result, "peer_failures"))
-    if result.get("unresolved_exchanges"):
-        line("unresolved exchanges", figure(result, "unresolved_exchanges"))
-    updates = result.get("updates_per_worker")
-    if updates:
-        shown = ", ".join(f"{count:,}" for count in updates[:16]) + (", ..." if len(updates) > 16 else "")
-        lines.append(("updates per worker", shown))
-    if not result.get("gossip"):  # there every gradient is applied, to the worker's own model
-        line("dropped gradients", figure(result, "dropped_updates"))
-        line("failed publishes", figure(result, "failed_publishes"))
-    if result.get("workers_lost"):
-        lines.append(("workers lost", ", ".join(map(str, result["workers_lost"]))))
-    if result.get("records_lost"):
-        line("records lost", figure(result, "records_lost"))
+    gossip = result.get("gossip")
     told = result.get("outcome_reason") or ""
-    lines.extend(("note", str(note)) for note in result.get("notes") or () if note not in told)
-    return lines
+    return [
+        ("time to target", _time_to_target(result)),
+        ("training time", said("wall_s", lambda value: f"{number_text(value)} s")),
+        ("throughput", said("samples_per_s", lambda value: f"{number_text(value)} samples/s")),
+        ("updates", said("steps")),
+        ("training loss", said("train_loss", lambda value: f"{number_text(value)} (mean of the last 100 batches)")),
+        ("test accuracy", said("test_accuracy", percent_text)),
+        ("waiting", said("waiting_share", lambda value: f"{percent_text(value)} of the workers' time")),
+        ("evaluated", str(result["evaluated"]) if result.get("evaluated") else None),
+        ("staleness", _staleness(result)),
+        (
+            "consensus distance",
+            said(
+                "consensus_distance", lambda one: f"{number_text(one)} (mean square distance of a model from the mean)"
+            ),
+        ),
+        ("worst worker's own", said("worst_worker_accuracy", lambda value: f"{percent_text(value)} test accuracy")),
+        ("averages", _averages(result)),
+        ("sent per gradient", _sent(result)),
+        ("fewest updates", _fewest_updates(result) if gossip else None),
+        ("failed exchanges", said("peer_failures") if result.get("peer_failures") else None),
+        ("unresolved exchanges", said("unresolved_exchanges") if result.get("unresolved_exchanges") else None),
+        ("updates per worker", _updates(result.get("updates_per_worker") or [])),
+        # With gossip every gradient is applied, to the worker's own model.
+        ("dropped gradients", None if gossip else said("dropped_updates")),
+        ("failed publishes", None if gossip else said("failed_publishes")),
+        ("workers lost", ", ".join(map(str, result.get("workers_lost") or ())) or None),
+        ("records lost", said("records_lost") if result.get("records_lost") else None),
+        *(("note", str(note)) for note in result.get("notes") or () if note not in told),
+    ]
+
+
+def _time_to_target(result: Mapping[str, Any]) -> str | None:
+    time_s, steps = figure(result, "time_to_target_s"), figure(result, "steps_to_target")
+    if time_s is not None:
+        return f"{number_text(time_s)} s" + ("" if steps is None else f" ({steps:,.0f} updates)")
+    goal = target_text(result)
+    return None if goal == "the target" else f"not reached ({goal.removeprefix('the target ')})"
+
+
+def _staleness(result: Mapping[str, Any]) -> str | None:
+    mean, p95, most = (figure(result, "staleness", key) for key in ("mean", "p95", "max"))
+    tail = "" if p95 is None or most is None else f", 95 % at most {p95:.0f}, most {most:.0f}"
+    return None if mean is None else f"mean {mean:.2f}{tail} updates"
+
+
+def _averages(result: Mapping[str, Any]) -> str | None:
+    averages = figure(result, "averages_per_step")
+    return f"{averages:.2f} per gradient, counted at every worker that takes part" if averages else None
+
+
+def _sent(result: Mapping[str, Any]) -> str | None:
+    messages, sent_bytes = figure(result, "messages_per_step"), figure(result, "bytes_per_step")
+    return f"{messages:.2f} messages, {number_text(sent_bytes)} bytes" if messages and sent_bytes is not None else None
+
+
+def _fewest_updates(result: Mapping[str, Any]) -> str | None:
+    shares = result.get("share_of_updates") or ()
+    if len(shares) < 2:
+        return None
+    least = min(range(len(shares)), key=shares.__getitem__)
+    return f"{shares[least]:.2%} of all, by worker {least}"
+
+
+def _updates(counts: Sequence[int]) -> str | None:
+    more = ", ..." if len(counts) > _MOST_WORKERS else ""
+    return ", ".join(f"{count:,}" for count in counts[:_MOST_WORKERS]) + more or None
 
 
 def _outcome(result: Mapping[str, Any], *, with_reason: bool = False) -> Text:
@@ -171,11 +168,11 @@ def _outcome(result: Mapping[str, Any], *, with_reason: bool = False) -> Text:
     return text
 
 
-def _cell(value: float | None, scale: float) -> str:
+def _cell(column: Column, value: float | None) -> str:
     if value is None:
         return ABSENT
-    if scale != 1:
-        return f"{value * scale:.1f}"
+    if column.scale != 1:
+        return f"{value:.1f}"
     return number_text(value, 3 if abs(value) < 1e6 or isinstance(value, int) else 2)
 
 

@@ -1,16 +1,8 @@
-"""How many backup workers, from how long workers take and what fewer gradients are worth.
+"""How many backup workers, from how long workers take and what fewer gradients are worth: every b, and the best.
 
-A step of n workers with b backups ends with the k-th gradient, k = n - b. It is shorter than one that waits for all, and more
-of them are needed, since each averages fewer gradients:
-
-    time to target ~ steps(k) * (E[T_(k)] + rest),    steps(k) = 1 + half_efficient / k
-
-T_(k) is the k-th smallest of the workers' times. With McCandlish et al.'s noise scale B and batches of s samples it is
-half_efficient = B / s. All workers are taken to begin a step together. In truth one that was late begins late as well, and
-one that is held up for many steps is missing in all of them: steps with backups take a few percent longer than this says (3 %
-with 2 of 10 where a tenth of the time is an exponential tail), and more where tails are heavy.
-
-Reference: Chen, Pan, Monga, Bengio, Jozefowicz, "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981, section 3.
+The time of a step is E[T_(k)] + rest: T_(k) is the k-th smallest of the workers' times, whose law is known, or which came
+together in the steps of a run. With McCandlish et al.'s noise scale B and batches of s samples, `half_efficient` of
+`paceline.planner.backup_times` is B / s.
 """
 
 from __future__ import annotations
@@ -20,19 +12,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import t as student_t
 
 from paceline.errors import UsageError
-from paceline.planner.estimate import CONFIDENCE, Estimate
+from paceline.planner.backup_times import (
+    PUBLISHED_HALF_EFFICIENT,
+    arrived_step_s,
+    steps_to_target,
+    time_to_target,
+)
+from paceline.planner.estimate import Estimate, deviations
 from paceline.planner.order_statistics import Law, SampledLaw, StepTime, step_times
 
-__all__ = ["PUBLISHED_HALF_EFFICIENT", "BackupPlan", "BackupRow", "plan_backups"]
-
-PUBLISHED_HALF_EFFICIENT = 411.0  # fits the steps that Chen et al. report for Inception with 50 and with 100 gradients
+__all__ = ["BackupOption", "BackupPlan", "plan_arrivals", "plan_backups"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BackupRow:
+class BackupOption:
     """What b backups come to.
 
     Args:
@@ -70,8 +65,8 @@ class BackupPlan:
         sure: share of recorded times' subsets from which the same b is best; None: the times are a formula.
     """
 
-    rows: tuple[BackupRow, ...]
-    best: BackupRow
+    rows: tuple[BackupOption, ...]
+    best: BackupOption
     sure: float | None
 
     def within(self, share: float) -> list[int]:
@@ -105,8 +100,6 @@ def plan_backups(
     n = len(factors)
     if not n or not all(0 < one < math.inf for one in factors):
         raise UsageError("Backups are planned for 1 worker or more, whose times have factors above 0.")
-    if not half_efficient >= 0:
-        raise UsageError(f"half_efficient must be 0 or more, not {half_efficient}.")
     if not 0 <= rest_s < math.inf:
         raise UsageError(f"The rest of a step must be 0 seconds or more, not {rest_s}.")
     most = max(1, n // 4) if max_backups is None else max_backups
@@ -114,40 +107,77 @@ def plan_backups(
     if most < 0:
         raise UsageError(f"The most backups to consider must be 0 or more, not {most}.")
     gradients = [n if spare else n - b for b in range(most + 1)]
-    steps = np.array([_steps(half_efficient, k) / _steps(half_efficient, n) for k in gradients])
-    machines = np.array([n + b if spare else n for b in range(most + 1)])
 
-    def costs(of: Law) -> tuple[list[StepTime], np.ndarray, np.ndarray]:
-        """Step times, and seconds in which the steps for one of b = 0 are made, relative to b = 0."""
-        times = _step_times(of, factors, most, spare=spare)
-        step_s = rest_s + np.array([one.mean_s for one in times])
-        return times, step_s, steps * step_s / step_s[0]
+    def step_times_s(of: Law) -> list[StepTime]:
+        return [
+            StepTime(mean_s=one.mean_s + rest_s, low_s=one.low_s + rest_s, high_s=one.high_s + rest_s)
+            for one in _step_times(of, factors, most, spare=spare)
+        ]
 
-    times, step_s, total = costs(law)
-    subsets = [costs(part)[1:] for part in law.without()] if isinstance(law, SampledLaw) else []
-    weight = machines / n if spare else np.ones(most + 1)
+    subsets = [step_times_s(part) for part in law.without()] if isinstance(law, SampledLaw) else []
+    return _plan(step_times_s(law), gradients, half_efficient, spare=spare, subsets=subsets)
+
+
+def plan_arrivals(
+    arrivals_s: np.ndarray, *, half_efficient: float = PUBLISHED_HALF_EFFICIENT, max_backups: int | None = None
+) -> BackupPlan:
+    """The same from steps whose times came together, without intervals.
+
+    Args:
+        arrivals_s: as of `arrived_step_s`.
+        half_efficient: as of `plan_backups`.
+        max_backups: most to consider; None: a quarter of the workers, at least 1.
+
+    Raises:
+        ValueError: no arrivals.
+        UsageError: half_efficient is below 0.
+    """
+    mean_s = arrived_step_s(arrivals_s, max_backups)
+    ends_s = np.sort(np.sort(arrivals_s, axis=1)[:, ::-1], axis=0)  # of steps with b = 0, 1, ..., the shortest first
+    low_s, high_s = (ends_s[round(share * (len(ends_s) - 1))] for share in (0.05, 0.95))
+    times = [
+        StepTime(mean_s=float(one), low_s=float(low_s[b]), high_s=float(high_s[b])) for b, one in enumerate(mean_s)
+    ]
+    return _plan(times, [arrivals_s.shape[1] - b for b in range(len(mean_s))], half_efficient)
+
+
+def _plan(
+    times: Sequence[StepTime],
+    gradients: Sequence[int],
+    half_efficient: float,
+    *,
+    spare: bool = False,
+    subsets: Sequence[Sequence[StepTime]] = (),
+) -> BackupPlan:
+    """From the times of steps with b = 0, 1, ... backups, and the same times without one part of the records or another."""
+    if not half_efficient >= 0:
+        raise UsageError(f"half_efficient must be 0 or more, not {half_efficient}.")
+    n = gradients[0]
+
+    def costs(of: Sequence[StepTime]) -> tuple[np.ndarray, np.ndarray]:
+        step_s = np.array([one.mean_s for one in of])
+        return step_s, time_to_target(step_s, gradients, half_efficient)
+
+    (step_s, total), parts = costs(times), [costs(part) for part in subsets]
+    machines = np.array([n + b if spare else n for b in range(len(times))])
     rows = tuple(
-        BackupRow(
+        BackupOption(
             backups=b,
             machines=int(machines[b]),
-            gradients=gradients[b],
-            step_s=_interval(float(step_s[b]), [part[b] for part, _ in subsets]),
-            steps_low_s=times[b].low_s + rest_s,
-            steps_high_s=times[b].high_s + rest_s,
-            throughput=float(gradients[b] / n * step_s[0] / step_s[b]),
-            steps=float(steps[b]),
-            time=_interval(float(total[b]), [part[b] for _, part in subsets]),
+            gradients=k,
+            step_s=_interval(float(step_s[b]), [part[b] for part, _ in parts]),
+            steps_low_s=times[b].low_s,
+            steps_high_s=times[b].high_s,
+            throughput=float(k / n * step_s[0] / step_s[b]) if np.isfinite(step_s[b]) else 0.0,
+            steps=steps_to_target(k, half_efficient) / steps_to_target(n, half_efficient),
+            time=_interval(float(total[b]), [part[b] for _, part in parts]),
             machine_time=float(total[b] * machines[b] / n),
         )
-        for b in range(most + 1)
+        for b, k in enumerate(gradients)
     )
-    best = rows[int(np.argmin(total * weight))]
-    agree = [int(np.argmin(part * weight)) == best.backups for _, part in subsets]
+    best = rows[int(np.argmin(total * machines))]
+    agree = [int(np.argmin(part * machines)) == best.backups for _, part in parts]
     return BackupPlan(rows=rows, best=best, sure=sum(agree) / len(agree) if agree else None)
-
-
-def _steps(half_efficient: float, gradients: int) -> float:
-    return 1 / gradients if math.isinf(half_efficient) else 1 + half_efficient / gradients
 
 
 def _step_times(law: Law, factors: Sequence[float], most: int, *, spare: bool) -> list[StepTime]:
@@ -163,5 +193,5 @@ def _interval(value: float, without: Sequence[float]) -> Estimate:
         return Estimate(value=value, low=value, high=value)
     logs = np.log(without)
     deviation = math.sqrt((g - 1) / g * float(np.sum((logs - logs.mean()) ** 2)))
-    share = math.exp(float(student_t.ppf((1 + CONFIDENCE) / 2, g - 1)) * deviation)
+    share = math.exp(deviations(g - 1) * deviation)
     return Estimate(value=value, low=value / share, high=value * share)

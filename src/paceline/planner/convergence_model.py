@@ -22,11 +22,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import norm
-from scipy.stats import t as student_t
 
 from paceline.errors import UsageError
-from paceline.planner.estimate import CONFIDENCE, Estimate
+from paceline.planner.estimate import Estimate, deviations
 from paceline.planner.optimum import estimate_optimum
 
 __all__ = ["FEATURES", "ConvergenceModel", "Curve"]
@@ -192,8 +190,8 @@ class ConvergenceModel:
         that was not measured from `leave_one_out`: of the numbers between others, if it is between others.
         """
         i, counts = np.asarray(iterations, float), sorted(self.seen)
-        within = float(norm.ppf((1 + CONFIDENCE) / 2)) * self.residual
-        across = float(student_t.ppf((1 + CONFIDENCE) / 2, max(1, len(counts) - 1)))
+        within = deviations() * self.residual
+        across = deviations(max(1, len(counts) - 1))
         half = np.where(i <= self.seen.get(workers, (math.inf, 0))[0], within, max(within, across * self.forward))
         if workers in self.seen:
             return half
@@ -201,7 +199,7 @@ class ConvergenceModel:
             return np.full_like(i, math.inf)
         inner = [self.leave_one_out[m] for m in counts[1:-1]] if counts[0] < workers < counts[-1] else []
         left_out = inner or list(self.leave_one_out.values())
-        across = float(student_t.ppf((1 + CONFIDENCE) / 2, max(1, len(left_out) - 1)))
+        across = deviations(max(1, len(left_out) - 1))
         return np.maximum(half, across * math.sqrt(float(np.mean(np.square(left_out)))))
 
     def predict(self, iteration: float, workers: int) -> Estimate:

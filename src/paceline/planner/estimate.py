@@ -1,10 +1,13 @@
-"""What the planner's models answer with: a value, an interval, and a warning in words."""
+"""What the planner's models answer with: a value, an interval, and a warning in words; how wide their intervals are."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-__all__ = ["CONFIDENCE", "Estimate"]
+from scipy.special import ndtri, stdtrit
+
+__all__ = ["CONFIDENCE", "Estimate", "deviations"]
 
 CONFIDENCE = 0.9  # of every interval
 
@@ -24,3 +27,9 @@ class Estimate:
     low: float
     high: float
     extrapolation: str = ""
+
+
+def deviations(freedom: float = math.inf) -> float:
+    """How many standard deviations an interval reaches to each side, by Student's t; with infinite freedom, by the normal."""
+    below = (1 + CONFIDENCE) / 2
+    return float(ndtri(below) if math.isinf(freedom) else stdtrit(freedom, below))

@@ -15,13 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from scipy.optimize import minimize_scalar
 
 from paceline.errors import UsageError
 from paceline.planner.system_model import system_features
 
-__all__ = ["Design", "Trial", "candidates", "design", "prediction_variance"]
+__all__ = ["ExperimentDesign", "ShortRun", "candidates", "design", "prediction_variance"]
 
 _RANK = 1e-9
 _CONDITION = 1e12
@@ -31,7 +33,7 @@ _LEAST_WEIGHT = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
+class ShortRun:
     """One short run: so many workers, on this share of the full size."""
 
     workers: int
@@ -39,7 +41,7 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Design:
+class ExperimentDesign:
     """The trials to run.
 
     Attributes:
@@ -50,19 +52,19 @@ class Design:
         bound: no design within the budget has a lower trace.
     """
 
-    trials: tuple[Trial, ...]
+    trials: tuple[ShortRun, ...]
     cost: float
     weights: np.ndarray
     criterion: float
     bound: float
 
 
-def candidates(max_workers: int, sizes: Sequence[float] = (0.25, 0.5, 0.75, 1.0)) -> list[Trial]:
+def candidates(max_workers: int, sizes: Sequence[float] = (0.25, 0.5, 0.75, 1.0)) -> list[ShortRun]:
     """Every number of workers from 1 to `max_workers`, with every size."""
-    return [Trial(workers=m, size=size) for m in range(1, max_workers + 1) for size in sizes]
+    return [ShortRun(workers=m, size=size) for m in range(1, max_workers + 1) for size in sizes]
 
 
-def prediction_variance(trials: Sequence[Trial], targets: Sequence[Trial]) -> np.ndarray:
+def prediction_variance(trials: Sequence[ShortRun], targets: Sequence[ShortRun]) -> np.ndarray:
     """(targets,) variance of the least-squares prediction for each target, in units of one measurement's variance."""
     A, C = _rows(trials), _rows(targets)
     A_inverse = np.linalg.pinv(A, rcond=_RANK)
@@ -71,13 +73,13 @@ def prediction_variance(trials: Sequence[Trial], targets: Sequence[Trial]) -> np
 
 
 def design(
-    grid: Sequence[Trial],
+    grid: Sequence[ShortRun],
     budget: float,
     *,
     costs: Sequence[float] | np.ndarray | None = None,
-    targets: Sequence[Trial] | None = None,
+    targets: Sequence[ShortRun] | None = None,
     a_optimal: bool = False,
-) -> Design:
+) -> ExperimentDesign:
     """The trials that are worth their cost.
 
     Costs: some milliseconds to a second; `grid` may have thousands of candidates.
@@ -97,7 +99,7 @@ def design(
         raise UsageError("There are no trials to choose from: name at least one number of workers and one size.")
     size = max(one.size for one in grid)
     counts = sorted({one.workers for one in grid})
-    targets = [Trial(workers=m, size=size) for m in counts] if targets is None else targets
+    targets = [ShortRun(workers=m, size=size) for m in counts] if targets is None else targets
     smallest = min(one.size for one in grid)
     c = np.array([one.size / smallest / one.workers for one in grid] if costs is None else costs, float)
     if c.shape != (len(grid),) or not np.all(c > 0):
@@ -117,10 +119,12 @@ def design(
     if not np.isfinite(criterion):
         raise too_small
     trials = tuple(one for one, its in zip(grid, chosen, strict=True) if its)
-    return Design(trials=trials, cost=float(c[chosen].sum()), weights=weights, criterion=criterion, bound=bound)
+    return ExperimentDesign(
+        trials=trials, cost=float(c[chosen].sum()), weights=weights, criterion=criterion, bound=bound
+    )
 
 
-def _rows(trials: Sequence[Trial]) -> np.ndarray:
+def _rows(trials: Sequence[ShortRun]) -> np.ndarray:
     return system_features([one.workers for one in trials], [one.size for one in trials])
 
 
@@ -171,17 +175,14 @@ def _relaxed(A: np.ndarray, C: np.ndarray, c: np.ndarray, budget: float) -> tupl
 
 
 def _step(A: np.ndarray, C: np.ndarray, weights: np.ndarray, along: np.ndarray) -> float:
-    """How far to go, by bisection on the slope of a convex function."""
+    """How far to go for the least criterion."""
     M, D = (A * weights[:, None]).T @ A, (A * along[:, None]).T @ A
-    low, high = 0.0, 1.0
-    for _ in range(20):
-        middle = (low + high) / 2
-        solved = np.linalg.solve(M + middle * D, C.T)
-        if float(np.sum(solved * (D @ solved))) > 0:  # the slope is minus this
-            low = middle
-        else:
-            high = middle
-    return low
+
+    def criterion(step: float) -> float:
+        return float(np.trace(C @ np.linalg.solve(M + step * D, C.T)))
+
+    found: Any = minimize_scalar(criterion, bounds=(0.0, 1.0), method="bounded", options={"xatol": 1e-6})
+    return float(found.x)
 
 
 def _whole(A: np.ndarray, C: np.ndarray, c: np.ndarray, budget: float, chosen: np.ndarray) -> np.ndarray:

@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import t as student_t
 
 from paceline.errors import UsageError
-from paceline.planner.estimate import CONFIDENCE, Estimate
+from paceline.planner.estimate import Estimate, deviations
 
 __all__ = ["NoiseScale", "noise_scale", "squared_norms"]
 
@@ -99,7 +98,7 @@ def _ratio(trace: np.ndarray, squared: np.ndarray) -> Estimate:
     parts = np.array_split(np.arange(len(trace)), groups)
     means = np.array([[of[part].mean() for part in parts] for of in (trace, squared)])
     (T, Q), V = (float(trace.mean()), float(squared.mean())), np.cov(means) / groups
-    t2 = float(student_t.ppf((1 + CONFIDENCE) / 2, groups - 1)) ** 2
+    t2 = deviations(groups - 1) ** 2
     a, b, c = Q**2 - t2 * V[1, 1], T * Q - t2 * V[0, 1], T**2 - t2 * V[0, 0]  # a r^2 - 2 b r + c <= 0
     value = max(0.0, T / Q) if Q > 0 else math.inf
     if a > 0 and Q > 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize_scalar
@@ -48,5 +49,5 @@ def estimate_optimum(curves: Sequence[tuple[np.ndarray, np.ndarray]], lower_boun
     shares = np.linspace(np.log(least), np.log(most), _GRID)
     at = int(np.argmin([surprise(one) for one in shares]))
     bounds = (shares[max(0, at - 1)], shares[min(_GRID - 1, at + 1)])
-    found = minimize_scalar(surprise, bounds=bounds, method="bounded", options={"xatol": 1e-6})
+    found: Any = minimize_scalar(surprise, bounds=bounds, method="bounded", options={"xatol": 1e-6})
     return lowest - fall * float(np.exp(found.x))

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import nnls
-from scipy.stats import t as student_t
 
 from paceline.errors import UsageError
-from paceline.planner.estimate import CONFIDENCE, Estimate
+from paceline.planner.estimate import Estimate, deviations
 
 __all__ = ["FEATURES", "SystemModel", "system_features"]
 
@@ -31,6 +30,17 @@ def system_features(workers: np.ndarray | Sequence[int], sizes: np.ndarray | Seq
     """One row (4,) of Ernest's features for each pair of a number of workers and a size: (points, 4)."""
     m, s = np.asarray(workers, float), np.asarray(sizes, float)
     return np.stack([np.ones_like(m), s / m, np.log(m), m], axis=-1)
+
+
+def _scaled(
+    workers: np.ndarray, sizes: np.ndarray, times_s: np.ndarray, *, relative: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Weighted features (points, 4) with columns of norm 1, what the columns were divided by, and the weights (points,)."""
+    weights = 1 / times_s if relative else np.ones_like(times_s)
+    A = system_features(workers, sizes) * weights[:, None]
+    scale = np.linalg.norm(A, axis=0)
+    scale[scale == 0] = 1.0  # log m, where only one worker was measured
+    return A / scale, scale, weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +91,8 @@ class SystemModel:
             raise UsageError("A system model's numbers of workers must be 1 or more.")
         if not all(np.all(one > 0) and np.all(np.isfinite(one)) for one in (s, times)):
             raise UsageError("A system model's times and sizes must be numbers above 0.")
-        weights = 1 / times if relative else np.ones_like(times)
-        A = system_features(m, s) * weights[:, None]
-        scale = np.linalg.norm(A, axis=0)
-        scale[scale == 0] = 1.0  # log m, where only one worker was measured
-        theta, _ = nnls(A / scale, times * weights)
+        A, scale, weights = _scaled(m, s, times, relative=relative)
+        theta, _ = nnls(A, times * weights)
         return cls(theta=theta / scale, workers=m, sizes=s, times_s=times, relative=relative)
 
     def times(self, workers: Sequence[int] | np.ndarray, size: float = 1.0) -> np.ndarray:
@@ -116,23 +123,19 @@ class SystemModel:
         return self.times_s / (system_features(self.workers, self.sizes) @ self.theta) - 1
 
     def _half_width(self, row: np.ndarray, value: float) -> float:
-        weights = 1 / self.times_s if self.relative else np.ones_like(self.times_s)
-        A = system_features(self.workers, self.sizes) * weights[:, None]
-        scale = np.linalg.norm(A, axis=0)
-        scale[scale == 0] = 1.0
-        _, singular, Vt = np.linalg.svd(A / scale, full_matrices=False)
+        A, scale, weights = _scaled(self.workers, self.sizes, self.times_s, relative=self.relative)
+        _, singular, Vt = np.linalg.svd(A, full_matrices=False)
         kept = singular > _RANK * singular[0]
         freedom = len(self.times_s) - int(kept.sum())
-        along = Vt @ (row / scale)
-        if freedom < 1 or np.linalg.norm(row / scale) ** 2 - along[kept] @ along[kept] > _RANK * (row / scale) @ (
-            row / scale
-        ):
+        asked = row / scale
+        along = Vt @ asked
+        if freedom < 1 or asked @ asked - along[kept] @ along[kept] > _RANK * asked @ asked:
             return math.inf
-        residuals = self.times_s * weights - A @ self.theta
+        residuals = self.times_s * weights - A @ (self.theta * scale)
         variance = float(residuals @ residuals) / freedom
         noise = (value if self.relative else 1.0) ** 2
         spread = noise + float(np.sum((along[kept] / singular[kept]) ** 2))
-        return float(student_t.ppf((1 + CONFIDENCE) / 2, freedom)) * math.sqrt(variance * spread)
+        return deviations(freedom) * math.sqrt(variance * spread)
 
     def _extrapolation(self, workers: int, size: float) -> str:
         said = []

@@ -14,10 +14,10 @@ from typing import Protocol
 from paceline.planner.convergence_model import ConvergenceModel
 from paceline.planner.estimate import Estimate
 
-__all__ = ["Choice", "StepTime", "TimeToLoss"]
+__all__ = ["Choice", "StepTimeModel", "TimeToLoss"]
 
 
-class StepTime(Protocol):
+class StepTimeModel(Protocol):
     """f(m): a `SystemModel`, or whatever else knows how long a step takes."""
 
     def predict(self, workers: int, size: float = 1.0) -> Estimate:
@@ -48,7 +48,7 @@ class TimeToLoss:
         size: of the work that `system` is asked for.
     """
 
-    system: StepTime
+    system: StepTimeModel
     convergence: ConvergenceModel
     size: float = 1.0
 

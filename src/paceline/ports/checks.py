@@ -1,6 +1,6 @@
 """What a message must be before a program uses it. Otherwise it is its sender's error, and never the end of the run.
 
-Who sends one has been let in, so it is a worker of the run. This is no defence against one that lies: what has the right form
+Its sender has been let in, so it is a worker of the run. This is no defence against one that lies: what has the right form
 is taken at its word.
 """
 
@@ -19,7 +19,7 @@ MOST = 1 << 53  # above any count of updates, and what a float still tells apart
 
 
 class MalformedMessageError(PacelineError):
-    """No worker of this version sends such a message here. Whoever receives it counts it, throws it away, and goes on.
+    """No worker of this version sends such a message here. Its receiver counts it, throws it away, and goes on.
 
     Attributes:
         sender: whose error it is.

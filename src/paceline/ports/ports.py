@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypedDict, TypeVar
 
 import torch
 
-from paceline.ports.shared import StalenessCounts
+from paceline.ports.shared import ServedParameters, SharedParameters, StalenessCounts
 
 __all__ = [
     "Clock",
@@ -24,6 +24,7 @@ __all__ = [
     "Concurrency",
     "Counts",
     "Event",
+    "Filter",
     "Handle",
     "Joinable",
     "Lock",
@@ -33,8 +34,11 @@ __all__ = [
     "PeerLeft",
     "Ports",
     "Received",
+    "ServerPorts",
     "Storage",
 ]
+
+S_co = TypeVar("S_co", bound=SharedParameters, covariant=True)
 
 
 class Clock(Protocol):
@@ -127,6 +131,14 @@ class PeerBack(NamedTuple):
 Event = Received | PeerLeft | PeerBack
 
 
+class Filter(TypedDict, total=False):
+    """Which messages a `Mailbox.receive` is for; what is left out, or None, is any."""
+
+    kind: str | tuple[str, ...] | None  # one, or several
+    sender: int | None
+    number: int | None
+
+
 class Mailbox(Protocol):
     """Messages between any two workers of the run; those of one sender to one receiver keep their order.
 
@@ -152,8 +164,7 @@ class Mailbox(Protocol):
     ) -> Event | None:
         """The next message that fits, or the next event of a peer; None once `timeout_s` have passed (None: no limit).
 
-        `kind` is one kind or several. Messages that do not fit wait for another call. With `sender`, only that peer's events
-        end the wait.
+        Messages that do not fit wait for another call. With `sender`, only that peer's events end the wait.
         """
         ...
 
@@ -243,8 +254,8 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Ports:
-    """What one worker program is given.
+class Ports(Generic[S_co]):
+    """What one worker program is given; `S_co` is the kind of shared parameters that its algorithm needs.
 
     A program that reads and writes vectors by itself says by `moved` how many, reads plus writes, as long as `shared.x` or as
     `of`: where time is virtual, that takes time. What replica, collectives and mailbox move, they count themselves.
@@ -254,7 +265,7 @@ class Ports:
     num_workers: int
     clock: Clock
     random: Random  # seeded by the run's seed and the worker's id
-    shared: Any  # the kind of SharedParameters that `Algorithm.memory` asks for
+    shared: S_co  # of the kind that `Algorithm.needs` names
     staleness: StalenessCounts
     moved: Callable[..., None] = lambda *_, **__: None  # (vectors, of=None); real time has passed by itself
     collectives: Collectives | None = None
@@ -264,10 +275,14 @@ class Ports:
     incarnation: int = 0  # above 0: this worker takes a dead one's place, or comes late; its parameters may be stale
     num_servers: int = 0  # in the mailbox, servers' ids come after the workers'
     storage: Storage | None = None  # a server's, or a lone worker's in its place; None: nothing outlives it
+
+
+@dataclass(frozen=True)
+class ServerPorts(Ports[ServedParameters]):
+    """What the program of one server is given, or of the second copy of its shard."""
+
     copies: bool = False  # each server's shard is held a second time, by the member `num_servers` after it
-    promoted: Callable[[], Ports | None] | None = (
-        None  # a second copy's: its server's ports, once it is to take its place
-    )
+    promoted: Callable[[], ServerPorts | None] | None = None  # a copy's: its server's ports, once it takes its place
 
     @property
     def is_copy(self) -> bool:

@@ -5,15 +5,16 @@ Shapes: `x` and every vector here is flat, `(P,)`, one element per parameter of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
 __all__ = [
+    "BUCKET_BYTES",
     "LockedParameters",
-    "MemoryRequest",
+    "Needs",
     "RacingParameters",
     "ReplicatedParameters",
     "ServedParameters",
@@ -21,6 +22,7 @@ __all__ = [
     "SlotParameters",
     "StalenessCounts",
     "View",
+    "WritableParameters",
     "shard_ranges",
 ]
 
@@ -44,35 +46,37 @@ class SharedParameters(Protocol):
         ...
 
 
-class RacingParameters(SharedParameters, Protocol):
-    """Everyone reads and writes at the same time, component by component (Hogwild!)."""
+class WritableParameters(SharedParameters, Protocol):
+    """A vector that is written in place: what the kinds below have in common."""
 
-    x: torch.Tensor  # (P,), live
+    x: torch.Tensor  # (P,)
 
     def writing(self) -> AbstractContextManager[Any]:
-        """Marks this worker as being in the middle of a write (excludes nobody; a kill in it may tear the update)."""
+        """Marks the vector as being written, so that an onlooker's copy is not torn."""
         ...
 
     def advance(self) -> int:
-        """Counts one update atomically; returns the version that it made."""
+        """Counts one update; returns the version that it made."""
         ...
 
 
-class LockedParameters(SharedParameters, Protocol):
-    """One writer at a time; readers exclude writers. Waiting time is added to this worker's account."""
+class RacingParameters(WritableParameters, Protocol):
+    """All workers read and write `x` at the same time, component by component (Hogwild!).
 
-    x: torch.Tensor  # (P,); read under `reading()`, written under `writing()`
+    `writing` excludes nobody, and a kill in it may tear the update. `advance` is atomic.
+    """
+
+
+class LockedParameters(WritableParameters, Protocol):
+    """One writer at a time; readers exclude writers. Waiting time is added to this worker's account.
+
+    `x` is read under `reading()` and written under `writing()`, which holds the lock; `advance` is called under it, too.
+    """
+
+    backoff: Callable[[int], float] | None  # seconds to sleep after the n-th failure, from 0; None: workers queue
 
     def reading(self) -> AbstractContextManager[Any]:
         """Holds the lock for reading (the mutex itself, or the shared side of a read-write lock)."""
-        ...
-
-    def writing(self) -> AbstractContextManager[Any]:
-        """Holds the lock for writing."""
-        ...
-
-    def advance(self) -> int:
-        """Counts one update, while writing; returns the version that it made."""
         ...
 
 
@@ -103,36 +107,21 @@ class SlotParameters(SharedParameters, Protocol):
         ...
 
 
-class ReplicatedParameters(SharedParameters, Protocol):
+class ReplicatedParameters(WritableParameters, Protocol):
     """One vector per worker, kept equal (or close) by what the algorithm sends; others may look, only its owner writes."""
-
-    x: torch.Tensor  # (P,), this worker's own
-
-    def writing(self) -> AbstractContextManager[Any]:
-        """Marks this worker's vector as being written, so that an onlooker's copy is not torn."""
-        ...
 
     def advance(self, updates: int = 1) -> int:
         """Counts one update of this worker's vector, or with 0 a change that is none; returns the version that it made."""
         ...
 
 
-class ServedParameters(SharedParameters, Protocol):
+class ServedParameters(WritableParameters, Protocol):
     """One vector, cut into contiguous shards, each written by the one server that holds it.
 
-    A server sees its own shard, a worker a private copy of all of it, a lone worker the vector itself.
+    As `x`, a server sees its own shard (n,), a worker a private copy of all of it, a lone worker the vector itself.
     """
 
-    x: torch.Tensor  # (n,) of a shard, or (P,)
     ranges: tuple[tuple[int, int], ...]  # each shard's first element, and the one after its last
-
-    def writing(self) -> AbstractContextManager[Any]:
-        """Marks the shard as being written, so that an onlooker's copy is not torn."""
-        ...
-
-    def advance(self) -> int:
-        """Counts one update; returns the version that it made."""
-        ...
 
     def count(self, what: str, number: int = 1) -> None:
         """Counts for the result: `dropped` and `duplicate` updates, `incomplete` rounds, `backups`, `malformed` messages."""
@@ -147,7 +136,7 @@ class ServedParameters(SharedParameters, Protocol):
         ...
 
 
-class AveragedParameters(ServedParameters, Protocol):
+class AveragedParameters(WritableParameters, Protocol):
     """Served parameters with a moving average beside them, which is evaluated instead."""
 
     average: torch.Tensor  # like `x`; written while `writing`
@@ -171,10 +160,11 @@ class StalenessCounts(Protocol):
 
 
 AVERAGE = "average "  # before a buffer's name: its moving average
+BUCKET_BYTES = 1 << 20  # large enough that an operation's latency (about 0.2 ms over Gloo) is not most of its time
 
 
-class MemoryRequest(NamedTuple):
-    """Which kind of shared parameters an algorithm runs on; the backend provides it as `ports.shared`."""
+class Needs(NamedTuple):
+    """What an algorithm runs on: the kind of shared parameters, which is `ports.shared`, and which other ports it uses."""
 
     kind: Literal["racing", "locked", "slots", "replicated", "served"]
     lock: Literal["mutex", "rwlock"] = "mutex"  # for "locked"
@@ -187,6 +177,7 @@ class MemoryRequest(NamedTuple):
         0  # programs beside the workers that hold the run's vector in shards ("served"); a lone worker has none
     )
     copies: int = 1  # programs that hold each shard: with 2, one serves and the other follows
+    bucket_bytes: int = BUCKET_BYTES  # least size of what `Replica.gradient` hands out during backward
 
     @property
     def server_programs(self) -> int:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from paceline.records.step_record import RECORD_DTYPE
+
 __all__ = ["ACCRUED", "Accruals", "LateLosses"]
 
 ACCRUED = -2  # as a record's applied version, while it waits
-# Places of these fields in a record; `step_record.py` names them all.
-_SAMPLES, _GRADIENT_VERSION, _APPLIED_VERSION, _LOSS = 3, 5, 6, -1
+_FIELDS = list(RECORD_DTYPE.names or ())
+_SAMPLES, _GRADIENT_VERSION, _APPLIED_VERSION, _LOSS = map(
+    _FIELDS.index, ("samples", "gradient_version", "applied_version", "loss")
+)
 
 
 class Accruals:
@@ -51,20 +55,20 @@ class LateLosses:
 
     def __init__(self, write: Callable[..., None]) -> None:
         self.write = write
-        self._held: tuple[float, ...] | None = None
+        self._without_loss: tuple[float, ...] | None = None
 
     def append(self, *fields: float) -> None:
         """Takes one record; a round without a batch has no loss."""
         if fields[_SAMPLES] and math.isnan(fields[_LOSS]):
-            self._held = fields
+            self._without_loss = fields
         else:
             self.write(*fields)
 
     def settle(self, loss: float, samples: int | None = None) -> bool:
-        """This is the loss of the step whose record is held, and the number of its samples; returns whether one is."""
-        if self._held is None:
+        """Gives the record that waits for its loss that loss, and its number of samples; returns whether one waits."""
+        if self._without_loss is None:
             return False
-        fields, self._held = list(self._held), None
+        fields, self._without_loss = list(self._without_loss), None
         fields[_LOSS] = loss
         if samples is not None:
             fields[_SAMPLES] = samples

@@ -40,7 +40,7 @@ _SHARED_DTYPE = np.dtype([("worker", np.int64), *RECORD_DTYPE.descr])
 _MOST = 2**53  # beyond it, JSON's readers may lose digits
 _MOST_WORKERS = 10_000_000
 _MOST_S = 1e10  # three centuries
-_MOST_FILES = 256  # thousands of files take longer to make than to fill, and are no use to anybody
+_MOST_FILES = 256  # thousands of files take longer to make than to fill
 _EVENTS_FILE = re.compile(r"events-(\d{1,18})(?:-(\d{1,18}))?\.jsonl", re.ASCII)
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "LossCurve",
     "applied_in_order",
     "loss_curve",
+    "own_figures",
     "repeated_batches",
     "running_average",
     "summarize",
@@ -303,3 +304,15 @@ def _last(evaluations: Sequence[Mapping[str, Any]], key: str) -> float | None:
 
 def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
+
+
+def own_figures(records: np.ndarray, unresolved_exchanges: int, *, gossip: bool) -> dict[str, Any]:
+    """The figures of a worker's own records, on the time of its first step, as `result.json` names them."""
+    records = records.copy()
+    if len(records):
+        start_s = float(records["started_s"].min())
+        for column in ("started_s", "gradient_started_s", "gradient_ended_s", "ended_s"):
+            records[column] -= start_s
+    wall_s = float(records["ended_s"].max()) if len(records) else 0.0
+    figures = summarize({0: records}, num_workers=1, wall_s=wall_s, gossip=gossip)
+    return {**figures, "unresolved_exchanges": unresolved_exchanges}

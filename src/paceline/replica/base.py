@@ -21,6 +21,7 @@ from paceline.optim.flat_parameters import FlatParameters
 from paceline.optim.settings import ELEMENTWISE, OptimizerSettings, is_plain_sgd, raw_step, scaled_step, settings_of
 from paceline.ports.ports import Counts
 from paceline.ports.replica import Piece
+from paceline.ports.shared import BUCKET_BYTES
 from paceline.records.accruals import ACCRUED, Accruals
 from paceline.replica.buckets import GradientBuckets
 from paceline.replica.sharded import check_elementwise, cut_flat_state, in_pieces
@@ -56,7 +57,7 @@ class BaseReplica:
         counts: what the worker communicates; None: nothing.
         now_s: the clock of the records; virtual in a simulation.
         slow: how many times as long gradients take, on purpose.
-        num_workers: of the run.
+        bucket_bytes: least size of what `gradient` hands out during backward.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class BaseReplica:
         counts: Counts | None = None,
         now_s: Callable[[], float] = time.monotonic,
         slow: float = 1.0,
-        num_workers: int = 1,
+        bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self.binding = binding
         self.ranges: Ranges = binding.ranges if binding is not None else ()
@@ -92,7 +93,7 @@ class BaseReplica:
         self._counted = (0, 0, 0, 0)
         self._private: torch.Tensor | None = None
         self._slowness = Slowness(slow, stopped) if slow > 1 else None
-        self._num_workers = num_workers
+        self._bucket_bytes = bucket_bytes
         self._buckets: GradientBuckets | None = None
         self._hands_out = False  # the present gradient, in buckets
         self._missing: Ranges | None = None
@@ -250,9 +251,8 @@ class TaskReplica(BaseReplica):
         self._is_plain_sgd = self._flat is not None and is_plain_sgd(self.optimizer)
         self._takes_own = self._is_plain_sgd  # whether the next gradient stays in the tensors that backward makes
         self._in_own = False  # whether the present one does
-        self._owned: dict[
-            tuple[int, int], tuple[int, int]
-        ] = {}  # where parameters lie among the pieces that are stepped on
+        # Where parameters lie among the pieces that are stepped on.
+        self._owned: dict[tuple[int, int], tuple[int, int]] = {}
 
     @property
     def g(self) -> torch.Tensor:
@@ -307,7 +307,7 @@ class TaskReplica(BaseReplica):
         changes = [gradient._version for gradient in self._gradients]
         if ready is not None:
             if self._buckets is None:
-                self._buckets = GradientBuckets(self.binding, self._g, self._complete, num_workers=self._num_workers)
+                self._buckets = GradientBuckets(self.binding, self._g, self._complete, self._bucket_bytes)
             self._buckets.begin(ready)
         if self.samples:
             with torch.enable_grad():

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from paceline.errors import UsageError
+from paceline.ports.shared import BUCKET_BYTES
 from paceline.vectors.flat import FlatBinding, Ranges
 
-__all__ = ["BUCKET_BYTES", "GradientBuckets", "bucket_bytes_for", "bucket_ranges"]
+__all__ = ["GradientBuckets", "bucket_bytes_for", "bucket_ranges"]
 
-BUCKET_BYTES = 1 << 20  # large enough that an operation's latency (about 0.2 ms over Gloo) is not most of its time
 # Workers beyond which a ring's pieces would be smaller than 64 KiB, which at 10 Gbit/s take 50 us, as long as the latency.
 # Simulated, 100 MB with 200 ms of computing: 64 workers take 480 ms a step with buckets of 1 MiB, 262 with these, 292
 # with 25 MB; 128 take 789, 276, 294. With a latency of 10 us 64 take 256, 261, 292.
@@ -55,8 +55,7 @@ class GradientBuckets:
         binding: the parameters.
         g: the flat vector (P,); its padding is zero.
         on_gradient: a method, called with a parameter's index when backward has added to its gradient.
-        bucket_bytes: as for `bucket_ranges`; with many workers, larger.
-        num_workers: that average it.
+        bucket_bytes: as for `bucket_ranges`.
     """
 
     def __init__(
@@ -65,12 +64,10 @@ class GradientBuckets:
         g: torch.Tensor,
         on_gradient: Callable[[int], None],
         bucket_bytes: int = BUCKET_BYTES,
-        *,
-        num_workers: int = 1,
     ) -> None:
         self._parameters = binding.parameters
         self._views = binding.views(g)
-        ranges = bucket_ranges(binding, bucket_bytes_for(num_workers, bucket_bytes))
+        ranges = bucket_ranges(binding, bucket_bytes)
         self.vectors = [g[begin:end] for begin, end in ranges]
         starts = [begin for begin, _ in ranges]  # descending
         self._bucket_of = [bisect_left(starts, -offset, key=lambda begin: -begin) for offset in binding.offsets]

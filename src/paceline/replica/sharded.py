@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
-from paceline.optim.settings import ELEMENTWISE
+from paceline.optim.settings import ELEMENTWISE, raw_step
 from paceline.ports.ports import Collectives
 from paceline.ports.replica import Piece
 from paceline.vectors.flat import FlatBinding, Ranges
@@ -141,7 +141,8 @@ class OwnedPieces:
             probe.grad = torch.zeros_like(probe)
             make: Any = type(self._optimizer)
             one = make([{**group, "params": [probe]}])
-            one.step()
+            with torch.no_grad():
+                raw_step(one)()
             by_parameter |= {id(parameter): one.state[probe] for parameter in group["params"]}
         return [by_parameter.get(id(parameter), {}) for parameter in self._binding.parameters]
 

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
 
 from paceline.algorithms import registry
-from paceline.data.plan import partition_registry
+from paceline.data.plan import BatchPlan, Partition, Skewed, partition_registry
 from paceline.errors import UsageError
+from paceline.evaluation.goal import Goal
 from paceline.memory.placement import placement_registry
 from paceline.replica.slowness import checked_factors
 from paceline.run.injection import delay_spec
 from paceline.specs.bounds import check_run
+from paceline.specs.registry import build_optimizer
 from paceline.specs.types import check_fields
-from paceline.tasks.base import Task
+from paceline.tasks.base import Task, targets_of
 
 __all__ = ["TrainConfig"]
 
@@ -99,11 +107,35 @@ class TrainConfig:
         if self.staleness_ramp_epochs is not None and self.inject_staleness is None:
             raise UsageError("A staleness ramp needs staleness to inject: add --inject-staleness 20.")
 
-    def loss_to_reach(self, initial_loss: float | None) -> float | None:
-        """The target loss in absolute terms, None where there is none."""
-        if self.target_fraction is None or initial_loss is None:
-            return self.target_loss
-        return self.target_fraction * initial_loss
+    def identity(self) -> dict[str, Any]:
+        """What a result begins with."""
+        keys = ("task", "algorithm", "workers", "backend", "seed", "batch_size")
+        return {key: getattr(self, key) for key in keys}
+
+    def goal(self, initial_loss: float | None) -> Goal:
+        """What ends the run before its batches do; a target fraction is one of the loss before the first update."""
+        target_loss = self.target_loss
+        if self.target_fraction is not None and initial_loss is not None and math.isfinite(initial_loss):
+            target_loss = self.target_fraction * initial_loss
+        return Goal(target_loss=target_loss, target_accuracy=self.target_accuracy, limit_s=self.limit_s)
+
+    def plan(self, train_set: Dataset[Any]) -> BatchPlan:
+        """Who trains on which samples of it; `resolved` has been called before."""
+        assert self.batch_size is not None
+        partition: Partition = partition_registry.build(self.partition)
+        return BatchPlan(
+            num_samples=len(train_set),  # type: ignore[arg-type]
+            batch_size=self.batch_size,
+            seed=self.seed,
+            partition=partition,
+            num_workers=self.workers,
+            labels=targets_of(train_set) if isinstance(partition, Skewed) else None,
+        )
+
+    def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer of a worker; `resolved` has been called before."""
+        assert self.learning_rate is not None
+        return build_optimizer(self.optimizer, parameters, self.learning_rate, self.momentum)
 
     def resolved(self, task: Task) -> TrainConfig:
         """With the task's defaults filled in, and specs in canonical form."""

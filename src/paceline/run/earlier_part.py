@@ -14,6 +14,7 @@ import numpy as np
 
 from paceline.algorithms import Algorithm, parse
 from paceline.checkpoint import contents as checkpoint
+from paceline.checkpoint import files as checkpoint_files
 from paceline.errors import UsageError
 from paceline.records.run_data import RunData, check_records, save_events
 from paceline.records.step_record import RECORD_DTYPE
@@ -58,7 +59,7 @@ class EarlierPart:
             return EarlierPart(RunData())
         run = RunData.load(folder, decided=False)
         algorithm = _algorithm(run.config, folder / "config.json")
-        newest = checkpoint.newest(folder / "checkpoint")
+        newest = checkpoint_files.newest(folder / "checkpoint")
         about, saved = _about(newest), checkpoint.load_parameters(newest)
         injected = was_injected(run.config)
         records, later, notes, updates = {}, {}, [], {}
@@ -77,7 +78,7 @@ class EarlierPart:
             own = checkpoint.load_model(newest, worker)
             if own is not None:
                 updates[worker] = own[1]
-        if updates or (algorithm is not None and algorithm.memory.kind in _ONE_EVENT_EACH):
+        if updates or (algorithm is not None and algorithm.needs.kind in _ONE_EVENT_EACH):
             _check_made_once(folder, records, own_models=bool(updates))
         if updates:
             known = {worker: int(np.count_nonzero(rows["applied_version"] > 0)) for worker, rows in records.items()}
@@ -153,7 +154,7 @@ def _refuse(why: str) -> Any:
 
 def _about(newest: Path) -> dict[str, Any]:
     """What the checkpoint says of the run so far."""
-    about = checkpoint.describe(newest)
+    about = checkpoint_files.describe(newest)
     about.setdefault("batches_missed", 0)
     loss = about.get("initial_loss")
     is_sound = (

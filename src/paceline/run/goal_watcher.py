@@ -1,83 +1,84 @@
-"""The supervisor's part of a loop's targets and limits: asks for evaluations, and stops the run at its goal."""
+"""Watches a run's targets and limits: asks for evaluations, and stops the run at its goal."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from multiprocessing import connection
+from typing import Any
 
-from paceline.evaluation.goal import Goal
+from paceline.evaluation.channel import THREAD, EvaluationChannel, EvaluationResult
+from paceline.evaluation.model import Evaluator
 from paceline.run.recording import Recording, last_s
-from paceline.supervisor.supervisor import Supervisor
-from paceline.worker.evaluation_process import THREAD, Answer, EvaluationBoard
 from paceline.worker.process import Failure
 
-__all__ = ["Judge"]
+__all__ = ["GoalWatcher"]
 
 _LOOK_EVERY_S = 0.005
+_NEWS_S = 1.0  # within which a supervisor learns that worker 0 has died, which its evaluating process may do sooner
 
 
-class Judge:
-    """Watches one launched run.
+class GoalWatcher:
+    """Watches one run of real workers, as its supervisor does.
 
     Args:
-        goal: when it shall end, and be evaluated.
-        recording: of the run; gets the evaluations.
+        recording: of the run, with its goal; gets the evaluations.
+        evaluator: for a thread of this process; None: worker 0 starts who evaluates, if its loop can be evaluated.
     """
 
-    def __init__(self, goal: Goal, recording: Recording) -> None:
-        self._goal = goal
+    def __init__(self, recording: Recording, evaluator: Evaluator | None = None) -> None:
+        self.worst_worker_accuracy: float | None = None  # of the models that are there at the end
         self._recording = recording
-        self._board: EvaluationBoard | None = None
+        self._supervisor = recording.supervisor
+        self._evaluator = evaluator
+        self._thread: threading.Thread | None = None
+        self._channel: EvaluationChannel | None = None
         self._asked: dict[str, float | int | None] | None = None  # about the evaluation under way
         self._evaluated_samples = recording.samples
         self._process = 0
         self._watch: int | None = None  # a descriptor that becomes readable when the process has ended
+        self._gone_s: float | None = None  # since when that is known
         self._told = False
 
-    def share_done(self, elapsed_s: float) -> float:
-        """How much of the nearest limit is behind; 0 without limits."""
-        limit_s, limit_samples = self._goal.limit_s, self._goal.limit_samples
-        shares = [elapsed_s / limit_s] if limit_s is not None else []
-        shares += [self._recording.samples / limit_samples] if limit_samples is not None else []
-        return min(1.0, max(shares, default=0.0))
-
-    def tick(self, supervisor: Supervisor) -> None:
+    def tick(self) -> None:
         """Looks whether the goal is reached, and whether an evaluation is due."""
-        goal, recording = self._goal, self._recording
-        elapsed_s, loss = recording.elapsed_s(supervisor), recording.loss
-        if goal.target_loss is not None and loss is not None and recording.window_full and loss <= goal.target_loss:
-            supervisor.stop()
-        if goal.limit_s is not None and elapsed_s >= goal.limit_s:
-            supervisor.stop()
-        if goal.limit_samples is not None and recording.samples >= goal.limit_samples:
-            supervisor.stop()
-        if not self._is_there(supervisor):
+        recording, goal = self._recording, self._recording.goal
+        if recording.is_at_goal() or (goal.limit_s is not None and recording.elapsed_s() >= goal.limit_s):
+            self._supervisor.stop()
+        channel = self._open_channel()
+        if channel is None:
             return
-        assert self._board is not None
-        if self._asked is not None and not self._board.busy:
-            self._collect(supervisor)
-        every = goal.evaluate_every(self._board.epoch_samples)
+        if self._asked is not None and not channel.busy:
+            self._collect(channel)
+        every = goal.evaluate_every(channel.epoch_samples)
         if self._asked is None and recording.samples // every > self._evaluated_samples // every:
-            self._ask()
+            self._ask(channel, recording.samples)
 
-    def end(self, supervisor: Supervisor) -> None:
+    def end(self) -> None:
         """All workers have ended: evaluates once more, the parameters that they leave."""
-        if not self._is_there(supervisor) or supervisor.outcome.name == "crashed":
+        channel = self._open_channel(all_ended=True)
+        if channel is None or (self._evaluator is None and self._supervisor.outcome.name == "crashed"):
             return
-        if self._asked is not None and self._wait():
-            self._collect(supervisor)
-        self._ask()
-        if self._wait():
-            self._collect(supervisor, last=True)
+        if self._asked is not None and self._wait(channel):
+            self._collect(channel)
+        records = self._recording.decided(self._recording.records())
+        samples = sum(int(rows["samples"][rows["applied_version"] >= 1].sum()) for rows in records.values())
+        self._ask(channel, samples)
+        if self._wait(channel):
+            self._collect(channel, ended_s=last_s(records))
+        if self._evaluator is not None and self._supervisor.arena is not None:
+            self.worst_worker_accuracy = self._evaluator.worst_worker_accuracy(self._supervisor.arena)
 
     def close(self) -> None:
-        """Lets who evaluates end; worker 0's process waits for that."""
-        if self._board is not None:
-            self._board.end()
+        """Lets who evaluates end; worker 0's process waits for that, or it is a thread and this does."""
+        if self._channel is not None:
+            self._channel.end()
+        if self._thread is not None:
+            self._thread.join()
         self._look_at(None)
-        self._board = None
+        self._channel = None
 
     def _look_at(self, process: int | None) -> None:
         if self._watch is not None:
@@ -90,72 +91,70 @@ class Judge:
     def _has_ended(self) -> bool:
         return self._watch is None or bool(connection.wait([self._watch], 0))  # unlike select, beyond 1,024 descriptors
 
-    def _is_there(self, supervisor: Supervisor) -> bool:
-        """Whether somebody evaluates; says so once if nobody does any more."""
-        if self._board is None:
-            self._board = EvaluationBoard.of(supervisor.arena) if supervisor.arena is not None else None
-            if self._board is None:
-                return False
-        process = self._board.process
+    def _open_channel(self, *, all_ended: bool = False) -> EvaluationChannel | None:
+        """The channel to what evaluates; says so once if nothing does any more, and whether that is because of worker 0."""
+        supervisor = self._supervisor
+        if self._channel is None:
+            self._channel = EvaluationChannel.of(supervisor.arena) if supervisor.arena is not None else None
+            if self._channel is None:
+                return None
+            if self._evaluator is not None and supervisor.arena is not None:
+                self._thread = self._channel.serve_in_thread(supervisor.arena, self._evaluator)
+        process = self._channel.process
         if process in (0, THREAD):
-            return process == THREAD
+            return self._channel if process == THREAD else None
         if process != self._process:  # the first one, or that of a new worker 0
-            self._process, self._told = process, False
+            self._process, self._told, self._gone_s = process, False, None
             self._look_at(process)
         if not self._has_ended():
-            return True
-        if not self._told:
-            self._told = True
+            return self._channel
+        if self._gone_s is None:
+            self._gone_s = time.monotonic()
             self._asked = None
-            self._give_back(supervisor)
-            lost = 0 in supervisor.outcome.workers_lost
+            self._give_back()
+        lost = 0 in supervisor.outcome.workers_lost
+        if not self._told and (lost or all_ended or time.monotonic() - self._gone_s > _NEWS_S):
+            self._told = True
             why = "ended with worker 0" if lost else "ended, as the process that made them is gone"
             supervisor.outcome.notes.append(f"Evaluations have {why}.")
-        return False
+        return None
 
-    def _give_back(self, supervisor: Supervisor) -> None:
+    def _give_back(self) -> None:
         """Frees what the process held if it was killed while it copied the parameters: a lock, or a slot."""
-        arena = supervisor.arena
-        if arena is not None and arena.plan.request.kind in ("locked", "slots"):
+        arena = self._supervisor.arena
+        if arena is not None and arena.plan.needs.kind in ("locked", "slots"):
             arena.shared.recover(arena.participant_id, 0)
 
-    def _ask(self) -> None:
-        assert self._board is not None
-        recording = self._recording
-        self._asked = {"samples": recording.samples, "train_loss": recording.loss}
-        self._evaluated_samples = recording.samples
-        self._board.ask()
+    def _ask(self, channel: EvaluationChannel, samples: int) -> None:
+        self._asked = {"samples": samples, "train_loss": self._recording.loss}
+        self._evaluated_samples = samples
+        channel.ask()
 
-    def _wait(self) -> bool:
+    def _wait(self, channel: EvaluationChannel) -> bool:
         """Waits for the evaluation under way; False: who made it is gone."""
-        assert self._board is not None
-        while self._board.busy:
+        while channel.busy:
             if self._process and self._has_ended():
                 return False
             time.sleep(_LOOK_EVERY_S)
         return True
 
-    def _collect(self, supervisor: Supervisor, *, last: bool = False) -> None:
-        assert self._board is not None
+    def _collect(self, channel: EvaluationChannel, *, ended_s: float | None = None) -> None:
+        """Takes the evaluation that has been made; `ended_s`: of the last step, whose parameters the last one is of."""
         asked, self._asked = self._asked, None
-        answer = self._board.answer()
-        if answer.failure:
-            supervisor.fail(Failure(answer.failure, answer.reason, answer.trace))
-        if answer.figures is None:
+        result = channel.result()
+        if result.failure:
+            self._supervisor.fail(Failure(result.failure, result.reason, result.trace))
+        if result.figures is None:
             return
-        evaluation = {"elapsed_s": self._elapsed_s(supervisor, answer, last=last), **(asked or {}), **answer.figures}
-        self._recording.evaluations.append(evaluation)
-        accuracy, target = evaluation["test_accuracy"], self._goal.target_accuracy
-        if target is not None and accuracy is not None and accuracy >= target:
-            supervisor.stop()
-        if last and supervisor.outcome.name == "stopped" and not answer.finite:
-            supervisor.outcome.name = "diverged"
-            supervisor.outcome.reason = f"The parameters are not finite at version {evaluation['version']}."
+        evaluation: dict[str, Any] = {"elapsed_s": self._elapsed_s(result, ended_s), **(asked or {}), **result.figures}
+        if self._recording.take_evaluation(evaluation):
+            self._supervisor.stop()
+        if ended_s is not None:
+            self._recording.end_if_not_finite(self._supervisor.outcome, finite=result.finite)
 
-    def _elapsed_s(self, supervisor: Supervisor, answer: Answer, *, last: bool) -> float:
-        """When the parameters had been copied; the last ones are those of the last step's end."""
+    def _elapsed_s(self, result: EvaluationResult, ended_s: float | None) -> float:
+        """When the parameters had been copied."""
         recording = self._recording
-        if last:
-            before_s = recording.evaluations[-1]["elapsed_s"] if recording.evaluations else 0.0
-            return max(before_s, last_s(recording.records(supervisor)))
-        return recording.elapsed_before_s + answer.at_s - (supervisor.started_s or 0.0)
+        if ended_s is None:
+            return recording.elapsed_before_s + result.at_s - (self._supervisor.started_s or 0.0)
+        return max([ended_s, *(one["elapsed_s"] for one in recording.evaluations[-1:])])

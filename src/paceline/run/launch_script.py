@@ -26,16 +26,17 @@ from paceline.membership.join_point import Meeting
 from paceline.observe.written import write_run
 from paceline.records.run_data import RunData, read_events
 from paceline.records.summary import summarize
+from paceline.run.earlier_part import shift_times
 from paceline.storage import files
-from paceline.storage.held_folder import run_folder
+from paceline.storage.folder_lock import run_folder
 from paceline.system.interrupts import Interruption, noted
 from paceline.system.machine import machine, versions
+from paceline.worker.supervised import how_ended
 
 __all__ = ["Agent", "free_address", "name_of"]
 
 _LOOK_EVERY_S = 0.05
 _GRACE_S = 20.0  # workers that are told to end write what they have; Slurm and Kubernetes give half a minute
-_TIMES = ("started_s", "gradient_started_s", "gradient_ended_s", "ended_s")
 
 
 def name_of(command: Sequence[str]) -> str:
@@ -162,8 +163,7 @@ class Agent:
                 continue
             worker_id = _written(self.folder).get(child.process.pid, {}).get("worker")
             who = f"Worker {worker_id}" if worker_id is not None else f"A worker (process {child.process.pid})"
-            how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            note = f"{who} {how}."
+            note = f"{who} {how_ended(code)}."
             if self._num_restarted < self.restarts and code not in (2, -signal.SIGINT):
                 self._num_restarted += 1
                 note += " Another one starts in its place."
@@ -204,8 +204,7 @@ class Agent:
         records = {one["worker"]: read_events(self.folder / f"events-{one['worker']}.jsonl") for one in ended}
         start_s = min((float(rows["started_s"].min()) for rows in records.values() if len(rows)), default=0.0)
         for rows in records.values():
-            for column in _TIMES:
-                rows[column] -= start_s
+            shift_times(rows, -start_s)
         wall_s = max((float(rows["ended_s"].max()) for rows in records.values() if len(rows)), default=0.0)
         about = {
             "task": name_of(self.command),

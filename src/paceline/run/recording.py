@@ -3,74 +3,77 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from paceline.evaluation.goal import Goal
 from paceline.observe.progress import Progress, WorkerProgress
 from paceline.records.run_data import RunData
 from paceline.records.step_record import RECORD_DTYPE, without_waiting
-from paceline.records.summary import NO_UPDATE, WINDOW, repeated_batches, summarize, unrecorded
+from paceline.records.summary import repeated_batches, unrecorded
 from paceline.run.earlier_part import shift_times
+from paceline.run.run_record import RunRecord
 from paceline.supervisor.supervisor import Supervisor
 from paceline.system.machine import machine, versions
 
 __all__ = ["Recording", "last_s"]
 
 
-class Recording:
+class Recording(RunRecord):
     """Running totals of a run, and its records on the run's own time.
 
     Args:
         previous: what an earlier part of the run recorded; a resumed run goes on counting from it.
-        num_workers: workers of the run.
-        lockstep: all workers make one update together.
-        gossip: every worker has a model, and so versions, of its own.
+        supervisor: of the run.
+        goal: of the run.
+        initial_loss: before its first update; None: not known.
 
     Attributes:
         batches_missed: that resuming has left out: their updates came after the checkpoint, and the batches before it.
     """
 
-    def __init__(self, previous: RunData, num_workers: int, *, lockstep: bool, gossip: bool = False) -> None:
+    def __init__(self, previous: RunData, supervisor: Supervisor, goal: Goal, initial_loss: float | None) -> None:
+        super().__init__(
+            goal, initial_loss, samples=previous.result.get("samples", 0), evaluations=previous.evaluations
+        )
         self.previous = previous
-        self.evaluations: list[dict[str, Any]] = list(previous.evaluations)
-        self.samples: int = previous.result.get("samples", 0)
+        self.supervisor = supervisor
         self.batches_missed: int = previous.result.get("batches_missed", 0)
         self.elapsed_before_s: float = previous.result.get("wall_s", 0.0)
-        self.loss: float | None = None  # mean of the last WINDOW losses, in the order of their updates
-        self.window_full = False
-        self.lockstep = lockstep
-        self.gossip = gossip
-        self._recent: deque[float] = deque(maxlen=WINDOW)
         self._num_notes = 0
         self._share_before: float | None = None if previous.result else 0.0
-        self._last_rows: list[np.ndarray] = [np.empty(0, RECORD_DTYPE)] * num_workers
+        self._last_rows: list[np.ndarray] = [np.empty(0, RECORD_DTYPE)] * supervisor.num_workers
 
-    def elapsed_s(self, supervisor: Supervisor) -> float:
+    @property
+    def gossip(self) -> bool:
+        """Whether every worker has a model, and so versions, of its own; known once the first worker has attached."""
+        return self.supervisor.algorithm is not None and self.supervisor.algorithm.gossip
+
+    def elapsed_s(self) -> float:
         """Time trained so far, earlier parts of the run included."""
-        assert supervisor.started_s is not None
-        return self.elapsed_before_s + time.monotonic() - supervisor.started_s
+        assert self.supervisor.started_s is not None
+        return self.elapsed_before_s + time.monotonic() - self.supervisor.started_s
 
-    def take(self, supervisor: Supervisor) -> None:
+    def take(self) -> None:
         """Counts what the supervisor's last drain brought."""
+        supervisor = self.supervisor
         fresh = np.concatenate(supervisor.spool.fresh)
         applied = fresh[fresh["applied_version"] >= 1]
         self.samples += int(applied["samples"].sum())
         order = "ended_s" if self.gossip else "applied_version"
         losses = applied["loss"][np.argsort(applied[order], kind="stable")]
-        self._recent.extend(losses[~np.isnan(losses)].tolist())
-        self.window_full = len(self._recent) == WINDOW
-        self.loss = float(np.mean(self._recent)) if self._recent else None
+        self._losses.extend(losses[~np.isnan(losses)].tolist())
         for worker, rows in enumerate(supervisor.spool.fresh):
             if len(rows):
                 self._last_rows[worker] = rows
 
-    def progress(self, supervisor: Supervisor, *, share_done: float, epoch: int | None) -> Progress:
+    def progress(self, *, share_done: float, epoch: int | None) -> Progress:
         """What to show now."""
+        supervisor = self.supervisor
         assert supervisor.arena is not None
-        elapsed_s = self.elapsed_s(supervisor)
+        elapsed_s = self.elapsed_s()
         running_s = max(elapsed_s - self.elapsed_before_s, 1e-9)
         if self._share_before is None:
             self._share_before = share_done  # a resumed run has done this much before
@@ -110,11 +113,12 @@ class Recording:
         new, self._num_notes = notes[self._num_notes :], len(notes)
         return " ".join(new) or None
 
-    def records(self, supervisor: Supervisor) -> dict[int, np.ndarray]:
+    def records(self) -> dict[int, np.ndarray]:
         """All records of the run as its folder keeps them, times in seconds from its start.
 
         Gradients that wait have the version that they will make: a run that is resumed from here makes it.
         """
+        supervisor = self.supervisor
         records = dict(self.previous.records)  # a resumed run may have fewer workers than before
         for worker, rows in supervisor.spool.records().items():
             shift_times(rows, self.elapsed_before_s - (supervisor.started_s or 0.0))
@@ -122,84 +126,62 @@ class Recording:
             records[worker] = np.concatenate([before, rows]) if before is not None else rows
         return records
 
-    def decided(self, supervisor: Supervisor, records: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+    def decided(self, records: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
         """The same, as they count now that the run has ended: what still waits is dropped."""
-        arena = supervisor.arena
+        arena = self.supervisor.arena
         return records if self.gossip or arena is None else without_waiting(records, arena.shared.version)
 
     def result(
         self,
-        supervisor: Supervisor,
         records: Mapping[int, np.ndarray],
         recorded: Mapping[int, np.ndarray],
         *,
         about: Mapping[str, Any],
-        initial_loss: float | None = None,
-        target_loss: float | None = None,
-        target_accuracy: float | None = None,
+        worst_worker_accuracy: float | None = None,
     ) -> dict[str, Any]:
-        """The content of `result.json`; a run that ended by itself and reached its target is `converged`.
+        """The content of `result.json`.
 
         Args:
-            supervisor: after its run.
             records: from `decided`.
             recorded: from `records`.
             about: what identifies the run: task, algorithm, workers, ...
-            initial_loss: loss before the first update.
-            target_loss: the run's target, if it had one.
-            target_accuracy: likewise.
+            worst_worker_accuracy: of the models at the end, where each worker has its own.
         """
-        figures = summarize(
+        supervisor, outcome, arena = self.supervisor, self.supervisor.outcome, self.supervisor.arena
+        own_models: dict[str, float | None] = dict.fromkeys(("consensus_distance", "worst_worker_accuracy"))
+        if self.gossip and arena is not None:
+            distance = arena.shared.consensus_distance(supervisor.parameters(0).x)
+            own_models = {"consensus_distance": distance, "worst_worker_accuracy": worst_worker_accuracy}
+        result = self.figures(
             records,
-            num_workers=len(supervisor.workers),
+            outcome,
+            about=about,
+            algorithm=supervisor.algorithm,
+            num_workers=supervisor.num_workers,
             wall_s=last_s(records),
-            initial_loss=initial_loss,
-            target_loss=target_loss,
-            target_accuracy=target_accuracy,
-            evaluations=self.evaluations,
-            lockstep=self.lockstep,
-            gossip=self.gossip,
+            shared=arena.shared if arena is not None else None,
+            own_models=own_models,
+            unresolved_exchanges=arena.load("unresolved_exchanges") if arena is not None else 0,
+            records_lost=self._records_lost(recorded),
+            has_ended_itself=arena is not None and not arena.load("abort"),
         )
-        outcome, arena = supervisor.outcome, supervisor.arena
-        if outcome.name == "stopped" and figures["time_to_target_s"] is not None:
-            outcome.name = "converged"
-        records_lost = self._records_lost(supervisor, recorded)
-        figures["steps"] += records_lost
-        if outcome.name == "stopped" and arena is not None and not (figures["steps"] or arena.load("abort")):
-            outcome.name, outcome.kind, outcome.reason = "crashed", "error", NO_UPDATE
-        touched = getattr(arena.shared, "touched_slots", None) if arena is not None else None
         return {
-            **about,
-            "outcome": outcome.name,
-            "outcome_reason": outcome.reason,
-            "outcome_trace": outcome.trace,
-            **figures,
-            "gossip": self.gossip,
-            "consensus_distance": None,
-            "worst_worker_accuracy": None,
-            "unresolved_exchanges": arena.load("unresolved_exchanges") if arena is not None else 0,
-            "initial_loss": initial_loss,
-            "version": arena.shared.version if arena is not None else 0,
-            "target_loss": target_loss,
-            "target_accuracy": target_accuracy,
-            "workers_lost": outcome.workers_lost,
+            **result,
             "torn_updates": outcome.torn_updates,
-            "restarts": outcome.restarts,
             **served(supervisor),
             "checkpoints_failed": len(outcome.left_out),
             "events_lost": supervisor.spool.lost,
-            "records_lost": records_lost,
             "batches_repeated": repeated_batches(records),
             "batches_missed": self.batches_missed,
-            "vectors_touched": touched() if touched is not None else None,
             "ready_after_s": supervisor.ready_after_s,
             "notes": outcome.notes,
             "machine": machine(),
             "versions": versions(),
         }
 
-    def _records_lost(self, supervisor: Supervisor, recorded: Mapping[int, np.ndarray]) -> int:
+    def _records_lost(self, recorded: Mapping[int, np.ndarray]) -> int:
         """Updates without a record."""
+        supervisor = self.supervisor
         arena, algorithm = supervisor.arena, supervisor.algorithm
         if arena is None or algorithm is None:
             return 0

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,38 +12,31 @@ import torch
 from torch import nn
 
 from paceline.algorithms import Algorithm, registry
-from paceline.algorithms.lockstep import Lockstep
-from paceline.algorithms.server.traffic import update_vectors
-from paceline.data.epoch_claims import LocalEpochClaims
+from paceline.algorithms.server.served import Served
 from paceline.errors import DivergedError, PacelineError, UsageError, WorkerLostError
 from paceline.evaluation.goal import Goal
 from paceline.evaluation.user import Evaluate, loop_evaluator
-from paceline.membership.environment import WorkerEnvironment, set_environment
-from paceline.membership.final_mean import LeftWeights
+from paceline.membership.environment import set_environment
 from paceline.records.run_data import RunData
 from paceline.records.summary import NO_UPDATE
 from paceline.run.config import TrainConfig
-from paceline.run.simulated_replica import SimulatedAttachedReplica
-from paceline.run.simulated_session import SimulatedSession
-from paceline.run.simulation_record import SimulationRecord, write_simulation
-from paceline.simulator.backward import AfterBackward
+from paceline.run.simulated_driver import drive, machine_for
+from paceline.run.simulated_membership import SimulatedMembership, SimulatedRun
+from paceline.run.simulation_record import SimulationRecord
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.cluster_file import as_table
-from paceline.simulator.ending import Ending
 from paceline.simulator.faults import Faults
-from paceline.simulator.gathering import SimulatedGathering
 from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.program import ProgramError
 from paceline.simulator.scheduler import Scheduler
 from paceline.specs.bounds import check_run, check_simulation
-from paceline.storage.held_folder import run_folder
-from paceline.storage.paths import check_new_folder
+from paceline.system import machine as system
 from paceline.system.global_randomness import GlobalRandomness, undisturbed
-from paceline.system.interrupts import Interruption, noted
+from paceline.system.interrupts import Interruption
 from paceline.vectors.flat import FlatBinding
 from paceline.worker.chosen_algorithm import given_algorithm
+from paceline.worker.memberships.entry import SimulatedEnvironment
 from paceline.worker.supervised import refuse_inside_worker
-from paceline.worker.tables import tables, tell_random_states
 
 __all__ = ["simulate"]
 
@@ -114,8 +106,6 @@ def simulate(
     check_simulation(cluster.workers)
     named = given_algorithm(algorithm)
     folder = Path(out) if out is not None else None
-    if folder is not None:
-        check_new_folder(folder, str(folder))
     faults = Faults.given(faults)
     faults.check(cluster.workers)
     goal = Goal(
@@ -125,27 +115,13 @@ def simulate(
         limit_samples=limit_samples,
         evaluate_every_samples=evaluate_every_samples,
     )
-    with run_folder(folder):
-        simulation = _Simulation(train, cluster, named, seed, faults, goal, is_evaluated=goal.any or folder is not None)
-        began, began_s = time.time(), time.perf_counter()
-        with noted() as interruption, interruption.calls(simulation.scheduler.cut):
-            threads = torch.get_num_threads()
-            torch.set_num_threads(intra_op_threads)
-            try:
-                run = simulation.run(interruption)
-            finally:
-                torch.set_num_threads(threads)
-            if folder is not None:
-                host = {"began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)), "out": str(folder)}
-                host |= {"simulated_in_s": time.perf_counter() - began_s, "events": simulation.scheduler.num_events}
-                write_simulation(run, folder, host=host, command="")
-            return run
+    is_evaluated = goal.any or folder is not None
+    with system.intra_op_threads(intra_op_threads):
+        return drive(lambda: _Simulation(train, cluster, named, seed, faults, goal, is_evaluated=is_evaluated), folder)
 
 
 class _Simulation:
-    """One call of `simulate`; as `WorkerEnvironment.simulation` it is what `attach` joins."""
-
-    replica_kind = SimulatedAttachedReplica
+    """One call of `simulate`, and what `attach` joins."""
 
     def __init__(
         self,
@@ -159,31 +135,19 @@ class _Simulation:
         is_evaluated: bool,
     ) -> None:
         self.scheduler = Scheduler()
-        self.after_backward = AfterBackward()
         self.faults = faults
-        self.buffers: dict[str, torch.Tensor] = {}  # running statistics that all workers share
-        self._buffers_of_run: list[torch.Tensor] = []  # those, or worker 0's where each has its own
-        self.tables = {name: torch.zeros(shape, dtype=t) for name, (shape, t) in tables(cluster.workers).items()}
         self.cluster = cluster
         self.seed = seed
         self.machine: SimulatedMachine | None = None
         self.record: SimulationRecord | None = None
         self.algorithm = algorithm
-        self.ending = Ending(self.scheduler, cluster.workers)
-        self.left: LeftWeights | None = None  # by worker 0's loop
+        self.common = SimulatedRun(self.scheduler, cluster.workers, self.tell_epoch)
         self.returned: dict[int, Any] = {}
-        self.epoch_claims = LocalEpochClaims()
         self.goal, self._is_evaluated = goal, is_evaluated
         self._epoch_is_known = False
         self._train = train
         self._wanted: Any = None  # what the first worker to attach wants to train
-        self.gathering = SimulatedGathering(self.scheduler, cluster.workers)
         self._name = getattr(train, "__name__", "train")
-
-    @functools.cached_property
-    def last_buffers(self) -> Sequence[torch.Tensor]:
-        """What the run's buffers are when all workers have ended, or what worker 0's loop has left in them; asked for then."""
-        return self.left.buffers if self.left is not None else [one.detach().clone() for one in self._buffers_of_run]
 
     def run(self, interruption: Interruption) -> RunData:
         """Runs all workers to their end."""
@@ -194,7 +158,7 @@ class _Simulation:
         if self.goal.limit_s is not None:
             self.scheduler.stop_at(self.goal.limit_s)
         try:
-            with self.after_backward:
+            with self.common.after_backward:
                 self.scheduler.run()
         except ProgramError as error:
             if self.record is None or not isinstance(error.cause, DivergedError):
@@ -227,14 +191,12 @@ class _Simulation:
     def _body(self, worker_id: int) -> Callable[[], None]:
         def body() -> None:
             set_environment(
-                WorkerEnvironment(
+                SimulatedEnvironment(
                     worker_id=worker_id,
                     num_workers=self.cluster.workers,
-                    incarnation=0,
                     algorithm=registry.spec(self.algorithm) if self.algorithm is not None else None,
                     seed=self.seed,
-                    connection=None,
-                    simulation=self,
+                    join=partial(self.join, worker_id),
                 )
             )
             self.returned[worker_id] = self._train()
@@ -245,45 +207,50 @@ class _Simulation:
         return body
 
     def join(
-        self, model: nn.Module, algorithm: Algorithm, environment: WorkerEnvironment, evaluate: Evaluate | None
-    ) -> SimulatedSession:
-        """What `Session` is in a real run; the first worker brings the initial parameters, and all wait for the last."""
+        self,
+        worker_id: int,
+        model: nn.Module,
+        algorithm: Algorithm,
+        random_states: tuple[int, ...],
+        evaluate: Evaluate | None,
+    ) -> SimulatedMembership:
+        """The first worker brings the initial parameters, and all wait for the last."""
         binding = FlatBinding(model.parameters())
         if self.machine is None:
             self._wanted = binding
             self.algorithm = algorithm
             x = torch.empty(binding.num_elements, dtype=binding.dtype)
             binding.read(x)
-            self.machine = SimulatedMachine(
+            self.machine = machine_for(
+                algorithm,
                 self.cluster,
-                algorithm.memory,
                 x=x,
                 vector_bytes=x.numel() * x.element_size(),
                 batch_size=0,
                 seed=self.seed,
                 faults=self.faults,
-                is_gossip=algorithm.gossip,
-                collective="memory" if isinstance(algorithm, Lockstep) else "ring",
                 scheduler=self.scheduler,
-                update_vectors=update_vectors(algorithm.server_rule, self.cluster.update_vectors),
             )
             if not algorithm.lockstep:
-                self.buffers = {name: buffer.data.clone() for name, buffer in model.named_buffers()}
-            self._buffers_of_run = list(self.buffers.values() or model.buffers())
+                self.common.buffers = {name: buffer.data.clone() for name, buffer in model.named_buffers()}
+            self.common.buffers_of_run = list(self.common.buffers.values() or model.buffers())
             self.record = self._make_record(model, algorithm, evaluate)
-            self.machine.start_servers(algorithm.serve)
+            if isinstance(algorithm, Served):
+                self.machine.start_servers(algorithm.serve)
         elif algorithm != self.algorithm or list(binding.describe()) != list(self._wanted.describe()):
             raise UsageError(
-                f"Worker {environment.worker_id} wants {registry.spec(algorithm)} on {binding.num_parameters:,} parameters,"
+                f"Worker {worker_id} wants {registry.spec(algorithm)} on {binding.num_parameters:,} parameters,"
                 f" the others {registry.spec(self.algorithm)} on {self._wanted.num_parameters:,}: all workers must build the"
                 " same model."
             )
-        session = SimulatedSession(self, model, binding, environment)
-        tell_random_states(environment, session.arena)
-        self.gathering.gather(environment.worker_id, None)  # nobody sends to a worker that has no mailbox yet
+        assert self.record is not None
+        member = SimulatedMembership(
+            self.common, self.machine, self.record, model, binding, algorithm, worker_id, self.seed, random_states
+        )
+        self.common.gathering.gather(worker_id, None)  # nobody sends to a worker that has no mailbox yet
         # Not before: a worker that does not attach is waited for, and named.
-        self.machine.on_gone = self.gathering.leave
-        return session
+        self.machine.on_gone = self.common.gathering.leave
+        return member
 
     def _make_record(self, model: nn.Module, algorithm: Algorithm, evaluate: Evaluate | None) -> SimulationRecord:
         """What records the run, and stops it; `model` is worker 0's, whose buffers are the run's where each has its own."""
@@ -299,28 +266,14 @@ class _Simulation:
             workers=self.cluster.workers,
             backend="simulator",
             seed=self.seed,
-            target_loss=self.goal.target_loss,
-            target_accuracy=self.goal.target_accuracy,
         )
-        record = SimulationRecord(
-            about,
-            self.machine,
-            evaluator,
-            self.buffers or dict(model.named_buffers()),
-            None,
-            0,
-            limit_samples=self.goal.limit_samples,
-            is_gossip=algorithm.gossip,
-            together=algorithm.together,
-            waits=algorithm.lets_gradients_wait,
-            timing_only=False,
-            about={"notes": [note]} if (note := algorithm.note(self.cluster.workers)) else {},
+        buffers = self.common.buffers or dict(model.named_buffers())
+        return SimulationRecord(
+            self.machine, algorithm, self.goal, about.identity(), evaluator=evaluator, buffers=buffers
         )
-        record.evaluate_every(self.goal.evaluate_every(0))
-        return record
 
     def tell_epoch(self, samples: int) -> None:
         """About how many samples an epoch of the loop has; the first worker with a batch says so."""
         if not self._epoch_is_known and self.record is not None:
             self._epoch_is_known = True
-            self.record.evaluate_every(self.goal.evaluate_every(samples))
+            self.record.know_epoch(samples)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -16,41 +15,37 @@ import torch
 from torch import nn
 
 from paceline.algorithms import Algorithm, registry
-from paceline.algorithms.lockstep import Lockstep
-from paceline.algorithms.server.traffic import update_vectors
-from paceline.data.plan import BatchPlan, Partition, Skewed, partition_registry
+from paceline.algorithms.server.served import Served
+from paceline.data.plan import BatchPlan
 from paceline.data.sources import BatchClaims, DatasetBatches
 from paceline.errors import DivergedError, UsageError
-from paceline.evaluation.model import Evaluator, about_evaluated
+from paceline.evaluation.model import Evaluator, about_evaluated, initial_loss, task_evaluator
 from paceline.memory.placement import Bind, Interleave, placement_registry
 from paceline.records.run_data import RunData
 from paceline.replica.base import BaseReplica
 from paceline.replica.buckets import bucket_bytes_for, bucket_ranges
 from paceline.run.config import TrainConfig
 from paceline.run.injection import inject, injected
+from paceline.run.simulated_driver import drive, machine_for
 from paceline.run.simulated_sources import BatchSizes, DeclaredBatches, OwnRandomness
-from paceline.run.simulation_record import SimulationRecord, write_simulation
+from paceline.run.simulation_record import SimulationRecord
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.cluster_file import as_table
 from paceline.simulator.faults import Faults
-from paceline.simulator.machine import SimulatedMachine
+from paceline.simulator.hardware.sockets import Placing
 from paceline.simulator.overlap import declared_buckets
 from paceline.simulator.program import ProgramError
 from paceline.simulator.replica import OwnBuffers, RandomStates, SimulatedReplica, TimedReplica
-from paceline.simulator.sockets import Placing
 from paceline.specs.bounds import PARAMETERS
-from paceline.specs.registry import build_optimizer, check_optimizer
-from paceline.storage.held_folder import run_folder
-from paceline.storage.paths import check_new_folder
-from paceline.system.interrupts import Interruption, noted
-from paceline.system.machine import uncollected
-from paceline.tasks.base import seeded_model, targets_of
+from paceline.specs.registry import check_optimizer
+from paceline.system.interrupts import Interruption
+from paceline.system.machine import intra_op_threads, uncollected
+from paceline.tasks.base import seeded_model
 from paceline.tasks.load import load_task
 from paceline.vectors.flat import FlatBinding
 
-__all__ = ["simulate_task"]
+__all__ = ["TaskSimulation", "simulate_task"]
 
-_INITIAL_SAMPLES = 10_000  # as in a real run
 _DECLARED_ELEMENT_BYTES = 4  # of parameters that are only declared: float32
 
 
@@ -94,37 +89,30 @@ def simulate_task(
         UsageError: the configuration cannot be run, or `out` holds something; nothing was written.
         NotWrittenError: the disk did not take a file; the error's `run` is what was simulated.
     """
-    if out is not None:
-        check_new_folder(out, str(out))
+
+    def make() -> TaskSimulation:
+        simulation = TaskSimulation(config, cluster, timing_only, num_parameters, faults)
+        simulation.algorithm.warn(stacklevel=5)
+        return simulation
+
+    host = {"command": command, "data": str(config.data) if config.data is not None else None}
     # Timing only makes no cycles, and a collection that walks through thousands of programs finds nothing.
-    with run_folder(out), uncollected() if timing_only else nullcontext():
-        simulation = _Simulation(
-            config, cluster or Cluster(workers=config.workers), timing_only, num_parameters, faults
-        )
-        simulation.algorithm.warn()
-        began, began_s = time.time(), time.perf_counter()
-        with noted() as interruption, interruption.calls(simulation.machine.scheduler.cut):
-            run = simulation.run(interruption)
-            if out is None:
-                return run
-            host = {"began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)), "command": command}
-            host |= {"simulated_in_s": time.perf_counter() - began_s, "events": simulation.machine.scheduler.num_events}
-            host |= {"out": str(out), "data": str(config.data) if config.data is not None else None}
-            write_simulation(run, out, host=host, command=command)
-            return run
+    with uncollected() if timing_only else nullcontext():
+        return drive(make, out, command=command, host=host)
 
 
-class _Simulation:
+class TaskSimulation:
     """One call of `simulate_task`, from its validation to its result."""
 
     def __init__(
         self,
         config: TrainConfig,
-        cluster: Cluster,
-        timing_only: bool,
-        num_parameters: int | None,
+        cluster: Cluster | None = None,
+        timing_only: bool = False,
+        num_parameters: int | None = None,
         faults: Faults | None = None,
     ) -> None:
+        cluster = cluster or Cluster(workers=config.workers)
         self.cluster = cluster
         self.faults = Faults.given(faults)
         self.timing_only = timing_only
@@ -136,14 +124,13 @@ class _Simulation:
         self.plan: BatchPlan | None = None
         self.evaluator: Evaluator | None = None
         self.model: nn.Module | None = None
-        initial_loss = None
+        loss = None
         if not self.declared:
             self.train_set, test_set = self.task.load(config.data)
-            self.plan = self._plan()
+            self.plan = self.config.plan(self.train_set)
             if not timing_only:
-                self.evaluator = Evaluator(self.task, test_set, config.seed)
-                some = range(0, self.plan.num_samples, -(-self.plan.num_samples // _INITIAL_SAMPLES))
-                initial_loss = self.evaluator.initial_loss(self.train_set, list(some))
+                self.evaluator = task_evaluator(self.task, test_set, config.seed)
+                loss = initial_loss(self.task, self.evaluator, self.train_set)
         self.algorithm = inject(self.algorithm, self.config, self.plan)
         if timing_only and num_parameters is not None:
             self.num_parameters = num_parameters
@@ -154,40 +141,38 @@ class _Simulation:
                 self._random_after_model = torch.get_rng_state()
             self.binding = FlatBinding(self.model.parameters())
             if not timing_only:
-                self._optimizer(self.binding.parameters)  # refuses bad arguments before anything runs
+                self.config.make_optimizer(self.binding.parameters)  # refuses bad arguments before anything runs
             self.num_parameters = self.binding.num_parameters
             x = torch.empty(self.binding.num_elements, dtype=self.binding.dtype)
             vector_bytes = x.numel() * x.element_size()
             self.binding.read(x)
             x = x[:0] if timing_only else x
-        self.machine = SimulatedMachine(
+        self.machine = machine_for(
+            self.algorithm,
             cluster,
-            self.algorithm.memory,
             x=x,
             vector_bytes=vector_bytes,
             batch_size=self._batch_size,
             seed=config.seed,
-            is_gossip=self.algorithm.gossip,
-            collective="memory" if isinstance(self.algorithm, Lockstep) else "ring",
             faults=self.faults,
             placing=self._placing(),
             restarts=self.config.restarts if "kill" in self.algorithm.tolerates else 0,
-            update_vectors=update_vectors(self.algorithm.server_rule, cluster.update_vectors),
         )
-        if self.algorithm.memory.averaged and self.model is not None:
+        self.scheduler = self.machine.scheduler
+        if self.algorithm.needs.averaged and self.model is not None:
             floating = {name: buffer for name, buffer in self.model.named_buffers() if buffer.is_floating_point()}
             self.machine.shared.average_also(floating)
+        self._goal = self.config.goal(loss)
         self.record = SimulationRecord(
-            dataclasses.replace(self.config, target_loss=self.config.loss_to_reach(initial_loss), target_fraction=None),
             self.machine,
-            self.evaluator,
-            dict(self.model.named_buffers()) if self.model is not None else {},
-            initial_loss,
-            self._num_samples,
-            is_gossip=self.algorithm.gossip,
-            together=self.algorithm.together,
-            waits=self.algorithm.lets_gradients_wait,
-            about=injected(self.config, self.algorithm) | about_evaluated(self.algorithm) | self._notes,
+            self.algorithm,
+            self._goal,
+            self.config.identity() | injected(self.config, self.algorithm) | about_evaluated(self.algorithm),
+            evaluator=self.evaluator,
+            buffers=dict(self.model.named_buffers()) if self.model is not None else {},
+            initial_loss=loss,
+            epoch_samples=self.plan.num_samples if self.plan is not None else 0,
+            timing_only=timing_only,
         )
         self._claim_batch = itertools.count().__next__  # of all workers
 
@@ -209,29 +194,9 @@ class _Simulation:
             raise UsageError("Timing only computes no loss and no accuracy; leave out the target.")
 
     @property
-    def _notes(self) -> dict[str, list[str]]:
-        note = self.algorithm.note(self.config.workers)
-        return {"notes": [note]} if note else {}
-
-    @property
     def _batch_size(self) -> int:
         assert self.config.batch_size is not None
         return self.config.batch_size
-
-    @property
-    def _num_samples(self) -> int:
-        return self.plan.num_samples if self.plan is not None else 0
-
-    def _plan(self) -> BatchPlan:
-        partition: Partition = partition_registry.build(self.config.partition)
-        return BatchPlan(
-            num_samples=len(self.train_set),  # type: ignore[arg-type]
-            batch_size=self._batch_size,
-            seed=self.config.seed,
-            partition=partition,
-            num_workers=self.config.workers,
-            labels=targets_of(self.train_set) if isinstance(partition, Skewed) else None,
-        )
 
     def _placing(self) -> Placing | None:
         """What `placement` says about the simulated machine."""
@@ -245,13 +210,9 @@ class _Simulation:
             case placement:
                 return Placing(pin=placement.pin)
 
-    def _optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        assert self.config.learning_rate is not None
-        return build_optimizer(self.config.optimizer, parameters, self.config.learning_rate, self.config.momentum)
-
-    def _bucket_bytes(self) -> list[int]:
-        """In which a gradient leaves; where its parameters are only declared, of the usual size."""
-        bucket_bytes = bucket_bytes_for(self.config.workers)
+    def _bucket_sizes(self) -> list[int]:
+        """In bytes, in which a gradient leaves; where its parameters are only declared, all but the last are alike."""
+        bucket_bytes = bucket_bytes_for(self.config.workers, self.algorithm.needs.bucket_bytes)
         if self.model is None:
             return declared_buckets(self.num_parameters * _DECLARED_ELEMENT_BYTES, bucket_bytes)
         return [(end - begin) * self.binding.dtype.itemsize for begin, end in bucket_ranges(self.binding, bucket_bytes)]
@@ -283,7 +244,7 @@ class _Simulation:
             torch.set_rng_state(self._random_after_model)
         random_states = RandomStates(seeds)
         is_plain = self.config.optimizer == "sgd" and not self.config.momentum
-        declared = {"bucket_bytes": self._bucket_bytes(), "is_plain_sgd": is_plain}
+        declared = {"bucket_sizes": self._bucket_sizes(), "is_plain_sgd": is_plain}
         has_own = self.algorithm.lockstep and self.model is not None and any(True for _ in self.model.buffers())
         buffers = OwnBuffers(cast(nn.Module, self.model), self.config.workers) if has_own else None
         self.record.before_evaluation = partial(buffers.enter, 0) if buffers is not None else None
@@ -307,7 +268,7 @@ class _Simulation:
                 data = DatasetBatches(self.train_set, self._claims(worker_id, taken))
                 source = OwnRandomness(data, random_states, worker_id)
                 base |= {"binding": self.binding, "random_states": random_states, "buffers": buffers}
-                task = (self.model, self.task.loss, self._optimizer, source)
+                task = (self.model, self.task.loss, self.config.make_optimizer, source)
                 replica = SimulatedReplica(*task, **timing, **base)
             machine.start(worker_id, lambda: self.algorithm.work(cast(Any, replica), ports))
             return replica
@@ -315,31 +276,26 @@ class _Simulation:
         return make
 
     def run(self, interruption: Interruption | None = None) -> RunData:
-        """Runs all programs; one intra-op thread count for all, the caller's random state untouched."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(self.config.intra_op_threads)
-        try:
-            with torch.random.fork_rng(devices=[]), torch.no_grad():
-                if self.model is not None:
-                    self.model.train()
-                make = self._make_replicas()
-                self.machine.restart = make
-                replicas = [make(worker_id) for worker_id in range(self.config.workers)]
+        """Runs all programs; the caller's random state stays untouched."""
+        with intra_op_threads(self.config.intra_op_threads), torch.random.fork_rng(devices=[]), torch.no_grad():
+            if self.model is not None:
+                self.model.train()
+            make = self._make_replicas()
+            self.machine.restart = make
+            replicas = [make(worker_id) for worker_id in range(self.config.workers)]
+            if isinstance(self.algorithm, Served):
                 self.machine.start_servers(self.algorithm.serve)
-                self._run_programs()
-                del replicas
-            if interruption is not None:
-                self.record.interrupted_by(interruption)
-        finally:
-            torch.set_num_threads(threads)
+            self._run_programs()
+            del replicas
+        if interruption is not None:
+            self.record.interrupted_by(interruption)
         return self.record.finish(self._config_record(), num_parameters=self.num_parameters)
 
     def _run_programs(self) -> None:
-        scheduler = self.machine.scheduler
-        if self.config.limit_s is not None:
-            scheduler.stop_at(self.config.limit_s)
+        if self._goal.limit_s is not None:
+            self.scheduler.stop_at(self._goal.limit_s)
         try:
-            scheduler.run()
+            self.scheduler.run()
         except ProgramError as error:
             if isinstance(error.cause, UsageError):
                 raise error.cause from None

@@ -12,7 +12,7 @@ from paceline.data.plan import length_of
 from paceline.loop.replica import AttachedReplica
 from paceline.ports.replica import Piece
 from paceline.simulator.backward import AfterBackward
-from paceline.simulator.core import SUM_VECTORS, Core
+from paceline.simulator.hardware.core import SUM_VECTORS, Core
 from paceline.simulator.overlap import shares_until_complete
 
 __all__ = ["SimulatedAttachedReplica"]

@@ -1,104 +1,89 @@
-"""What is recorded of a simulation: steps and evaluations on virtual time, the result, and the host's part apart."""
+"""What is recorded of a simulation: steps and evaluations on virtual time, and the result."""
 
 from __future__ import annotations
 
 from array import array
-from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from paceline.evaluation.model import ModelEvaluator
-from paceline.observe.written import write_run
+from paceline.algorithms import Algorithm
+from paceline.evaluation.goal import Goal
+from paceline.evaluation.model import Evaluator
 from paceline.ports.shared import AVERAGE
 from paceline.records.run_data import RunData
 from paceline.records.step_record import RECORD_DTYPE, RECORD_STRUCT, without_waiting
-from paceline.records.summary import NO_UPDATE, WINDOW, summarize, unrecorded
-from paceline.run.config import TrainConfig
+from paceline.records.summary import unrecorded
+from paceline.run.run_record import RunRecord
 from paceline.simulator.machine import SimulatedMachine
 from paceline.system.interrupts import Interruption
-from paceline.system.machine import machine, versions
+from paceline.worker.supervised import Outcome
 
-__all__ = ["SimulationRecord", "write_simulation"]
+__all__ = ["SimulationRecord"]
 
-_OWN_MODELS = 16  # evaluated at the end
-_TRACED_STEPS = 50_000  # of all workers together: some 40 MB of trace
-_TRACED_WORKERS = 256  # no viewer shows thousands of lanes
 _NAMES: tuple[str, ...] = RECORD_DTYPE.names or ()
 _SAMPLES, _APPLIED, _LOSS = (_NAMES.index(name) for name in ("samples", "applied_version", "loss"))
 
 
-class SimulationRecord:
+class SimulationRecord(RunRecord):
     """Collects the workers' records, evaluates where an epoch ends, and stops the run at its target.
 
     Evaluations take no virtual time. Stopping ends the run at that instant: steps under way are not recorded.
 
     Args:
-        config: of the run, with the task's defaults.
-        simulated: what runs.
-        evaluator: None: nothing is evaluated (timing only).
+        machine: what runs.
+        algorithm: how its workers agree.
+        goal: when it ends.
+        about: what identifies it in its result: task, algorithm, workers, ...
+        evaluator: None: nothing is evaluated.
         buffers: of the run's model, by name.
         initial_loss: before the first update.
-        num_samples: in an epoch.
-        limit_samples: stop after so many samples of applied gradients; None: no limit.
-        is_gossip: whether every worker has a model of its own.
-        together: whether several workers' gradients make one update.
-        waits: whether gradients may be applied later than they come.
-        timing_only: whether no gradients are computed; None: if nothing is evaluated.
-        about: more for the result.
+        epoch_samples: in an epoch; 0: not known yet.
+        timing_only: whether no gradients are computed.
 
     Attributes:
         before_evaluation: gives the model the run's buffers, where workers have their own; None: it has them.
+        outcome: how it has ended, or will if nothing happens.
     """
 
     def __init__(
         self,
-        config: TrainConfig,
-        simulated: SimulatedMachine,
-        evaluator: ModelEvaluator | None,
-        buffers: Mapping[str, torch.Tensor],
-        initial_loss: float | None,
-        num_samples: int,
+        machine: SimulatedMachine,
+        algorithm: Algorithm,
+        goal: Goal,
+        about: Mapping[str, Any],
         *,
-        limit_samples: int | None = None,
-        is_gossip: bool = False,
-        together: bool = False,
-        waits: bool = False,
-        timing_only: bool | None = None,
-        about: Mapping[str, Any] | None = None,
+        evaluator: Evaluator | None,
+        buffers: Mapping[str, torch.Tensor],
+        initial_loss: float | None = None,
+        epoch_samples: int = 0,
+        timing_only: bool = False,
     ) -> None:
-        self._timing_only = evaluator is None if timing_only is None else timing_only
-        self._about = dict(about or {})
-        self._is_gossip = is_gossip
-        self._together = together
-        self._waits = waits
-        self._config = config
-        self._simulated = simulated
-        self._evaluator = evaluator
-        self._limit_samples = limit_samples
-        self._snapshot = _Snapshot(simulated.shared, buffers)
-        self._initial_loss = initial_loss
-        self._recorded = _Records(config.workers)
-        self._losses: deque[float] = deque(maxlen=WINDOW)
-        self._samples = 0
-        self.evaluate_every(num_samples // (4 if config.target_accuracy is not None else 1))
-        self._evaluations: list[dict[str, Any]] = []
-        self._outcome, self._reason, self._trace = "stopped", "", ""
+        super().__init__(goal, initial_loss)
+        note = algorithm.note(machine.cluster.workers)
+        self.outcome = Outcome()
         self.before_evaluation: Callable[[], None] | None = None
+        self._about = {**about, **({"notes": [note]} if note else {})}
+        self._algorithm = algorithm
+        self._machine = machine
+        self._evaluator = evaluator
+        self._timing_only = timing_only
+        self._evaluated = _SimulatedParameters(machine.shared, buffers)
+        self._recorded = _Records(machine.cluster.workers)
+        self.know_epoch(epoch_samples)
 
     def recorder(self, worker_id: int) -> _Recorder:
         """Takes one worker's records."""
-        limits = (self._evaluator, self._config.target_loss, self._limit_samples)
-        return _Recorder(self._recorded, worker_id, self._watch if any(one is not None for one in limits) else None)
+        watched = (self._evaluator, self.goal.target_loss, self.goal.limit_samples)
+        return _Recorder(self._recorded, worker_id, self._watch if any(one is not None for one in watched) else None)
 
-    def evaluate_every(self, samples: int) -> None:
-        """How many samples of applied gradients lie between two evaluations."""
-        self._evaluate_every = max(1, samples)
-        self._next_evaluation = (self._samples // self._evaluate_every + 1) * self._evaluate_every
+    def know_epoch(self, samples: int) -> None:
+        """About how many samples an epoch has: what decides how often is evaluated."""
+        self._evaluate_every = self.goal.evaluate_every(samples)
+        self._next_evaluation = (self.samples // self._evaluate_every + 1) * self._evaluate_every
 
     def records_of(self, worker_id: int) -> np.ndarray:
         """One worker's records so far."""
@@ -106,133 +91,84 @@ class SimulationRecord:
 
     def end(self, outcome: str, reason: str, trace: str = "") -> None:
         """Says how the run ended, if not by itself."""
-        self._outcome, self._reason, self._trace = outcome, reason, trace
+        self.outcome.name, self.outcome.reason, self.outcome.trace = outcome, reason, trace
 
     def interrupted_by(self, interruption: Interruption) -> None:
         """A signal has ended the run, if one has: whoever sent it does not wait for an evaluation."""
-        if interruption and self._outcome == "stopped":
-            self.end("stopped", f"Interrupted by {interruption.name}.")
+        if interruption and self.outcome.name == "stopped":
+            self.outcome.interrupt(interruption.name)
             self._evaluator = None
 
     def _watch(self, fields: tuple[float, ...]) -> None:
         if fields[_APPLIED] < 1:
             return
-        self._samples += int(fields[_SAMPLES])
-        loss, target = fields[_LOSS], self._config.target_loss
+        self.samples += int(fields[_SAMPLES])
+        loss = fields[_LOSS]
         if loss == loss:  # not NaN
             self._losses.append(loss)
-            if target is not None and len(self._losses) == WINDOW and self._mean_loss <= target:
-                self._simulated.scheduler.stop()
-        if self._limit_samples is not None and self._samples >= self._limit_samples:
-            self._simulated.scheduler.stop()
-        if self._evaluator is not None and self._samples >= self._next_evaluation:
-            self._next_evaluation = (self._samples // self._evaluate_every + 1) * self._evaluate_every
-            evaluation = self._evaluate(self._simulated.scheduler.now_s)
-            accuracy, goal = evaluation["test_accuracy"], self._config.target_accuracy
-            if goal is not None and accuracy is not None and accuracy >= goal:
-                self._simulated.scheduler.stop()
+        is_over = self.is_at_goal()
+        if self._evaluator is not None and self.samples >= self._next_evaluation:
+            self._next_evaluation = (self.samples // self._evaluate_every + 1) * self._evaluate_every
+            is_over = self._evaluate(self._evaluator, self._machine.scheduler.now_s) or is_over
+        if is_over:
+            self._machine.scheduler.stop()
 
-    @property
-    def _mean_loss(self) -> float:
-        return float(np.mean(self._losses))
-
-    def _evaluate(self, elapsed_s: float) -> dict[str, Any]:
-        assert self._evaluator is not None
+    def _evaluate(self, evaluator: Evaluator, elapsed_s: float) -> bool:
+        """Evaluates now; whether the target accuracy is reached."""
         if self.before_evaluation is not None:
             self.before_evaluation()
-        train_loss = self._mean_loss if self._losses else None
-        about = {"elapsed_s": elapsed_s, "samples": self._samples, "train_loss": train_loss}
+        about = {"elapsed_s": elapsed_s, "samples": self.samples, "train_loss": self.loss}
         with torch.random.fork_rng(devices=[]):
-            evaluation = self._evaluator.now(self._snapshot, about)
-        if self._is_gossip:
-            evaluation["consensus_distance"] = self._simulated.shared.consensus_distance()
-        self._evaluations.append(evaluation)
-        return evaluation
+            return self.take_evaluation(evaluator.now(self._evaluated, about))
 
     def finish(self, config: dict[str, Any], *, num_parameters: int) -> RunData:
         """The run as data."""
+        machine, outcome, is_gossip = self._machine, self.outcome, self._algorithm.gossip
         records = self._recorded.by_worker()
         records_lost = self._records_lost(records)
-        if not self._is_gossip:
-            records = without_waiting(records, self._simulated.shared.version)
+        if not is_gossip:
+            records = without_waiting(records, machine.shared.version)
         wall_s = max((float(rows["ended_s"][-1]) for rows in records.values() if len(rows)), default=0.0)
-        if self._outcome == "stopped" and self._simulated.all_dead:
+        if outcome.name == "stopped" and machine.all_dead:
             self.end("crashed", "All workers were killed, and no worker is left.")
-        if self._outcome == "crashed":  # of it: until the others knew
-            wall_s = max(wall_s, self._simulated.scheduler.now_s)
-        own_models: dict[str, Any] = (
-            {"consensus_distance": None, "worst_worker_accuracy": None} if self._is_gossip else {}
+        if outcome.name == "crashed":  # of it: until the others knew
+            wall_s = max(wall_s, machine.scheduler.now_s)
+        own_models: dict[str, float | None] = dict.fromkeys(
+            ("consensus_distance", "worst_worker_accuracy") if is_gossip else ()
         )
+        if is_gossip and not self._timing_only:
+            own_models["consensus_distance"] = machine.shared.consensus_distance()
         if self._evaluator is not None:
-            evaluation = self._evaluate(wall_s)
-            if self._outcome == "stopped" and not self._evaluator.finite:
-                self.end("diverged", f"The parameters are not finite at version {evaluation['version']}.")
-            if self._is_gossip:
-                own_models["consensus_distance"] = evaluation["consensus_distance"]
-                own_models["worst_worker_accuracy"] = self._worst_worker_accuracy()
-        elif self._is_gossip and not self._timing_only:
-            own_models["consensus_distance"] = self._simulated.shared.consensus_distance()
-        own = self._config
-        figures = summarize(
+            self._evaluate(self._evaluator, wall_s)
+            self.end_if_not_finite(outcome, finite=self._evaluator.finite)
+            if is_gossip:
+                with torch.random.fork_rng(devices=[]):
+                    own_models["worst_worker_accuracy"] = self._evaluator.worst_worker_accuracy(self._evaluated)
+        outcome.workers_lost, outcome.restarts = sorted(machine.lost), machine.restarts
+        result = self.figures(
             records,
-            num_workers=own.workers,
+            outcome,
+            about={**self._about, "num_parameters": num_parameters, "timing_only": self._timing_only},
+            algorithm=self._algorithm,
+            num_workers=machine.cluster.workers,
             wall_s=wall_s,
-            initial_loss=self._initial_loss,
-            target_loss=own.target_loss,
-            target_accuracy=own.target_accuracy,
-            evaluations=self._evaluations,
-            lockstep=self._together,
-            gossip=self._is_gossip,
+            shared=machine.shared,
+            own_models=own_models,
+            unresolved_exchanges=machine.unresolved_exchanges,
+            records_lost=records_lost,
+            has_ended_itself=machine.all_ended,
         )
-        figures["steps"] += records_lost
-        if self._outcome == "stopped" and figures["time_to_target_s"] is not None:
-            self._outcome = "converged"
-        if self._outcome == "stopped" and not figures["steps"] and self._simulated.all_ended:
-            self.end("crashed", NO_UPDATE)
-        touched = getattr(self._simulated.shared, "touched_slots", None)
-        result = {
-            **{key: getattr(own, key) for key in ("task", "algorithm", "workers", "backend", "seed", "batch_size")},
-            **self._about,
-            "num_parameters": num_parameters,
-            "timing_only": self._timing_only,
-            "outcome": self._outcome,
-            "outcome_reason": self._reason,
-            "outcome_trace": self._trace,
-            **figures,
-            "gossip": self._is_gossip,
-            **own_models,
-            "unresolved_exchanges": self._simulated.unresolved_exchanges,
-            "workers_lost": sorted(self._simulated.lost),
-            "restarts": self._simulated.restarts,
-            "records_lost": records_lost,
-            "initial_loss": self._initial_loss,
-            "version": self._simulated.shared.version,
-            "target_loss": own.target_loss,
-            "target_accuracy": own.target_accuracy,
-            "vectors_touched": touched() if touched is not None else None,
-            **({"shards": counts()} if (counts := getattr(self._simulated.shared, "counts", None)) is not None else {}),
-        }
-        return RunData(config, result, records, self._evaluations)
+        if (counts := getattr(machine.shared, "counts", None)) is not None:
+            result["shards"] = counts()
+        return RunData(config, result, records, self.evaluations)
 
     def _records_lost(self, records: dict[int, np.ndarray]) -> int:
         """Updates without a record: their workers were killed, or the run was stopped, before they had heard of them."""
-        shared = self._simulated.shared
-        if self._is_gossip:
+        shared = self._machine.shared
+        if self._algorithm.gossip:
             written = (np.count_nonzero(rows["applied_version"] >= 1) for _, rows in sorted(records.items()))
             return sum(made - int(n) for made, n in zip(shared.updates(), written, strict=False))
-        return unrecorded(records, shared.version, waits=self._waits)
-
-    def _worst_worker_accuracy(self) -> float | None:
-        """The lowest test accuracy of any worker's own model, of at most 16 workers, evenly spaced among those not lost."""
-        assert self._evaluator is not None
-        shared, buffers = self._simulated.shared, self._snapshot.buffers
-        chosen = shared.present[:: -(-len(shared.present) // _OWN_MODELS)]
-        accuracies = []
-        with torch.random.fork_rng(devices=[]):
-            for worker in chosen:
-                evaluation = self._evaluator.now(_Snapshot(shared.workers[worker], buffers), {})
-                accuracies.append(evaluation["test_accuracy"])
-        return min((one for one in accuracies if one is not None), default=None)
+        return unrecorded(records, shared.version, waits=self._algorithm.lets_gradients_wait)
 
 
 class _Records:
@@ -281,8 +217,8 @@ class _Recorder:
             self._watch(fields)
 
 
-class _Snapshot:
-    """What a `ModelEvaluator` evaluates: parameters with a `snapshot`, and the model's buffers."""
+class _SimulatedParameters:
+    """What an `Evaluator` evaluates: parameters with a `snapshot`, and the model's buffers."""
 
     def __init__(self, shared: Any, buffers: Mapping[str, torch.Tensor]) -> None:
         self.shared = shared
@@ -293,17 +229,3 @@ class _Snapshot:
         if name.startswith(AVERAGE):
             return self.shared.average_buffers[name.removeprefix(f"{AVERAGE}buffer ")]
         return self.buffers[name.removeprefix("buffer ")]
-
-
-def write_simulation(run: RunData, out: Path, *, host: dict[str, Any], command: str) -> None:
-    """Writes a run's folder. All of it but `host.json` and the report depends on the simulation only."""
-    workers = min(max(1, len(run.records)), _TRACED_WORKERS)
-    write_run(
-        run,
-        out,
-        title=f"{run.config['task']}: {run.config['algorithm']}, simulated",
-        command=command,
-        max_traced_steps=_TRACED_STEPS // workers,
-        max_traced_workers=_TRACED_WORKERS,
-        host={**host, "machine": machine(), "versions": versions()},
-    )

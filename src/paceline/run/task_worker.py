@@ -7,21 +7,19 @@ import threading
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from paceline.algorithms import registry
 from paceline.data.plan import BatchPlan
 from paceline.data.shared import DatasetHandle, open_dataset
 from paceline.data.sources import BatchClaims, DatasetBatches
-from paceline.membership.environment import current_environment
+from paceline.membership.environment import SupervisedEnvironment, current_environment
 from paceline.memory.waiting import RunStopped
 from paceline.optim.shared_state import shared_state_of
 from paceline.replica.base import TaskReplica
 from paceline.run.config import TrainConfig
-from paceline.specs.registry import build_optimizer
 from paceline.tasks.base import seeded_model
 from paceline.tasks.load import load_task
-from paceline.worker.session import Session
+from paceline.worker.memberships.supervised import SupervisedMembership
 
 __all__ = ["TaskWorker"]
 
@@ -45,55 +43,48 @@ class TaskWorker:
     def __call__(self) -> None:
         """Trains until the batches end or the run is stopped."""
         config, environment = self.config, current_environment()
-        assert environment is not None
+        assert isinstance(environment, SupervisedEnvironment)
         task = load_task(config.task)
         algorithm = registry.build(config.algorithm)
         with _build_lock:
             model = seeded_model(task.model, config.seed)
             if environment.worker_id or environment.incarnation:  # worker 0 goes on as plain training would
                 torch.manual_seed(hash((config.seed, environment.worker_id, environment.incarnation)) & (2**63 - 1))
-
-        def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-            assert config.learning_rate is not None
-            return build_optimizer(config.optimizer, parameters, config.learning_rate, config.momentum)
-
         shared = config.optimizer_state == "shared"
-        state = shared_state_of(make_optimizer, model) if shared else {}
-        session = Session(model, algorithm, environment, state)
-        with contextlib.closing(session):
-            train_set = open_dataset(self.dataset, environment.options["handles"])
+        state = shared_state_of(config.make_optimizer, model) if shared else {}
+        run = SupervisedMembership(environment, model, algorithm, shared_state=state, is_evaluated_elsewhere=True)
+        run.tell_epoch(self.plan.num_samples)
+        with contextlib.closing(run):
+            train_set = open_dataset(self.dataset, environment.handles)
             claims = BatchClaims(
                 self.plan,
                 worker_id=environment.worker_id,
                 num_workers=environment.num_workers,
                 lockstep=algorithm.lockstep,
-                counter=session.arena.address("next_batch"),
+                counter=run.arena.address("next_batch"),
                 max_epochs=config.epochs,
                 max_steps=config.steps,
-                done=environment.options.get("batches_done", ()),
+                done=environment.batches_done,
             )
 
             def on_epoch(epoch: int, first: bool) -> None:
-                if environment.checkpoint is None or session.arena.load("checkpoint_epoch") not in (-1, epoch):
-                    return
                 number = epoch * self.plan.batches_per_epoch
-                session.save(number, replica.optimizer, claims.taken - 1, parameters=first)
+                run.save_epoch(epoch, number, replica.optimizer, claims.taken - 1, parameters=first)
 
             replica = TaskReplica(
                 model,
                 task.loss,
-                make_optimizer,
+                config.make_optimizer,
                 DatasetBatches(train_set, claims, on_epoch),
                 shares_state=shared,
-                **session.base_arguments(),
+                **run.base_arguments(),
             )
-            claims.taken = session.restore(replica.optimizer, replica.expect_state)
-            session.share_state(replica.optimizer)
+            claims.taken = run.restore(replica.optimizer, replica.expect_state)
+            run.share_state(replica.optimizer)
             model.train()
             try:
                 with torch.no_grad():
-                    algorithm.work(replica, session.ports)
+                    algorithm.work(replica, run.ports)
             except RunStopped:  # while it waited for others: the batch at hand was not trained on
                 claims.taken -= 1
-            if environment.checkpoint is not None:
-                session.save(None, replica.optimizer, claims.taken, parameters=False)
+            run.save_end(replica.optimizer, claims.taken)

@@ -5,6 +5,6 @@ from __future__ import annotations
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.compute import Constant, ExponentialTail, Normal, Pareto, Recorded
 from paceline.simulator.faults import Faults
-from paceline.simulator.sockets import Sockets
+from paceline.simulator.hardware.sockets import Sockets
 
 __all__ = ["Cluster", "Constant", "ExponentialTail", "Faults", "Normal", "Pareto", "Recorded", "Sockets"]

@@ -11,7 +11,7 @@ from greenlet import getcurrent, greenlet
 __all__ = ["AfterBackward"]
 
 _autograd: Any = torch.autograd
-# What all of PyTorch's ways into a backward pass call last, also for those who have imported `backward` by its name.
+# What all of PyTorch's ways into a backward pass call last, also for code that has imported `backward` by its name.
 _ENTRY = "_engine_run_backward" if hasattr(_autograd, "_engine_run_backward") else "backward"
 _graph_task_id: Callable[[], int] = torch._C._current_graph_task_id  # pyright: ignore  (-1 outside backward)
 
@@ -25,7 +25,7 @@ class AfterBackward:
     """
 
     def __init__(self) -> None:
-        # By who makes the pass, as other threads may have passes of their own at the same time.
+        # By the greenlet that makes the pass, as other threads may have passes of their own at the same time.
         self._pending: list[tuple[greenlet, Callable[[], None]]] = []
 
     def call(self, what: Callable[[], None]) -> None:
@@ -59,6 +59,6 @@ class AfterBackward:
     def _take(self) -> list[Callable[[], None]]:
         """What was asked for in this pass."""
         me = getcurrent()
-        mine = [what for who, what in self._pending if who is me]
+        mine = [what for maker, what in self._pending if maker is me]
         self._pending = [one for one in self._pending if one[0] is not me]
         return mine

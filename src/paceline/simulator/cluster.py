@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from paceline.errors import UsageError, shown
 from paceline.simulator.compute import ComputeTime, Constant
-from paceline.simulator.sockets import Sockets
+from paceline.simulator.hardware.sockets import Sockets
 from paceline.specs.bounds import (
     BLOCKS,
     BYTES_PER_S,
@@ -52,7 +52,7 @@ class Cluster:
             deviation_s=0.001)`. A shorter batch takes its share. `simulator/overlap.py` says when in it a gradient's buckets
             are complete.
         core_bytes_per_s: memory traffic, reads plus writes, that one worker reaches alone.
-        bus_bytes_per_s: traffic of all workers together; those who copy at an instant share it equally. With `sockets`: of
+        bus_bytes_per_s: traffic of all workers together; those that copy at an instant share it equally. With `sockets`: of
             each socket's memory.
         update_vectors: vectors that one update moves: parameters read and written, gradient read; 5 with momentum.
         atomic_s: one atomic operation on a contended word, and one attempt to take a lock.
@@ -71,10 +71,10 @@ class Cluster:
             messages share them, those that wait or sleep need none. None: a core for each worker.
         slice_s: with `cores`: so long a worker computes at a stretch while others wait for a core.
         crowding: with `cores`: how many times as long computing takes while all of them compute.
-        spin_s: with a core for each of the workers: who waits less than that for a lock or at a barrier goes on at once, and
+        spin_s: with a core for each of the workers: a wait of less than that for a lock or at a barrier ends at once, and
             not `wake_s` later.
-        cold_s: with `cores`: what computing takes longer for who comes back after having slept or waited long, as caches and
-            clock are no longer as it left them.
+        cold_s: with `cores`: what computing takes longer after a long sleep or wait, as caches and clock are no longer as the
+            worker left them.
         cold_factor: how many times as long its computing takes until those seconds have been made up for.
         cooling_s: after a sleep or wait of t seconds it is 1 - exp(-t / cooling_s) of `cold_s`.
         idle_s: of every step, before its forward and backward: slept, which needs no core.
@@ -124,22 +124,22 @@ class Cluster:
             )
         for worker, factor in self.slowness:
             FACTOR.check(f"The slowness of worker {shown(worker)}", factor)
-            if not 0 <= worker < self.workers:
-                raise UsageError(
-                    f"Worker {worker} cannot be slow: {self.workers} workers count from 0 to {self.workers - 1}."
-                )
+            self._check_worker(worker, "slow")
         for worker, idle_s in self.idleness:
             SECONDS.check(f"The idle time of worker {shown(worker)}", idle_s)
-            if not 0 <= worker < self.workers:
-                raise UsageError(
-                    f"Worker {worker} cannot be idle: {self.workers} workers count from 0 to {self.workers - 1}."
-                )
+            self._check_worker(worker, "idle")
         for a, b, factor in self.link_factors:
             FACTOR.check(f"The slowness of link {shown(a)}-{shown(b)}", factor)
             if a == b or not (0 <= a < self.workers and 0 <= b < self.workers):
                 raise UsageError(
                     f"Link {a}-{b} cannot be slow: a link joins two of the workers from 0 to {self.workers - 1}."
                 )
+
+    def _check_worker(self, worker: int, what: str) -> None:
+        if not 0 <= worker < self.workers:
+            raise UsageError(
+                f"Worker {worker} cannot be {what}: {self.workers} workers count from 0 to {self.workers - 1}."
+            )
 
     @property
     def compute(self) -> ComputeTime:
@@ -148,13 +148,11 @@ class Cluster:
 
     def slow(self, *, worker: int, factor: float) -> Cluster:
         """A cluster in which this worker's forward and backward take `factor` times as long, and nothing else does."""
-        others = {one: its for one, its in self.slowness if one != worker}
-        return dataclasses.replace(self, slowness=tuple(sorted({**others, worker: float(factor)}.items())))
+        return dataclasses.replace(self, slowness=_with(self.slowness, worker, factor))
 
     def idle(self, *, worker: int, idle_s: float) -> Cluster:
         """A cluster in which this worker sleeps so long in every step: slow, and in nobody's way where cores are shared."""
-        others = {one: its for one, its in self.idleness if one != worker}
-        return dataclasses.replace(self, idleness=tuple(sorted({**others, worker: float(idle_s)}.items())))
+        return dataclasses.replace(self, idleness=_with(self.idleness, worker, idle_s))
 
     def slow_link(self, a: int, b: int, factor: float) -> Cluster:
         """A cluster in which messages between these two workers take `factor` times as long, in both directions."""
@@ -187,3 +185,8 @@ class Cluster:
         from paceline.simulator.cluster_file import write
 
         return write(self, Path(path))
+
+
+def _with(pairs: tuple[tuple[int, float], ...], worker: int, value: float) -> tuple[tuple[int, float], ...]:
+    """The pairs, ascending, with another value for this worker."""
+    return tuple(sorted({**dict(pairs), worker: float(value)}.items()))

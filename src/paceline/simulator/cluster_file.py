@@ -20,7 +20,7 @@ from typing import Any
 from paceline.errors import UsageError
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.compute import ComputeTime, Recorded, compute_registry
-from paceline.simulator.sockets import Sockets
+from paceline.simulator.hardware.sockets import Sockets
 from paceline.specs.bounds import SIMULATED_WORKERS
 from paceline.storage import files
 from paceline.storage.plain_files import read_table

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
 import torch
 
 from paceline.errors import WorkerLostError, name_workers
-from paceline.simulator.core import COPY_VECTORS, Core
+from paceline.ports.started import CarriedOutTogether, Operation
+from paceline.simulator.hardware.core import COPY_VECTORS, Core
 from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
-from paceline.vectors.half_types import add_up, sum_type
+from paceline.vectors.half_types import add_up, mean_into, sum_type
 
 __all__ = [
     "AllReduceState",
@@ -23,14 +21,6 @@ __all__ = [
     "sum_into_parts",
     "weighted_mean",
 ]
-
-
-class _Operation(NamedTuple):
-    """One that a worker has started."""
-
-    finish: Callable[[list[Any]], None]  # gets what all workers have given
-    given: Any
-    num_vectors: float  # its size, in vectors of the parameters
 
 
 class AllReduceState:
@@ -48,7 +38,7 @@ class AllReduceState:
         self._weights = [0.0] * num_workers
         self._numbers = [0.0] * num_workers
         self._mean: torch.Tensor | None = None
-        self._operations: list[list[_Operation]] = [[] for _ in range(num_workers)]
+        self._operations: list[list[Operation]] = [[] for _ in range(num_workers)]
         self._lost: dict[int, str] = {}
 
     def bring(self, worker_id: int, vector: torch.Tensor, weight: float, number: float) -> None:
@@ -80,7 +70,7 @@ class AllReduceState:
         self._waiting.clear()
 
     def lose(self, worker_id: int, reason: str) -> None:
-        """The others know now that a worker is gone: whoever waits for it fails."""
+        """The others know now that a worker is gone: programs that wait for it fail."""
         self._lost[worker_id] = reason
         if worker_id in self._arrived:
             return  # the others need not wait for it at this barrier
@@ -94,7 +84,7 @@ class AllReduceState:
             raise lost_in_collective(what, sorted(self._arrived), missing)
 
     def mean(self) -> tuple[torch.Tensor, float]:
-        """The weighted mean (P,) of the round, computed for the first who asks, as the real collectives sum it.
+        """The weighted mean (P,) of the round, computed for the first that asks, as the real collectives sum it.
 
         And the sum of the numbers.
         """
@@ -102,14 +92,20 @@ class AllReduceState:
             self._mean = weighted_mean(self._vectors, self._weights)
         return self._mean, sum(self._numbers)
 
-    def bring_operations(self, worker_id: int, operations: list[_Operation]) -> None:
+    def bring_operations(self, worker_id: int, operations: list[Operation]) -> None:
         """Puts what a worker has started into the round."""
         self._operations[worker_id] = operations
 
     def carry_out(self) -> None:
         """Carries out the round's operations for all workers, when the first asks."""
         for operations in zip(*self._operations, strict=True):
-            operations[0].finish([one.given for one in operations])
+            match operations[0].kind:
+                case "all-reduce":
+                    sum_into_all([one.vector for one in operations])
+                case "reduce-scatter":
+                    sum_into_parts([(one.vector, one.part) for one in operations])
+                case "all-gather":
+                    gather_into_all([(one.part, one.vector) for one in operations])
         for operations in self._operations:
             operations.clear()
 
@@ -118,24 +114,22 @@ class AllReduceState:
         self._mean = None
 
 
-class SimulatedCollectives:
+class SimulatedCollectives(CarriedOutTogether):
     """Weighted means in lockstep; implements `Collectives`.
 
     Modelled, per worker, as `memory.lockstep` does it: copy the vector in, wait for all, read one vector's worth of parts
     and write a part of the mean, wait for all, copy the mean out. The memory bus is shared meanwhile. A single worker
-    keeps its vector and takes no time. Operations that are only started are carried out at the first `wait`, all in one such
-    round, as the real ones are: on cores that compute there is nothing to overlap with.
+    keeps its vector and takes no time.
 
     Attributes:
         waited_s: seconds spent at barriers; the caller reads it and sets it back to 0.
     """
 
     def __init__(self, state: AllReduceState, core: Core) -> None:
+        super().__init__()
         self._state = state
         self._core = core
         self._num_rounds = 0
-        self._pending: list[_Operation] = []
-        self._num_started = self._num_done = 0
         self.waited_s = 0.0
 
     def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
@@ -156,36 +150,11 @@ class SimulatedCollectives:
         vector.copy_(mean)
         return total
 
-    def start_all_reduce(self, vector: torch.Tensor) -> MemoryHandle:
-        """Begins replacing `vector` (n,) by the sum over all workers."""
-        return self._start(sum_into_all, vector, vector)
-
-    def start_reduce_scatter(self, vector: torch.Tensor, part: torch.Tensor) -> MemoryHandle:
-        """Begins summing `vector` (n,) over all workers into everyone's `part` (n / num_workers,)."""
-        return self._start(sum_into_parts, (vector, part), vector)
-
-    def start_all_gather(self, part: torch.Tensor, vector: torch.Tensor) -> MemoryHandle:
-        """Begins collecting every worker's `part` (n / num_workers,) in `vector` (n,)."""
-        return self._start(gather_into_all, (part, vector), vector)
-
-    def _start(self, finish: Callable[[list[Any]], None], given: Any, whole: torch.Tensor) -> MemoryHandle:
-        num_bytes = whole.numel() * whole.element_size() or getattr(whole, "num_bytes", None)
-        num_vectors = (
-            num_bytes / self._core.vector_bytes if num_bytes else 1.0
-        )  # timing only: a whole vector, or as it says
-        self._pending.append(_Operation(finish, given, num_vectors))
-        self._num_started += 1
-        return MemoryHandle(self, self._num_started)
-
-    def carry_out(self, number: int) -> None:
-        """Carries out all that has been started, unless operation `number` is done."""
-        if number <= self._num_done:
-            return
+    def _carry_out(self, operations: list[Operation]) -> None:
         state, core = self._state, self._core
-        pending, self._pending, self._num_done = self._pending, [], self._num_started
-        num_vectors = sum(one.num_vectors for one in pending)
+        num_vectors = sum(map(self._num_vectors, operations))
         self._num_rounds += 1
-        state.bring_operations(core.worker_id, pending)
+        state.bring_operations(core.worker_id, operations)
         if state.num_workers == 1:
             state.carry_out()
             return
@@ -196,6 +165,12 @@ class SimulatedCollectives:
         self._barrier()
         core.move(COPY_VECTORS * num_vectors)
 
+    def _num_vectors(self, operation: Operation) -> float:
+        """Its size, in vectors of the parameters; where only time is simulated, a whole one, or as it says."""
+        whole = operation.vector
+        num_bytes = whole.numel() * whole.element_size() or getattr(whole, "num_bytes", None)
+        return num_bytes / self._core.vector_bytes if num_bytes else 1.0
+
     def _barrier(self) -> None:
         scheduler = self._core.scheduler
         begun_s = scheduler.now_s
@@ -204,20 +179,8 @@ class SimulatedCollectives:
         self.waited_s += scheduler.now_s - begun_s
 
 
-class MemoryHandle:
-    """An operation that has been started; implements `Handle`."""
-
-    def __init__(self, owner: SimulatedCollectives, number: int) -> None:
-        self._owner = owner
-        self._number = number
-
-    def wait(self) -> None:
-        """Returns with the result in place."""
-        self._owner.carry_out(self._number)
-
-
 def lost_in_collective(what: str, arrived: list[int], missing: dict[int, str]) -> WorkerLostError:
-    """The error that names who will not come, and why."""
+    """The error that names the workers that will not come, and why."""
     left = ", ".join(f"worker {one} ({reason})" for one, reason in missing.items())
     there = name_workers(arrived) if arrived else "nobody"
     return WorkerLostError(
@@ -232,15 +195,8 @@ def weighted_mean(vectors: list[torch.Tensor | None], weights: list[float]) -> t
     Of half types it is float32.
     """
     given = [(vector, weight) for vector, weight in zip(vectors, weights, strict=True) if vector is not None]
-    weighted = [(vector, weight) for vector, weight in given if weight]
-    if not weighted:
-        return torch.zeros_like(given[0][0])
-    first_vector, first_weight = weighted[0]
-    mean = first_vector.to(sum_type(first_vector.dtype), copy=True)
-    for vector, weight in weighted[1:]:
-        mean.add_(vector, alpha=weight / first_weight)
-    if len(weighted) > 1:
-        mean.div_(sum(weight / first_weight for _, weight in weighted))
+    mean = torch.empty_like(given[0][0], dtype=sum_type(given[0][0].dtype))
+    mean_into(mean, [(vector, weight) for vector, weight in given if weight])
     return mean
 
 

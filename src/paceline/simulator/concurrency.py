@@ -73,7 +73,7 @@ class SimulatedJoinable:
 class SimulatedLock:
     """Mutual exclusion; implements `Lock`. Free, it costs nothing.
 
-    A release frees it and wakes the first that waits, `wake_s` later; whoever comes before that takes it, as with a thread's
+    A release frees it and wakes the first that waits, `wake_s` later; one that comes before that takes it, as with a thread's
     lock: then the one that was woken waits again.
     """
 

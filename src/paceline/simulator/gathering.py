@@ -1,4 +1,4 @@
-"""Values that all simulated workers bring and all get, at no cost of virtual time but the wait for the last."""
+"""Where all simulated workers meet, at no cost of virtual time but the wait for the last: with values, and at the end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from paceline.simulator.scheduler import Program, Scheduler
 
-__all__ = ["SimulatedGathering"]
+__all__ = ["EndBarrier", "SimulatedGathering"]
 
 
 class SimulatedGathering:
@@ -53,3 +53,33 @@ class SimulatedGathering:
         for program in self._waiting:
             self._scheduler.wake(program)
         self._waiting = []
+
+
+class EndBarrier:
+    """Where workers wait until none of them trains any more; costs no virtual time of its own.
+
+    Args:
+        scheduler: of the programs.
+        num_workers: of the run.
+    """
+
+    def __init__(self, scheduler: Scheduler, num_workers: int) -> None:
+        self._scheduler = scheduler
+        self._training = set(range(num_workers))
+        self._waiting: list[Program] = []
+
+    def wait(self, worker_id: int) -> None:
+        """This worker trains no more; returns when that is so of all."""
+        self._scheduler.catch_up()
+        self.leave(worker_id)
+        if self._training:
+            self._waiting.append(self._scheduler.current)
+            self._scheduler.wait("all workers to end")
+
+    def leave(self, worker_id: int) -> None:
+        """This worker trains no more, and may have been killed."""
+        self._training.discard(worker_id)
+        if not self._training:
+            for program in self._waiting:
+                self._scheduler.wake(program)
+            self._waiting.clear()

@@ -8,14 +8,15 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from paceline.simulator.core import Core
+from paceline.simulator.hardware.core import Core
+from paceline.simulator.memory import SimulatedVector, VectorState
 from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
 
 __all__ = ["LockState", "LockedState", "SimulatedLocked"]
 
 
-class _Waiter:
+class _LockWaiter:
     """A program that found the lock held."""
 
     __slots__ = ("program", "since_s")
@@ -26,7 +27,7 @@ class _Waiter:
 
 
 class LockState:
-    """A lock that belongs to whoever comes when it is free, as `memory.locks` has it: neither fair nor handed over.
+    """A lock that belongs to the first to come when it is free, as `memory.locks` has it: neither fair nor handed over.
 
     A program that finds it held spins for `spin_s` and then sleeps. A release frees it: those that spin try again at once, in
     the order in which they began to. Of those that sleep on a mutex the first is woken; on a read-write lock all are. They run
@@ -49,8 +50,8 @@ class LockState:
         self._wake_s = wake_s
         self._spin_s = spin_s
         self._is_contended = False
-        self._waiting: deque[_Waiter] = deque()  # for the word to be free, in the order in which they began to
-        self._drains: _Waiter | None = None  # the writer that has the word and waits for readers
+        self._waiting: deque[_LockWaiter] = deque()  # for the word to be free, in the order in which they began to
+        self._drains: _LockWaiter | None = None  # the writer that has the word and waits for readers
 
     def try_acquire(self, *, write: bool) -> bool:
         """Takes the lock if nobody is in the way."""
@@ -78,7 +79,7 @@ class LockState:
             self._wait_for_readers()
 
     def _wait_for_word(self, what: str) -> None:
-        waiter = _Waiter(self._scheduler.current, self._scheduler.now_s)
+        waiter = _LockWaiter(self._scheduler.current, self._scheduler.now_s)
         self._waiting.append(waiter)
         try:
             self._scheduler.wait(f"the lock to {what}")
@@ -92,7 +93,7 @@ class LockState:
             raise
 
     def _wait_for_readers(self) -> None:
-        self._drains = _Waiter(self._scheduler.current, self._scheduler.now_s)
+        self._drains = _LockWaiter(self._scheduler.current, self._scheduler.now_s)
         try:
             self._scheduler.wait("the readers of the lock that it is about to write under")
         except BaseException:  # killed
@@ -122,39 +123,30 @@ class LockState:
         for _ in range(len(self._waiting) if self.sharing else min(1, len(self._waiting))):
             self._wake(self._waiting.popleft())
 
-    def _wake(self, waiter: _Waiter) -> None:
+    def _wake(self, waiter: _LockWaiter) -> None:
         self._scheduler.wake(waiter.program, 0.0 if self._spins(waiter) else self._wake_s)
 
-    def _spins(self, waiter: _Waiter) -> bool:
+    def _spins(self, waiter: _LockWaiter) -> bool:
         return self._scheduler.now_s - waiter.since_s < self._spin_s
 
 
-class LockedState:
-    """The vector and its lock, one for all workers."""
+class LockedState(VectorState):
+    """The vector and its lock, one for all workers; whole at any instant, as an update is written at the end of its time."""
 
     def __init__(self, x: torch.Tensor, lock: LockState) -> None:
-        self.x = x
-        self.version = 0
+        super().__init__(x)
         self.lock = lock
 
-    def snapshot(self, out: torch.Tensor) -> int:
-        """Copies the vector (P,) at this instant; returns its version.
-
-        Whole at any instant: an update of a locked vector is written at the end of its time.
-        """
-        out.copy_(self.x)
-        return self.version
-
-    def replace(self, x: torch.Tensor) -> None:
-        """Gives the vector the values of `x` (P,)."""
-        self.x.copy_(x)
+    def of(self, core: Core) -> SimulatedLocked:
+        """What the worker with this core sees."""
+        return SimulatedLocked(self, core)
 
 
-class SimulatedLocked:
+class SimulatedLocked(SimulatedVector):
     """One vector, one writer at a time; implements `LockedParameters`.
 
-    Modelled: the first attempt takes one atomic operation; who fails waits as `LockState` says, or with `backoff` sleeps and
-    tries again.
+    Modelled: the first attempt takes one atomic operation; after a failure the worker waits as `LockState` says, or with
+    `backoff` sleeps and tries again.
 
     Attributes:
         backoff: seconds to sleep after the attempt-th failure (from 0); None: wait.
@@ -162,18 +154,12 @@ class SimulatedLocked:
     """
 
     def __init__(self, state: LockedState, core: Core) -> None:
-        self._state = state
-        self._core = core
-        self.x = state.x
+        super().__init__(state, core)
+        self._lock = state.lock
         self.backoff: Callable[[int], float] | None = None
         self.waited_s = 0.0
-        self._reading = _Side(self, write=False)
-        self._writing = _Side(self, write=True)
-
-    @property
-    def version(self) -> int:
-        """Number of updates applied so far."""
-        return self._state.version
+        self._reading = _SimulatedSide(self, write=False)
+        self._writing = _SimulatedSide(self, write=True)
 
     def reading(self) -> AbstractContextManager[None]:
         """Holds the lock for reading."""
@@ -183,14 +169,9 @@ class SimulatedLocked:
         """Holds the lock for writing."""
         return self._writing
 
-    def advance(self) -> int:
-        """Counts one update; returns the version that it made."""
-        self._state.version += 1
-        return self._state.version
-
     def take(self, *, write: bool) -> None:
         """Gets one side of the lock and accounts for the wait."""
-        lock, core = self._state.lock, self._core
+        lock, core = self._lock, self._core
         core.atomic()
         if lock.try_acquire(write=write):
             return
@@ -209,10 +190,10 @@ class SimulatedLocked:
 
     def give(self, *, write: bool) -> None:
         """Releases one side of the lock."""
-        self._state.lock.release(write=write)
+        self._lock.release(write=write)
 
 
-class _Side:
+class _SimulatedSide:
     """One side of the lock as a context manager."""
 
     def __init__(self, vector: SimulatedLocked, *, write: bool) -> None:

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any
 
 from paceline.simulator.cluster import Cluster
-from paceline.simulator.cores import Cores
+from paceline.simulator.hardware.cores import Cores
 from paceline.simulator.network import Network
 from paceline.simulator.scheduler import Scheduler
 

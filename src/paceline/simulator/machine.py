@@ -10,31 +10,31 @@ from typing import Any, Literal
 import torch
 
 from paceline.errors import UsageError
-from paceline.ports.ports import Counts, Ports
-from paceline.ports.shared import MemoryRequest
-from paceline.simulator.bus import MemoryBus
+from paceline.ports.ports import Counts, Ports, ServerPorts
+from paceline.ports.shared import Needs
+from paceline.replica.buckets import bucket_bytes_for
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.collectives import AllReduceState, SimulatedCollectives
 from paceline.simulator.concurrency import SimulatedConcurrency
-from paceline.simulator.core import COPY_VECTORS, Core, OwnMemory, SimulatedClock
-from paceline.simulator.cores import Cores, SharedCore
 from paceline.simulator.faults import Disturbances, DropLink, Faults, Kill, Pause
+from paceline.simulator.hardware.bus import MemoryBus
+from paceline.simulator.hardware.core import COPY_VECTORS, Core, OwnMemory, SimulatedClock
+from paceline.simulator.hardware.cores import Cores, SharedCore
+from paceline.simulator.hardware.numa import SocketCore, SocketMachine
+from paceline.simulator.hardware.sockets import Placing
 from paceline.simulator.locks import LockedState, LockState
 from paceline.simulator.loopback import LoopbackNetwork
 from paceline.simulator.mailbox import SimulatedMailbox
 from paceline.simulator.memory import (
-    RacingState,
     ReplicatedState,
     SimulatedStalenessCounts,
     SlotState,
+    VectorState,
 )
 from paceline.simulator.network import Network
 from paceline.simulator.network_collectives import CollectiveCosts, NetworkCollectives, NetworkCollectivesState
-from paceline.simulator.numa import SocketCore, SocketMachine
-from paceline.simulator.parameters import parameters_of
 from paceline.simulator.scheduler import Scheduler
 from paceline.simulator.served import ServedState
-from paceline.simulator.sockets import Placing
 from paceline.specs.bounds import check_simulation
 from paceline.vectors.half_types import sum_type
 
@@ -46,7 +46,7 @@ class SimulatedMachine:
 
     Args:
         cluster: speeds.
-        request: the kind of shared parameters that the algorithm runs on.
+        needs: the kind of shared parameters that the algorithm runs on.
         x: initial parameters (P,), copied; empty for timing only.
         vector_bytes: size of one parameter vector, also where `x` is empty.
         batch_size: samples of a full batch.
@@ -72,7 +72,7 @@ class SimulatedMachine:
     def __init__(
         self,
         cluster: Cluster,
-        request: MemoryRequest,
+        needs: Needs,
         *,
         x: torch.Tensor,
         vector_bytes: int,
@@ -86,13 +86,13 @@ class SimulatedMachine:
         restarts: int = 0,
         update_vectors: float | None = None,
     ) -> None:
-        programs = cluster.workers + (request.server_programs if cluster.workers > 1 else 0)
-        check_simulation(programs, request.num_vectors(cluster.workers) * vector_bytes if x.numel() else 0)
+        programs = cluster.workers + (needs.server_programs if cluster.workers > 1 else 0)
+        check_simulation(programs, needs.num_vectors(cluster.workers) * vector_bytes if x.numel() else 0)
         self.cluster = cluster
-        self.request = request
+        self.needs = needs
         self.scheduler = scheduler or Scheduler(runs_torch=x.numel() > 0)
         self.staleness = SimulatedStalenessCounts()
-        self.num_blocks = cluster.racing_blocks if request.kind == "racing" else 1
+        self.num_blocks = cluster.racing_blocks if needs.kind == "racing" else 1
         self._x = x
         self._vector_bytes = vector_bytes
         self._batch_size = batch_size
@@ -102,7 +102,7 @@ class SimulatedMachine:
         self._cores = Cores.of(cluster, self.scheduler) if cluster.cores else None
         self._spin_s = cluster.spin_s if cluster.workers <= (cluster.cores or 0) else 0.0  # as `have_core_each` says
         self._collective = cluster.collective or (collective if self._cores is None else "memory")
-        self._is_networked = request.mailbox or (request.collectives and self._collective != "memory")
+        self._is_networked = needs.mailbox or (needs.collectives and self._collective != "memory")
         self._faults = faults or Faults()
         if not self._is_networked and any(isinstance(one, DropLink) for one in self._faults.script):
             raise UsageError("These workers share one machine's memory: there is no link to drop. Leave out drop_link.")
@@ -110,21 +110,21 @@ class SimulatedMachine:
         if cluster.sockets is not None and self._is_networked:
             raise UsageError("These workers have a machine each and share no memory; leave out the cluster's sockets.")
         if cluster.sockets is not None:
-            is_pool = request.kind in ("slots", "replicated")
+            is_pool = needs.kind in ("slots", "replicated")
             self._sockets = SocketMachine(self.scheduler, cluster, placing or Placing(), is_pool=is_pool)
         elif self._is_networked:
             self._memory = OwnMemory(self.scheduler, cluster.core_bytes_per_s)
         else:
             self._memory = MemoryBus(self.scheduler, cluster.core_bytes_per_s, cluster.bus_bytes_per_s)
         self._all_reduce: Any = None
-        if request.collectives and self._collective == "memory":
+        if needs.collectives and self._collective == "memory":
             self._all_reduce = AllReduceState(self.scheduler, cluster.workers, cluster.wake_s, self._spin_s)
-        elif request.collectives:
+        elif needs.collectives:
             self._all_reduce = NetworkCollectivesState(self.scheduler, cluster.workers)
             self._costs = CollectiveCosts(cluster, "tree" if self._collective == "tree" else "ring")
         self._update_vectors = cluster.update_vectors if update_vectors is None else update_vectors
-        self._num_servers = request.servers if cluster.workers > 1 else 0  # a lone worker needs none
-        self._num_server_programs = self._num_servers * request.copies
+        self._num_servers = needs.servers if cluster.workers > 1 else 0  # a lone worker needs none
+        self._num_server_programs = self._num_servers * needs.copies
         if self._cores is not None:
             self._network: Network = LoopbackNetwork(self.scheduler, cluster, self._num_server_programs, self._cores)
         else:
@@ -143,21 +143,23 @@ class SimulatedMachine:
 
     def _shared_state(self) -> Any:
         x = self._x.clone()
-        match self.request.kind:
+        match self.needs.kind:
             case "racing":
-                return RacingState(x)
+                return VectorState(x)
             case "slots":
                 return SlotState(x)
             case "locked":
                 lock = LockState(
-                    self.scheduler, self.cluster.wake_s, sharing=self.request.lock == "rwlock", spin_s=self._spin_s
+                    self.scheduler, self.cluster.wake_s, sharing=self.needs.lock == "rwlock", spin_s=self._spin_s
                 )
                 return LockedState(x, lock)
             case "replicated":
                 return ReplicatedState(x, self.cluster.workers, is_mean=self._is_gossip)
             case "served":
-                averaged, update_vectors = self.request.averaged, self._update_vectors
-                return ServedState(x, self._num_servers, averaged=averaged, update_vectors=update_vectors)
+                averaged, update_vectors = self.needs.averaged, self._update_vectors
+                return ServedState(
+                    x, self.cluster.workers, self._num_servers, averaged=averaged, update_vectors=update_vectors
+                )
 
     def core(self, worker_id: int) -> Core:
         """A worker's core, on a machine of its own if the workers talk over the network; each incarnation has the same."""
@@ -172,12 +174,12 @@ class SimulatedMachine:
             "vector_bytes": self._vector_bytes,
             "batch_size": self._batch_size,
             "disturbances": disturbances if disturbances is not None and disturbances.any else None,
-            "overlaps": self.request.collectives and self._collective != "memory",
+            "overlaps": self.needs.collectives and self._collective != "memory",
         }
         if self._sockets is not None:
             core: Core = SocketCore(machine=self._sockets, **named)
         elif self._cores is not None:
-            in_place = self.request.kind in ("racing", "slots") and self.cluster.workers > 1
+            in_place = self.needs.kind in ("racing", "slots") and self.cluster.workers > 1
             core = SharedCore(memory=self._memory, cores=self._cores, fetched_vectors=float(in_place), **named)
         else:
             core = Core(memory=self._memory, **named)
@@ -186,13 +188,17 @@ class SimulatedMachine:
             self._core_of[worker_id] = core
         return core
 
-    def ports(self, core: Core) -> Ports:
+    def ports(self, core: Core) -> Ports[Any]:
         """What the worker with this core is given."""
+        return Ports(**self._given(core))
+
+    def _given(self, core: Core) -> dict[str, Any]:
+        """Of the ports of a worker's or server's program."""
         worker_id, counts = core.worker_id, Counts()
         incarnation = self._incarnations.get(worker_id, 0)
         mailbox = concurrency = None
         self._counts.append(counts)
-        if self.request.mailbox:
+        if self.needs.mailbox:
             mailbox = SimulatedMailbox(
                 self.scheduler,
                 self._network,
@@ -205,22 +211,21 @@ class SimulatedMachine:
             )
             self._network.boxes[worker_id] = mailbox
             concurrency = SimulatedConcurrency(self.scheduler, worker_id, self.cluster.wake_s)
-        return Ports(
-            worker_id=worker_id,
-            num_workers=self.cluster.workers,
-            clock=SimulatedClock(self.scheduler),
-            random=Random(f"{self._seed}/{worker_id}"),
-            shared=self._parameters(core),
-            staleness=self.staleness,
-            moved=self._moved(core),
-            collectives=self._collectives(core, counts),
-            mailbox=mailbox,
-            concurrency=concurrency,
-            counts=counts,
-            incarnation=incarnation,
-            num_servers=self._num_servers,
-            copies=self.request.copies > 1,
-        )
+        return {
+            "worker_id": worker_id,
+            "num_workers": self.cluster.workers,
+            "clock": SimulatedClock(self.scheduler),
+            "random": Random(f"{self._seed}/{worker_id}"),
+            "shared": self.shared.of(core),
+            "staleness": self.staleness,
+            "moved": self._moved(core),
+            "collectives": self._collectives(core, counts),
+            "mailbox": mailbox,
+            "concurrency": concurrency,
+            "counts": counts,
+            "incarnation": incarnation,
+            "num_servers": self._num_servers,
+        }
 
     def _moved(self, core: Core) -> Callable[..., None]:
         """Takes the time of vectors that a program moves by itself: as long as the parameters, or as a server's shard."""
@@ -252,7 +257,7 @@ class SimulatedMachine:
         return self._vector_bytes // max(1, self._num_servers) if self._is_timing_only else None
 
     def _collectives(self, core: Core, counts: Counts) -> Any:
-        if not self.request.collectives:
+        if not self.needs.collectives:
             return None
         if self._collective == "memory":
             return SimulatedCollectives(self._all_reduce, core)
@@ -270,12 +275,13 @@ class SimulatedMachine:
 
         self.scheduler.start(worker_id, run)
 
-    def start_servers(self, serve: Callable[[int, Ports], None]) -> None:
+    def start_servers(self, serve: Callable[[int, ServerPorts], None]) -> None:
         """Adds the programs of servers and second copies, each on a machine of its own; they end with the last worker."""
         for server in range(self._num_server_programs):
-            ports = self.ports(self.core(self.cluster.workers + server))
+            given = self._given(self.core(self.cluster.workers + server))
+            ports = ServerPorts(**given, copies=self.needs.copies > 1)
 
-            def run(server: int = server, ports: Ports = ports) -> None:
+            def run(server: int = server, ports: ServerPorts = ports) -> None:
                 with torch.no_grad():
                     serve(server % self._num_servers, ports)
 
@@ -322,7 +328,7 @@ class SimulatedMachine:
                     self.scheduler.call_at(at_s, partial(self._network.pause, worker, for_s))
 
     def _drop_link(self, a: int, b: int) -> None:
-        if self.request.mailbox:
+        if self.needs.mailbox:
             self._network.drop_link(a, b)
         if isinstance(self._all_reduce, NetworkCollectivesState):
             link = (min(a, b), max(a, b))
@@ -345,7 +351,7 @@ class SimulatedMachine:
             self.scheduler.start(-1, partial(self._replace, worker_id), server=name)
         self.scheduler.end_worker(worker_id)
         self.on_gone(worker_id)
-        if self.request.kind == "replicated":
+        if self.needs.kind == "replicated":
             self.shared.lose(worker_id)
         if self._all_reduce is not None:
             lose = partial(self._all_reduce.lose, worker_id, reason)
@@ -357,27 +363,24 @@ class SimulatedMachine:
         assert self.restart is not None
         self._incarnations[worker_id] = self._incarnations.get(worker_id, 0) + 1
         self._network.replace(worker_id, self._incarnations[worker_id])
-        if self.request.kind == "replicated":
+        if self.needs.kind == "replicated":
             self.shared.come_back(worker_id)
         self._core_of[worker_id].moved_s = 0.0
         self.restart(worker_id)
         self._network.welcome(worker_id)
 
-    def _parameters(self, core: Core) -> Any:
-        return parameters_of(self.request.kind, self.shared, core, self.cluster.workers, self._num_servers)
-
-    def base_arguments(self, ports: Ports) -> dict[str, Any]:
+    def base_arguments(self, ports: Ports[Any]) -> dict[str, Any]:
         """What a worker's `BaseReplica` needs, except its binding and its recorder."""
         candidates = (ports.clock, ports.shared, ports.collectives, ports.mailbox, ports.concurrency)
         waits = [port for port in candidates if hasattr(port, "waited_s")]
         return {
             "waits": waits,
-            "staleness": self.staleness if self.request.staleness_counts else None,
+            "staleness": self.staleness if self.needs.staleness_counts else None,
             "stopped": _never,
-            "counts": ports.counts if self.request.mailbox or self.request.collectives else None,
+            "counts": ports.counts if self.needs.mailbox or self.needs.collectives else None,
             "now_s": ports.clock.now_s,
             "incarnation": ports.incarnation,
-            "num_workers": ports.num_workers,
+            "bucket_bytes": bucket_bytes_for(ports.num_workers, self.needs.bucket_bytes),
         }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 from paceline.errors import PeerLostError
+from paceline.ports.matching import fits
 from paceline.ports.ports import Counts, Event, Message, PeerBack, PeerLeft, Received
 from paceline.simulator.network import HEADER_BYTES, Network
 from paceline.simulator.program import Program
@@ -31,7 +32,7 @@ class SimulatedMailbox:
         num_workers: workers of the run.
         counts: messages and bytes are counted there.
         declared_bytes: size of every vector where vectors are empty (timing only); None: their own.
-        incarnation: of this worker; above 0, it knows from the start who has left.
+        incarnation: of this worker; above 0, it knows from the start which peers have left.
         copy_s_per_byte: that copying a vector takes; 0: what the network takes for a byte has that in it.
 
     Attributes:
@@ -64,7 +65,7 @@ class SimulatedMailbox:
         self._counts = counts
         self._declared_bytes = declared_bytes
         self._items: list[Event] = []  # mostly empty, and then smaller than a deque
-        self._waiters: tuple[_Waiter, ...] = ()
+        self._waiters: tuple[_Receiver, ...] = ()
         self._timer_at_s = math.inf
         self._reached: set[int] = set()  # peers met that have not left
         self._left: dict[int, PeerLeft] = {}
@@ -114,7 +115,7 @@ class SimulatedMailbox:
     ) -> Event | None:
         """The next message that fits, or the next event of a peer; None once `timeout_s` have passed.
 
-        With a `sender` that has left and of whom nothing is left to receive, that event once more.
+        With a `sender` that has left and of which nothing is left to receive, that event once more.
         """
         kinds = (kind,) if isinstance(kind, str) else kind
         if self._items:
@@ -138,7 +139,7 @@ class SimulatedMailbox:
             if item is not None or (timeout_s is not None and timeout_s <= 0):
                 return item
         begun_s = scheduler.now_s
-        waiter = _Waiter(kinds, sender, number)
+        waiter = _Receiver(kinds, sender, number)
         waiter.program = scheduler.current
         self._await(waiter, math.inf if timeout_s is None else timeout_s)
         scheduler.wait("a message")
@@ -191,7 +192,7 @@ class SimulatedMailbox:
         """Gives an item to the first program that waits for it, or keeps it."""
         waiters = self._waiters
         for waiter in waiters:
-            if _fits(item, waiter.kinds, waiter.sender, waiter.number):
+            if fits(item, waiter.kinds, waiter.sender, waiter.number):
                 self._waiters = tuple(one for one in waiters if one is not waiter) if len(waiters) > 1 else ()
                 waiter.item = item
                 busy_s = waiter.busy_until_s - self._scheduler.now_s
@@ -204,12 +205,12 @@ class SimulatedMailbox:
 
     def _take(self, kinds: tuple[str, ...] | None, sender: int | None, number: int | None) -> Event | None:
         for place, item in enumerate(self._items):
-            if _fits(item, kinds, sender, number):
+            if fits(item, kinds, sender, number):
                 del self._items[place]
                 return item
         return None
 
-    def _await(self, waiter: _Waiter, timeout_s: float) -> None:
+    def _await(self, waiter: _Receiver, timeout_s: float) -> None:
         """From now on what fits is this waiter's."""
         self._waiters = (*self._waiters, waiter) if self._waiters else (waiter,)
         waiter.until_s = self._scheduler.now_s + timeout_s
@@ -235,7 +236,7 @@ class SimulatedMailbox:
         self._set_timer(min((waiter.until_s for waiter in self._waiters), default=math.inf))
 
 
-class _Waiter:
+class _Receiver:
     """A program that waits for a message or an event."""
 
     __slots__ = ("busy_until_s", "item", "kinds", "number", "program", "sender", "until_s")
@@ -250,7 +251,7 @@ class _Waiter:
         self.program: Program
 
 
-class _Service(_Waiter):
+class _Service(_Receiver):
     """A program that does nothing but handle what comes: it waits for that again and again."""
 
     __slots__ = ("_handle", "_mailbox")
@@ -292,18 +293,6 @@ class _Departures:
     def arrive(self, item: Any) -> None:
         """The message leaves."""
         self._network.send(*item)
-
-
-def _fits(item: Event, kinds: tuple[str, ...] | None, sender: int | None, number: int | None) -> bool:
-    """Whether this is what `receive` was called for; None: any."""
-    if isinstance(item, Received):
-        message = item.message
-        return (
-            (kinds is None or message.kind in kinds)
-            and (sender is None or item.sender == sender)
-            and (number is None or message.number == number)
-        )
-    return sender is None or item.peer == sender
 
 
 class _Others(Set[int]):

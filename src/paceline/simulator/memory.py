@@ -14,26 +14,30 @@ from typing import Any
 import torch
 
 from paceline.ports.shared import View
-from paceline.simulator.core import Core
+from paceline.simulator.hardware.core import Core
 
 __all__ = [
-    "NoVector", "RacingState", "ReplicatedState", "SimulatedRacing", "SimulatedReplicated", "SimulatedSlots",
-    "SimulatedStalenessCounts", "SlotState",
+    "EXCLUDES_NOBODY", "NoVector", "ReplicatedState", "SimulatedRacing", "SimulatedReplicated", "SimulatedSlots",
+    "SimulatedStalenessCounts", "SimulatedVector", "SlotState", "VectorState",
 ]  # fmt: skip
 
-_EXCLUDES_NOBODY: AbstractContextManager[None] = nullcontext()
+EXCLUDES_NOBODY: AbstractContextManager[None] = nullcontext()
 _NUM_BINS = 1024  # as `memory.staleness`
 
 
-class RacingState:
-    """The vector of `SimulatedRacing`, one for all workers."""
+class VectorState:
+    """One vector `x` (P,) for all programs, and its version."""
 
     def __init__(self, x: torch.Tensor) -> None:
         self.x = x
         self.version = 0
 
+    def of(self, core: Core) -> SimulatedVector:
+        """What the worker with this core sees."""
+        return SimulatedRacing(self, core)
+
     def snapshot(self, out: torch.Tensor) -> int:
-        """Copies the vector (P,) as it is at this instant; returns its version."""
+        """Copies the vector as it is at this instant; returns its version."""
         out.copy_(self.x)
         return self.version
 
@@ -42,14 +46,15 @@ class RacingState:
         self.x.copy_(x)
 
 
-class SimulatedRacing:
-    """One live vector without any exclusion; implements `RacingParameters`.
+class SimulatedVector:
+    """What one worker sees of such a vector.
 
-    Modelled: an update is written in blocks over its time, so others see torn views; the version counts it at the end.
-    Not modelled: two writes of one component at the same instant, of which a real machine can lose one.
+    Args:
+        state: the vector, for all workers.
+        core: of the worker.
     """
 
-    def __init__(self, state: RacingState, core: Core) -> None:
+    def __init__(self, state: VectorState, core: Core) -> None:
         self._state = state
         self._core = core
         self.x = state.x
@@ -59,15 +64,27 @@ class SimulatedRacing:
         """Number of updates counted so far."""
         return self._state.version
 
+    def advance(self) -> int:
+        """Counts one update; returns the version that it made."""
+        self._state.version += 1
+        return self._state.version
+
+
+class SimulatedRacing(SimulatedVector):
+    """One live vector without any exclusion; implements `RacingParameters`.
+
+    Modelled: an update is written in blocks over its time, so others see torn views; the version counts it at the end.
+    Not modelled: two writes of one component at the same instant, of which a real machine can lose one.
+    """
+
     def writing(self) -> AbstractContextManager[None]:
         """Excludes nobody."""
-        return _EXCLUDES_NOBODY
+        return EXCLUDES_NOBODY
 
     def advance(self) -> int:
         """Counts one update, by one atomic addition; returns the version that it made."""
         self._core.atomic()
-        self._state.version += 1
-        return self._state.version
+        return super().advance()
 
 
 class SlotState:
@@ -91,6 +108,10 @@ class SlotState:
     def version(self) -> int:
         """Number of updates published."""
         return self.head.version
+
+    def of(self, core: Core) -> SimulatedSlots:
+        """What the worker with this core sees."""
+        return SimulatedSlots(self, core)
 
     def read(self) -> View:
         """The head, counted as being read."""
@@ -239,7 +260,7 @@ class SimulatedReplicated:
 
     def writing(self) -> AbstractContextManager[None]:
         """Excludes nobody."""
-        return _EXCLUDES_NOBODY
+        return EXCLUDES_NOBODY
 
     def advance(self, updates: int = 1) -> int:
         """Counts one update, or with 0 a change that is none."""
@@ -265,8 +286,12 @@ class ReplicatedState:
     def __init__(self, x: torch.Tensor, num_workers: int, *, is_mean: bool) -> None:
         nothing = NoVector()
         self.workers = [SimulatedReplicated(x.clone() if x.numel() else nothing) for _ in range(num_workers)]
-        self._is_mean = is_mean
+        self.own_models = is_mean
         self._lost: set[int] = set()
+
+    def of(self, core: Core) -> SimulatedReplicated:
+        """What the worker with this core sees: its own vector."""
+        return self.workers[core.worker_id]
 
     def lose(self, worker_id: int) -> None:
         """Leaves a dead worker's vector out from now on."""
@@ -276,15 +301,14 @@ class ReplicatedState:
         """Counts the vector again of a worker that was replaced; it is as the dead one left it."""
         self._lost.discard(worker_id)
 
-    @property
-    def present(self) -> list[int]:
+    def model_ids(self) -> list[int]:
         """The workers that are not dead; all of them where all are."""
         return [one for one in range(len(self.workers)) if one not in self._lost] or [*range(len(self.workers))]
 
     @property
     def version(self) -> int:
         """Worker 0's number of updates; where each has a model of its own, that of all together, averages included."""
-        return sum(one.version for one in self.workers) if self._is_mean else self.workers[0].version
+        return sum(one.version for one in self.workers) if self.own_models else self.workers[0].version
 
     def updates(self) -> list[int]:
         """How many updates each worker's vector has had."""
@@ -292,8 +316,8 @@ class ReplicatedState:
 
     def snapshot(self, out: torch.Tensor) -> int:
         """Copies the mean (P,), or worker 0's vector; returns the version."""
-        if not self._is_mean or len(self.present) == 1:
-            out.copy_(self.workers[self.present[0]].x)
+        if not self.own_models or len(self.model_ids()) == 1:
+            out.copy_(self.workers[self.model_ids()[0]].x)
         else:
             out.copy_(self._mean())
         return self.version
@@ -303,17 +327,22 @@ class ReplicatedState:
         for worker in self.workers:
             worker.x.copy_(x)
 
-    def consensus_distance(self) -> float:
-        """sum_i ||x_i - mean||^2 / n over the present workers, 0 where all agree."""
+    def model(self, worker: int, out: torch.Tensor) -> int:
+        """Copies a worker's model into `out` (P,); returns its version."""
+        out.copy_(self.workers[worker].x)
+        return self.workers[worker].version
+
+    def consensus_distance(self, mean: torch.Tensor | None = None) -> float:
+        """sum_i ||x_i - mean||^2 / n over the workers that are there, by their mean in float64; 0 where all agree."""
         mean = self._mean()
-        distances = [float((self.workers[one].x.double() - mean).square().sum()) for one in self.present]
+        distances = [float((self.workers[one].x.double() - mean).square().sum()) for one in self.model_ids()]
         return sum(distances) / len(distances)
 
     def _mean(self) -> torch.Tensor:
         total = torch.zeros_like(self.workers[0].x, dtype=torch.float64)
-        for one in self.present:
+        for one in self.model_ids():
             total += self.workers[one].x
-        return total / len(self.present)
+        return total / len(self.model_ids())
 
 
 class SimulatedStalenessCounts:

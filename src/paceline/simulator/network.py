@@ -1,4 +1,4 @@
-"""The network of a simulated cluster: when a message that is sent now has arrived, and who learns that a worker left."""
+"""The network of a simulated cluster: when a message that is sent now arrives, and when others learn of a worker's end."""
 
 from __future__ import annotations
 
@@ -146,14 +146,14 @@ class Network:
         """Whether this worker has ended or been killed."""
         return worker in self._gone
 
-    def tell_gone(self, whom: int, gone: int) -> None:
+    def tell_gone(self, worker: int, gone: int) -> None:
         """Tells a worker that another one is gone, as soon as it can know; after what one that has ended had sent to it."""
         reason, known_from_s = self._gone[gone]
         if gone not in self._killed:
-            self.send(gone, whom, self._left(gone, reason), HEADER_BYTES)
+            self.send(gone, worker, self._left(gone, reason), HEADER_BYTES)
             return
         at_s = max(self._scheduler.now_s + self._latency_s, known_from_s)
-        self._scheduler.call_at(at_s, (self.boxes[whom], self._left(gone, reason)))
+        self._scheduler.call_at(at_s, (self.boxes[worker], self._left(gone, reason)))
 
     def _left(self, worker: int, reason: str) -> PeerLeft:
         return PeerLeft(worker, self._incarnations.get(worker, 0), reason)
@@ -179,7 +179,7 @@ class Network:
                 self.tell_gone(peer, worker)
 
     def departed(self) -> list[PeerLeft]:
-        """Those that are gone, as one learns who comes now."""
+        """Those that are gone, as a worker that comes now learns."""
         return [self._left(worker, why) for worker, (why, _) in self._gone.items()]
 
     def replace(self, worker: int, incarnation: int) -> None:

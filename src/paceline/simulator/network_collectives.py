@@ -91,7 +91,7 @@ class CollectiveCosts:
         return Cost(number * self._latency_s + sending_s, sending_s, number, number * message_bytes)
 
 
-class _Operation:
+class JoinedOperation:
     """One operation that all workers join."""
 
     def __init__(self, num_workers: int) -> None:
@@ -108,7 +108,7 @@ class NetworkCollectivesState:
     def __init__(self, scheduler: Scheduler, num_workers: int) -> None:
         self.scheduler = scheduler
         self.num_workers = num_workers
-        self._operations: dict[int, _Operation] = {}
+        self._operations: dict[int, JoinedOperation] = {}
         self._free_s = 0.0  # from then on the links carry nothing
         self._ends_s = [0.0] * _UNDER_WAY  # of the last operations, one per thread
         self.lost: dict[int, str] = {}
@@ -119,7 +119,7 @@ class NetworkCollectivesState:
         """A worker begins its operation of this number; the last one completes it for all."""
         operation = self._operations.get(number)
         if operation is None:
-            operation = self._operations[number] = _Operation(self.num_workers)
+            operation = self._operations[number] = JoinedOperation(self.num_workers)
         operation.given[worker_id] = given
         operation.arrived.add(worker_id)
         if len(operation.arrived) < self.num_workers or self._cut:
@@ -127,8 +127,12 @@ class NetworkCollectivesState:
         finish(operation.given)
         operation.given.clear()
         operation.done_s = self._done_s(cost)
+        self._wake_all(operation, operation.done_s - self.scheduler.now_s)
+
+    def _wake_all(self, operation: JoinedOperation, after_s: float = 0.0) -> None:
         for program in operation.waiting:
-            self.scheduler.wake(program, operation.done_s - self.scheduler.now_s)
+            self.scheduler.wake(program, after_s)
+        operation.waiting.clear()
 
     def _done_s(self, cost: Cost) -> float:
         """When an operation is done that all workers have joined now.
@@ -161,13 +165,11 @@ class NetworkCollectivesState:
             del self._operations[number]
 
     def lose(self, worker_id: int, reason: str) -> None:
-        """The others know now that a worker is gone: whoever waits for it fails."""
+        """The others know now that a worker is gone: programs that wait for it fail."""
         self.lost[worker_id] = reason
         for operation in self._operations.values():
             if operation.done_s == math.inf and worker_id not in operation.arrived:
-                for program in operation.waiting:
-                    self.scheduler.wake(program)
-                operation.waiting.clear()
+                self._wake_all(operation)
 
     def cut(self, link: tuple[int, int], detection_s: float) -> None:
         """A link that the operations need is cut: those that all have joined end yet, all others fail `detection_s` later."""
@@ -178,11 +180,9 @@ class NetworkCollectivesState:
         self._is_cut_known = True
         for operation in self._operations.values():
             if operation.done_s == math.inf:
-                for program in operation.waiting:
-                    self.scheduler.wake(program)
-                operation.waiting.clear()
+                self._wake_all(operation)
 
-    def _refuse_if_lost(self, number: int, operation: _Operation) -> None:
+    def _refuse_if_lost(self, number: int, operation: JoinedOperation) -> None:
         if self._is_cut_known:
             raise WorkerLostError(f"collective operation {number} cannot be completed: {self._cut}.")
         missing = sorted(set(self.lost) - operation.arrived)

@@ -36,8 +36,8 @@ class ProgramError(PacelineError):
     """
 
     def __init__(self, program: Program, cause: Exception, at_s: float) -> None:
-        who = program.name[0].upper() + program.name[1:]
-        super().__init__(f"{who} failed at {at_s:.6g} s of virtual time: {type(cause).__name__}: {cause}")
+        name = program.name[0].upper() + program.name[1:]
+        super().__init__(f"{name} failed at {at_s:.6g} s of virtual time: {type(cause).__name__}: {cause}")
         self.worker_id = program.worker_id
         self.cause = cause
 

@@ -13,8 +13,8 @@ from paceline.optim.flat_parameters import FlatParameters
 from paceline.optim.settings import OptimizerSettings, SettingsGroup
 from paceline.ports.replica import Piece
 from paceline.replica.base import BaseReplica, TaskReplica
-from paceline.replica.buckets import bucket_bytes_for, bucket_ranges
-from paceline.simulator.core import SUM_VECTORS, Core
+from paceline.replica.buckets import bucket_ranges
+from paceline.simulator.hardware.core import SUM_VECTORS, Core
 from paceline.simulator.memory import NoVector
 from paceline.simulator.overlap import shares_until_complete
 
@@ -172,7 +172,7 @@ class SimulatedReplica(_Timed, TaskReplica):
         self._bind_gradients()
         super().gradient(at, version)
         if ready is not None and not self._leaving:
-            ranges = bucket_ranges(self.binding, bucket_bytes_for(self._num_workers))
+            ranges = bucket_ranges(self.binding, self._bucket_bytes)
             self._leave_in([self.g[begin:end] for begin, end in ranges], [end - begin for begin, end in ranges])
         self._compute(ready, finish)
 
@@ -212,7 +212,7 @@ class TimedReplica(_Timed):
         core: times.
         batches: yields `(batch_number, samples)`.
         num_blocks: as for `SimulatedReplica`.
-        bucket_bytes: sizes of the gradient's buckets, in the order in which they leave.
+        bucket_sizes: in bytes, of the gradient's buckets, in the order in which they leave.
         is_plain_sgd: whether an update is `x -= lr * g` and nothing else: one that copies then does so as it goes.
         base: as for `BaseReplica`; `binding` may be anything.
     """
@@ -223,7 +223,7 @@ class TimedReplica(_Timed):
         core: Core,
         batches: BatchSource,
         num_blocks: int,
-        bucket_bytes: Sequence[int],
+        bucket_sizes: Sequence[int],
         is_plain_sgd: bool,
         **base: Any,
     ) -> None:
@@ -234,7 +234,7 @@ class TimedReplica(_Timed):
         self._is_plain_sgd = is_plain_sgd
         self.g = torch.empty(0)
         self._missing = ()
-        self._leave_in([NoVector(size) for size in bucket_bytes], bucket_bytes)
+        self._leave_in([NoVector(size) for size in bucket_sizes], bucket_sizes)
 
     def steps(self) -> Iterator[int]:
         """This worker's steps, from 1, until the source ends or the run is stopped."""

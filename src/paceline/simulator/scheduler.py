@@ -66,7 +66,7 @@ class Scheduler:
         self._by_worker: dict[int, list[Program]] = {}
         self._num_main = 0  # main programs that have not ended
         self._hub = getcurrent()
-        self._servants: list[greenlet] = []  # for programs that serve; those that have nothing to do
+        self._idle_greenlets: list[greenlet] = []  # for programs that serve; those that have nothing to do
         self._ended = False
         self._cut = False
         self._runs_torch = runs_torch
@@ -249,7 +249,9 @@ class Scheduler:
         try:
             if program.here is not None or program.serve is None:
                 return (program.here or program.greenlet).switch()
-            return (self._servants.pop() if self._servants else greenlet(self._call, self._hub)).switch(program)
+            return (self._idle_greenlets.pop() if self._idle_greenlets else greenlet(self._call, self._hub)).switch(
+                program
+            )
         except Exception as error:
             # `current` may be another one by now: programs hand over to each other.
             raise ProgramError(self.current, error, self.now_s) from error
@@ -264,7 +266,7 @@ class Scheduler:
                 self._ended = True
 
     def _call(self, program: Program) -> None:
-        """Calls programs that serve, one after the other; the body of a servant."""
+        """Calls programs that serve, one after the other; the body of an idle greenlet."""
         me = getcurrent()
         while True:
             assert program.serve is not None
@@ -275,7 +277,7 @@ class Scheduler:
             program.here = None
             what = self._next_event()
             while not (isinstance(what, Program) and what.serve is not None and what.here is None and not what.over):
-                self._servants.append(me)
+                self._idle_greenlets.append(me)
                 what = self._hand_over(what)
             program = self.current = what
             if self.on_resume is not None:
@@ -296,8 +298,8 @@ class Scheduler:
         """Goes on with an event; returns once somebody goes on with the caller's greenlet, and with which program."""
         if isinstance(what, Program):
             here = what.here
-            if here is None and what.serve is not None and self._servants and not what.over:
-                here = self._servants.pop()
+            if here is None and what.serve is not None and self._idle_greenlets and not what.over:
+                here = self._idle_greenlets.pop()
             if here is not None:
                 self.current = what
                 if self.on_resume is not None:
@@ -332,5 +334,5 @@ class Scheduler:
         for program in self._programs:
             if not program.over:
                 self._throw(program)
-        while self._servants:
-            self._servants.pop().throw(GreenletExit)
+        while self._idle_greenlets:
+            self._idle_greenlets.pop().throw(GreenletExit)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
 import torch
 
 from paceline.ports.shared import shard_ranges
-from paceline.simulator.core import Core
+from paceline.simulator.hardware.core import Core
+from paceline.simulator.memory import EXCLUDES_NOBODY
 from paceline.vectors.half_types import sum_type
 
 __all__ = ["ServedState", "SimulatedCopy", "SimulatedShard"]
-
-_EXCLUDES_NOBODY: AbstractContextManager[None] = nullcontext()
 
 
 class SimulatedShard:
@@ -50,7 +49,7 @@ class SimulatedShard:
         """Takes the time of an update of the shard."""
         if self.core is not None:
             self.core.move(self._update_vectors / len(self.ranges))
-        return _EXCLUDES_NOBODY
+        return EXCLUDES_NOBODY
 
     def advance(self) -> int:
         """Counts one update."""
@@ -84,15 +83,23 @@ class ServedState:
 
     Args:
         x: initial parameters (P,), kept.
+        num_workers: of the run; the cores of servers, and then of their second copies, are numbered after theirs.
         num_servers: how many shards; 0: a lone worker has it.
         averaged: whether a moving average lies beside it.
         update_vectors: that one update moves.
     """
 
     def __init__(
-        self, x: torch.Tensor, num_servers: int, *, averaged: bool = False, update_vectors: float = 3.0
+        self,
+        x: torch.Tensor,
+        num_workers: int,
+        num_servers: int,
+        *,
+        averaged: bool = False,
+        update_vectors: float = 3.0,
     ) -> None:
         self.x = x
+        self._num_workers, self._num_servers = num_workers, num_servers
         self.average = x.to(sum_type(x.dtype), copy=True) if averaged else None
         self.average_buffers: dict[str, torch.Tensor] = {}
         self.ranges = shard_ranges(x.numel(), max(1, num_servers))
@@ -102,6 +109,17 @@ class ServedState:
             SimulatedShard(x[begin:end], self.ranges, part, update_vectors=update_vectors)
             for (begin, end), part in zip(self.ranges, parts, strict=True)
         ]
+
+    def of(self, core: Core) -> SimulatedShard | SimulatedCopy:
+        """What the program with this core sees."""
+        server = core.worker_id - self._num_workers  # below 0: a worker
+        if not self._num_servers:
+            return self.shards[0]
+        if server < 0:
+            return SimulatedCopy(self.x.clone(), self.ranges)
+        shard = self.shards[server] if server < self._num_servers else self._second_copy(server % self._num_servers)
+        shard.core = core
+        return shard
 
     def average_also(self, buffers: Mapping[str, torch.Tensor]) -> None:
         """The model's buffers, which all workers write, shall have an average as well."""
@@ -115,8 +133,7 @@ class ServedState:
         out.copy_(self.average)
         return self.version
 
-    def copy(self, shard: int) -> SimulatedShard:
-        """Memory for a shard's second copy."""
+    def _second_copy(self, shard: int) -> SimulatedShard:
         x = torch.zeros_like(self.shards[shard].x)
         return SimulatedShard(x, self.ranges, update_vectors=self._update_vectors)
 

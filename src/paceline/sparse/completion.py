@@ -22,7 +22,7 @@ from paceline.memory.atomics import fetch_add, load
 from paceline.sparse.instructions import compiled
 from paceline.sparse.linear import DivergedError, Pass
 from paceline.sparse.matrix import count_rows_with
-from paceline.sparse.rows import Rows, ask_for
+from paceline.sparse.rows import Rows, prefetch_rows
 from paceline.sparse.team import Team, shuffle
 
 __all__ = ["Completion", "Factors", "complete"]
@@ -65,7 +65,7 @@ def complete(
         if start >= order.size:
             break
         for position in range(start, min(start + chunk_rows, order.size)):
-            ask_for(rows, order, factors.row_biases, position, order.size)
+            prefetch_rows(rows, order, factors.row_biases, position, order.size)
             u = U(order[U(position)])
             head, end = U(rows.begins[u]), U(rows.begins[u + U(1)])
             if head == end:

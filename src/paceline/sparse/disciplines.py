@@ -4,8 +4,8 @@
 * "locks": AIG of the Hogwild! paper. A thread locks all coordinates of its example while it updates them. Locks are
   striped: neighbouring coordinates share one. They are taken in rising order, so that no two threads wait for each other.
 * "round-robin": RR. Gradients are computed in parallel, and updates made in turn: example k after example k - 1.
-* "replicas": HogWild++. Each thread has a replica, and a token goes round: who has held it for `DELAY` updates mixes its
-  replica with the next one's, and hands it on. (In its paper the threads of one processor socket share a replica.)
+* "replicas": HogWild++. Each thread has a replica, and a token goes round: the thread that has held it for `DELAY` updates
+  mixes its replica with the next one's, and hands it on. (In its paper the threads of one processor socket share a replica.)
 
 For one output, with losses that are built in, L2 and steps that are the same for all coordinates. With one thread, all
 are plain SGD.
@@ -20,17 +20,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from scipy.optimize import root_scalar
 
 from paceline.errors import UsageError
 from paceline.memory.atomics import compare_and_swap, fetch_add, load, pause, store
 from paceline.sparse.hot import LINE
 from paceline.sparse.instructions import add_atomically, compiled, give_way
 from paceline.sparse.losses import slope_of, value_of
-from paceline.sparse.rows import Rows, add, ask_for, dot
-from paceline.sparse.steps import Plan, step_size
+from paceline.sparse.rows import Rows, add, dot, prefetch_rows
+from paceline.sparse.steps import PassPlan, step_size
 from paceline.sparse.walk import LIMITED, LOSS, OTHERS, ROWS, STEEPEST, Examples, Model
 
-__all__ = ["DISCIPLINES", "RACING", "Means", "average", "check_discipline", "means_for", "walk_otherwise"]
+__all__ = ["DISCIPLINES", "RACING", "Resources", "average", "check_discipline", "resources_for", "walk_by_discipline"]
 
 RACING = ("copies", "shared")
 """Hogwild! itself: with a copy of the weights per thread (hot.py), or on one vector."""
@@ -46,7 +47,7 @@ PATIENCE = 200
 """Looks at a word before a thread gives way: with more threads than cores, the one it waits for may not be running."""
 
 
-class Means(NamedTuple):
+class Resources(NamedTuple):
     """What one thread needs for its discipline; arrays that it does not need are empty."""
 
     kind: int
@@ -60,7 +61,7 @@ class Means(NamedTuple):
     push: float  # beta: what of a replica's change the next one gets
 
 
-def check_discipline(discipline: str, *, outputs: int, plan: Plan, own_loss: bool) -> None:
+def check_discipline(discipline: str, *, outputs: int, plan: PassPlan, own_loss: bool) -> None:
     """Refuse an unknown discipline, and what it is not made for.
 
     Raises:
@@ -75,7 +76,7 @@ def check_discipline(discipline: str, *, outputs: int, plan: Plan, own_loss: boo
         )
 
 
-def means_for(discipline: str, threads: int, rows: Rows, shared: np.ndarray) -> list[Means]:
+def resources_for(discipline: str, threads: int, rows: Rows, shared: np.ndarray) -> list[Resources]:
     """Each thread's own; locks and replicas are one for all.
 
     Raises:
@@ -90,16 +91,14 @@ def means_for(discipline: str, threads: int, rows: Rows, shared: np.ndarray) -> 
     push = _push(threads)
     keep = 1.0 - push ** (threads - 1)
     snapshots = np.zeros_like(replicas)
-    return [Means(kind, thread, threads, locks, width, replicas, snapshots, keep, push) for thread in range(threads)]
+    return [
+        Resources(kind, thread, threads, locks, width, replicas, snapshots, keep, push) for thread in range(threads)
+    ]
 
 
 def _push(threads: int) -> float:
     """Beta of HogWild++: beta**n + beta = 1, so that a change counts once when it has been round the ring."""
-    low, high = 0.5, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (low, middle) if middle**threads + middle > 1 else (middle, high)
-    return low
+    return root_scalar(lambda beta: beta**threads + beta - 1, bracket=(0.0, 1.0)).root
 
 
 @compiled
@@ -112,39 +111,39 @@ def _rising(rows: Rows) -> bool:
 
 
 @compiled
-def walk_otherwise(
+def walk_by_discipline(
     rows: Rows,
     examples: Examples,
-    plan: Plan,
+    plan: PassPlan,
     model: Model,
-    means: Means,
+    resources: Resources,
     span: tuple[int, int, int],
     scales: np.ndarray,
-    totals: np.ndarray,
+    l1_dues: np.ndarray,
     clock: int,
     report: np.ndarray,
 ) -> None:
     """As `walk`, with another discipline. In turn, a chunk must be one example, and its number is its turn."""
     order, weights = examples.order, model.weights
     first, last, first_step = span
-    in_turn, replicated = means.kind == ROUND_ROBIN, means.kind == REPLICAS
+    in_turn, replicated = resources.kind == ROUND_ROBIN, resources.kind == REPLICAS
     turn = clock + LINE  # or the number of the thread that has the token
     if replicated:
-        weights = means.replicas[means.thread]
+        weights = resources.replicas[resources.thread]
         for j in range(model.weights.size):
-            weights[j] = means.snapshots[means.thread, j] = model.weights[j]
-        weights[-1] = means.snapshots[means.thread, model.weights.size] = model.intercepts[0]
-    held = 0
-    chunk = means.thread - means.threads
+            weights[j] = resources.snapshots[resources.thread, j] = model.weights[j]
+        weights[-1] = resources.snapshots[resources.thread, model.weights.size] = model.intercepts[0]
+    updates_with_token = 0
+    chunk = resources.thread - resources.threads
     while True:
-        chunk = chunk + means.threads if in_turn else fetch_add(clock, 1)
+        chunk = chunk + resources.threads if in_turn else fetch_add(clock, 1)
         start = first + chunk * plan.chunk
         if start >= last:
             break
         stop = min(start + plan.chunk, last)
         scale = scales[chunk]
         for position in range(start, stop):
-            ask_for(rows, order, examples.targets, position, last)
+            prefetch_rows(rows, order, examples.targets, position, last)
             row = U(order[U(position)])
             head, end = U(rows.begins[row]), U(rows.begins[row + U(1)])
             intercept = float(weights[-1]) if replicated else model.intercepts[0]
@@ -164,17 +163,17 @@ def walk_otherwise(
                 _wait(turn, chunk)
             if slope != 0.0:
                 _update(
-                    rows, head, end, weights, model, means, -eta * slope / scale, -eta * slope * plan.intercept_rate
+                    rows, head, end, weights, model, resources, -eta * slope / scale, -eta * slope * plan.intercept_rate
                 )
             if in_turn:
                 store(turn, chunk + 1)
             scale /= 1.0 + eta * plan.l2
-            if replicated and means.threads > 1 and load(turn) == means.thread:
-                held += 1
-                if held >= DELAY:
-                    held = 0
-                    _exchange(means)
-                    store(turn, (means.thread + 1) % means.threads)
+            if replicated and resources.threads > 1 and load(turn) == resources.thread:
+                updates_with_token += 1
+                if updates_with_token >= DELAY:
+                    updates_with_token = 0
+                    _exchange(resources)
+                    store(turn, (resources.thread + 1) % resources.threads)
         report[ROWS] += stop - start
         if not in_turn:
             report[OTHERS] += (load(clock) - chunk - 1) * plan.chunk
@@ -187,39 +186,39 @@ def _update(
     end: np.uint64,
     weights: np.ndarray,
     model: Model,
-    means: Means,
+    resources: Resources,
     step: float,
     shift: float,
 ) -> None:
     """Add `step` times the row to the weights, and `shift` to the intercept, as the discipline has it."""
-    if means.kind == ATOMIC:
+    if resources.kind == ATOMIC:
         skip = head if rows.dense else U(0)
         for k in range(head, end):
             change = weights.dtype.type(step) * rows.values[k]
             add_atomically(weights, U(rows.indices[k - skip]), change)  # pyright: ignore[reportCallIssue]
         add_atomically(model.intercepts, U(0), shift)  # pyright: ignore[reportCallIssue]
         return
-    if means.kind == LOCKS:
-        _lock(rows, head, end, means, True)
+    if resources.kind == LOCKS:
+        _lock(rows, head, end, resources, True)
     add(rows, head, end, weights, step)
-    if means.kind == REPLICAS:
+    if resources.kind == REPLICAS:
         weights[-1] += weights.dtype.type(shift)
     else:
         model.intercepts[0] += shift
-    if means.kind == LOCKS:
-        _lock(rows, head, end, means, False)
+    if resources.kind == LOCKS:
+        _lock(rows, head, end, resources, False)
 
 
 @compiled
-def _lock(rows: Rows, head: np.uint64, end: np.uint64, means: Means, take: bool) -> None:
+def _lock(rows: Rows, head: np.uint64, end: np.uint64, resources: Resources, take: bool) -> None:
     """Take, or give back, the locks of a row's coordinates, in rising order, and the intercept's, which is the last."""
     skip = head if rows.dense else U(0)
-    base: int = means.locks.ctypes.data
-    held = -1
+    base: int = resources.locks.ctypes.data
+    last = -1
     for k in range(head, end + U(1)):
-        stripe = means.locks.size - 1 if k == end else int(rows.indices[k - skip]) // means.width
-        if stripe != held:
-            held = stripe
+        stripe = resources.locks.size - 1 if k == end else int(rows.indices[k - skip]) // resources.width
+        if stripe != last:
+            last = stripe
             if take:
                 looks = 0
                 while not compare_and_swap(base + 8 * stripe, 0, 1):
@@ -245,12 +244,12 @@ def _look_away(looks: int) -> int:
 
 
 @compiled
-def _exchange(means: Means) -> None:
+def _exchange(resources: Resources) -> None:
     """Mix a thread's replica with the next one's, which its owner goes on changing."""
-    number = means.replicas.dtype.type
-    mine, base = means.replicas[means.thread], means.snapshots[means.thread]
-    following = means.replicas[(means.thread + 1) % means.threads]
-    keep, push = number(means.keep), number(means.push)
+    number = resources.replicas.dtype.type
+    mine, base = resources.replicas[resources.thread], resources.snapshots[resources.thread]
+    following = resources.replicas[(resources.thread + 1) % resources.threads]
+    keep, push = number(resources.keep), number(resources.push)
     for j in range(mine.size):
         other = following[j]
         change = mine[j] - base[j]
@@ -263,8 +262,8 @@ def _exchange(means: Means) -> None:
             base[j] = mixed - change
 
 
-def average(means: Means, shared: np.ndarray, intercepts: np.ndarray) -> None:
+def average(resources: Resources, shared: np.ndarray, intercepts: np.ndarray) -> None:
     """Make the model the mean of the replicas; no thread may be running."""
-    mean = means.replicas.mean(axis=0)
+    mean = resources.replicas.mean(axis=0)
     shared[:] = mean[:-1]
     intercepts[0] = mean[-1]

@@ -17,7 +17,7 @@ What threads exchange of the hot coordinates lies side by side, in a vector of i
 from the other core costs as much as ten non-zeros, then brings sixteen of them and not one. The shared vector's own
 places of hot coordinates mean nothing during a pass.
 
-Nothing is lost at merges, and nobody waits: a thread that the system puts aside in the middle of an ordinary addition
+Nothing is lost at merges, and no thread waits: a thread that the system puts aside in the middle of an ordinary addition
 would undo what all others have merged meanwhile. So merges are one thread's at a time, and one that finds another at it
 leaves its own for the next time. What was measured: benchmarks/results/sparse.md.
 """
@@ -36,12 +36,12 @@ __all__ = [
     "LINE",
     "Copies",
     "Tiers",
-    "begin",
     "collect",
-    "copies_for",
+    "copy_model",
+    "fill_exchange",
     "merge",
     "merge_intercept",
-    "spread",
+    "thread_copies",
     "tiers_for",
 ]
 
@@ -107,7 +107,7 @@ def tiers_for(frequencies: np.ndarray, examples: int, threads: int) -> Tiers:
     return Tiers(hot, tuple(ends), tuple(periods), sweep)
 
 
-def copies_for(threads: int, shared: np.ndarray, classes: int, tiers: Tiers | None) -> list[Copies]:
+def thread_copies(threads: int, shared: np.ndarray, classes: int, tiers: Tiers | None) -> list[Copies]:
     """Each thread's own part. Without tiers, all threads write to the shared vector, and only intercepts have copies."""
     every = max(1, VISITS // threads) if threads > 1 else 0
     copying = tiers is not None and threads > 1
@@ -144,7 +144,7 @@ def _apart(count: int, kind: Any) -> np.ndarray:
 
 
 @compiled
-def begin(copies: Copies, shared: np.ndarray, intercepts: np.ndarray) -> None:
+def copy_model(copies: Copies, shared: np.ndarray, intercepts: np.ndarray) -> None:
     """Take the model as it is; each thread does this first in a pass."""
     if copies.bases.size:
         for place in range(shared.size):
@@ -190,7 +190,7 @@ def merge_intercept(copies: Copies, shared: np.ndarray, number: int, own: float)
     return merged
 
 
-def spread(team: list[Copies], shared: np.ndarray) -> None:
+def fill_exchange(team: list[Copies], shared: np.ndarray) -> None:
     """Make the hot coordinates' exchange what the model is; before threads begin."""
     if team[0].hot.size:
         np.take(shared, team[0].hot, out=team[0].exchange)

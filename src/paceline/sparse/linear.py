@@ -13,13 +13,13 @@ import numpy as np
 from numba import njit
 
 from paceline.errors import PacelineError
-from paceline.sparse.disciplines import RACING, average, check_discipline, means_for, walk_otherwise
-from paceline.sparse.hot import collect, copies_for, spread, tiers_for
+from paceline.sparse.disciplines import RACING, average, check_discipline, resources_for, walk_by_discipline
+from paceline.sparse.hot import collect, fill_exchange, thread_copies, tiers_for
 from paceline.sparse.instructions import FAST, compiled
 from paceline.sparse.losses import Loss
 from paceline.sparse.matrix import frequencies
 from paceline.sparse.rows import Rows
-from paceline.sparse.steps import SMALLEST_SCALE, Plan, chart, settle
+from paceline.sparse.steps import SMALLEST_SCALE, PassPlan, schedule_penalties, settle
 from paceline.sparse.team import Team, shuffle
 from paceline.sparse.walk import LIMITED, LOSS, OTHERS, ROWS, Examples, Model, walk, walk_classes
 
@@ -75,7 +75,7 @@ class LinearModel:
         self,
         rows: Rows,
         targets: np.ndarray,
-        plan: Plan,
+        plan: PassPlan,
         team: Team,
         *,
         loss: Loss | None = None,
@@ -100,7 +100,15 @@ class LinearModel:
             discipline: "copies" is a copy of the weights per thread, merged now and then (`hot.py`); with "shared" all write
                 to one vector; `disciplines.py` has others to compare with.
         """
-        return Learning(self, rows, targets, plan, team, loss, weights, balance, subset, seed, discipline)
+        kind = np.int32 if rows.begins.size < 2**31 else np.int64
+        order = np.arange(len(targets), dtype=kind) if subset is None else subset.astype(kind)
+        examples = Examples(
+            order,
+            targets,
+            np.zeros(0, self.dtype) if weights is None else weights,
+            np.ones((self.outputs, 2)) if balance is None else np.asarray(balance, float),
+        )
+        return Learning(self, rows, examples, plan, team, loss, seed, discipline)
 
 
 class Learning:
@@ -117,32 +125,18 @@ class Learning:
         self,
         model: LinearModel,
         rows: Rows,
-        targets: np.ndarray,
-        plan: Plan,
+        examples: Examples,
+        plan: PassPlan,
         team: Team,
         loss: Loss | None,
-        weights: np.ndarray | None,
-        balance: np.ndarray | None,
-        subset: np.ndarray | None,
         seed: int | None,
         discipline: str,
     ) -> None:
-        self.model, self.rows, self.team, self._seed = model, rows, team, seed
-        count = len(targets) if subset is None else len(subset)
+        self.model, self.rows, self.examples, self.team, self._seed = model, rows, examples, team, seed
+        count = examples.order.size
         check_discipline(discipline, outputs=model.outputs, plan=plan, own_loss=loss is not None)
         in_turn = discipline == "round-robin"
         self.plan = plan._replace(chunk=1 if in_turn else max(1, min(CHUNK, count // (4 * team.threads))))
-        order = np.arange(count, dtype=np.int32 if rows.begins.size < 2**31 else np.int64)
-        if subset is not None:
-            order[:] = subset
-        none = np.zeros(0, model.dtype)
-        even = np.ones((model.outputs, 2))
-        self.examples = Examples(
-            order,
-            targets,
-            none if weights is None else weights,
-            even if balance is None else np.asarray(balance, float),
-        )
         shared = model.coordinates.reshape(-1)
         # Under Adagrad and L1, threads share a weight's other numbers, and so the weight.
         copying = (
@@ -157,16 +151,16 @@ class Learning:
         self.discipline = "shared" if discipline == "copies" and team.threads > 1 and not copying else discipline
         self._racing = discipline in RACING
         self._own: list[Any] = (
-            copies_for(team.threads, shared, model.outputs, self.tiers)
+            thread_copies(team.threads, shared, model.outputs, self.tiers)
             if self._racing
-            else means_for(discipline, team.threads, rows, shared)
+            else resources_for(discipline, team.threads, rows, shared)
         )
         if plan.adagrad and not model.squares.size:
             model.squares = np.full(model.coordinates.size, 1e-10, model.dtype)
-        paid = np.zeros(shared.size if plan.l1 > 0 else 0, model.dtype)
-        self._shared = Model(shared, paid, model.squares, model.intercepts)
-        self._walk = _kernel(model.outputs > 1, loss) if self._racing else walk_otherwise
-        self._scale, self._owed = 1.0, 0.0
+        l1_applied = np.zeros(shared.size if plan.l1 > 0 else 0, model.dtype)
+        self._shared = Model(shared, l1_applied, model.squares, model.intercepts)
+        self._walk = _kernel(model.outputs > 1, loss) if self._racing else walk_by_discipline
+        self._scale, self._l1_due = 1.0, 0.0
         self.passes: list[Pass] = []
 
     def make_pass(self, **changes: Any) -> Pass:
@@ -182,17 +176,17 @@ class Learning:
             shuffle(order, (self._seed * 1_000_003 + self.model.steps) % 2**63)
         report = np.zeros((self.team.threads, 16))  # lines of the cache of their own
         chunks = -(-order.size // plan.chunk) + 1
-        scales, totals = np.empty(chunks), np.empty(chunks)
+        scales, l1_dues = np.empty(chunks), np.empty(chunks)
         first = 0
         while first < order.size:
             step = self.model.steps
-            count = chart(plan, step, order.size - first, self._scale, self._owed, scales, totals)
+            count = schedule_penalties(plan, step, order.size - first, self._scale, self._l1_due, scales, l1_dues)
             span = (first, first + count, step)
             if self._racing:
-                spread(self._own, self._shared.weights)
+                fill_exchange(self._own, self._shared.weights)
             self.team.run(
                 lambda thread, span=span: self._walk(
-                    self.rows, self.examples, plan, self._shared, self._own[thread], span, scales, totals,
+                    self.rows, self.examples, plan, self._shared, self._own[thread], span, scales, l1_dues,
                     self.team.clock, report[thread],
                 )
             )  # fmt: skip
@@ -201,7 +195,7 @@ class Learning:
             elif not self._racing and self._own[0].replicas.size:
                 average(self._own[0], self._shared.weights, self._shared.intercepts)
             end = -(-count // plan.chunk)
-            self._scale, self._owed = float(scales[end]), float(totals[end])
+            self._scale, self._l1_due = float(scales[end]), float(l1_dues[end])
             self.model.steps += count
             first += count
             if self._scale < SMALLEST_SCALE:
@@ -215,10 +209,10 @@ class Learning:
         return done
 
     def settle(self) -> None:
-        """Make the model's weights what they are: penalties paid, scale one. Before they are used or read."""
-        if self._scale != 1.0 or self._owed != 0.0:
-            settle(self._shared.weights, self._shared.paid, self._scale, self._owed)
-            self._scale, self._owed = 1.0, self._owed * self._scale
+        """Apply all penalties to the weights, so that their scale is one; before they are used or read."""
+        if self._scale != 1.0 or self._l1_due != 0.0:
+            settle(self._shared.weights, self._shared.l1_applied, self._scale, self._l1_due)
+            self._scale, self._l1_due = 1.0, self._l1_due * self._scale
 
     def _check(self, number: int) -> None:
         if not (np.isfinite(self.model.intercepts).all() and all_finite(self.model.coordinates.reshape(-1))):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from paceline.errors import UsageError
 from paceline.sparse.losses import OWN, Loss, code_of, slope_of
-from paceline.sparse.steps import CONSTANT, INVSCALING, OPTIMAL, Plan
+from paceline.sparse.steps import CONSTANT, INVSCALING, OPTIMAL, PassPlan
 
 __all__ = ["LEARNING_RATES", "PENALTIES", "SPARSE_INTERCEPT_RATE", "plan_for"]
 
@@ -31,7 +31,7 @@ def plan_for(
     fit_intercept: bool,
     dense: bool,
     tracking: bool,
-) -> Plan:
+) -> PassPlan:
     """Check the options of an estimator, and make its plan.
 
     Raises:
@@ -56,7 +56,7 @@ def plan_for(
     ratio = {"l1": 1.0, "elasticnet": l1_ratio}.get(penalty or "", 0.0)
     l1, l2 = (alpha * ratio, alpha * (1.0 - ratio)) if penalty else (0.0, 0.0)
     rate = (1.0 if dense else SPARSE_INTERCEPT_RATE) if fit_intercept else 0.0
-    return Plan(
+    return PassPlan(
         code, float(epsilon), schedule, float(eta), float(power_t), offset, l1, l2, learning_rate == "adagrad", tracking,
         rate, 256,
     )  # fmt: skip

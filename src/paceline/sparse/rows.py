@@ -1,6 +1,6 @@
-"""What is done with one row of a matrix: ask for it early, multiply it with weights, add it to weights.
+"""What is done with one row of a matrix: prefetch it, multiply it with weights, add it to weights.
 
-Rows are visited in random order, which the processor cannot foresee: without a request ahead, each waits for memory.
+Rows are visited in random order, which the processor cannot foresee: without a prefetch, each waits for memory.
 Indices are unsigned, so that no code for negative ones is compiled. In a dense matrix all rows share one list of
 indices: 0, 1, 2, ...
 """
@@ -12,15 +12,15 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.sparse.instructions import compiled, prefetch
-from paceline.sparse.steps import pay
+from paceline.sparse.steps import apply_l1
 
-__all__ = ["Rows", "add", "add_adagrad", "ask_for", "dot", "pay_row"]
+__all__ = ["Rows", "add", "add_adagrad", "apply_l1_to_row", "dot", "prefetch_rows"]
 
 U = np.uint64
 FAR = np.uint64(12)
-"""Rows ahead whose beginning is asked for."""
+"""Rows ahead whose beginning is prefetched."""
 NEAR = np.uint64(6)
-"""Rows ahead whose entries are asked for: their beginning has arrived by then."""
+"""Rows ahead whose entries are prefetched: their beginning has arrived by then."""
 
 
 class Rows(NamedTuple):
@@ -33,7 +33,7 @@ class Rows(NamedTuple):
 
 
 @compiled
-def ask_for(rows: Rows, order: np.ndarray, beside: np.ndarray, position: int, last: int) -> None:
+def prefetch_rows(rows: Rows, order: np.ndarray, beside: np.ndarray, position: int, last: int) -> None:
     """Prefetch what the rows after `position` will need; `beside` has a number per row, such as its target."""
     far, near = U(position) + FAR, U(position) + NEAR
     if far < U(last):
@@ -83,17 +83,17 @@ def add_adagrad(
 
 
 @compiled
-def pay_row(
-    rows: Rows, begin: np.uint64, end: np.uint64, weights: np.ndarray, width: int, paid: np.ndarray, owed: float
+def apply_l1_to_row(
+    rows: Rows, begin: np.uint64, end: np.uint64, weights: np.ndarray, width: int, l1_applied: np.ndarray, l1_due: float
 ) -> None:
-    """Weights of the row's coordinates (`width` each) pay what they owe of the L1 penalty."""
+    """Apply what is due of L1 to the weights of the row's coordinates (`width` each)."""
     shift = begin if rows.dense else U(0)
-    due = weights.dtype.type(owed)
+    due = weights.dtype.type(l1_due)
     for k in range(begin, end):
         j = U(rows.indices[k - shift])
         for place in range(j * U(width), (j + U(1)) * U(width)):
             before = weights[place]
             if before != 0.0:
-                after = pay(before, due, paid[place])
-                paid[place] += after - before
+                after = apply_l1(before, due, l1_applied[place])
+                l1_applied[place] += after - before
                 weights[place] = after

@@ -1,17 +1,18 @@
-"""Step sizes, and penalties that are paid late: what a weight owes is settled when it is next touched.
+"""Step sizes, and lazy penalties: a weight's are applied when it is next touched.
 
-L2 is proximal: after each step every weight is divided by `1 + eta l2`. L1 keeps an account for each weight (Tsuruoka
-and others): of the total that a weight could have been moved towards zero so far, `owed`, it has moved by `paid`, and
-it never crosses zero; what it has not used is taken when a step moves it away from zero again. That gives more exact
-zeros than a step-by-step threshold, which the noise of SGD outruns.
+L2 is proximal: after each step every weight is divided by `1 + eta l2`. L1 is cumulative (Tsuruoka and others): of the total
+that a weight could have been moved towards zero so far, `l1_due`, it has moved by `l1_applied`, and it never crosses zero;
+the rest is applied when a step moves the weight away from zero again. That gives more exact zeros than a step-by-step
+threshold, which the noise of SGD outruns.
 
 Done at once this would cost every weight at every example. Instead the weights are stored as v with w = scale v:
 
 * the division is one of `scale` alone;
-* `owed` is one running total (in units of v), and a weight pays when an example touches it, for all steps since the last time.
+* `l1_due` is one running total (in units of v), applied to a weight when an example touches it, for all steps since the last
+  time.
 
-Both depend on the number of the step only, so that threads need not share them: `chart` says what they are wherever a
-thread may begin.
+Both depend on the number of the step only, so that threads need not share them: `schedule_penalties` computes them for every
+place where a thread may begin.
 
 Reference: Tsuruoka, Tsujii, Ananiadou, "Stochastic Gradient Descent Training for L1-regularized Log-linear Models with
 Cumulative Penalty", 2009, section 3.2.
@@ -26,15 +27,15 @@ import numpy as np
 
 from paceline.sparse.instructions import compiled
 
-__all__ = ["CONSTANT", "INVSCALING", "OPTIMAL", "Plan", "chart", "settle", "step_size"]
+__all__ = ["CONSTANT", "INVSCALING", "OPTIMAL", "PassPlan", "schedule_penalties", "settle", "step_size"]
 
 CONSTANT, OPTIMAL, INVSCALING = range(3)
 
 SMALLEST_SCALE = 1e-6
-"""Below this, weights are settled: single precision still holds v = w / scale well."""
+"""Below this, penalties are applied to all weights: single precision still holds v = w / scale well."""
 
 
-class Plan(NamedTuple):
+class PassPlan(NamedTuple):
     """Numbers that a pass is made with; `step` counts examples from 0, over all passes."""
 
     loss: int
@@ -52,7 +53,7 @@ class Plan(NamedTuple):
 
 
 @compiled
-def step_size(plan: Plan, step: int) -> float:
+def step_size(plan: PassPlan, step: int) -> float:
     """The learning rate at a step: constant, 1 / (alpha (offset + step)), or inverse scaling."""
     if plan.schedule == OPTIMAL:
         return plan.eta / (plan.offset + step)  # eta is 1 / alpha
@@ -62,10 +63,10 @@ def step_size(plan: Plan, step: int) -> float:
 
 
 @compiled
-def chart(
-    plan: Plan, first_step: int, count: int, scale: float, owed: float, scales: np.ndarray, totals: np.ndarray
+def schedule_penalties(
+    plan: PassPlan, first_step: int, count: int, scale: float, l1_due: float, scales: np.ndarray, l1_dues: np.ndarray
 ) -> int:
-    """Fill in `scale` and `owed` at the beginning of each chunk and at the end.
+    """Fill in `scale` and `l1_due` at the beginning of each chunk and at the end.
 
     Returns:
         How many steps can be made before the scale becomes too small; at least one.
@@ -75,7 +76,7 @@ def chart(
     chunk = 0
     done = 0
     while done < count:
-        scales[chunk], totals[chunk] = scale, owed
+        scales[chunk], l1_dues[chunk] = scale, l1_due
         chunk += 1
         stop = min(done + plan.chunk, count)
         if steady:  # the usual case, in closed form: a serial loop over all steps would hold up the other threads
@@ -88,7 +89,7 @@ def chart(
         elif penalised:
             while done < stop and scale >= 0.1 * SMALLEST_SCALE:
                 eta = step_size(plan, first_step + done)
-                owed += eta * plan.l1 / scale
+                l1_due += eta * plan.l1 / scale
                 scale /= 1.0 + eta * plan.l2
                 done += 1
             if done < stop:
@@ -97,27 +98,27 @@ def chart(
             done = stop
         if scale < SMALLEST_SCALE:
             break
-    scales[chunk], totals[chunk] = scale, owed
+    scales[chunk], l1_dues[chunk] = scale, l1_due
     return done
 
 
 @compiled
-def pay(v: float, owed: float, paid: float) -> float:
-    """Where a weight is once it has paid; `paid` is negative for weights that were positive."""
+def apply_l1(v: float, l1_due: float, l1_applied: float) -> float:
+    """The weight with all of L1 that is due applied; `l1_applied` is negative for weights that were positive."""
     if v > 0.0:
-        return max(v - (owed + paid), v * 0.0)
+        return max(v - (l1_due + l1_applied), v * 0.0)
     if v < 0.0:
-        return min(v + (owed - paid), v * 0.0)
+        return min(v + (l1_due - l1_applied), v * 0.0)
     return v
 
 
 @compiled
-def settle(weights: np.ndarray, paid: np.ndarray, scale: float, owed: float) -> None:
-    """Make every weight what it is: all pay, and the scale becomes 1. The caller multiplies `owed` by the scale."""
+def settle(weights: np.ndarray, l1_applied: np.ndarray, scale: float, l1_due: float) -> None:
+    """Apply the penalties to every weight, so that the scale becomes 1. The caller multiplies `l1_due` by the scale."""
     number = weights.dtype.type
     for place in range(weights.size):
-        if paid.size:
-            after = pay(weights[place], number(owed), paid[place])
-            paid[place] = (paid[place] + (after - weights[place])) * number(scale)
+        if l1_applied.size:
+            after = apply_l1(weights[place], number(l1_due), l1_applied[place])
+            l1_applied[place] = (l1_applied[place] + (after - weights[place])) * number(scale)
             weights[place] = after
         weights[place] *= number(scale)

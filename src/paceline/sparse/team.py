@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from paceline.errors import UsageError
 from paceline.sparse.instructions import compiled, prefetch_to_write
+from paceline.system.machine import num_cores
 
 __all__ = ["Team", "count_threads", "shuffle"]
 
@@ -26,10 +26,7 @@ def count_threads(n_jobs: int | None, nonzeros: int) -> int:
     """
     if n_jobs is not None and (isinstance(n_jobs, bool) or int(n_jobs) != n_jobs or (n_jobs < 1 and n_jobs != -1)):
         raise UsageError(f"n_jobs must be 1 or more, or -1 or None for all cores, not {n_jobs}.")
-    if n_jobs is None or n_jobs == -1:
-        wanted = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    else:
-        wanted = int(n_jobs)
+    wanted = num_cores() if n_jobs is None or n_jobs == -1 else int(n_jobs)
     return max(1, min(wanted, nonzeros // WORTH_A_THREAD))
 
 

@@ -17,11 +17,11 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.memory.atomics import fetch_add, load
-from paceline.sparse.hot import LINE, Copies, begin, merge, merge_intercept
+from paceline.sparse.hot import LINE, Copies, copy_model, merge, merge_intercept
 from paceline.sparse.instructions import compiled
 from paceline.sparse.losses import slope_of, value_of
-from paceline.sparse.rows import Rows, add, add_adagrad, ask_for, dot, pay_row
-from paceline.sparse.steps import Plan, step_size
+from paceline.sparse.rows import Rows, add, add_adagrad, apply_l1_to_row, dot, prefetch_rows
+from paceline.sparse.steps import PassPlan, step_size
 
 __all__ = ["LIMITED", "LOSS", "OTHERS", "ROWS", "STEEPEST", "Examples", "Model", "walk", "walk_classes"]
 
@@ -47,7 +47,7 @@ class Model(NamedTuple):
     """What is learned, shared by all threads: coordinate j of class k at `j * classes + k`."""
 
     weights: np.ndarray
-    paid: np.ndarray
+    l1_applied: np.ndarray
     squares: np.ndarray
     intercepts: np.ndarray
 
@@ -56,25 +56,25 @@ class Model(NamedTuple):
 def walk(
     rows: Rows,
     examples: Examples,
-    plan: Plan,
+    plan: PassPlan,
     model: Model,
     copies: Copies,
     span: tuple[int, int, int],
     scales: np.ndarray,
-    totals: np.ndarray,
+    l1_dues: np.ndarray,
     clock: int,
     report: np.ndarray,
 ) -> None:
     """Learn from chunks of `order[first:last]` until none is left; one output.
 
-    `span` is the first and last position and the number of the first position's step; `scales` and `totals` are the
-    weights' scale and what they owe at the beginning of each chunk; `clock` is the address of the counter of claimed
+    `span` is the first and last position and the number of the first position's step; `scales` and `l1_dues` are the
+    weights' scale and the L1 that is due at the beginning of each chunk; `clock` is the address of the counter of claimed
     chunks, with the words of `merge` a line behind; what this thread did is added to `report`.
     """
     order, weights = examples.order, copies.own
     first, last, first_step = span
     since = copies.late
-    begin(copies, model.weights, model.intercepts)
+    copy_model(copies, model.weights, model.intercepts)
     intercept = copies.intercepts[0]
     while True:
         chunk = fetch_add(clock, 1)
@@ -82,13 +82,13 @@ def walk(
         if start >= last:
             break
         stop = min(start + plan.chunk, last)
-        scale, owed = scales[chunk], totals[chunk]
+        scale, l1_due = scales[chunk], l1_dues[chunk]
         for position in range(start, stop):
-            ask_for(rows, order, examples.targets, position, last)
+            prefetch_rows(rows, order, examples.targets, position, last)
             row = U(order[U(position)])
             head, end = U(rows.begins[row]), U(rows.begins[row + U(1)])
             if plan.l1 > 0.0:
-                pay_row(rows, head, end, weights, 1, model.paid, owed)
+                apply_l1_to_row(rows, head, end, weights, 1, model.l1_applied, l1_due)
             product = dot(rows, head, end, weights)
             prediction = scale * float(product) + intercept
             target = float(examples.targets[row])
@@ -108,7 +108,7 @@ def walk(
                     add_adagrad(rows, head, end, weights, model.squares, slope, eta / scale)
                 else:
                     add(rows, head, end, weights, -eta * slope / scale)
-            owed += eta * plan.l1 / scale
+            l1_due += eta * plan.l1 / scale
             scale /= 1.0 + eta * plan.l2
             since += 1
             if copies.every and since % copies.every == 0:
@@ -126,12 +126,12 @@ def walk(
 def walk_classes(
     rows: Rows,
     examples: Examples,
-    plan: Plan,
+    plan: PassPlan,
     model: Model,
     copies: Copies,
     span: tuple[int, int, int],
     scales: np.ndarray,
-    totals: np.ndarray,
+    l1_dues: np.ndarray,
     clock: int,
     report: np.ndarray,
 ) -> None:
@@ -142,21 +142,21 @@ def walk_classes(
     product, slopes = copies.products, copies.slopes
     intercepts = copies.intercepts
     since = copies.late
-    begin(copies, model.weights, model.intercepts)
+    copy_model(copies, model.weights, model.intercepts)
     while True:
         chunk = fetch_add(clock, 1)
         start = first + chunk * plan.chunk
         if start >= last:
             break
         stop = min(start + plan.chunk, last)
-        scale, owed = scales[chunk], totals[chunk]
+        scale, l1_due = scales[chunk], l1_dues[chunk]
         for position in range(start, stop):
-            ask_for(rows, order, examples.targets, position, last)
+            prefetch_rows(rows, order, examples.targets, position, last)
             row = U(order[U(position)])
             head, end = U(rows.begins[row]), U(rows.begins[row + U(1)])
             shift = head if rows.dense else U(0)
             if plan.l1 > 0.0:
-                pay_row(rows, head, end, weights, model.intercepts.size, model.paid, owed)
+                apply_l1_to_row(rows, head, end, weights, model.intercepts.size, model.l1_applied, l1_due)
             for c in range(classes):
                 product[c] = 0.0
             for k in range(head, end):
@@ -193,7 +193,7 @@ def walk_classes(
                     else:
                         for c in range(classes):
                             weights[j + c] -= step * slopes[c] * x
-            owed += eta * plan.l1 / scale
+            l1_due += eta * plan.l1 / scale
             scale /= 1.0 + eta * plan.l2
             since += 1
             if copies.every and since % copies.every == 0:

@@ -96,7 +96,7 @@ SHARE = Bound(least=0, most=1)
 DECAY = Bound(least=0, most=1, below=True)
 BETWEEN_0_AND_1 = Bound(least=0, above=True, most=1, below=True)
 
-# Who takes part, how often, and how much
+# How many take part, how often, and how much
 
 SIMULATED_WORKERS = Bound(least=1, most=10**7, whole=True, why="a simulated worker takes 14 kB of memory or more")
 SERVERS = Bound(least=1, most=2**15 - 2, whole=True, why="words of shared memory name their owners in 15 bits")

@@ -208,7 +208,7 @@ class Registry:
 
 
 def moved_into(**moved: tuple[str, type]) -> Callable[[_Class], _Class]:
-    """Decorates a dataclass some of whose arguments have become another one's: who still gives them is told the new spelling.
+    """Decorates a dataclass some of whose arguments are another one's now: a call that still gives them is told how to.
 
     Args:
         moved: each with the argument that it is part of now, and the class there.

@@ -153,7 +153,7 @@ def to_disk(folder: Path) -> None:
 
 
 def clear_unfinished(folder: Path) -> None:
-    """Removes what a killed process had begun to write into a folder; for whoever holds it."""
+    """Removes what a killed process had begun to write into a folder; for its holder."""
     for path in folder.glob(".*.tmp"):
         with contextlib.suppress(OSError):
             path.unlink()

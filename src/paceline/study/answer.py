@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from paceline.observe.compare import percent_text
+from paceline.observe.words import counted, joined, percent_text
 from paceline.study.findings import AS_PRINTED, FALSE_DISCOVERIES, Comparison, interval_text, times_text
 from paceline.study.statistics import MIN_PAIRS, share_estimate
 from paceline.study.trials import METHOD, NOT_SET, OUTCOMES, Measure, Trials, factor_text, level_text, where_text
 
-__all__ = ["Answer", "answer", "asked"]
+__all__ = ["Conclusions", "answer", "asked"]
 
 _MOST_LISTED = 3
 _MANY_PAIRS = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Conclusions:
     """The answer in plain sentences.
 
     Args:
@@ -48,24 +48,24 @@ def asked(trials: Trials, study: Mapping[str, Any]) -> str:
     algorithms = trials.factors.get("algorithm", [])
     seeds = len(set(trials.column_of["seed"].tolist()))
     parts = ([f"{len(algorithms)} algorithms"] if algorithms else []) + parts
-    parts.append(f"{seeds} seed{'s' if seeds != 1 else ''} each")
+    parts.append(f"{counted(seeds, 'seed')} each")
     task = f" of {study['task']}" if study.get("task") else ""
     backend = " in the simulator" if study.get("backend") == "simulator" else ""
-    count = f"{len(trials)} trial{'s' if len(trials) != 1 else ''}"
+    count = counted(len(trials), "trial")
     question = str(study.get("question") or "").strip()
-    return f"{question + ' ' if question else ''}{count}{task}{backend}: {_join(parts)}."
+    return f"{question + ' ' if question else ''}{count}{task}{backend}: {joined(parts)}."
 
 
-def answer(trials: Trials, comparisons: Sequence[Comparison]) -> Answer:
+def answer(trials: Trials, comparisons: Sequence[Comparison]) -> Conclusions:
     """Put the sentences together; `comparisons` as `compare_everything` makes them, of `trials.primary`."""
     if not len(trials):
-        return Answer(["The study has no trials yet."], [], [], [], [], ["Run it: paceline study run."])
+        return Conclusions(["The study has no trials yet."], [], [], [], [], ["Run it: paceline study run."])
     measure = trials.primary
     leader = _leader(trials, comparisons)
     overall = [one for one in _against_others(comparisons, leader) if not one.where]
     verdict = _verdict(trials, measure, leader, overall, comparisons)
     lost = _lost(leader, comparisons) if overall else []
-    return Answer(
+    return Conclusions(
         verdict,
         lost,
         _effects(trials, comparisons),
@@ -110,7 +110,7 @@ def _verdict(
     met = {leader, *(one.base for one in overall)}
     unmet = [method for method in trials.methods if method not in met]
     apart = [
-        f"No trial of {leader} differs in the method alone from one of {_join(unmet[:_MOST_LISTED])}: not compared."
+        f"No trial of {leader} differs in the method alone from one of {joined(unmet[:_MOST_LISTED])}: not compared."
     ]
     apart = apart if unmet else []
     if not beaten:
@@ -159,16 +159,16 @@ def _clearest(leader: str, trials: Trials, comparisons: Sequence[Comparison]) ->
 def _ratios(beaten: list[Comparison], how: str, baseline: str) -> str:
     """By how much each was beaten; of many, the closest, and the baseline or else the last, and how many others."""
     if len(beaten) <= _MOST_LISTED:
-        return _join([f"{_than(one, how)} ({_brackets(one)})" for one in beaten])
+        return joined([f"{_than(one, how)} ({_brackets(one)})" for one in beaten])
     named = next((one for one in beaten[1:] if one.base == baseline), beaten[-1])
-    listed = _join([f"{_than(one, how)} ({_brackets(one)})" for one in (beaten[0], named)])
+    listed = joined([f"{_than(one, how)} ({_brackets(one)})" for one in (beaten[0], named)])
     return f"{listed}; {len(beaten) - 2} other methods were surely beaten, too"
 
 
 def _names(comparisons: list[Comparison]) -> str:
     more = len(comparisons) - _MOST_LISTED
     names = [one.base for one in comparisons]
-    return _join(names if more <= 1 else [*names[:_MOST_LISTED], f"{more} others"])
+    return joined(names if more <= 1 else [*names[:_MOST_LISTED], f"{more} others"])
 
 
 def _did(measure: Measure) -> tuple[str, str]:
@@ -281,7 +281,7 @@ def _outcomes(trials: Trials, measure: Measure) -> list[str]:
                     f"{100 * share.high:.0f} %)"
                 )
         if parts:
-            said.append(f"{outcome.capitalize()}: {_join(parts)}.")
+            said.append(f"{outcome.capitalize()}: {joined(parts)}.")
     if not said:
         said.append("No trial diverged or crashed.")
     if measure.kind != "throughput":
@@ -292,7 +292,7 @@ def _outcomes(trials: Trials, measure: Measure) -> list[str]:
             if (~reached[mine := trials.method_of == method]).any()
         ]
         if missing:
-            said.append(f"Did not reach {measure.goal}: {_join(missing)}. They count as later, not as missing.")
+            said.append(f"Did not reach {measure.goal}: {joined(missing)}. They count as later, not as missing.")
     return said
 
 
@@ -363,7 +363,7 @@ def _beyond_edges(trials: Trials, measure: Measure, leader: str) -> str | None:
         return None
     edge = "is the last level tried" if len(found) == 1 else "are the last levels tried"
     best = "fastest" if measure.kind == "throughput" else "soonest"
-    return f"Levels beyond the edge: {leader} was {best} with {_join(found)}, which {edge}."
+    return f"Levels beyond the edge: {leader} was {best} with {joined(found)}, which {edge}."
 
 
 def _settle(overall: list[Comparison]) -> str | None:
@@ -393,7 +393,3 @@ def _levels_text(levels: Sequence[Any]) -> str:
     levels = [level for level in levels if level != NOT_SET]
     texts = [f"{level:g}" if isinstance(level, float) else str(level) for level in levels]
     return ", ".join(texts) if len(texts) <= 8 else f"{texts[0]} to {texts[-1]} ({len(texts)} levels)"
-
-
-def _join(parts: Sequence[str]) -> str:
-    return ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else "".join(parts)

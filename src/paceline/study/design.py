@@ -15,13 +15,13 @@ from paceline.study.levels import Level, Range
 from paceline.study.study_file import Study
 from paceline.study.trial import Trial, TrialMaker
 
-__all__ = ["Plan", "plan_trials"]
+__all__ = ["StudyPlan", "plan_trials"]
 
 _DRAWS_PER_TRIAL = 100
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """A study's trials.
 
     Args:
@@ -33,7 +33,7 @@ class Plan:
     notes: tuple[str, ...] = ()
 
 
-def plan_trials(study: Study) -> Plan:
+def plan_trials(study: Study) -> StudyPlan:
     """All trials of a study whose design does not depend on what they measure.
 
     Every seed is a block: all combinations are tried with it, in an order drawn for this block, before the next seed's turn. A
@@ -51,7 +51,7 @@ def plan_trials(study: Study) -> Plan:
         for trial in (one.with_seed(seed) for one in block):
             trials[trial.hash] = trial
     check_all_used(study, maker)
-    return Plan(tuple(trials.values()), tuple(maker.notes))
+    return StudyPlan(tuple(trials.values()), tuple(maker.notes))
 
 
 def check_all_used(study: Study, maker: TrialMaker) -> None:

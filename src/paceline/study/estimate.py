@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from dataclasses import dataclass
@@ -15,10 +14,11 @@ from paceline.study.folder import StudyFolder
 from paceline.study.runner import Pace
 from paceline.study.study_file import Study
 from paceline.study.trial import Trial
+from paceline.system.machine import intra_op_threads, num_cores
 from paceline.tasks.base import Task, fetch, keep_data
 from paceline.tasks.load import load_task
 
-__all__ = ["Estimate", "estimate"]
+__all__ = ["Forecast", "estimate"]
 
 _START_S = 0.4  # of real workers, from a fork server that runs, with the evaluation at the end
 _SIMULATED_START_S = 0.01
@@ -27,7 +27,7 @@ _GRADIENTS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class Forecast:
     """What a study would run.
 
     Args:
@@ -47,7 +47,7 @@ class Estimate:
     notes: tuple[str, ...]
 
 
-def estimate(study: Study, folder: Path) -> Estimate:
+def estimate(study: Study, folder: Path) -> Forecast:
     """What of a study is left to do in a folder, and how long it will take; runs nothing but a few gradients.
 
     Trials that reach their target early end early, so without earlier trials this is how long it takes at most.
@@ -76,7 +76,7 @@ def estimate(study: Study, folder: Path) -> Estimate:
             known = [cost.seconds(trial) for trial in (waiting or [example])]
         remaining_s = statistics.fmean(known) * (total - len(done))
         reason = "at most, from the time of a few gradients"
-    return Estimate(
+    return Forecast(
         trials=trials,
         total=total,
         done=frozenset(trial.hash for trial in done),
@@ -92,7 +92,7 @@ class _Costs:
     def __init__(self, study: Study) -> None:
         self._study = study
         self._task: Task = load_task(study.task)
-        self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._cores = num_cores()
         self._gradient_s: dict[int, float] = {}
         self._num_samples: int | None = None
 
@@ -120,12 +120,8 @@ class _Costs:
     def _gradient(self, batch_size: int) -> float:
         """Seconds of forward and backward of one batch."""
         if batch_size not in self._gradient_s:
-            threads = torch.get_num_threads()
-            torch.set_num_threads(1)
-            try:
+            with intra_op_threads(1):
                 self._gradient_s[batch_size] = self._measured(batch_size)
-            finally:
-                torch.set_num_threads(threads)
         return self._gradient_s[batch_size]
 
     def _measured(self, batch_size: int) -> float:

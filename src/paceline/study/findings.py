@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.observe.compare import number_text
+from paceline.observe.words import counted, number_text
 from paceline.study.statistics import Ratio, adjusted_p_values, log_ratios, paired_ratio
 from paceline.study.trials import METHOD, NOT_SET, Measure, Trials, level_text, where_text
 
@@ -91,7 +91,7 @@ class Comparison:
         one = self.leading
         first, second = level_text(one.factor, one.other), level_text(one.factor, one.base)
         size = times_text(one.ratio)
-        count = f"{one.ratio.pairs} pair{'s' if one.ratio.pairs != 1 else ''}"
+        count = counted(one.ratio.pairs, "pair")
         if one.ratio.at_least < 1 < one.ratio.at_most:
             missing = f"{one.ratio.pairs - one.ratio.complete} of {count} lack an arrival"
             return f"Whether {first} or {second} is sooner{where_text(one.where)} is not known: {missing}."

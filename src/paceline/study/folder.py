@@ -13,7 +13,7 @@ from typing import Any
 from paceline.errors import NotWrittenError, UsageError
 from paceline.records.run_data import write_json, write_text
 from paceline.storage import files
-from paceline.storage.held_folder import held
+from paceline.storage.folder_lock import locked
 from paceline.study.study_file import Study
 from paceline.study.trial import Trial
 from paceline.system.machine import machine, versions
@@ -62,7 +62,7 @@ class StudyFolder:
         Raises:
             UsageError: somebody does.
         """
-        with held(self.path):
+        with locked(self.path):
             with files.writing(self.path):
                 self.trials.mkdir(exist_ok=True)
             yield

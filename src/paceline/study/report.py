@@ -7,11 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from paceline.errors import PacelineError, UsageError
-from paceline.observe.document import figure_html, prose, write_page
+from paceline.observe.document import figure_html, write_page
+from paceline.observe.drawing import Figure
+from paceline.observe.markup import listed, paragraphs, prose
 from paceline.observe.panels import lanes
 from paceline.records.run_data import RunData
-from paceline.study.answer import Answer, answer, asked
+from paceline.study.answer import Conclusions, answer, asked
+from paceline.study.facets import Facets, facets_of
 from paceline.study.findings import Comparison, compare_everything
 from paceline.study.map_figures import outcome_figure, staleness_figure, waiting_figure
 from paceline.study.report_parts import (
@@ -23,9 +28,9 @@ from paceline.study.report_parts import (
     reading_html,
 )
 from paceline.study.scaling_figures import efficiency_figure, speedup_figure
+from paceline.study.study_file import dotted
 from paceline.study.time_figures import arrival_figure, box_figure
 from paceline.study.trials import METHOD, Trials, level_text
-from paceline.study.view import Drawn, View, table_html, view_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,18 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["read_study_file", "study_page", "trials_of", "write_report"]
 
 _MOST_LANE_WORKERS = 16
-_STYLE = """
-.asked { color: var(--soft); }
-.part { font-weight: 650; margin: 22px 0 6px; font-size: 16px; }
-.findings { padding-left: 1.2em; max-width: 46rem; }
-.findings li { margin-bottom: 5px; }
-details { margin: 6px 0 12px; font-size: 15px; }
-summary { cursor: pointer; color: var(--link); font: 13px/1.5 Inter, -apple-system, "Segoe UI", "Helvetica Neue", Arial,
-  "Liberation Sans", sans-serif; }
-details table { margin-top: 8px; }
-tr.found td, tr.found th { font-weight: 650; }
-@media print { details { display: none; } details[open] { display: block; } }
-"""
 
 
 def write_report(folder: Path, *, baseline: str | None = None) -> Path:
@@ -74,20 +67,14 @@ def study_page(frame: pd.DataFrame, folder: Path, *, baseline: str | None = None
     said = answer(trials, comparisons)
     drawn, body = [], [glance_html(trials)]
     if len(trials):
-        view = view_of(trials)
-        body.append(findings_html(comparisons, trials.baseline))
-        for one in _figures(view):
-            drawn.append(one.figure)
-            body.append(figure_html(one.figure, table_html("The same as a table", one.head, one.rows)))
-        if (chosen := _lanes(folder, trials, comparisons)) is not None:
-            drawn.append(chosen)
-            body.append(figure_html(chosen))
-        body.append(comparisons_html(comparisons))
+        drawn = [*_figures(facets_of(trials)), _lanes(folder, trials, comparisons)]
+        drawn = [one for one in drawn if one is not None and one.traces]
+        body += [findings_html(comparisons, trials.baseline), *map(figure_html, drawn), comparisons_html(comparisons)]
     body += [reading_html(trials), provenance_html(trials, folder, text)]
     title = str(study.get("name") or folder.resolve().name)
-    header = f'<p class="asked">{prose(asked(trials, study))}</p>\n' + _answer(said)
+    header = f"{paragraphs('asked', [asked(trials, study)])}\n{_answer(said)}"
     return write_page(
-        folder / "report.html", title=title, answer=header, body="\n".join(body), figures=drawn, style=_STYLE
+        folder / "report.html", title=title, answer=header, body="\n".join(body), figures=drawn, kind="study"
     )
 
 
@@ -97,7 +84,9 @@ def trials_of(
     """The table as an experiment, with the baseline that is given, or that the study file names."""
     named = study.get("baseline") if by in (None, "algorithm") else None
     own = named.get("algorithm") if isinstance(named, Mapping) else None
-    order = _orders(study.get("factors"))
+    factors = study.get("factors")
+    listed_in = dotted(factors) if isinstance(factors, Mapping) else {}
+    order = {name: levels for name, levels in listed_in.items() if isinstance(levels, list)}
     if baseline is None and own is not None:
         try:
             return Trials(frame, by=by, baseline=own, order=order)
@@ -106,47 +95,33 @@ def trials_of(
     return Trials(frame, by=by, baseline=baseline, order=order)
 
 
-def _orders(factors: Any, prefix: str = "") -> dict[str, list[Any]]:
-    """The levels of every factor as the study file lists them; names with dots may be tables there."""
-    orders: dict[str, list[Any]] = {}
-    for name, levels in factors.items() if isinstance(factors, Mapping) else ():
-        if isinstance(levels, list):
-            orders[prefix + name] = levels
-        else:
-            orders |= _orders(levels, f"{prefix}{name}.")
-    return orders
-
-
-def _figures(view: View) -> list[Drawn]:
-    measure = view.measure
-    percent = measure.percent
-    drawn = [
-        box_figure(view, measure),
-        box_figure(view, view.trials.measure("steps", percent)) if percent else None,
-        arrival_figure(view),
-        efficiency_figure(view),
-        speedup_figure(view),
-        staleness_figure(view),
-        outcome_figure(view),
-        waiting_figure(view),
+def _figures(facets: Facets) -> list[Figure | None]:
+    measure = facets.measure
+    return [
+        box_figure(facets, measure),
+        box_figure(facets, facets.trials.measure("steps", measure.percent)) if measure.percent else None,
+        arrival_figure(facets),
+        efficiency_figure(facets),
+        speedup_figure(facets),
+        staleness_figure(facets),
+        outcome_figure(facets),
+        waiting_figure(facets),
     ]
-    return [one for one in drawn if one is not None and one.figure.traces]
 
 
-def _answer(said: Answer) -> str:
+def _answer(said: Conclusions) -> str:
     first, *others = said.verdict
-    parts = [f'<p class="answer">{prose(first)}</p>', *(f'<p class="why">{prose(one)}</p>' for one in others)]
+    parts = [paragraphs("answer", [first]), paragraphs("why", others)]
     for name, sentences in (("Where it lost", said.lost), ("Other factors", said.effects), ("Failures", said.outcomes)):
         if sentences:
             parts.append(f'<p class="why"><b>{name}.</b> {prose(" ".join(sentences))}</p>')
     if said.next:
-        parts.append('<p class="part">What to run next</p>\n<ul class="findings">')
-        parts += [*(f"<li>{prose(one)}</li>" for one in said.next), "</ul>"]
-    parts += [f'<p class="caution">{prose(one)}</p>' for one in said.caution]
-    return "\n".join(parts)
+        parts.append(f'<p class="part">What to run next</p>\n{listed(said.next)}')
+    parts.append(paragraphs("caution", said.caution))
+    return "\n".join(filter(None, parts))
 
 
-def _lanes(folder: Path, trials: Trials, comparisons: Sequence[Comparison]) -> Any:
+def _lanes(folder: Path, trials: Trials, comparisons: Sequence[Comparison]) -> Figure | None:
     """Lanes of the first two trials of one pair that kept their events: the surest comparison's, with most workers."""
     ordered = sorted(
         (one for one in comparisons if one.factor == METHOD and not one.where),
@@ -159,10 +134,8 @@ def _lanes(folder: Path, trials: Trials, comparisons: Sequence[Comparison]) -> A
     ]
     workers = trials.values("factor.workers")
 
-    def fewer(row: int) -> float:
-        return -workers[row] if workers[row] <= _MOST_LANE_WORKERS else 0.0
-
-    pairs.sort(key=lambda pair: fewer(pair[0]))  # stable: the surest comparison first among equal workers
+    drawable = np.where(workers <= _MOST_LANE_WORKERS, workers, 0)
+    pairs.sort(key=lambda pair: -drawable[pair[0]])  # stable: the surest comparison first among equal workers
     for rows in pairs or [(row,) for row in range(len(trials))]:
         places = [folder / "trials" / str(trials.frame["trial"].iloc[row]) for row in rows]
         if not all(any(place.glob("events-*.jsonl")) for place in places):

@@ -3,44 +3,54 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from paceline.observe.compare import ABSENT, number_text, percent_text
-from paceline.observe.document import breakable, escape, prose, swatch
+from paceline.observe.drawing import method_colour
+from paceline.observe.markup import (
+    cell,
+    escape,
+    head,
+    json_value,
+    listed,
+    preformatted,
+    row_name,
+    settings_table,
+    table,
+)
+from paceline.observe.words import ABSENT, number_text, percent_text
+from paceline.study.facets import estimate_text
 from paceline.study.findings import Comparison, interval_text, times_text
-from paceline.study.statistics import arrivals, median_estimate, share_estimate
+from paceline.study.statistics import arrival_curve, median_estimate, share_estimate
+from paceline.study.study_file import dotted
 from paceline.study.trials import METHOD, Trials, level_text
-from paceline.study.view import estimate_text
 
 __all__ = ["comparisons_html", "findings_html", "glance_html", "provenance_html", "read_text", "reading_html"]
 
 _MOST_FINDINGS = 12
-_WIDE = '<div class="wide" tabindex="0">'
+_AT_A_GLANCE = (  # name, unit, column, factor
+    ("throughput", "samples/s", "samples_per_s", 1),
+    ("staleness", "mean", "staleness_mean", 1),
+    ("waiting", "% of time", "waiting_share", 100),
+    ("accuracy", "test, %", "test_accuracy", 100),
+)
 
 
 def findings_html(comparisons: Sequence[Comparison], baseline: str) -> str:
     """Sentences, the most general first."""
+    if not comparisons:
+        return ""
     found = [one.leading for one in comparisons if one.found]
     if not found:
-        return (
-            ""
-            if not comparisons
-            else "<h2>Findings</h2>\n<p>There are none: no interval excludes 1 and holds among all comparisons.</p>"
-        )
+        return "<h2>Findings</h2>\n<p>There are none: no interval excludes 1 and holds among all comparisons.</p>"
     found.sort(
         key=lambda one: (one.factor != METHOD, len(one.where), baseline not in (one.base, one.other), -one.centre)
     )
-    listed = "".join(f"<li>{prose(one.sentence)}</li>" for one in found[:_MOST_FINDINGS])
-    more = (
-        f"<p>{len(found) - _MOST_FINDINGS} more are in the table of all comparisons.</p>"
-        if len(found) > _MOST_FINDINGS
-        else ""
-    )
-    return f'<h2>Findings</h2>\n<ul class="findings">{listed}</ul>{more}'
+    more = len(found) - _MOST_FINDINGS
+    rest = f"<p>{more} more are in the table of all comparisons.</p>" if more > 0 else ""
+    return f"<h2>Findings</h2>\n{listed(one.sentence for one in found[:_MOST_FINDINGS])}{rest}"
 
 
 def glance_html(trials: Trials) -> str:
@@ -49,75 +59,64 @@ def glance_html(trials: Trials) -> str:
     timed = measure.kind != "throughput"
     steps = trials.values(trials.measure("steps", measure.percent).column)
     values, times = trials.values(measure.column), trials.times(measure)
-    others = [
-        ("throughput", "samples/s", "samples_per_s", 1), ("staleness", "mean", "staleness_mean", 1),
-        ("waiting", "% of time", "waiting_share", 100), ("accuracy", "test, %", "test_accuracy", 100),
-    ]  # fmt: skip
-    others = [one for one in others if not np.isnan(trials.values(one[2])).all()]
-    heads = [
-        "method",
-        "trials",
-        *(["arrived", f"{measure.title}<small>s, median (95 % interval)</small>", "updates"] if timed else []),
-    ]
-    heads += [f"{name}<small>{unit}</small>" for name, unit, *_ in others]
-    heads += ["failed<small>95 % interval</small>"]
+    others = [one for one in _AT_A_GLANCE if not np.isnan(trials.values(one[2])).all()]
+    heads = [head("method", named=True), head("trials")]
+    if timed:
+        heads += [head("arrived"), head(measure.title, "s, median (95 % interval)"), head("updates")]
+    heads += [*(head(name, unit) for name, unit, *_ in others), head("failed", "95 % interval")]
     rows = []
     for index, method in enumerate(trials.methods):
         mine = trials.method_of == method
-        cells = [str(int(mine.sum()))]
+        total = int(mine.sum())
+        cells = [str(total)]
         if timed:
             reached = times.reached[mine]
-            median = median_estimate(values[mine]) if reached.all() else arrivals(times[mine]).median
-            cells += [f"{int(reached.sum())}", estimate_text(median)]
-            known = steps[mine][~np.isnan(steps[mine])]
-            cells.append(number_text(float(np.median(known))) if len(known) else ABSENT)
-        for *_, column, scale in others:
-            estimate = median_estimate(trials.values(column)[mine])
-            cells.append(number_text(scale * estimate.value) if estimate.count else ABSENT)
+            median = median_estimate(values[mine]) if reached.all() else arrival_curve(times[mine]).median
+            cells += [f"{int(reached.sum())}", estimate_text(median), _median_text(steps[mine])]
+        cells += [_median_text(scale * trials.values(column)[mine]) for *_, column, scale in others]
         failed = int(trials.failed[mine].sum())
-        share = share_estimate(failed, int(mine.sum()))
+        share = share_estimate(failed, total)
         cells.append(f"{failed} ({percent_text(share.low)} to {percent_text(share.high)})" if failed else "0")
-        name = f'<th class="name" scope="row">{swatch(f"@method-{index % 8}")}{breakable(method)}</th>'
-        rows.append(f"<tr>{name}{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>")
-    shown = "".join(f"<th{' class=name' if at == 0 else ''}>{head}</th>" for at, head in enumerate(heads))
-    note = "Medians over all trials of a method; the fair comparison is by pairs, below. Failed: diverged or crashed."
+        rows.append([row_name(method, method_colour(index)), *map(cell, cells)])
     return (
-        f'<h2>The methods at a glance</h2>\n{_WIDE}<table class="figures-table"><thead><tr>{shown}</tr>'
-        f"</thead><tbody>{''.join(rows)}</tbody></table></div>\n<figcaption>{note}</figcaption>"
+        f"<h2>The methods at a glance</h2>\n{table(heads, rows, kind='figures-table')}\n<figcaption>Medians over all trials of"
+        " a method; the fair comparison is by pairs, below. Failed: diverged or crashed.</figcaption>"
     )
+
+
+def _median_text(values: np.ndarray) -> str:
+    known = values[~np.isnan(values)]
+    return number_text(float(np.median(known))) if len(known) else ABSENT
 
 
 def comparisons_html(comparisons: Sequence[Comparison]) -> str:
     """Every comparison, also those that found nothing; folded."""
     if not comparisons:
         return ""
+    names, figures = ("sooner", "than", "where"), ("ratio", "95 % interval", "pairs", "both arrived", "adjusted p")
     rows = []
     for one in sorted(comparisons, key=lambda one: (one.factor != METHOD, len(one.where))):
-        shown = one.leading
+        shown, found = one.leading, "found" if one.found else ""
         where = ", ".join(level_text(factor, level) for factor, level in one.where) or "everywhere"
         known = one.ratio.at_least >= 1 or one.ratio.at_most <= 1
-        rows.append(
-            f"<tr{' class=found' if one.found else ''}>"
-            f'<th scope="row" class="name">{breakable(level_text(one.factor, shown.other))}</th>'
-            f'<td class="name">{breakable(level_text(one.factor, shown.base))}</td><td class="name">{escape(where)}</td>'
-            f"<td>{escape(times_text(shown.ratio) if known else 'not known')}</td>"
-            f"<td>{escape(interval_text(shown.ratio).removeprefix('95 % interval '))}</td>"
-            f"<td>{one.ratio.pairs}</td><td>{one.ratio.complete}</td><td>{_p_text(one)}</td></tr>"
-        )
-    heads = ["sooner", "than", "where", "ratio", "95 % interval", "pairs", "both arrived", "adjusted p"]
-    shown_heads = "".join(f"<th{' class=name' if at < 3 else ''}>{head}</th>" for at, head in enumerate(heads))
+        texts = [
+            times_text(shown.ratio) if known else "not known", interval_text(shown.ratio).removeprefix("95 % interval "),
+            str(one.ratio.pairs), str(one.ratio.complete), _p_text(one),
+        ]  # fmt: skip
+        first, second = (level_text(one.factor, level) for level in (shown.other, shown.base))
+        named = [cell(text, kind=f"name {found}") for text in (second, where)]
+        rows.append([row_name(first, kind=found), *named, *(cell(text, kind=found) for text in texts)])
+    heads = [*(head(one, named=True) for one in names), *map(head, figures)]
     return (
         f"<h2>All comparisons</h2>\n<p>Of {escape(comparisons[0].measure.title)}; findings are bold.</p>\n"
-        f"<details><summary>All {len(comparisons)} comparisons as a table</summary>"
-        f"{_WIDE}<table><thead><tr>{shown_heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-        "</details>"
+        f"<details><summary>All {len(comparisons)} comparisons as a table</summary>{table(heads, rows)}</details>"
     )
 
 
 def _p_text(one: Comparison) -> str:
     if not one.testable:
         return ABSENT
-    return "&lt;&nbsp;0.001" if one.adjusted_p < 0.001 else f"{one.adjusted_p:.3f}"
+    return "<\N{NO-BREAK SPACE}0.001" if one.adjusted_p < 0.001 else f"{one.adjusted_p:.3f}"
 
 
 def reading_html(trials: Trials) -> str:
@@ -137,19 +136,9 @@ def reading_html(trials: Trials) -> str:
 
 def provenance_html(trials: Trials, folder: Path, text: str) -> str:
     """The study file as it was run, versions and machine."""
-    parts = []
-    if text:
-        parts.append(f"<h2>The study file</h2>\n<pre>{escape(text.strip())}</pre>")
-    environment = _environment(trials, folder)
-    if environment:
-        rows = "".join(
-            f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>'
-            for name, value in environment.items()
-        )
-        parts.append(
-            f'<h2>Versions and machine</h2>\n{_WIDE}<table class="settings"><tbody>{rows}</tbody></table></div>'
-        )
-    return "\n".join(parts)
+    environment = [(name, [value]) for name, value in _environment(trials, folder).items()]
+    file = f"<h2>The study file</h2>\n{preformatted(text.strip())}" if text else ""
+    return file + (f"<h2>Versions and machine</h2>\n{settings_table(environment)}" if environment else "")
 
 
 def _environment(trials: Trials, folder: Path) -> dict[str, str]:
@@ -158,20 +147,10 @@ def _environment(trials: Trials, folder: Path) -> dict[str, str]:
         known = json.loads(read_text(folder / "environment.json") or "{}")
     except ValueError:
         known = {}
-    flat = _flat(known) if isinstance(known, dict) else {}
+    flat = {name: json_value(value) for name, value in dotted(known).items()} if isinstance(known, dict) else {}
     for column in trials.frame.columns:
         if column.startswith("environment.") and (name := column.removeprefix("environment.")) not in flat:
             flat[name] = ", ".join(dict.fromkeys(str(value) for value in trials.frame[column].tolist()))
-    return flat
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    flat: dict[str, str] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return flat
 
 

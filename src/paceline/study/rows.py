@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 from paceline.records.run_data import RunData
 from paceline.records.summary import LossCurve, loss_curve
 
-__all__ = ["crossings", "flat_row", "per_step", "target_name"]
+__all__ = ["crossings", "flat_row", "per_step", "quantile", "target_name"]
 
 _IDENTIFYING = (
     "outcome",
@@ -114,20 +115,18 @@ def flat_row(
 def _staleness(staleness: Mapping[str, Any]) -> dict[str, Any]:
     histogram = {int(value): count for value, count in (staleness.get("histogram") or {}).items()}
     own = {name: staleness.get(name) for name in ("mean", "max", "p50", "p95", "mean_after_gradient")}
-    own["p90"] = _quantile(histogram, 0.9)
+    own["p90"] = quantile(histogram, 0.9) if histogram else None
     row = {f"staleness_{name}": value for name, value in own.items()}
     row["staleness_histogram"] = json.dumps({str(value): histogram[value] for value in sorted(histogram)})
     return row
 
 
-def _quantile(histogram: Mapping[int, int], share: float) -> int | None:
-    """The least value that at least this share is not above: one that occurred."""
-    total, below = sum(histogram.values()), 0
-    for value in sorted(histogram):
-        below += histogram[value]
-        if below >= share * total:
-            return value
-    return None
+def quantile(histogram: Mapping[int, int], share: float) -> int:
+    """The least value that at least this share is not above: one that occurred; the histogram is not empty."""
+    values = sorted(histogram)
+    below = itertools.accumulate(histogram[value] for value in values)
+    needed = share * sum(histogram.values()) * (1 - 1e-12)  # 0.95 of 60 may be a little above 57
+    return next(value for value, number in zip(values, below, strict=True) if number >= needed)
 
 
 def _flat(name: str, value: Any) -> dict[str, Any]:

@@ -7,99 +7,83 @@ from typing import Any
 
 import numpy as np
 
-from paceline.observe.compare import number_text, workers_text
-from paceline.observe.figures import log_axis
-from paceline.observe.panels import Figure, axis_name, numbers, panels
+from paceline.observe.drawing import Figure, Panels, axis_name, error_bars, log_axis, numbers
+from paceline.observe.words import number_text, workers_text
+from paceline.study.facets import Facets, level_name, together
 from paceline.study.findings import interval_text, times_text
 from paceline.study.statistics import Ratio, log_ratios, paired_ratio
 from paceline.study.trials import METHOD, factor_text
-from paceline.study.view import Drawn, View, level_name
 
 __all__ = ["efficiency_figure", "speedup_figure"]
 
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star")
 
 
-def efficiency_figure(view: View) -> Drawn | None:
+def efficiency_figure(facets: Facets) -> Figure | None:
     """Statistical against computational efficiency: time to the target is the product of both axes."""
-    if view.measure.kind == "throughput":
+    trials, measure = facets.trials, facets.measure
+    if measure.kind == "throughput":
         return None
-    trials = view.trials
-    times = trials.values(view.measure.column)
-    steps = trials.values(trials.measure("steps", view.measure.percent).column)
+    times = trials.values(measure.column)
+    steps = trials.values(trials.measure("steps", measure.percent).column)
     per_step_ms = 1e3 * times / np.where(steps > 0, steps, np.nan)
-    if np.isnan(per_step_ms).all():
+    known = ~np.isnan(per_step_ms)
+    if not known.any():
         return None
-    traces: list[dict[str, Any]] = []
-    table: list[list[str]] = []
+    runs: list[dict[str, Any]] = []
+    medians: list[dict[str, Any]] = []
+    table = [[*facets.head(), "updates", "ms per update", "time, s"]]
     for method in trials.methods:
-        rows = view.rows(method)
-        rows = rows[~np.isnan(per_step_ms[rows])]
-        traces.append(
+        rows = facets.rows(method)
+        rows, colour = rows[known[rows]], facets.colour(method)
+        runs.append(
             {
                 "type": "scatter", "mode": "markers", "name": f"{method}, runs", "legendgroup": method, "showlegend": False,
                 "x": numbers(steps[rows]), "y": numbers(per_step_ms[rows]), "opacity": 0.22, "hoverinfo": "skip",
-                "marker": {"color": view.colour(method), "size": 4},
+                "marker": {"color": colour, "size": 4},
             }
         )  # fmt: skip
-    for method in trials.methods:
         points: dict[str, list[Any]] = {name: [] for name in ("x", "y", "text", "symbol", "customdata")}
-        for one, across, down, rows in view.cells():
-            known = rows[~np.isnan(per_step_ms[rows])]
-            if one != method or not len(known):
+        for one, across, down, cell in facets.cells():
+            mine = cell[known[cell]]
+            if one != method or not len(mine):
                 continue
-            x, y = float(np.median(steps[known])), float(np.median(per_step_ms[known]))
-            names = view.names(method, across, down)
-            points["x"].append(float(f"{x:.6g}"))
-            points["y"].append(float(f"{y:.6g}"))
-            points["text"].append(level_name(across) if view.across else "")
-            points["symbol"].append(_SYMBOLS[view.down_levels.index(down) % len(_SYMBOLS)])
-            headed = [f"{head} {name}" for head, name in zip(view.head()[1:], names[1:], strict=True)]
-            points["customdata"].append(
-                f"{', '.join(headed)}<br>{number_text(float(np.median(times[known])))} s, {len(known)} runs"
-            )
-            table.append([*names, number_text(x), number_text(y), number_text(float(np.median(times[known])))])
-        colour = view.colour(method)
-        traces.append(
+            x, y, time_s = (float(np.median(values[mine])) for values in (steps, per_step_ms, times))
+            names = facets.names(method, across, down)
+            headed = [f"{head} {name}" for head, name in zip(facets.head()[1:], names[1:], strict=True)]
+            points["x"] += numbers([x])
+            points["y"] += numbers([y])
+            points["text"].append(level_name(across) if facets.across else "")
+            points["symbol"].append(_SYMBOLS[facets.down_levels.index(down) % len(_SYMBOLS)])
+            points["customdata"].append(f"{', '.join(headed)}<br>{number_text(time_s)} s, {len(mine)} runs")
+            table.append([*names, *map(number_text, (x, y, time_s))])
+        marker = {"color": colour, "size": 9, "symbol": points.pop("symbol")}
+        medians.append(
             {
-                "type": "scatter", "mode": "markers+text", "name": method, "legendgroup": method, "x": points["x"],
-                "y": points["y"], "text": points["text"], "textposition": "top right",
-                "textfont": {"color": colour, "size": 10.5}, "customdata": points["customdata"],
-                "marker": {"color": colour, "size": 9, "symbol": points["symbol"]},
+                "type": "scatter", "mode": "markers+text", "name": method, "legendgroup": method, **points,
+                "textposition": "top right", "textfont": {"color": colour, "size": 10.5}, "marker": marker,
                 "hovertemplate": "%{x:,.4~g} updates of %{y:.3~g} ms<br>%{customdata}",
             }
         )  # fmt: skip
-    known = ~np.isnan(per_step_ms)
-    x_low, x_high, y_low, y_high = _around(steps[known], per_step_ms[known])
+    (x_low, x_high), (y_low, y_high) = ((float(v[known].min()), float(v[known].max())) for v in (steps, per_step_ms))
     layout: dict[str, Any] = {
-        "xaxis": {"title": {"text": f"updates to {view.measure.goal}"}, "type": "log", **log_axis(x_low, x_high)},
-        "yaxis": {"title": {"text": "time per update (ms)"}, "type": "log", **log_axis(y_low, y_high)},
+        "xaxis": {"title": {"text": f"updates to {measure.goal}"}, **log_axis(x_low, x_high)},
+        "yaxis": {"title": {"text": "time per update (ms)"}, **log_axis(y_low, y_high)},
         "shapes": [], "annotations": [],
     }  # fmt: skip
     _equal_times(layout, x_low * 0.75, x_high * 1.3, y_low * 0.75, y_high * 1.3)
-    shapes = ""
-    if view.down:
-        listed = zip(view.down_levels, _SYMBOLS, strict=False)
-        shapes = (
-            f" Symbols: {factor_text(view.down)} "
-            + ", ".join(f"{level_name(level)} {symbol}" for level, symbol in listed)
-            + "."
-        )
-    numbers_note = f" The number at a mark: {view.across_title}." if view.across else ""
-    figure = Figure(
+    at_marks = f" The number at a mark: {facets.across_title}." if facets.across else ""
+    if facets.down:
+        listed = [f"{level_name(level)} {symbol}" for level, symbol in zip(facets.down_levels, _SYMBOLS, strict=False)]
+        at_marks += f" Symbols: {factor_text(facets.down)} {', '.join(listed)}."
+    return Figure(
         "efficiency", "Updates needed against time per update",
         "Further left: better updates (statistical efficiency). Further down: faster ones (computational efficiency). On a "
         "dashed line time to the target is the same. Large marks are medians, small dots runs."
-        + numbers_note + shapes + view.pooled_note,
-        traces, layout, [(name, "") for name in [*view.trial_columns(), "updates", "ms per update"]], height_px=420,
-        legend=len(trials.methods) > 1,
-        rows=[[*view.trial_cells(row), *numbers(np.array([steps[row], per_step_ms[row]]))] for row in range(len(trials))],
+        + at_marks + facets.pooled_note,
+        runs + medians, layout, *facets.data({"updates": steps, "ms per update": per_step_ms}), table=table,
+        height_px=420, legend=len(trials.methods) > 1,
     )  # fmt: skip
-    return Drawn(figure, [*view.head(), "updates", "ms per update", "time, s"], table)
-
-
-def _around(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float, float]:
-    return float(x.min()), float(x.max()), float(y.min()), float(y.max())
 
 
 def _equal_times(layout: dict[str, Any], x_low: float, x_high: float, y_low: float, y_high: float) -> None:
@@ -112,113 +96,87 @@ def _equal_times(layout: dict[str, Any], x_low: float, x_high: float, y_low: flo
         x0, x1 = max(x_low, 1e3 * time_s / y_high), min(x_high, 1e3 * time_s / y_low)
         if x1 <= x0:
             continue
+        y0, y1 = (1e3 * time_s / x for x in (x0, x1))
         line = {"color": "@line", "width": 1, "dash": "dash"}
         layout["shapes"].append(
-            {
-                "type": "line",
-                "x0": x0,
-                "y0": 1e3 * time_s / x0,
-                "x1": x1,
-                "y1": 1e3 * time_s / x1,
-                "line": line,
-                "layer": "below",
-            }
+            {"type": "line", "x0": x0, "y0": y0, "x1": x1, "y1": y1, "line": line, "layer": "below"}
         )
         layout["annotations"].append(
             {
-                "x": math.log10(x0), "y": math.log10(1e3 * time_s / x0), "text": f"{time_s:g} s", "showarrow": False,
+                "x": math.log10(x0), "y": math.log10(y0), "text": f"{time_s:g} s", "showarrow": False,
                 "xanchor": "left", "yanchor": "top" if x0 > x_low else "bottom", "font": {"color": "@soft", "size": 10},
             }
         )  # fmt: skip
 
 
-def speedup_figure(view: View) -> Drawn | None:
+def speedup_figure(facets: Facets) -> Figure | None:
     """How many times sooner with more workers, of the same method; by pairs of equal seeds."""
-    trials = view.trials
+    trials = facets.trials
     if "workers" not in trials.others or len(trials) < 2:
         return None
     first, *more = [level for level in trials.factors["workers"] if isinstance(level, int)]
     if not more:
         return None
-    down = view.down if view.across == "workers" else None
-    times = trials.times(view.measure)
+    down = facets.down if facets.across == "workers" else None
+    times = trials.times(facets.measure)
     levels = trials.factors[down] if down else [None]
-    layout, height = panels([view.panel_title(level) for level in levels], [190] * len(levels))
-    traces: list[dict[str, Any]] = []
+    panels = Panels([facets.panel_title(level) for level in levels], [190] * len(levels))
+    head = ["method", "workers", *([factor_text(down)] if down else []), "times as fast"]
     rows: list[list[Any]] = []
-    table: list[list[str]] = []
+    table = [[*head, "interval", "pairs"]]
     highest = max(1.0, max(more) / first if max(more) <= 8 * first else 1.0)
     for index, level in enumerate(levels):
         ends: list[float] = []
         for method in trials.methods:
-            x, y, low, high, text = [first], [1.0], [1.0], [1.0], [""]
+            points = [(first, 1.0, 1.0, 1.0, "")]
             for workers in more:
                 where = {METHOD: method, **({down: level} if down else {})}
                 base, other = trials.pairs("workers", first, workers, where)
                 ratio = paired_ratio(*log_ratios(times[base], times[other]))
                 if not ratio.pairs:
                     continue
-                value = _middle(ratio)
-                x.append(workers)
-                y.append(value)
-                low.append(ratio.low if ratio.method != "none" else math.nan)
-                high.append(ratio.high if ratio.method != "none" and math.isfinite(ratio.high) else math.nan)
-                text.append(f"{times_text(ratio)}, {interval_text(ratio)}, {ratio.pairs} pairs")
+                value, sure = _middle(ratio), ratio.method != "none"
+                said = (times_text(ratio), interval_text(ratio))
+                low, high = (ratio.low, ratio.high) if sure else (math.nan, math.nan)
+                points.append((workers, value, low, high, f"{', '.join(said)}, {ratio.pairs} pairs"))
                 names = [method, str(workers), *([level_name(level)] if down else [])]
-                rows.append([*names, *numbers(np.array([value, ratio.low, ratio.high])), ratio.pairs])
-                table.append([*names, times_text(ratio), interval_text(ratio), str(ratio.pairs)])
-            if len(x) == 1:
+                rows.append([*names, *numbers([value, ratio.low, ratio.high]), ratio.pairs])
+                table.append([*names, *said, str(ratio.pairs)])
+            if len(points) == 1:
                 continue
-            up = np.nan_to_num(np.array(high) - np.array(y), nan=0.0)
-            below = np.nan_to_num(np.array(y) - np.array(low), nan=0.0)
+            x, y, lows, highs, text = map(list, zip(*points, strict=True))
             ends += [one for one in y if math.isfinite(one)]
-            traces.append(
-                {
-                    "type": "scatter", "mode": "lines+markers", "name": method, "legendgroup": method,
-                    "showlegend": index == 0, "yaxis": axis_name(index), "x": x, "y": numbers(np.array(y)), "customdata": text,
-                    "line": {"color": view.colour(method), "width": 2, "dash": view.dash(method)},
-                    "marker": {"color": view.colour(method), "size": 6},
-                    "error_y": {
-                        "type": "data", "symmetric": False, "array": numbers(up), "arrayminus": numbers(below),
-                        "color": view.colour(method), "thickness": 1.2, "width": 3,
-                    },
-                    "hovertemplate": "%{customdata}",
-                }
+            colour = facets.colour(method)
+            panels.add(
+                index, legend=method, type="scatter", mode="lines+markers", name=method, x=x, y=numbers(y), customdata=text,
+                line={"color": colour, "width": 2, "dash": facets.dash(method)}, marker={"color": colour, "size": 6},
+                error_y=error_bars(y, lows, highs, colour, thickness=1.2, width=3), hovertemplate="%{customdata}",
             )  # fmt: skip
         top = max([highest, *ends]) * 1.12
-        ideal = {"color": "@soft", "width": 1, "dash": "dash"}
         reach = min(max(more) / first, top)
-        layout.setdefault("shapes", []).append(
+        panels.layout["shapes"].append(
             {
-                "type": "line",
-                "yref": axis_name(index),
-                "x0": first,
-                "x1": first * reach,
-                "y0": 1,
-                "y1": reach,
-                "line": ideal,
+                "type": "line", "yref": axis_name(index), "x0": first, "x1": first * reach, "y0": 1, "y1": reach,
+                "line": {"color": "@soft", "width": 1, "dash": "dash"},
             }
-        )
-        layout[f"yaxis{index + 1 if index else ''}"] |= {"title": {"text": "times as fast"}, "range": [0, top]}
-    if not table:
+        )  # fmt: skip
+        panels.y(index, title={"text": "times as fast"}, range=[0, top])
+    if not rows:
         return None
-    layout["xaxis"] |= {
+    panels.x |= {
         "title": {"text": "workers"}, "tickvals": [first, *more],
         "range": [first - 0.1 * (max(more) - first), max(more) * 1.06],
     }  # fmt: skip
-    others = tuple(name for name in trials.others if name not in ("workers", down))
-    together = f" All levels of {' and '.join(one.replace('_', ' ') for one in others)} together." if others else ""
-    what = f"sooner to {view.measure.goal}" if view.measure.kind != "throughput" else "as many samples per second"
-    names = ["method", "workers", *([factor_text(down)] if down else [])]
-    figure = Figure(
+    what = f"sooner to {facets.measure.goal}" if facets.measure.kind != "throughput" else "as many samples per second"
+    return Figure(
         "speed-up", "What more workers bring",
         f"How many times {what} than the same method with {workers_text(first)}: medians of pairs with equal seeds, 95 % "
         "intervals. Dashed: in proportion to the workers."
-        + (" Missing marks: too many runs did not arrive." if any(row[-4] is None for row in rows) else "") + together,
-        traces, layout, [(name, "") for name in [*names, "times as fast", "low", "high", "pairs"]],
-        height_px=height, legend=len(trials.methods) > 1, rows=rows,
+        + (" Missing marks: too many runs did not arrive." if any(row[-4] is None for row in rows) else "")
+        + together([name for name in trials.others if name not in ("workers", down)]),
+        panels.traces, panels.layout, [*head, "low", "high", "pairs"], rows, table=table,
+        height_px=panels.height_px, legend=len(trials.methods) > 1,
     )  # fmt: skip
-    return Drawn(figure, [*names, "times as fast", "interval", "pairs"], table)
 
 
 def _middle(ratio: Ratio) -> float:

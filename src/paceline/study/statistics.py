@@ -17,12 +17,12 @@ from scipy import stats
 
 __all__ = [
     "MIN_PAIRS",
-    "Arrivals",
-    "Estimate",
+    "ArrivalCurve",
     "Ratio",
+    "SampleEstimate",
     "Times",
     "adjusted_p_values",
-    "arrivals",
+    "arrival_curve",
     "log_ratios",
     "median_estimate",
     "paired_ratio",
@@ -37,7 +37,7 @@ _RESAMPLES = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class SampleEstimate:
     """A value with its 95 % interval; infinite limits are unknown ones.
 
     Args:
@@ -53,7 +53,7 @@ class Estimate:
     count: int
 
 
-def median_estimate(values: np.ndarray | Sequence[float], *, seed: int = 0) -> Estimate:
+def median_estimate(values: np.ndarray | Sequence[float], *, seed: int = 0) -> SampleEstimate:
     """Median of the values that are no NaN, with the percentile bootstrap's interval.
 
     For showing one group, not for findings: the bootstrap of a median is a little too short for few values. Of 5 normal
@@ -66,20 +66,19 @@ def median_estimate(values: np.ndarray | Sequence[float], *, seed: int = 0) -> E
     known = np.asarray(values, dtype=np.float64)
     known = known[~np.isnan(known)]
     if len(known) == 0:
-        return Estimate(math.nan, math.nan, math.nan, 0)
+        return SampleEstimate(math.nan, math.nan, math.nan, 0)
     middle = float(np.median(known))
     if len(known) == 1 or np.ptp(known) == 0:
-        return Estimate(
-            middle, middle if len(known) > 1 else math.nan, middle if len(known) > 1 else math.nan, len(known)
-        )
+        end = middle if len(known) > 1 else math.nan
+        return SampleEstimate(middle, end, end, len(known))
     interval = stats.bootstrap(
         (known,), np.median, n_resamples=_RESAMPLES, confidence_level=CONFIDENCE, method="percentile",
         random_state=np.random.default_rng(seed),  # pyright: ignore[reportCallIssue] (its name until SciPy 1.15, too)
     ).confidence_interval  # fmt: skip
-    return Estimate(middle, float(interval.low), float(interval.high), len(known))
+    return SampleEstimate(middle, float(interval.low), float(interval.high), len(known))
 
 
-def share_estimate(successes: int, count: int) -> Estimate:
+def share_estimate(successes: int, count: int) -> SampleEstimate:
     """A share with Wilson's interval, which is sensible at 0 and at 1 as well.
 
     >>> estimate = share_estimate(0, 10)
@@ -87,9 +86,9 @@ def share_estimate(successes: int, count: int) -> Estimate:
     (0.0, 0.0, 0.278)
     """
     if count == 0:
-        return Estimate(math.nan, 0.0, 1.0, 0)
+        return SampleEstimate(math.nan, 0.0, 1.0, 0)
     interval = stats.binomtest(successes, count).proportion_ci(CONFIDENCE, method="wilson")
-    return Estimate(successes / count, float(interval.low), float(interval.high), count)
+    return SampleEstimate(successes / count, float(interval.low), float(interval.high), count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +128,7 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrivals:
+class ArrivalCurve:
     """Which share of runs had arrived by when: Kaplan and Meier's estimate, as arrivals rather than survival.
 
     Args:
@@ -146,12 +145,12 @@ class Arrivals:
     share: np.ndarray
     low: np.ndarray
     high: np.ndarray
-    median: Estimate
+    median: SampleEstimate
     count: int
     arrived: int
 
 
-def arrivals(times: Times) -> Arrivals:
+def arrival_curve(times: Times) -> ArrivalCurve:
     """When runs arrive. Runs that were stopped are censored then; failed ones stay among those still to arrive.
 
     Censoring a diverged run at its end would mean that, left alone, it would have arrived like the others; the curve
@@ -160,7 +159,9 @@ def arrivals(times: Times) -> Arrivals:
     reached = times.reached
     empty = np.empty(0)
     if not reached.any():
-        return Arrivals(empty, empty, empty, empty, Estimate(math.inf, math.inf, math.inf, len(times)), len(times), 0)
+        return ArrivalCurve(
+            empty, empty, empty, empty, SampleEstimate(math.inf, math.inf, math.inf, len(times)), len(times), 0
+        )
     beyond = 2 * float(times.low[np.isfinite(times.low)].max()) + 1  # after everything that was seen
     sample = stats.CensoredData.right_censored(np.where(np.isinf(times.low), beyond, times.low), ~reached)
     curve = stats.ecdf(sample).sf
@@ -175,17 +176,17 @@ def arrivals(times: Times) -> Arrivals:
     # The formula has no value where nobody or everybody has arrived; between nothing and everything is always true.
     low = np.nan_to_num(band.low.probabilities[at], nan=0.0)
     high = np.nan_to_num(band.high.probabilities[at], nan=1.0)
-    median = Estimate(
+    median = SampleEstimate(
         _first(events, survival <= 0.5), _first(events, low <= 0.5), _first(events, high < 0.5), len(times)
     )
-    return Arrivals(events, 1 - survival, 1 - high, 1 - low, median, len(times), int(reached.sum()))
+    return ArrivalCurve(events, 1 - survival, 1 - high, 1 - low, median, len(times), int(reached.sum()))
 
 
 def _first(at: np.ndarray, condition: np.ndarray) -> float:
     return float(at[condition.argmax()]) if condition.any() else math.inf
 
 
-def restricted_mean(curve: Arrivals, until: float) -> float:
+def restricted_mean(curve: ArrivalCurve, until: float) -> float:
     """Mean time until arrival if everybody gave up at `until`: the area above the curve of arrivals up to there."""
     at = np.minimum(curve.at, until)
     return float(np.diff(at, prepend=0.0, append=until) @ (1 - np.concatenate([[0.0], curve.share])))

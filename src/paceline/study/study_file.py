@@ -7,7 +7,7 @@ import math
 import re
 import runpy
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -130,7 +130,7 @@ class Study:
             )
         for where, names in (("[factors]", self.factors), ("[settings]", self.settings), ("[baseline]", self.baseline)):
             for name in names:
-                _check_name(name, where)
+                _check_factor(name, where)
         if both := set(self.factors) & set(self.settings):
             raise UsageError(f"'{min(both)}' is both in [factors] and in [settings]; leave it out of one.")
         for name, levels in self.factors.items():
@@ -193,15 +193,12 @@ def read_study(path: Path) -> Study:
 
 def study_from_table(table: Mapping[str, Any], *, folder: Path = Path()) -> Study:
     """A study from a study file's content; cluster files named in it are looked for in `folder`."""
-    known = [one.name for one in dataclasses.fields(Study)]
     arguments = dict(table)
     if "repetitions" in arguments:
         if "seeds" in arguments:
             raise UsageError("repetitions and seeds say the same; leave one out.")
         arguments["seeds"] = arguments.pop("repetitions")
-    for name in arguments:
-        if name not in known:
-            raise UsageError(f"unknown name '{name}'.{closest(name, known)} Known: {', '.join(known)}.")
+    _check_names(arguments, _names_of(Study), "unknown name")
     for name, kind in (("limits", Limits), ("design", Design)):
         if name in arguments:
             arguments[name] = _part(kind, f"[{name}]", arguments[name])
@@ -214,10 +211,10 @@ def study_from_table(table: Mapping[str, Any], *, folder: Path = Path()) -> Stud
                              ("data", str | Path, "a folder's path")):  # fmt: skip
         if name in arguments and not isinstance(arguments[name], kind):
             raise UsageError(f"{name} must be {what}, not {shown(arguments[name])}.")
-    factors = {name: read_levels(name, levels) for name, levels in _flat(arguments.get("factors", {})).items()}
+    factors = {name: read_levels(name, levels) for name, levels in dotted(arguments.get("factors", {})).items()}
     arguments["factors"] = _by_long_names("[factors]", factors)
     for part in ("settings", "baseline"):
-        arguments[part] = _by_long_names(f"[{part}]", _flat(arguments.get(part, {})))
+        arguments[part] = _by_long_names(f"[{part}]", dotted(arguments.get(part, {})))
         for name, value in arguments[part].items():
             if not isinstance(value, Level):
                 raise UsageError(f"[{part}] '{name}' must be a number, a word, true or false, not {shown(value)}.")
@@ -254,26 +251,35 @@ def _from_python(path: Path) -> Study:
 
 
 def _part(kind: Any, where: str, table: Any) -> Any:
-    names = [one.name for one in dataclasses.fields(kind)]
     if not isinstance(table, Mapping):
-        raise UsageError(f"{where} holds names and values; known: {', '.join(names)}.")
-    for name in table:
-        if name not in names:
-            raise UsageError(f"{where} has an unknown name '{name}'.{closest(name, names)} Known: {', '.join(names)}.")
+        raise UsageError(f"{where} holds names and values; known: {', '.join(_names_of(kind))}.")
+    _check_names(table, _names_of(kind), f"{where} has an unknown name")
     try:
         return kind(**table)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`algorithm.persistence = [1]` without quotes is a table in TOML; it is meant as one dotted name."""
+def _check_names(names: Iterable[str], known: Sequence[str], refusal: str) -> None:
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{refusal} '{name}'.{closest(name, known)} Known: {', '.join(known)}.")
+
+
+def _names_of(kind: Any) -> list[str]:
+    return [one.name for one in dataclasses.fields(kind)]
+
+
+def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`algorithm.persistence = [1]` without quotes is a table in TOML; it is meant as one dotted name.
+
+    >>> dotted({"algorithm": {"backoff": {"base": [1]}}, "workers": {"from": 1, "to": 4}})
+    {'algorithm.backoff.base': [1], 'workers': {'from': 1, 'to': 4}}
+    """
     flat: dict[str, Any] = {}
     for name, value in table.items():
-        if isinstance(value, Mapping) and "from" not in value:
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
+        is_table = isinstance(value, Mapping) and "from" not in value
+        flat |= dotted(value, f"{prefix}{name}.") if is_table else {prefix + name: value}
     return flat
 
 
@@ -293,14 +299,14 @@ def long_name(name: str) -> str:
     return f"algorithm.{name}" if name.partition(".")[0] == "backoff" else name
 
 
-def _check_name(name: str, where: str) -> None:
+def _check_factor(name: str, where: str) -> None:
     head, dot, rest = name.partition(".")
     if name in _GIVEN_ELSEWHERE:
         raise UsageError(f"{where} '{name}' is not given here, but as {_GIVEN_ELSEWHERE[name]}; move it there.")
     if (dot and rest and head in _DOTTED) or (not dot and (name in _PLAIN or name in ("cluster", "parameters"))):
         return
     known = [*_PLAIN, "cluster", *(f"{one}.<field>" for one in _DOTTED)]
-    raise UsageError(f"{where} has an unknown name '{name}'.{closest(name, known)} Known: {', '.join(known)}.")
+    _check_names([name], known, f"{where} has an unknown name")
 
 
 def _seeds(value: Any) -> tuple[int, ...]:

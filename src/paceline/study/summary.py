@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from paceline.observe.compare import ABSENT, number_text
+from paceline.observe.words import ABSENT, number_text
 from paceline.study.rows import target_name
 
 if TYPE_CHECKING:

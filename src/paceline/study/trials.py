@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from paceline.errors import UsageError
-from paceline.observe.compare import workers_text
+from paceline.observe.words import workers_text
 from paceline.study.statistics import Times
 
 if TYPE_CHECKING:

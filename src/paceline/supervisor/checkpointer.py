@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.checkpoint import contents as checkpoint
+from paceline.checkpoint import files as checkpoint_files
 from paceline.errors import NotWrittenError
 from paceline.supervisor.supervisor import Supervisor
 
@@ -32,7 +33,7 @@ class Checkpointer:
         self._written: dict[
             int, dict[int, int]
         ] = {}  # by checkpoint: records of each worker when its last part was there
-        checkpoint.clear(self._folder, keep=self._resumed)
+        checkpoint_files.clear(self._folder, keep=self._resumed)
 
     def tick(
         self, supervisor: Supervisor, elapsed_s: float, epochs_done: float, about: Callable[[int], dict[str, Any]]
@@ -43,11 +44,11 @@ class Checkpointer:
         # Rounds depend on how many take part: lockstep goes on from a checkpoint of all workers, or from an earlier one.
         lockstep = supervisor.algorithm is not None and supervisor.algorithm.lockstep
         needed = [worker.worker_id for worker in supervisor.workers] if lockstep else running
-        for number in checkpoint.numbers(self._folder):
-            if checkpoint.is_complete(self._folder, number) or not needed:
+        for number in checkpoint_files.numbers(self._folder):
+            if checkpoint_files.is_complete(self._folder, number) or not needed:
                 continue
             if number in supervisor.outcome.left_out:  # a part of it could not be written: room for the next one
-                checkpoint.remove(self._folder, number)
+                checkpoint_files.remove(self._folder, number)
             elif self._recorded(supervisor, number, needed, running):
                 self._complete(supervisor, number, needed, about(number), self._resumed)
         if self._every_s == 0:
@@ -64,7 +65,7 @@ class Checkpointer:
         assert supervisor.arena is not None
         num_servers = supervisor.arena.plan.num_servers
         try:
-            checkpoint.complete(self._folder, number, workers, about, keep=keep, num_servers=num_servers)
+            checkpoint_files.complete(self._folder, number, workers, about, keep=keep, num_servers=num_servers)
         except NotWrittenError as error:
             supervisor.outcome.leave_out(number, str(error))
 
@@ -76,7 +77,7 @@ class Checkpointer:
         """
         if number not in self._written:
             assert supervisor.arena is not None
-            if not checkpoint.all_there(self._folder, number, needed, supervisor.arena.plan.num_servers):
+            if not checkpoint_files.all_there(self._folder, number, needed, supervisor.arena.plan.num_servers):
                 return False
             self._written[number] = {worker: supervisor.spool.num_written(worker) for worker in running}
         before = self._written[number]
@@ -102,7 +103,7 @@ class Checkpointer:
             number = checkpoint.end(self._folder, parameters)
         except NotWrittenError as error:
             supervisor.outcome.leave_out(None, str(error))
-            checkpoint.remove(self._folder, None)
+            checkpoint_files.remove(self._folder, None)
             raise
         ended = [worker.worker_id for worker in supervisor.workers if worker.ended]
         if supervisor.algorithm.lockstep and not checkpoint.same_round(self._folder / str(number), ended):

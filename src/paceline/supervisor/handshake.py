@@ -15,12 +15,12 @@ from paceline.transport.directory import mark_ended
 from paceline.worker.process import Hello, Welcome
 from paceline.worker.supervised import WorkerState
 
-__all__ = ["Reception"]
+__all__ = ["Handshake"]
 
 _DONE = -1
 
 
-class Reception:
+class Handshake:
     """Answers every worker's hello with the run's memory, or with the reason why it may not take part.
 
     A worker's hello says which algorithm and how large a model it brings. The first one is taken at its word; whoever says
@@ -117,16 +117,16 @@ class Reception:
                 " one place only."
             )
         self.algorithm = algorithm
-        servers = algorithm.memory.server_programs if self._num_workers > 1 else 0
+        servers = algorithm.needs.server_programs if self._num_workers > 1 else 0
         try:
             algorithm.check(self._num_workers)
             check_workers(self._num_workers, backend=self._backend, num_servers=servers)
             vector_bytes = hello.num_elements * hello.dtype.itemsize
-            check_vectors(algorithm.memory.num_vectors(self._num_workers), hello.num_parameters, vector_bytes)
+            check_vectors(algorithm.needs.num_vectors(self._num_workers), hello.num_parameters, vector_bytes)
         except UsageError as error:
             return str(error)
         plan = plan_arena(
-            algorithm.memory,
+            algorithm.needs,
             num_workers=self._num_workers,
             num_elements=hello.num_elements,
             dtype=hello.dtype,
@@ -137,7 +137,7 @@ class Reception:
         self.arena = Arena(segment, plan, participant_id=self._num_workers + plan.num_server_programs)
         self.arena.store("next_batch", self._first_batch)
         self.arena.store("initial_version", self._first_version)
-        if algorithm.memory.mailbox:
+        if algorithm.needs.mailbox:
             self.arena.shared_store().begin()
         return ""
 

@@ -14,7 +14,7 @@ from paceline.memory.arena import Arena
 from paceline.storage import files
 from paceline.worker.process import Done, Failure, NotSaved, Ready
 from paceline.worker.server_process import Restored, ServerMain, TakeOver, TookOver
-from paceline.worker.supervised import Outcome, WorkerState
+from paceline.worker.supervised import Outcome, WorkerState, how_ended
 
 __all__ = ["Servers"]
 
@@ -72,7 +72,7 @@ class Servers:
         if not arena.plan.num_servers:
             return
         snapshots = None
-        copies = arena.plan.request.copies > 1
+        copies = arena.plan.needs.copies > 1
         if own_processes and not copies:
             with files.writing(folder or Path(tempfile.gettempdir())):
                 if folder is None:
@@ -121,8 +121,7 @@ class Servers:
         """A server died: another takes its place, unless that has not helped so far."""
         assert self._arena is not None
         shard = self._shard(state)
-        code = state.handle.exitcode
-        how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+        how = how_ended(state.handle.exitcode)
         self._outcome.notes.append(f"{self._name(state)} {how}.")
         versions = self._restarted_at.setdefault(state.worker_id, [])
         versions.append(self._arena.shared.counts()[shard]["version"])
@@ -134,7 +133,7 @@ class Servers:
                 self._fail(f"{self._name(state)} ", Failure("error", f"{how} {when}."))
             return
         self.restarts += 1
-        copy = self._copy_of(state) if self._arena.plan.request.copies > 1 else state
+        copy = self._copy_of(state) if self._arena.plan.needs.copies > 1 else state
         if state is copy:
             self._restart(state)
         elif not self._take_over(state, copy):

@@ -15,19 +15,27 @@ import torch
 from paceline.algorithms import Algorithm, registry
 from paceline.checkpoint.contents import Parameters
 from paceline.errors import PacelineError
-from paceline.membership.environment import WorkerEnvironment
+from paceline.membership.environment import SupervisedEnvironment
 from paceline.memory import failpoints
 from paceline.memory.arena import Arena
 from paceline.memory.waiting import wake_all
 from paceline.supervisor.fork_server import fork_server_context
-from paceline.supervisor.handshake import Reception
+from paceline.supervisor.handshake import Handshake
 from paceline.supervisor.servers import Servers
 from paceline.supervisor.spool import Spool
 from paceline.system.interrupts import noted_by
 from paceline.worker.gathering import Gathering, Left, Part
 from paceline.worker.process import Done, Failure, Hello, NotSaved, Ready
 from paceline.worker.server_process import ServerMain
-from paceline.worker.supervised import Outcome, WorkerState, check_launch, pickled, start_process, start_thread
+from paceline.worker.supervised import (
+    Outcome,
+    WorkerState,
+    check_launch,
+    how_ended,
+    pickled,
+    start_process,
+    start_thread,
+)
 
 __all__ = ["Supervisor"]
 
@@ -54,7 +62,7 @@ class Supervisor:
         folder: the run's folder, for the spool of records and checkpoints; None keeps records in memory only.
         on_tick: called about every 50 ms with the supervisor; may call `stop`.
         on_end: called once when all workers and servers have ended, their processes possibly not.
-        handles: file descriptors that every worker receives as `environment.options["handles"]`.
+        handles: file descriptors that every worker receives as `environment.handles`.
     """
 
     def __init__(
@@ -63,7 +71,7 @@ class Supervisor:
         *,
         num_workers: int,
         algorithm: Algorithm | None,
-        environment: WorkerEnvironment,
+        environment: SupervisedEnvironment,
         backend: str = "processes",
         restarts: int = 0,
         folder: Path | None = None,
@@ -89,7 +97,7 @@ class Supervisor:
         self._on_tick = on_tick
         self._on_end = on_end
         self._handles = handles
-        self._reception = Reception(
+        self._handshake = Handshake(
             num_workers,
             algorithm,
             environment.placement,
@@ -98,7 +106,7 @@ class Supervisor:
             first_version=first_version,
         )
         self.servers = Servers(
-            launch=self._launch_server, admit=self._reception.admit_server, fail=self._fail, outcome=self.outcome
+            launch=self._launch_server, admit=self._handshake.admit_server, fail=self._fail, outcome=self.outcome
         )
         self._folder = folder
         self._first_death = ""
@@ -116,7 +124,7 @@ class Supervisor:
         intra_op_threads = torch.get_num_threads()
         try:
             if self._backend == "threads":
-                torch.set_num_threads(int(self._environment.options.get("intra_op_threads", 1)))
+                torch.set_num_threads(self._environment.intra_op_threads)
             for worker in self.workers:
                 self._start(worker)
             while any(worker.running for worker in self.workers):
@@ -150,12 +158,12 @@ class Supervisor:
     @property
     def algorithm(self) -> Algorithm | None:
         """How the workers agree; None until one has said so, where the launcher does not."""
-        return self._reception.algorithm
+        return self._handshake.algorithm
 
     @property
     def arena(self) -> Arena | None:
         """The workers' shared memory; None until the first of them has said what it needs."""
-        return self._reception.arena
+        return self._handshake.arena
 
     @property
     def all_returned(self) -> bool:
@@ -200,7 +208,7 @@ class Supervisor:
         self._launch(worker, self._target, self._pickled, self._handles, self._environment)
 
     def _launch_server(self, server: WorkerState, main: ServerMain) -> None:
-        environment = replace(self._environment, options={**self._environment.options, "pin": False})
+        environment = replace(self._environment, pin=False)
         self._launch(server, main, pickled(main) if self._backend == "processes" else b"", (), environment)
 
     def _launch(
@@ -209,7 +217,7 @@ class Supervisor:
         target: Callable[[], Any],
         pickled_target: bytes,
         handles: tuple[int, ...],
-        environment: WorkerEnvironment,
+        environment: SupervisedEnvironment,
     ) -> None:
         ours, theirs = self._context.Pipe(duplex=True)
         worker.connection = ours
@@ -221,8 +229,7 @@ class Supervisor:
             incarnation=worker.incarnation,
             taken=self.spool.num_written(worker.worker_id) if worker.incarnation and worker in self.workers else 0,
             algorithm=registry.spec(self.algorithm) if self.algorithm is not None else None,
-            connection=None,
-            options={**environment.options, "fail_point": os.environ.get(failpoints.ENVIRONMENT_VARIABLE, "")},
+            fail_point=os.environ.get(failpoints.ENVIRONMENT_VARIABLE, ""),
         )
         if self._backend == "threads":
             start_thread(worker, target, environment, handles, theirs)
@@ -279,21 +286,21 @@ class Supervisor:
 
     def _welcome(self, worker: WorkerState, hello: Hello) -> None:
         if self.outcome.kind:
-            self._reception.refuse(worker, _RUN_HAS_ENDED)
+            self._handshake.refuse(worker, _RUN_HAS_ENDED)
             return
         known = self.arena
-        self._reception.welcome(worker, hello)
+        self._handshake.welcome(worker, hello)
         if self.arena is not known:
             assert self.arena is not None
             self.spool.open(self.arena)
             own = self.algorithm.note(len(self.workers)) if self.algorithm is not None else ""
-            self.outcome.notes += [note for note in (self._reception.note, own) if note]
+            self.outcome.notes += [note for note in (self._handshake.note, own) if note]
             self.servers.begin(self.algorithm, self.arena, self._folder, own_processes=self._backend == "processes")
 
     def _count_ready(self, worker: WorkerState) -> None:
         worker.ready = True
         assert self.arena is not None
-        self._reception.count_ready(worker)
+        self._handshake.count_ready(worker)
         self._start_when_ready()
 
     def _start_when_ready(self) -> None:
@@ -327,7 +334,7 @@ class Supervisor:
             self.outcome.trace = failure.trace
         if self.arena is None:
             self._end_all(grace_s=0.0)
-        self._reception.refuse_waiting(_RUN_HAS_ENDED)
+        self._handshake.refuse_waiting(_RUN_HAS_ENDED)
         self.stop()
 
     def _lose(self, worker: WorkerState) -> None:
@@ -341,7 +348,7 @@ class Supervisor:
         who = f"Worker {worker.worker_id}: "
         code = worker.handle.exitcode if self._backend == "processes" else None
         self.outcome.workers_lost.append(worker.worker_id)
-        how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+        how = how_ended(code)
         note = f"Worker {worker.worker_id} {how}."
         self.outcome.notes.append(note)
         self._first_death = self._first_death or note
@@ -355,13 +362,13 @@ class Supervisor:
             )
             self._fail(who, Failure("error", f"{how} before training began{hint}"))
             return
-        self._reception.lose(worker)
+        self._handshake.lose(worker)
         if self.arena.shared.recover(worker.worker_id, worker.incarnation):
             self.outcome.torn_updates += 1
         self.arena.epoch_claims().release(worker.worker_id, None, is_left=False)
         assert self.algorithm is not None
         if "kill" not in self.algorithm.tolerates:
-            if self.num_workers == 1 or (self.arena.collectives is None and not self.algorithm.memory.mailbox):
+            if self.num_workers == 1 or (self.arena.collectives is None and not self.algorithm.needs.mailbox):
                 self._fail(who, Failure("error", f"{how}; {registry.spec(self.algorithm)} cannot go on without it."))
         elif self._restarts_left > 0:
             self._restarts_left -= 1
@@ -382,18 +389,7 @@ class Supervisor:
         """Joins every worker; those that do not end within `grace_s` are killed."""
         deadline_s = time.monotonic() + grace_s
         for worker in [*self.workers, *self.servers.states]:
-            if worker.handle is None:
-                continue
-            if (worker.handle.pid if self._backend == "processes" else worker.handle.ident) is None:
-                worker.connection.close()  # Ctrl-C came before it had begun
-                continue
-            worker.handle.join(max(0.0, deadline_s - time.monotonic()))
-            if self._backend == "processes" and worker.handle.is_alive():
-                worker.handle.kill()
-                worker.handle.join()
-            if not worker.ended:
-                worker.lost = True
-            worker.connection.close()
+            worker.join(deadline_s, is_process=self._backend == "processes")
 
     def _drain(self) -> None:
         if self.arena is not None:

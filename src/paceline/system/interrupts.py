@@ -88,7 +88,7 @@ _current: Interruption | None = None  # of the run that is going on in the main 
 def noted(*, patient: bool = False) -> Iterator[Interruption]:
     """Within, the first signal is noted, and raised as `KeyboardInterrupt` at the end; the second ends the process at once.
 
-    A patient one lets further SIGTERMs pass: where a job's processes all get one, who started this one may send another.
+    A patient one lets further SIGTERMs pass: where a job's processes all get one, this one's parent may send another.
 
     Inside another one, and in other threads, it is that one's. Handlers of the program's own stay, and then nothing is noted.
     A program that leaves SIGTERM to the system is ended by it after `ended_by_system`, as it would have been at once.
@@ -141,7 +141,7 @@ def noted_by() -> Interruption:
 
 
 def install() -> None:
-    """The command line's handlers; a signal that whoever started the command lets it ignore stays ignored."""
+    """The command line's handlers; a signal that the command was started to ignore stays ignored."""
     for one in _SIGNALS:
         if signal.getsignal(one) in (signal.default_int_handler, signal.SIG_DFL):
             signal.signal(one, _interrupt)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from paceline.tasks.base import Task
-from paceline.tasks.readers import find_file, read_npz
+from paceline.tasks.readers import find_file, image_datasets, read_npz
 
 __all__ = ["cifar10_cnn"]
 
@@ -72,11 +72,4 @@ def _datasets(data: Path | None) -> tuple[TensorDataset, TensorDataset]:
     arrays = read_npz(path, shapes)
     # Mean and standard deviation of the training images' channels, scaled to 0..1
     mean, deviation = torch.tensor([0.4914, 0.4822, 0.4465]), torch.tensor([0.2470, 0.2435, 0.2616])
-    train, test = (
-        TensorDataset(
-            ((torch.tensor(arrays[f"{part}_images"]) / 255 - mean) / deviation).permute(0, 3, 1, 2).contiguous(),
-            torch.tensor(arrays[f"{part}_labels"], dtype=torch.int64),
-        )
-        for part in ("train", "test")
-    )
-    return train, test
+    return image_datasets(arrays, lambda images: ((images / 255 - mean) / deviation).permute(0, 3, 1, 2).contiguous())

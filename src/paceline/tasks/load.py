@@ -15,8 +15,8 @@ __all__ = ["BUILT_IN", "load_task"]
 # Imported when asked for: scikit-learn alone takes a second.
 BUILT_IN = {
     "digits-mlp": "paceline.tasks.digits_mlp:digits_mlp",
-    "mnist-mlp": "paceline.tasks.mnist_mlp:mnist_mlp",
-    "mnist-cnn": "paceline.tasks.mnist_cnn:mnist_cnn",
+    "mnist-mlp": "paceline.tasks.mnist:mnist_mlp",
+    "mnist-cnn": "paceline.tasks.mnist:mnist_cnn",
     "cifar10-cnn": "paceline.tasks.cifar10_cnn:cifar10_cnn",
 }
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from paceline.errors import UsageError
 from paceline.storage import plain_files
 
-__all__ = ["find_file", "mnist_arrays", "read_idx", "read_npz"]
+__all__ = ["find_file", "image_datasets", "mnist_arrays", "read_idx", "read_npz"]
 
 _PART_BYTES = 2**20
 _MNIST_FILES = {
@@ -103,3 +107,16 @@ def mnist_arrays(data: Path | None) -> dict[str, np.ndarray]:
         if images != labels:
             raise UsageError(f"MNIST's {part} files do not match: {images} images, {labels} labels; get both again.")
     return arrays
+
+
+def image_datasets(
+    arrays: Mapping[str, np.ndarray], inputs: Callable[[Tensor], Tensor]
+) -> tuple[TensorDataset, TensorDataset]:
+    """The data sets of `train_images`, `train_labels`, `test_images` and `test_labels`; `inputs` makes a model's of images."""
+    train, test = (
+        TensorDataset(
+            inputs(torch.tensor(arrays[f"{part}_images"])), torch.tensor(arrays[f"{part}_labels"], dtype=torch.int64)
+        )
+        for part in ("train", "test")
+    )
+    return train, test

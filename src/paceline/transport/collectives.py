@@ -33,14 +33,14 @@ _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 class DistributedCollectives:
     """Implements `Collectives`. Operations run in the group's own threads, in the order in which they were started.
 
-    Sums are made in the vectors' own type: who adds up half types gives float32, twice the bytes, as `all_reduce_mean` does.
-    They are the same bits on every worker, as each component is added up along the ring once and then passed on; the order of
-    addition is the ring's, not that of the ids. A reduce-scatter on the CPU adds up in the order of the ids: Gloo's own is an
-    all-reduce, which sends twice as much, so the pieces go straight to their owners, who add them up.
+    Sums are made in the vectors' own type; only `all_reduce_mean` adds up half types in float32, twice the bytes. They are the
+    same bits on every worker, as each component is added up along the ring once and then passed on; the order of addition is
+    the ring's, not that of the ids. A reduce-scatter on the CPU adds up in the order of the ids: Gloo's own is an all-reduce,
+    which sends twice as much, so the pieces go straight to their owners, which add them up.
 
     A worker that is killed closes its connections, and its neighbours' operations over Gloo fail at once; NCCL's do not fail,
-    so there a killed worker is given up as one that hangs is, after `timeout_s`. Whoever fails says so in the store; the
-    others look there while they wait, say that they are there, and stop as well. Who has said nothing is missing.
+    so there a killed worker is given up as one that hangs is, after `timeout_s`. A worker that fails says so in the store; the
+    others look there while they wait, say that they are there, and stop as well. One that has said nothing is missing.
 
     Args:
         group: a process group of all workers whose own deadline is longer than `timeout_s`; None: the default one.
@@ -135,20 +135,20 @@ class DistributedCollectives:
         self._start("broadcast", vector, lambda: dist.broadcast(vector, 0, group=self._group, async_op=True)).wait()
 
     def end(self) -> None:
-        """Says that this worker's program has ended: who waits for its part in a round need not go on waiting."""
+        """Says that this worker's program has ended: workers that wait for its part in a round need not go on."""
         if not self._has_ended:
             self._has_ended = True
             self._say("ended", self._num_started)
 
     def leave(self) -> None:
-        """Says that this worker's loop has ended: who waits for it after this need not look further."""
+        """Says that this worker's loop has ended: workers that wait for it after this need not look further."""
         self.end()
         self._say("left", 1)
 
     def _say(self, what: str, number: int) -> None:
         try:
             self._store.set(f"{what}/{self._worker_id}", str(number))
-        except RuntimeError:  # whoever holds the store has left before: then nobody asks
+        except RuntimeError:  # the store's holder has left before: then nobody asks
             return
 
     def _count(self, num_passes: int, vector: torch.Tensor) -> None:
@@ -166,7 +166,7 @@ class DistributedCollectives:
             work = issue()
         except RuntimeError as error:  # a connection that broke before
             raise self._lost(label, error) from error
-        return _Started(self, work, label, finish, in_slices=vector.device.type == "cpu")
+        return _GroupOperation(self, work, label, finish, in_slices=vector.device.type == "cpu")
 
     def wait_for(self, work: Any, label: str, *, in_slices: bool) -> None:
         """Waits for one operation, with an eye on the store."""
@@ -203,7 +203,7 @@ class DistributedCollectives:
             return True
 
     def _lost(self, label: str, why: object) -> WorkerLostError:
-        """Tells the others, hears who is there, and says who is not."""
+        """Tells the others, hears which are there, and names those that are not."""
         everyone = range(self._num_workers)
         present, left = {self._worker_id}, set()
         until_s = time.monotonic() + _ANSWER_S
@@ -229,7 +229,7 @@ class DistributedCollectives:
         )
 
 
-class _Started:
+class _GroupOperation:
     """An operation that has been started."""
 
     def __init__(

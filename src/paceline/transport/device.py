@@ -1,7 +1,7 @@
 """Vectors on a GPU: their copies to and from pinned memory, and the ports of a worker whose parameters lie there.
 
 A copy to or from a GPU runs beside the computation only from pinned memory and on a stream of its own. The first is slow
-to allocate, so buffers are kept; the second knows nothing of other streams, so every copy says what it waits for and who
+to allocate, so buffers are kept; the second knows nothing of other streams, so every copy says what it waits for and what
 waits for it.
 """
 
@@ -11,14 +11,14 @@ import threading
 from collections.abc import Callable, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 import torch
 
 from paceline.errors import UsageError
-from paceline.ports.ports import Event, Mailbox, Message, Received
+from paceline.ports.ports import Event, Filter, Mailbox, Message, Received
 
-__all__ = ["Copy", "CudaCopies", "DeviceCopies", "StagedMailbox", "copies_for"]
+__all__ = ["Copy", "CudaCopies", "DeviceCopies", "StagedMailbox", "device_copies"]
 
 
 class Copy(Protocol):
@@ -63,7 +63,7 @@ class DeviceCopies(Protocol):
         ...
 
 
-def copies_for(device: torch.device) -> DeviceCopies | None:
+def device_copies(device: torch.device) -> DeviceCopies | None:
     """How vectors of this device travel; None: they are the host's own.
 
     Raises:
@@ -121,7 +121,7 @@ class _CudaCopy:
     """A copy that has been given to a stream."""
 
     event: Any  # torch.cuda.Event, which its type stubs give two names
-    x: torch.Tensor | None  # the vector on the GPU, until it is known who uses it
+    x: torch.Tensor | None  # the vector on the GPU, until it is known which stream uses it
 
     def wait(self) -> None:
         """Waits on the host, without the interpreter's lock."""
@@ -145,7 +145,7 @@ class StagedMailbox:
 
     Costs per vector: one copy over the bus and one in the host's memory. What comes is copied beside the computation. `send`
     returns when the vector has left the device, for which the host waits until the current stream has done all that it was
-    given before: a program that holds a lock meanwhile holds up those who want it. Every vector that comes lies on the device.
+    given before: a program that holds a lock meanwhile holds up those that want it. What comes lies on the device.
 
     Args:
         inner: what sends and receives.
@@ -176,26 +176,19 @@ class StagedMailbox:
         finally:
             self._give_back(pinned)
 
-    def receive(
-        self,
-        timeout_s: float | None = None,
-        *,
-        kind: str | tuple[str, ...] | None = None,
-        sender: int | None = None,
-        number: int | None = None,
-    ) -> Event | None:
+    def receive(self, timeout_s: float | None = None, **wanted: Unpack[Filter]) -> Event | None:
         """The next that fits, as in `Mailbox.receive`, its vector on the device."""
-        arrival = self._inner.receive(timeout_s, kind=kind, sender=sender, number=number)
-        if not isinstance(arrival, Received) or arrival.message.x is None:
-            return arrival
-        x = arrival.message.x
+        event = self._inner.receive(timeout_s, **wanted)
+        if not isinstance(event, Received) or event.message.x is None:
+            return event
+        x = event.message.x
         pinned = self._buffer(x.numel(), x.dtype)
         pinned.copy_(x)
         on_device, copy = self._copies.put(pinned)
         copy.precede()
         with self._lock:
             self._used.append((copy, pinned))
-        return arrival._replace(message=arrival.message._replace(x=on_device))
+        return event._replace(message=event.message._replace(x=on_device))
 
     def peers(self) -> Set[int]:
         """The workers that can be reached now, without this one."""

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from paceline.errors import name_workers
-from paceline.transport.way_in import is_endpoint, is_own
+from paceline.transport.local_socket import is_endpoint, is_own
 
 __all__ = ["Directory", "Entry", "mark_ended", "read_incarnation", "read_peer"]
 
@@ -71,7 +71,7 @@ class Directory:
         return is_own(endpoint) if self._is_local else endpoint.startswith("tcp://")
 
     def why_missing(self, missing: Collection[int], dialled: Collection[int]) -> str:
-        """Who has not come, and who has but does not answer; `dialled`: whose endpoint is known."""
+        """The peers that have not come, and those that have but do not answer; `dialled`: whose endpoint is known."""
         silent = sorted(self._elsewhere.union(dialled).intersection(missing))
         absent = sorted(set(missing).difference(silent))
         parts = [f"{name_workers(absent)} {'have' if absent[1:] else 'has'} not come"] if absent else []

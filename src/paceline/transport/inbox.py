@@ -10,9 +10,9 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from paceline.errors import UsageError
-from paceline.transport.door import Door
+from paceline.transport.authentication import Authenticator
 from paceline.transport.keys import Keys
-from paceline.transport.way_in import WayIn
+from paceline.transport.local_socket import LocalSocket
 from paceline.transport.wire import Sort, sort_of
 
 __all__ = ["Frames", "Inbox", "Lost", "limit"]
@@ -74,8 +74,8 @@ class Inbox:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._router = context.socket(zmq.ROUTER)
         limit(self._router, peer_deadline_s)
-        self._door = Door(context, self._router, keys) if keys is not None else None
-        # Without an end, as ZeroMQ's thread waits where there is none: strangers, each of whom leaves a word, would stop it.
+        self._authenticator = Authenticator(context, self._router, keys) if keys is not None else None
+        # Without an end, as ZeroMQ's thread waits where there is none: strangers, each of which is an event, would stop it.
         self._monitor = context.socket(zmq.PAIR)
         self._monitor.setsockopt(zmq.RCVHWM, 0)
         self._router.monitor(_MONITOR, zmq.EVENT_DISCONNECTED | _REFUSALS)
@@ -83,13 +83,13 @@ class Inbox:
         self._poller = zmq.Poller()
         for socket in (self._router, self._monitor, self._wake):
             self._poller.register(socket, zmq.POLLIN)
-        if self._door is not None:
-            self._poller.register(self._door.asked, zmq.POLLIN)
-        self._way_in: WayIn | None = None
+        if self._authenticator is not None:
+            self._poller.register(self._authenticator.requests, zmq.POLLIN)
+        self._local_socket: LocalSocket | None = None
         try:
             if host is None:
-                self._way_in = WayIn(self._router)
-                self.endpoint: str = self._way_in.endpoint
+                self._local_socket = LocalSocket(self._router)
+                self.endpoint: str = self._local_socket.endpoint
             else:
                 self._router.ipv6 = ":" in host
                 self._router.bind(f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*")
@@ -104,8 +104,8 @@ class Inbox:
         ready = dict(zmq.zmq_poll(self._poller.sockets, -1 if timeout_s is None else int(timeout_s * 1e3)))
         if self._wake in ready:
             os.eventfd_read(self._wake)
-        if self._door is not None and self._door.asked in ready:
-            self._door.answer()
+        if self._authenticator is not None and self._authenticator.requests in ready:
+            self._authenticator.answer()
         found: list[Frames] = []
         if self._router in ready:
             found.append(self._read_one())
@@ -127,10 +127,10 @@ class Inbox:
         self._router.disable_monitor()
         for socket in (self._router, self._monitor):
             socket.close(linger=0)
-        if self._door is not None:
-            self._door.close()
-        if self._way_in is not None:
-            self._way_in.close()
+        if self._authenticator is not None:
+            self._authenticator.close()
+        if self._local_socket is not None:
+            self._local_socket.close()
         os.close(self._wake)
 
     def _read_one(self) -> Frames:
@@ -147,7 +147,7 @@ class Inbox:
         if sort_of(head) == Sort.HELLO:
             try:
                 connection = int(first.get(zmq.SRCFD))
-            except zmq.ZMQError:  # who speaks ZMTP 1.0, as no worker does, is said to come from nowhere
+            except zmq.ZMQError:  # a peer that speaks ZMTP 1.0, as no worker does, has no descriptor
                 well_formed = False
         return Frames(identity, head, memory, connection, well_formed)
 

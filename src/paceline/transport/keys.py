@@ -20,7 +20,7 @@ _REMEDY = "Set XDG_RUNTIME_DIR to a folder that only you may use, or give all wo
 
 
 class Keys(NamedTuple):
-    """One key pair for every worker of a run: whoever has it may join, and proves it on both ends of a connection."""
+    """One key pair for every worker of a run: a process that has it may join, and proves it on both ends of a connection."""
 
     public: bytes  # Z85, 40 characters
     secret: bytes
@@ -60,7 +60,7 @@ def load_keys(path: Path) -> Keys:
 
 
 def own_keys() -> Keys:
-    """This user's key on this machine, for runs that do not leave it; whoever asks first makes it.
+    """This user's key on this machine, for runs that do not leave it; the first process to ask makes it.
 
     It lies in $XDG_RUNTIME_DIR, or, where that is not a folder of the user's alone, in one for temporary files that is.
 

@@ -9,24 +9,24 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import zmq
 
 from paceline.errors import PacelineError, PeerLostError, RunStopped, WorkerLostError
-from paceline.ports.ports import Counts, Message, PeerBack, PeerLeft, Received
+from paceline.ports.matching import PendingEvents
+from paceline.ports.ports import Counts, Event, Filter, Message, PeerBack, PeerLeft, Received
+from paceline.transport.connections import Dialler, Peer, hello_vector, read_hello
 from paceline.transport.contexts import end_context, uninterrupted
 from paceline.transport.directory import Directory
 from paceline.transport.inbox import Frames, Inbox, Lost
 from paceline.transport.keys import load_keys
-from paceline.transport.matching import Arrivals
-from paceline.transport.peers import Dialler, Peer, introduction, read_introduction
 from paceline.transport.wire import MalformedFrameError, Parcel, Sort, pack, unpack
 
 __all__ = ["ZmqMailbox"]
 
 _TICK_S = 0.25  # how often the mailbox looks after its connections while nobody calls it
-_MOST_HELD = 64  # messages that are taken in while nobody asks for them; more of them wait at their senders
+_MOST_PENDING = 64  # messages that are taken in while nobody asks for them; more of them wait at their senders
 _LOOK_UP_S = 0.05
 _PAUSE_S = 0.002
 
@@ -34,7 +34,7 @@ _PAUSE_S = 0.002
 class ZmqMailbox:
     """The `Mailbox` of one worker; safe to use from several threads.
 
-    Workers find each other through a store of torch.distributed, once: later it may be gone. Whoever calls does the work on
+    Workers find each other through a store of torch.distributed, once: later it may be gone. The caller does the work on
     the sockets, so that nothing is handed over between threads; a further thread looks after connections every 0.25 s.
 
     Costs: one copy of a vector at `send`, none of long ones at `receive`. A message must not be longer than what the network
@@ -91,14 +91,14 @@ class ZmqMailbox:
             raise
         self._dialler = Dialler(self._context, worker_id, incarnation, own_keys, peer_deadline_s)
         self._peers = {other: Peer(other) for other in range(num_workers) if other != worker_id}
-        self._arrivals = Arrivals()
+        self._pending = PendingEvents()
         self._changed = threading.Condition(threading.Lock())  # guards everything but the inbox
         self._reading = False  # a thread is in the inbox, without the lock
         self._started = False
         self._closed = threading.Event()
         try:
             self._run = store.compare_set("run", "", secrets.token_hex(8)).decode()
-            self._dialler.hello = introduction(self._run, self._inbox.endpoint)
+            self._dialler.hello = hello_vector(self._run, self._inbox.endpoint)
             self._directory.enter(self._inbox.endpoint)
         except BaseException:
             self._inbox.close()
@@ -177,14 +177,7 @@ class ZmqMailbox:
                     raise PeerLostError(to, f"it {what} for {self._send_deadline_s:g} s")
                 self._read_or_wait(_PAUSE_S)
 
-    def receive(
-        self,
-        timeout_s: float | None = None,
-        *,
-        kind: str | tuple[str, ...] | None = None,
-        sender: int | None = None,
-        number: int | None = None,
-    ) -> Received | PeerLeft | PeerBack | None:
+    def receive(self, timeout_s: float | None = None, **wanted: Unpack[Filter]) -> Event | None:
         """The next message that fits, or the next event of a peer; None once `timeout_s` have passed (None: no limit).
 
         Messages that do not fit wait for another call. With `sender`, only that peer's events end the wait.
@@ -194,9 +187,9 @@ class ZmqMailbox:
         with self._changed:
             while True:
                 self._check_open()
-                arrival = self._arrivals.take(kind, sender, number)
-                if arrival is not None or last:
-                    return arrival
+                event = self._pending.take(**wanted)
+                if event is not None or last:
+                    return event
                 if until_s is not None:
                     left_s = until_s - time.monotonic()
                     last = left_s <= 0
@@ -213,7 +206,9 @@ class ZmqMailbox:
             if self._closed.is_set():
                 return
             self._closed.set()
-            with contextlib.suppress(RuntimeError):  # the store is gone: who has not met this worker by now never will
+            with contextlib.suppress(
+                RuntimeError
+            ):  # the store is gone: a worker that has not met this one by now never will
                 self._directory.leave()
             self._inbox.wake()
             self._changed.notify_all()
@@ -268,7 +263,7 @@ class ZmqMailbox:
         peer = self._peers[received.sender]
         match sort:
             case Sort.MESSAGE:
-                self._arrivals.add(received)
+                self._pending.add(received)
             case Sort.WELCOME:
                 self._welcomed(peer, received.message.number)
             case Sort.BYE:
@@ -290,7 +285,7 @@ class ZmqMailbox:
         if peer is None:
             return None
         if parcel.sort is Sort.HELLO:
-            told = read_introduction(received.message.x)
+            told = read_hello(received.message.x)
             return parcel if told is not None and told[0] == self._run and self._directory.may_dial(told[1]) else None
         expected = peer.identity == frames.identity and peer.incarnation == received.incarnation
         return parcel if expected and (peer.here or parcel.sort is not Sort.MESSAGE) else None
@@ -300,7 +295,7 @@ class ZmqMailbox:
     def _hello(self, peer: Peer, frames: Frames, received: Received) -> None:
         if received.incarnation < peer.incarnation or (received.incarnation == peer.incarnation and peer.ended):
             return
-        told = read_introduction(received.message.x)
+        told = read_hello(received.message.x)
         assert told is not None
         if received.incarnation > peer.incarnation:
             self._leave(peer, "a new process has taken its place")
@@ -322,13 +317,13 @@ class ZmqMailbox:
     def _announce(self, peer: Peer, was_here: bool) -> None:
         if peer.here and not was_here:
             if peer.met or self._started:
-                self._arrivals.add(PeerBack(peer.worker_id, peer.incarnation))
+                self._pending.add(PeerBack(peer.worker_id, peer.incarnation))
             peer.met = True
 
     def _leave(self, peer: Peer, why: str) -> None:
         """Ends what there is of connections in both directions."""
         if peer.here:
-            self._arrivals.add(PeerLeft(peer.worker_id, peer.incarnation, "ended" if peer.ended else why))
+            self._pending.add(PeerLeft(peer.worker_id, peer.incarnation, "ended" if peer.ended else why))
             peer.why_left = why
         peer.forget_incoming()
         peer.close_outgoing()
@@ -366,8 +361,8 @@ class ZmqMailbox:
         """What must happen while nobody sends or receives: hellos are answered, losses noticed, lost peers dialled."""
         while not self._closed.wait(_TICK_S):
             with self._changed:
-                for _ in range(_MOST_HELD):
-                    if self._reading or self._closed.is_set() or len(self._arrivals) >= _MOST_HELD:
+                for _ in range(_MOST_PENDING):
+                    if self._reading or self._closed.is_set() or len(self._pending) >= _MOST_PENDING:
                         break
                     self._read_or_wait(0.0)
                 if not self._closed.is_set():
@@ -386,7 +381,7 @@ class ZmqMailbox:
         x = None if message.x is None else message.x.detach().clone()
         with self._changed:
             self._check_open()
-            self._arrivals.add(Received(self._worker_id, self._incarnation, message._replace(x=x)))
+            self._pending.add(Received(self._worker_id, self._incarnation, message._replace(x=x)))
             self._changed.notify_all()
             if self._reading:
                 self._inbox.wake()

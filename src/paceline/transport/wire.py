@@ -42,7 +42,7 @@ class MalformedFrameError(Exception):
 
 
 class Sort(IntEnum):
-    """Who a message is for: an algorithm, or the mailbox itself."""
+    """What a message is for: an algorithm, or the mailbox itself."""
 
     MESSAGE = 0
     HELLO = 1  # the first on every connection

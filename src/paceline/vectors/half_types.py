@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["add_up", "is_finite", "sum_type", "to_sum_type"]
+__all__ = ["add_up", "is_finite", "mean_into", "sum_type", "to_sum_type"]
 
 
 def sum_type(dtype: torch.dtype) -> torch.dtype:
@@ -35,6 +35,22 @@ def add_up(vectors: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         total.add_(vector)
     if total is not out:
         out.copy_(total)
+
+
+def mean_into(total: torch.Tensor, weighted: Sequence[tuple[torch.Tensor, float]]) -> None:
+    """`total` (n,) becomes the weighted mean sum_k (w_k / w_1) x_k / sum_k (w_k / w_1), added up in its type, in their order.
+
+    Nothing gives zero, and a single vector is copied bit for bit.
+    """
+    if not weighted:
+        total.zero_()
+        return
+    (first, unit), *others = weighted
+    total.copy_(first)
+    for x, weight in others:
+        total.add_(x, alpha=weight / unit)
+    if others:
+        total.div_(sum(weight / unit for _, weight in weighted))
 
 
 def is_finite(x: torch.Tensor) -> bool:

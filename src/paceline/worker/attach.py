@@ -17,24 +17,21 @@ from paceline.evaluation.user import Evaluate
 from paceline.loop.gradient_watch import watch_gradients
 from paceline.loop.held_by_one import hold
 from paceline.loop.hidden_hooks import leave_out_of_copies
-from paceline.loop.loaded_weights import Loads, Places
+from paceline.loop.loaded_weights import Loads, Places, left_weights
 from paceline.loop.never_stepped import StepsAwaited
-from paceline.loop.random_numbers import digests_of_states, go_apart
-from paceline.loop.replica import AttachedReplica
+from paceline.loop.outside_changes import watch_outside
+from paceline.loop.random_numbers import alike, digests_of_states, go_apart
 from paceline.loop.same_inputs import SameInputs
-from paceline.membership.elastic import JoinedRun
-from paceline.membership.environment import Invitation, WorkerEnvironment, current_environment
-from paceline.membership.final_mean import FinalMean, LeftWeights, own_figures
+from paceline.membership.environment import WorkerEnvironment, current_environment
+from paceline.membership.final_mean import FinalMean, LeftWeights
 from paceline.memory.waiting import RunStopped
 from paceline.optim.several_optimizers import SeveralOptimizers, members_of
+from paceline.records.summary import own_figures
 from paceline.replica.grad_scaler import ask_for_every_step
-from paceline.vectors.flat import model_words
 from paceline.worker.arguments import as_one_model, as_one_optimizer
 from paceline.worker.batches import Batches, WorkerBatches
 from paceline.worker.chosen_algorithm import chosen_algorithm
-from paceline.worker.evaluation_process import session_of
-from paceline.worker.final_model import left_weights, watch_outside
-from paceline.worker.tables import board_of_inputs, equal_states
+from paceline.worker.memberships.entry import enter
 from paceline.worker.whole_run import WholeRun
 
 __all__ = ["Worker", "attach"]
@@ -134,8 +131,8 @@ class Worker(WholeRun):
         *,
         same_random: bool = False,
     ) -> None:
-        self.worker_id = environment.worker_id if environment is not None else 0
-        self.num_workers = environment.num_workers if environment is not None else 1
+        place = environment or WorkerEnvironment()
+        self.worker_id, self.num_workers = place.worker_id, place.num_workers
         self.algorithm = algorithm
         self._model = model
         self._optimizer = optimizer
@@ -148,32 +145,19 @@ class Worker(WholeRun):
         self._consensus_distance: float | None = None
 
     def __enter__(self) -> Worker:
-        if self._environment is not None and self._environment.invitation is not None:
-            self._join(self._environment.invitation, self._environment.deadline_s)
-        self.algorithm.check(self.num_workers)
-        if self._environment is not None:
-            if self._environment.attached:
-                raise UsageError(
-                    "A launched function attaches once: its workers share one model and one count of batches; call launch for"
-                    " every training."
-                )
-            self._environment.attached = self._environment.supervised or self._environment.simulation is not None
-        simulation = self._environment.simulation if self._environment is not None else None
-        join = simulation.join if simulation is not None else session_of
+        entry = enter(self._environment, self._model, self.algorithm)
+        self.worker_id, self.num_workers = entry.worker_id, entry.num_workers
         device = next((p.device for p in self._model.parameters() if p.requires_grad), torch.device("cpu"))
-        environment = self._environment
-        own_generators = environment is not None and environment.options.get("own_process", True)
-        if environment is not None and own_generators and self.num_workers > 1 and not self._same_random:
-            environment.random_states = digests_of_states(device)
-        self._undo.append(hold(self._model, members_of(self._optimizer), environment, self.num_workers))
+        states = digests_of_states(device) if self.num_workers > 1 and not self._same_random else ()
+        self._undo.append(hold(self._model, members_of(self._optimizer), self.worker_id, self.num_workers))
         try:
-            self._session = join(self._model, self.algorithm, self._environment, self._evaluate)
+            self._membership = entry.join(self._model, self.algorithm, states, self._evaluate)
         except BaseException:
             self._undo.pop()()
             raise
         try:
             self._draw_apart(device)
-            self._begin(simulation)
+            self._begin()
         except BaseException:  # such as the run's end, while this worker waited to see the parameters
             self._leave(failed=True)
             raise
@@ -181,50 +165,39 @@ class Worker(WholeRun):
 
     def _draw_apart(self, device: torch.device) -> None:
         """Lets generators that are in the same state on all workers go on elsewhere, but for those of the first worker 0."""
-        environment = self._environment
-        if environment is not None and (self.worker_id or environment.incarnation):
-            part = environment.resume.name if environment.resume is not None else ""
-            who = (self.worker_id, environment.incarnation, part)
-            go_apart(device, environment.random_states, equal_states(self._session), *who)
+        run = self._membership
+        if run.random_states and (run.worker_id or run.incarnation):
+            equal = alike(run.tables.random_states(), run.random_states)
+            go_apart(device, run.random_states, equal, run.worker_id, run.incarnation, run.resumed_from)
 
-    def _join(self, invitation: Invitation, deadline_s: float) -> None:
-        """Takes a place in the run that this worker is invited to, and so learns its number."""
-        joined = JoinedRun(invitation, self.algorithm, model_words(self._model), deadline_s)
-        joined.write("started", self._model)
-        self._environment = joined.environment
-        self.worker_id, self.num_workers = joined.environment.worker_id, joined.environment.num_workers
-
-    def _begin(self, simulation: Any) -> None:
-        if self.worker_id == 0 and (self._environment is None or not self._environment.incarnation):
+    def _begin(self) -> None:
+        run = self._membership
+        parameters, members = run.binding.parameters, members_of(self._optimizer)
+        if self.worker_id == 0 and not run.incarnation:
             self.algorithm.warn(stacklevel=4)
             if self.num_workers > 1 and self.algorithm.clips_before_the_mean:
-                self._undo.append(watch_gradients(self._session.binding.parameters, members_of(self._optimizer)))
-        taken = self._session.restore(self._optimizer)
-        kind = simulation.replica_kind if simulation is not None else AttachedReplica
-        base, lockstep = self._session.base_arguments(), self.algorithm.lockstep
-        self._replica = kind(self._optimizer, alone=self.num_workers == 1, lockstep=lockstep, **base)
+                self._undo.append(watch_gradients(parameters, members))
+        taken = run.restore(self._optimizer)
+        self._replica = replica = run.replica(self._optimizer)
         if isinstance(self._optimizer, SeveralOptimizers):
-            self._undo.append(self._optimizer.watch(self._session.binding.parameters))
-        self._undo += [ask_for_every_step(one) for one in members_of(self._optimizer)]
-        self._replica.start(lambda: self.algorithm.work(self._replica, self._session.ports))
-        for one in members_of(self._optimizer):
-            self._undo.append(one.register_step_pre_hook(self._replica.before_step).remove)
-            self._undo.append(one.register_step_post_hook(self._replica.after_step).remove)
+            self._undo.append(self._optimizer.watch(parameters))
+        self._undo += [ask_for_every_step(one) for one in members]
+        replica.start(lambda: self.algorithm.work(replica, run.ports))
+        for one in members:
+            self._undo.append(one.register_step_pre_hook(replica.before_step).remove)
+            self._undo.append(one.register_step_post_hook(replica.after_step).remove)
         inputs = None
         if self.num_workers > 1 and not self._same_random:
-            inputs = SameInputs(board_of_inputs(self._session), self.worker_id, self.num_workers)
-        self._replica.watch(self._model, inputs)
+            inputs = SameInputs(run.tables.inputs, self.worker_id, self.num_workers)
+        replica.watch(self._model, inputs)
         progress = self._begin_progress()
-        self._places, self._loads = Places(self._model, self._session.binding.parameters), Loads(self._model)
-        self._replica.outside = watch_outside(self._session, self.algorithm, self._loads, self.num_workers)
+        self._places, self._loads = Places(self._model, parameters), Loads(self._model)
+        replica.outside = watch_outside(run.binding, run.ports.shared, self.algorithm, self._loads, self.num_workers)
         self._undo += [self._loads.close, leave_out_of_copies(self._model)]
         self._batches = WorkerBatches(
-            worker_id=self.worker_id,
-            num_workers=self.num_workers,
+            membership=run,
             algorithm=self.algorithm,
-            environment=self._environment,
-            session=self._session,
-            replica=self._replica,
+            replica=replica,
             optimizer=self._optimizer,
             taken=taken,
             progress=progress,
@@ -232,11 +205,11 @@ class Worker(WholeRun):
         )
         self._undo.append(self._batches.close)
         self._bind_newest()
-        self._replica.awaited = StepsAwaited(self._session.binding.parameters)
-        if self._environment is not None:
+        replica.awaited = StepsAwaited(parameters)
+        if run.deals_batches:
             # HACK: PyTorch's schedulers warn when they step before the optimizer did, which they rightly do in an epoch that a
             # resumed run skips, or in which others had all the batches. They ask this attribute; without it, they warn.
-            for one in members_of(self._optimizer):
+            for one in members:
                 one._opt_called = True  # type: ignore[attr-defined]
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> bool:
@@ -263,28 +236,25 @@ class Worker(WholeRun):
             if not failed:
                 if not self.algorithm.gossip:
                     self._save_end(is_cut=is_cut)
-                if self._replica is not None and not self._session.stopped():
-                    self._replica.make_state_whole(self._session.ports.collectives)
+                if self._replica is not None and not self._membership.stopped():
+                    self._replica.make_state_whole(self._membership.ports.collectives)
                 self._load_final(left)
                 if self.algorithm.gossip:  # the worker's own model is part of it
                     self._save_end(is_cut=is_cut)
-                if never_stepped is not None and not self._session.has_updates():
+                if never_stepped is not None and not self._membership.has_updates():
                     raise never_stepped
         finally:
-            self._session.close(failed=failed)
+            self._membership.close(failed=failed)
 
     def _never_stepped(self) -> UsageError | None:
         replica = self._replica
-        if replica is None or replica.awaited is None or self._session.stopped():
+        if replica is None or replica.awaited is None or self._membership.stopped():
             return None
         return replica.awaited.error(loaded=self._loads.were_any, has_begun=replica.num_begun > 0)
 
     def _save_end(self, *, is_cut: bool) -> None:
         """Saves the worker's part of the run's last checkpoint, if there are any."""
-        environment = self._environment
-        if environment is not None and environment.supervised and environment.checkpoint is not None:
-            taken = max(0, self._batches.taken_so_far() - is_cut)
-            self._session.save(None, self._optimizer, taken, parameters=False)
+        self._membership.save_end(self._optimizer, max(0, self._batches.taken_so_far() - is_cut))
 
     def batches(self, loader: Iterable[Any]) -> Batches:
         """This worker's batches; an epoch is shared: each sample goes to one worker, once.
@@ -339,24 +309,24 @@ class Worker(WholeRun):
 
         Where a supervisor records the run (`launch`), its result has the figures of all workers; here there are none.
         """
-        records = self._session.own_records()
+        records = self._membership.own_records()
         if records is None:
             return {}
-        figures = own_figures(records, self._session.ports.counts, gossip=self.algorithm.gossip)
+        figures = own_figures(records, self._membership.ports.counts.unresolved_exchanges, gossip=self.algorithm.gossip)
         return {**figures, "consensus_distance": self._consensus_distance}
 
     # Parameters at the beginning and at the end
 
     def _newest(self) -> torch.Tensor:
         """A private copy of the newest parameters, for whatever the loop does outside its steps."""
-        x = self._copy if self._copy is not None else self._session.binding.zeros()
+        x = self._copy if self._copy is not None else self._membership.binding.zeros()
         self._copy = x
-        self._session.arena.shared.snapshot(x)
+        self._membership.snapshot(x)
         return x
 
     def _bind_newest(self) -> None:
         self._replica.settle_outside()
-        self._session.binding.bind(self._newest())
+        self._membership.binding.bind(self._newest())
         if self._replica.outside is not None:
             self._replica.outside.take(idle=True, whole=True)
 
@@ -365,7 +335,7 @@ class Worker(WholeRun):
         if self.worker_id or self._replica is None:
             return None
         has_changed = self.num_workers == 1 or self._replica.outside is None or self._replica.outside.found()
-        return left_weights(self._model, self._session.binding, self._places, self._loads, has_changed=has_changed)
+        return left_weights(self._model, self._membership.binding, self._places, self._loads, has_changed=has_changed)
 
     def _final_model(self, left: LeftWeights | None) -> tuple[torch.Tensor, FinalMean | None]:
         """The run's model (P,). Once the run is over nobody waits for a lock; but its holder is about to give it back."""
@@ -375,7 +345,7 @@ class Worker(WholeRun):
                 final = self._newest()
                 if self.num_workers == 1 and left is not None and torch.equal(left.x, final):
                     left = None
-                return final, self._session.final_model(final, self._batches.given, left)
+                return final, self._membership.final_model(final, self._batches.given, left)
             except RunStopped:
                 if time.monotonic() > until_s:
                     raise
@@ -385,14 +355,6 @@ class Worker(WholeRun):
         """Leaves the model with the run's result, not with what its last gradient was computed at."""
         final, mean = self._final_model(left)
         self._consensus_distance = mean.consensus_distance if mean is not None else None
-        self._session.binding.rebind(final)
+        self._membership.binding.rebind(final)
         self._places.write_back()
-        if self._environment is not None and self._environment.joined is not None and mean is not None:
-            self._environment.joined.write(
-                "ended",
-                self._model,
-                self._session.own_records(),
-                consensus_distance=mean.consensus_distance,
-                models_in_mean=mean.num_models,
-                batches_not_given=mean.num_not_given,
-            )
+        self._membership.write_end(self._model, mean)

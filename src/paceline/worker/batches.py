@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader
 
 from paceline.algorithms import Algorithm
 from paceline.data.claims import WorkerClaims
-from paceline.data.epoch_claims import EpochClaims
 from paceline.data.loader_batches import LoaderBatches, shared_batches
 from paceline.data.loader_processes import LoaderProcesses, ending_with_worker, until_stopped
 from paceline.data.plan import length_of
@@ -21,9 +20,8 @@ from paceline.data.sources import ABSENT, END
 from paceline.data.wrappers import moved_to
 from paceline.errors import UsageError
 from paceline.loop.run_progress import RunProgress
-from paceline.membership.environment import WorkerEnvironment
 from paceline.membership.final_mean import Given
-from paceline.worker.storage import completed
+from paceline.worker.memberships.membership import BatchShare, Membership
 
 __all__ = ["Batches", "WorkerBatches"]
 
@@ -62,11 +60,8 @@ class WorkerBatches:
     """Hands out a worker's batches, begins a step with each, and saves the worker's part of a checkpoint before an epoch.
 
     Args:
-        worker_id: this worker.
-        num_workers: workers of the run.
-        algorithm: how they agree.
-        environment: of this worker; None: alone.
-        session: its membership in the run.
+        membership: the worker's in the run.
+        algorithm: how the workers agree.
         replica: whose steps begin.
         optimizer: the user's, whose state is saved.
         taken: batches that this worker took before (a resumed run, or an earlier incarnation).
@@ -77,22 +72,17 @@ class WorkerBatches:
     def __init__(
         self,
         *,
-        worker_id: int,
-        num_workers: int,
+        membership: Membership,
         algorithm: Algorithm,
-        environment: WorkerEnvironment | None,
-        session: Any,
         replica: Any,
         optimizer: torch.optim.Optimizer,
         taken: int,
         progress: RunProgress,
         bind_newest: Callable[[], None],
     ) -> None:
-        self.worker_id = worker_id
-        self.num_workers = num_workers
+        self.worker_id, self.num_workers = membership.worker_id, membership.num_workers
         self.algorithm = algorithm
-        self._environment = environment
-        self._session = session
+        self._membership = membership
         self._replica = replica
         self._optimizer = optimizer
         self._taken = taken
@@ -101,15 +91,13 @@ class WorkerBatches:
         self._given = Given()
         self._epochs_ended = 0  # not left at a `break`
         self._left_out = taken  # of a stream
-        self._is_alone = num_workers == 1 and environment is None
         self._known: tuple[Any, LoaderBatches | None] | None = None
-        self._shares: dict[str, Any] = {}
+        self._share: BatchShare | None = None
         self._claims: WorkerClaims | None = None
         self._processes: tuple[Any, LoaderProcesses] | None = None  # of the loader that was used last
         self._stream: tuple[Any, DataLoader[Any]] | None = None  # likewise
         self._epoch = 0
         self._is_epoch_told = self._is_begun = False
-        self._incomplete: int | None = None  # a checkpoint that not all workers have written
 
     @property
     def given(self) -> Given:
@@ -119,11 +107,10 @@ class WorkerBatches:
 
     def batches_of(self, loader: Iterable[Any]) -> LoaderBatches | None:
         """The loader's batches as the workers share them; None where each worker iterates it for itself."""
-        if self._is_alone:
+        if not self._membership.deals_batches:
             return None
         if self._known is None or self._known[0] is not loader:
-            seed = self._environment.seed if self._environment is not None else 0
-            self._known = loader, shared_batches(loader, seed, self._counts().agree)
+            self._known = loader, shared_batches(loader, self._membership.seed, self._get_share().counts.agree)
         return self._known[1]
 
     def length(self, loader: Any) -> int:
@@ -143,7 +130,9 @@ class WorkerBatches:
     def epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
         """The next epoch's batches for this worker."""
         epoch, self._epoch = self._epoch, self._epoch + 1
-        if self._epoch > 1 and self._session.stopped():  # a loop of very many epochs goes through those that are left
+        if (
+            self._epoch > 1 and self._membership.stopped()
+        ):  # a loop of very many epochs goes through those that are left
             return
         batches = self.batches_of(loader)
         if batches is None:
@@ -166,7 +155,7 @@ class WorkerBatches:
                 batch = moved_to(batches.device, batch)
             if not self._is_epoch_told and batches.length is not None:
                 self._is_epoch_told = True
-                self._session.tell_epoch(batches.length * length_of(batch))
+                self._membership.tell_epoch(batches.length * length_of(batch))
             self._replica.begin(started_s, number, batch)
             yield batch
         self._tell_end()
@@ -189,7 +178,7 @@ class WorkerBatches:
         """Numbers of the batches that the loop gets, or ABSENT, and what each is fetched by."""
         first = True
         with closing(self._claimed(claims)) as source:
-            while not self._session.stopped():
+            while not self._membership.stopped():
                 number, fetch = next(source, (END, None))
                 if not self.algorithm.lockstep:
                     self._count_given(claims.batches, epoch, number)
@@ -198,8 +187,9 @@ class WorkerBatches:
                 if first:
                     first = False
                     leads = self.worker_id == 0 if self.algorithm.lockstep else claims.place(number) == 0
-                    self._maybe_save(claims, epoch, parameters=leads)
-                self._maybe_complete()
+                    first_batch = epoch * claims.batches.epoch_numbers
+                    self._membership.begin_epoch(epoch, first_batch, self._optimizer, claims.taken, leads=leads)
+                self._membership.complete_checkpoint()
                 claims.hand_out(number)
                 self._tell_progress(claims, epoch, number)
                 yield number, fetch
@@ -211,37 +201,31 @@ class WorkerBatches:
             while (number := claims.next()) != END:
                 yield number, partial(claims.batches.fetch, claims.place(number))
             return
-        with closing(processes.epoch(claims, self._session.stopped)) as source:
+        with closing(processes.epoch(claims, self._membership.stopped)) as source:
             yield from source
 
     def _processes_of(self, loader: Any) -> LoaderProcesses | None:
-        """None: the loader has none, and pins no memory, or the worker is simulated."""
-        environment = self._environment
-        if not isinstance(loader, DataLoader) or environment is None or environment.simulation is not None:
+        """None: the loader has none, and pins no memory, or nothing may be fetched ahead."""
+        run = self._membership
+        if not isinstance(loader, DataLoader) or not run.fetches_ahead:
             return None
-        if not (loader.pin_memory or (loader.num_workers and self._is_own_process)):
+        if not (loader.pin_memory or (loader.num_workers and run.has_own_process)):
             return None
         if self._processes is None or self._processes[0] is not loader or self._processes[1].is_in_use:
-            who = self.worker_id, environment.incarnation
-            draws_as = who if any(who) and environment.random_states else ()
-            made = LoaderProcesses(loader, self.num_workers, draws_as=draws_as, has_processes=self._is_own_process)
+            who = self.worker_id, run.incarnation
+            draws_as = who if any(who) and run.random_states else ()
+            made = LoaderProcesses(loader, self.num_workers, draws_as=draws_as, has_processes=run.has_own_process)
             self._processes = loader, made
         return self._processes[1]
-
-    @property
-    def _is_own_process(self) -> bool:
-        """Whether it is this worker's alone: a fork of one whose threads go on may inherit locks that nobody gives back."""
-        environment = self._environment
-        return environment is None or (environment.simulation is None and environment.options.get("own_process", True))
 
     def _stream_of(self, loader: Any) -> Iterator[Any]:
         """What a loader that cannot be shared yields; its own processes, if it has some, end with this one."""
         is_plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
-        if not (is_plain and loader.num_workers and self._is_own_process):
+        if not (is_plain and loader.num_workers and self._membership.has_own_process):
             return iter(loader)
         if self._stream is None or self._stream[0] is not loader:
             self._stream = loader, ending_with_worker(loader)
-        return until_stopped(self._stream[1], self._session.stopped)
+        return until_stopped(self._stream[1], self._membership.stopped)
 
     def close(self) -> None:
         """Ends the loader's own processes."""
@@ -273,31 +257,13 @@ class WorkerBatches:
         else:
             self._given = Given(self._given.taken + 1, max(number + 1, self._given.reached))
 
-    def _maybe_save(self, claims: WorkerClaims, epoch: int, *, parameters: bool) -> None:
-        """Saves this worker's part of the epoch's checkpoint before its first batch, if one is asked for."""
-        environment = self._environment
-        if epoch == 0 or environment is None or environment.checkpoint is None:
-            return
-        self._session.arena.store("epoch", max(epoch, self._session.arena.load("epoch")))
-        if self._session.arena.load("checkpoint_epoch") in (-1, epoch):
-            number = epoch * claims.batches.epoch_numbers
-            self._session.save(number, self._optimizer, claims.taken, parameters=parameters)
-            if parameters and not environment.supervised:
-                self._incomplete = number
-
-    def _maybe_complete(self) -> None:
-        """Worker 0 marks a checkpoint complete when all have saved their parts, where no supervisor does."""
-        if self._incomplete is not None and completed(self._environment, self._incomplete, self.num_workers):
-            self._incomplete = None
-
     def taken_so_far(self) -> int:
         """Batches that this worker has taken."""
         return self._claims.taken if self._claims is not None else self._taken
 
-    def _counts(self) -> EpochClaims:
-        if not self._shares:
-            self._shares = self._session.batch_claims()
-        return self._shares["counts"]
+    def _get_share(self) -> BatchShare:
+        self._share = self._share or self._membership.batches()
+        return self._share
 
     def _claims_for(self, batches: LoaderBatches) -> WorkerClaims:
         """The claims on one data set; a second data set of another size would need counts of its own."""
@@ -308,7 +274,7 @@ class WorkerBatches:
                 num_workers=self.num_workers,
                 lockstep=self.algorithm.lockstep,
                 taken=self._taken,
-                **self._shares,
+                **self._get_share()._asdict(),
             )
         elif self._claims.batches.key != batches.key:
             raise UsageError("worker.batches was given loaders of different sizes; use it for the training data only.")
@@ -326,7 +292,7 @@ class WorkerBatches:
             )
         iterator = self._stream_of(loader)
         index = -1
-        while not self._session.stopped():
+        while not self._membership.stopped():
             started_s = self._replica.now_s()
             try:
                 batch = next(iterator)
@@ -348,6 +314,6 @@ class WorkerBatches:
         for batch in loader:
             begin(started_s, -1, batch)
             yield batch
-            if self._session.stopped():
+            if self._membership.stopped():
                 return
             started_s = now_s()

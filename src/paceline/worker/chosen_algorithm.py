@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.algorithms import ADPSGD, Algorithm, AllReduce, Hogwild, registry
+from paceline.algorithms import Algorithm, Hogwild, registry
 from paceline.errors import UsageError, shown
 from paceline.membership.environment import WorkerEnvironment, named_algorithm
 
@@ -37,13 +37,8 @@ def chosen_algorithm(algorithm: Algorithm | str | None, environment: WorkerEnvir
         raise UsageError(
             f"attach names {registry.spec(named)} but the launcher {registry.spec(given)}: name the algorithm in one place."
         )
-    default = AllReduce()
-    if environment is None or environment.supervised:
-        default = Hogwild()
-    elif environment.invitation is not None:
-        default = ADPSGD()
-    chosen = named or given or default
-    if chosen.memory.averaged:
+    chosen = named or given or (registry.build(environment.default_algorithm) if environment is not None else Hogwild())
+    if chosen.needs.averaged:
         raise UsageError(
             "average=... is what paceline train and simulate evaluate, and a loop of your own evaluates by itself: leave it"
             " out, and take torch.optim.swa_utils.AveragedModel."

@@ -20,15 +20,16 @@ __all__ = [
     "Gatherer",
     "Gathering",
     "Left",
+    "NoGatherer",
     "Part",
     "Parts",
     "StoreGatherer",
     "SupervisedGatherer",
-    "gatherer_of",
     "total_of",
 ]
 
 _ARCHIVE = b"PK"  # what a tensor begins with; a number is JSON
+_DEADLINE_S = 600.0
 _LOOK_EVERY_S = 0.05
 _LOOK_IN_STORE_EVERY_S = 0.005
 
@@ -117,7 +118,7 @@ class SupervisedGatherer:
         deadline_s: how long to wait for the others.
     """
 
-    def __init__(self, connection: Any, stopped: Callable[[], bool], deadline_s: float) -> None:
+    def __init__(self, connection: Any, stopped: Callable[[], bool], deadline_s: float = _DEADLINE_S) -> None:
         self._connection = connection
         self._stopped = stopped
         self._deadline_s = deadline_s
@@ -189,38 +190,15 @@ class StoreGatherer:
         return f"sum/{self._number if number is None else number}/{worker_id}"
 
 
-class _OwnGatherer:
-    """A simulated worker's."""
-
-    def __init__(self, gathering: Any, worker_id: int) -> None:
-        self._gathering = gathering
-        self._worker_id = worker_id
+class NoGatherer:
+    """A lone worker's."""
 
     def gather(self, value: Any) -> list[Any]:
-        return self._gathering.gather(self._worker_id, value.clone() if isinstance(value, torch.Tensor) else value)
+        """As of `Gatherer`."""
+        return [value]
 
     def leave(self) -> None:
-        self._gathering.leave(self._worker_id)
-
-
-def gatherer_of(session: Any) -> Gatherer:
-    """The worker's side, however its run was started.
-
-    Raises:
-        UsageError: the run's workers come and go.
-    """
-    environment = session.environment
-    if environment.simulation is not None:
-        return _OwnGatherer(session.gathering, environment.worker_id)
-    if environment.supervised:
-        return SupervisedGatherer(environment.connection, session.stopped, environment.deadline_s)
-    if environment.joined is not None:
-        raise UsageError(
-            "Workers that join a run come and go, so worker.sum and worker.mean do not know whom to wait for: print each"
-            " worker's own figure, or start the workers with paceline.launch or torchrun."
-        )
-    store, deadline_s = session.membership.store, environment.deadline_s
-    return StoreGatherer(store, environment.worker_id, environment.num_workers, deadline_s)
+        """As of `Gatherer`."""
 
 
 def total_of(values: list[Any]) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from paceline.algorithms import Algorithm
+from paceline.algorithms.server.served import Served
 from paceline.membership.peers import Peers
 from paceline.memory.arena import Arena
 from paceline.memory.waiting import RunStopped
@@ -32,7 +32,7 @@ class HostedServers:
     """
 
     def __init__(
-        self, algorithm: Algorithm, arena: Arena, store: Any, seed: int, *, host: str | None, key: Path | None
+        self, algorithm: Served, arena: Arena, store: Any, seed: int, *, host: str | None, key: Path | None
     ) -> None:
         self._algorithm = algorithm
         self._arena = arena
@@ -52,7 +52,7 @@ class HostedServers:
     def _run(self, shard_id: int) -> None:
         plan = self._arena.plan
         view = Arena(self._arena.segment, plan, plan.num_workers + shard_id)
-        ports = view.ports(RealClock(), self._seed)
+        ports = view.server_ports(RealClock(), self._seed)
         try:
             peers = Peers(
                 self._store,

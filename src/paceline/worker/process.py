@@ -12,7 +12,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from paceline.errors import DivergedError, PacelineError, UsageError, WorkerLostError
-from paceline.membership.environment import WorkerEnvironment, set_environment
+from paceline.membership.environment import SupervisedEnvironment, set_environment
 from paceline.memory import failpoints
 from paceline.memory import numa as placement
 from paceline.memory.arena import Arena, ArenaPlan
@@ -88,7 +88,7 @@ class Done:
 
 
 def join_run(
-    environment: WorkerEnvironment,
+    environment: SupervisedEnvironment,
     hello: Hello,
     initial: Callable[[Arena, torch.Tensor], None],
     tell: Callable[[Arena], None],
@@ -104,7 +104,7 @@ def join_run(
     Raises:
         UsageError: the workers disagree, or the supervisor cannot run this.
     """
-    connection = environment.connection
+    connection = environment.supervisor
     connection.send(hello)
     welcome: Welcome = connection.recv()
     if welcome.plan is None:
@@ -122,21 +122,14 @@ def join_run(
     return arena
 
 
-def run_worker(target: Callable[[], Any], environment: WorkerEnvironment, *, own_process: bool) -> None:
-    """Runs `target` as the given worker and reports how it ended.
-
-    Args:
-        target: the user's function, or a task's loop.
-        environment: who this worker is.
-        own_process: whether it has a process to itself, whose signals, allocator and affinity it may set.
-    """
-    connection = environment.connection
-    set_environment(environment)
+def run_worker(target: Callable[[], Any], environment: SupervisedEnvironment) -> None:
+    """Runs `target`, the user's function or a task's loop, as the given worker and reports how it ended."""
+    connection = environment.supervisor
+    at_end = set_environment(environment)
     try:
-        environment.options["own_process"] = own_process
-        if own_process:
+        if environment.own_process:
             _prepare_process(environment)
-        with _tagged(environment, own_process=own_process):
+        with _tagged(environment):
             target()  # what it returns stays here: a model's memory would go with this process
         message: Any = Done()
     except RunStopped:
@@ -155,29 +148,29 @@ def run_worker(target: Callable[[], Any], environment: WorkerEnvironment, *, own
         set_environment(None)
     with contextlib.suppress(OSError):  # the supervisor is gone: there is nobody left to tell
         connection.send(message)
-    if environment.evaluating is not None:
-        environment.evaluating.join()  # it evaluates once more, when all workers have ended
+    for call in at_end:
+        call()
     connection.close()
 
 
-def _tagged(environment: WorkerEnvironment, *, own_process: bool) -> contextlib.AbstractContextManager[None]:
+def _tagged(environment: SupervisedEnvironment) -> contextlib.AbstractContextManager[None]:
     """What one of several workers prints says whose it is."""
-    is_one_of_several = own_process and 1 < environment.num_workers > environment.worker_id
+    is_one_of_several = environment.own_process and 1 < environment.num_workers > environment.worker_id
     return tagged_output(f"[{environment.worker_id}] ") if is_one_of_several else contextlib.nullcontext()
 
 
-def _prepare_process(environment: WorkerEnvironment) -> None:
+def _prepare_process(environment: SupervisedEnvironment) -> None:
     _keep_freed_memory(one_arena=environment.worker_id >= environment.num_workers)
-    _end_with_supervisor(environment.connection)
-    torch.set_num_threads(int(environment.options.get("intra_op_threads", 1)))
-    if environment.options.get("pin"):
+    _end_with_supervisor(environment.supervisor)
+    torch.set_num_threads(environment.intra_op_threads)
+    if environment.pin:
         placement.pin(environment.worker_id, environment.num_workers, sorted(os.sched_getaffinity(0)))
     have_core_each(environment.num_workers)
     if environment.worker_id:  # worker 0's loader says it for all
         for of_loaders in ("This DataLoader will create", "'pin_memory' argument is set as true but"):
             warnings.filterwarnings("ignore", of_loaders, UserWarning)
     # The fork server's environment is that of its own start; what counts is the launcher's now.
-    os.environ[failpoints.ENVIRONMENT_VARIABLE] = environment.options.get("fail_point", "")
+    os.environ[failpoints.ENVIRONMENT_VARIABLE] = environment.fail_point
     failpoints.arm(environment.worker_id, environment.incarnation)
 
 
@@ -225,9 +218,8 @@ def process_main(connection: Connection) -> None:
     # could not take functions without a name, and would load PyTorch for each; and a daemon may not have children.
     multiprocessing.set_start_method(start_method, force=True)
     multiprocessing.current_process().daemon = False
-    environment.options["handles"] = tuple(reduction.recv_handle(connection) for _ in range(num_handles))
-    environment.connection = connection
-    run_worker(lambda: _unpickled(pickled)(), environment, own_process=True)
+    handles = tuple(reduction.recv_handle(connection) for _ in range(num_handles))
+    run_worker(lambda: _unpickled(pickled)(), replace(environment, connection=connection, handles=handles))
 
 
 def _unpickled(target: bytes) -> Callable[[], Any]:

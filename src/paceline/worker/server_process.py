@@ -18,13 +18,13 @@ import torch
 from paceline.algorithms import registry
 from paceline.checkpoint import contents as checkpoint
 from paceline.errors import NotWrittenError, PacelineError, UsageError
-from paceline.membership.environment import WorkerEnvironment, current_environment
+from paceline.membership.environment import SupervisedEnvironment, WorkerEnvironment, current_environment
 from paceline.membership.peers import Peers
 from paceline.memory.arena import Arena, ArenaPlan
 from paceline.memory.segment import Segment
-from paceline.memory.served import SecondCopy
+from paceline.memory.served import PrivateShard
 from paceline.memory.waiting import raise_if_stopped, wait_briefly
-from paceline.ports.ports import Ports
+from paceline.ports.ports import ServerPorts
 from paceline.storage import tensor_files
 from paceline.system.clock import RealClock
 from paceline.worker.process import NotSaved, Ready, Welcome
@@ -76,8 +76,8 @@ class ServerMain:
     def __call__(self) -> None:
         """Serves until all workers have ended."""
         environment = current_environment()
-        assert environment is not None
-        connection = environment.connection
+        assert isinstance(environment, SupervisedEnvironment)
+        connection = environment.supervisor
         algorithm: Any = registry.build(self.algorithm)
         welcome: Welcome = connection.recv()
         assert welcome.plan is not None
@@ -99,7 +99,7 @@ class ServerMain:
         with _Meeting(environment, plan) as meeting, contextlib.closing(storage), torch.no_grad():
             ports = replace(meeting.ports(arena, environment.incarnation), storage=storage)
             if is_copy:
-                copy = SecondCopy(len(arena.shared.x), plan.dtype, arena.shared.ranges)
+                copy = PrivateShard(len(arena.shared.x), plan.dtype, arena.shared.ranges)
                 promoted = partial(
                     _promoted, connection, meeting, Arena(segment, plan, plan.num_workers + shard_id), storage
                 )
@@ -107,7 +107,7 @@ class ServerMain:
             algorithm.serve(shard_id, ports)
 
 
-def _promoted(connection: Any, meeting: _Meeting, arena: Arena, storage: ServerStorage) -> Ports | None:
+def _promoted(connection: Any, meeting: _Meeting, arena: Arena, storage: ServerStorage) -> ServerPorts | None:
     """The dead server's ports, once the supervisor has said so; `arena` is its view of the run's memory."""
     if not connection.poll():
         return None
@@ -134,11 +134,11 @@ class _Meeting:
         if self._peers is not None:
             self._peers.close()
 
-    def ports(self, arena: Arena, incarnation: int) -> Ports:
+    def ports(self, arena: Arena, incarnation: int) -> ServerPorts:
         """What the member of this arena's id is given; it is reached under that id, and no longer under another."""
         if self._peers is not None:
             self._peers.close(wait=False)
-        ports = arena.ports(RealClock(), self._environment.seed)
+        ports = arena.server_ports(RealClock(), self._environment.seed)
         self._peers = Peers(
             arena.shared_store(),
             ports.worker_id,

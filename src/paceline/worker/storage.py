@@ -11,59 +11,37 @@ from typing import Any
 import torch
 
 from paceline.checkpoint import contents as checkpoint
+from paceline.checkpoint import files as checkpoint_files
 from paceline.errors import NotWrittenError
-from paceline.membership.environment import WorkerEnvironment
+from paceline.vectors.flat import FlatBinding
 from paceline.worker.process import NotSaved
 
-__all__ = ["WorkerStorage", "completed", "save_or_tell"]
+__all__ = ["WorkerStorage"]
 
 _END_PAUSES_S = (0.0, 0.3, 1.0)  # before each try to write the last checkpoint
 
 
-def save_or_tell(environment: WorkerEnvironment, number: int | None, save: Callable[[], object]) -> None:
-    """Calls what writes a part of a checkpoint; where that fails, training goes on, and the supervisor or the user is told.
-
-    Args:
-        environment: of the worker.
-        number: of the checkpoint; None: the last one, which is tried again, as there will be no other.
-        save: raises `NotWrittenError`.
-    """
-    failure = ""
-    for pause_s in (0.0,) if number is not None else _END_PAUSES_S:
-        time.sleep(pause_s)
-        try:
-            save()
-            return
-        except NotWrittenError as error:
-            failure = str(error)
-    if environment.supervised:
-        environment.connection.send(NotSaved(failure, number))
-    else:
-        warnings.warn(f"A checkpoint is left out: {failure}", stacklevel=3)
-
-
-def completed(environment: WorkerEnvironment | None, number: int, num_workers: int) -> bool:
-    """Marks a checkpoint as complete once all workers' parts are there, where no supervisor does; whether it is behind us."""
-    if environment is None or environment.checkpoint is None:
-        return True
-    folder, workers = environment.checkpoint, list(range(num_workers))
-    if not checkpoint.all_there(folder, number, workers):
-        return False
-    save_or_tell(environment, number, lambda: checkpoint.complete(folder, number, workers, {}))
-    return True
+def _warn(news: NotSaved) -> None:
+    warnings.warn(f"A checkpoint is left out: {news.why}", stacklevel=5)
 
 
 class WorkerStorage:
-    """Implements `Storage` for a worker: nothing is written but when the session saves a checkpoint.
+    """Implements `Storage` for a worker: nothing is written but when its membership saves a checkpoint.
 
     Args:
+        worker_id: this worker.
         resume: the checkpoint that the run goes on from, or None.
-        worker_id: whose part of it.
+        folder: of the run's checkpoints, or None.
+        tell: hears of what cannot be written: training goes on.
     """
 
-    def __init__(self, resume: Path | None, worker_id: int) -> None:
+    def __init__(
+        self, worker_id: int, resume: Path | None, folder: Path | None, tell: Callable[[NotSaved], object] = _warn
+    ) -> None:
         self._resume = resume
         self._worker_id = worker_id
+        self._folder = folder
+        self._tell = tell
         self._state: Callable[[], dict[str, Any]] | None = None
         self._updates_before = 0  # of its own model, up to the checkpoint
 
@@ -76,22 +54,81 @@ class WorkerStorage:
         self._state = state
 
     def checkpoint(self, state: Callable[[], dict[str, Any]], number: int | None) -> None:
-        """A worker's checkpoints are its session's to write."""
+        """A worker's checkpoints are its membership's to write."""
 
-    def save(
-        self, folder: Path, number: int | None, optimizer: torch.optim.Optimizer, taken: int, own_model: Any
-    ) -> None:
-        """Writes the worker's part of a checkpoint; `own_model`: its vector, where every worker has one; else None."""
-        model = None
-        if own_model is not None:
-            version, updates, x = own_model.own()
-            model = version, self._updates_before + updates, x
-        program = self._state() if self._state is not None else None
-        checkpoint.save_worker(folder, number, self._worker_id, optimizer, taken, model, program)
+    def load_parameters(self, binding: FlatBinding, same_workers: int | None) -> checkpoint.Parameters | None:
+        """What the run goes on from, if it fits the model, and so many workers if they have to be as many; None: nothing."""
+        if self._resume is None:
+            return None
+        return checkpoint.load_fitting(self._resume, binding.num_elements, binding.dtype, same_workers)
 
-    def restore_model(self, own_model: Any) -> None:
-        """Gives the worker's vector what the checkpoint has of it, if every worker had one."""
-        found = checkpoint.load_model(self._resume, self._worker_id) if self._resume is not None else None
-        if found is not None:
+    def load_worker(
+        self, optimizer: torch.optim.Optimizer, own_model: Any, expect: Callable[[int], None] = lambda _: None
+    ) -> int:
+        """Gives the optimizer its state, and the worker's vector what the checkpoint has of it, if every worker had one.
+
+        Args:
+            optimizer: whose state.
+            own_model: the vector.
+            expect: called before, with how many parameters the optimizer's first group had.
+
+        Returns:
+            the batches that the worker had taken.
+        """
+        if self._resume is None:
+            return 0
+        if (found := checkpoint.load_model(self._resume, self._worker_id)) is not None:
             version, self._updates_before, x = found
             own_model.restore(version, x)
+        return checkpoint.load_worker(self._resume, self._worker_id, optimizer, expect)
+
+    def save(
+        self,
+        number: int | None,
+        optimizer: torch.optim.Optimizer,
+        taken: int,
+        own_model: Any = None,
+        parameters: Callable[[], checkpoint.Parameters] | None = None,
+    ) -> bool:
+        """Writes the worker's part of a checkpoint; whether that has been done.
+
+        Args:
+            number: of the checkpoint; None: the run's last one, which is tried again, as there will be no other.
+            optimizer: whose state is saved.
+            taken: batches that the worker has taken.
+            own_model: its vector, where every worker has one.
+            parameters: makes those of the run, if this worker saves them.
+        """
+
+        def write(folder: Path) -> None:
+            model = None
+            if own_model is not None:
+                version, updates, x = own_model.own()
+                model = version, self._updates_before + updates, x
+            program = self._state() if self._state is not None else None
+            checkpoint.save_worker(folder, number, self._worker_id, optimizer, taken, model, program)
+            if parameters is not None and number is not None:
+                checkpoint.save_parameters(folder, number, parameters())
+
+        return self._try(number, write)
+
+    def complete(self, number: int, num_workers: int) -> bool:
+        """Marks a checkpoint as complete once all workers' parts are there; whether it is behind us."""
+        workers = list(range(num_workers))
+        if self._folder is None or not checkpoint_files.all_there(self._folder, number, workers):
+            return self._folder is None
+        self._try(number, lambda folder: checkpoint_files.complete(folder, number, workers, {}))
+        return True
+
+    def _try(self, number: int | None, write: Callable[[Path], object]) -> bool:
+        assert self._folder is not None
+        failure = ""
+        for pause_s in (0.0,) if number is not None else _END_PAUSES_S:
+            time.sleep(pause_s)
+            try:
+                write(self._folder)
+                return True
+            except NotWrittenError as error:
+                failure = str(error)
+        self._tell(NotSaved(failure, number))
+        return False

@@ -7,13 +7,14 @@ import multiprocessing
 import os
 import pickle
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from multiprocessing import reduction
 from typing import Any
 
 from paceline.errors import UsageError, shown
-from paceline.membership.environment import WorkerEnvironment, current_environment
+from paceline.membership.environment import SupervisedEnvironment, current_environment
 from paceline.memory.placement import placement_registry
 from paceline.specs.bounds import check_run, check_workers
 from paceline.worker.process import Failure, process_main, run_worker
@@ -23,6 +24,7 @@ __all__ = [
     "WorkerState",
     "check_launch",
     "ended_in_order",
+    "how_ended",
     "pickled",
     "refuse_inside_worker",
     "start_process",
@@ -47,6 +49,21 @@ class WorkerState:
     def running(self) -> bool:
         """Whether the worker may still do something."""
         return not self.ended and not self.lost
+
+    def join(self, deadline_s: float, *, is_process: bool) -> None:
+        """Waits for its end until that time of the monotonic clock; a process that has not ended by then is killed."""
+        if self.handle is None:
+            return
+        if (self.handle.pid if is_process else self.handle.ident) is None:
+            self.connection.close()  # Ctrl-C came before it had begun
+            return
+        self.handle.join(max(0.0, deadline_s - time.monotonic()))
+        if is_process and self.handle.is_alive():
+            self.handle.kill()
+            self.handle.join()
+        if not self.ended:
+            self.lost = True
+        self.connection.close()
 
 
 @dataclass
@@ -82,6 +99,11 @@ class Outcome:
         if not self.snapshots_failed:
             self.notes.append(f"A server's snapshot failed, so that more is lost should it die before the next: {why}")
         self.snapshots_failed += 1
+
+
+def how_ended(code: int | None) -> str:
+    """A process's exit code in words; None: it is not known."""
+    return f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
 
 
 def ended_in_order(workers: Iterable[WorkerState], outcome: Outcome) -> bool:
@@ -134,16 +156,15 @@ def pickled(target: Callable[[], Any]) -> bytes:
 def start_thread(
     worker: WorkerState,
     target: Callable[[], Any],
-    environment: WorkerEnvironment,
+    environment: SupervisedEnvironment,
     handles: tuple[int, ...],
     connection: Any,
 ) -> None:
     """Starts a worker as a thread of this process; `connection` is its end of the one to the supervisor."""
-    options = {**environment.options, "handles": tuple(map(os.dup, handles))}
+    handles = tuple(map(os.dup, handles))
     worker.handle = threading.Thread(
         target=run_worker,
-        args=(target, replace(environment, connection=connection, options=options)),
-        kwargs={"own_process": False},
+        args=(target, replace(environment, connection=connection, own_process=False, handles=handles)),
         name=f"paceline-worker-{worker.worker_id}",
         daemon=True,
     )
@@ -154,7 +175,7 @@ def start_process(
     worker: WorkerState,
     context: Any,
     pickled_target: bytes,
-    environment: WorkerEnvironment,
+    environment: SupervisedEnvironment,
     handles: tuple[int, ...],
     connection: Any,
 ) -> None:

@@ -12,10 +12,9 @@ from paceline.checkpoint.state_elsewhere import watch_state
 from paceline.errors import UsageError
 from paceline.loop.run_progress import RunProgress
 from paceline.loop.schedules import FollowedScheduler, UnfollowedSchedules
-from paceline.membership.elastic import JoinedRun
 from paceline.optim.several_optimizers import SeveralOptimizers, members_of
-from paceline.worker.gathering import Gatherer, gatherer_of, total_of
-from paceline.worker.tables import progress_of
+from paceline.worker.gathering import total_of
+from paceline.worker.memberships.membership import Membership
 
 __all__ = ["WholeRun"]
 
@@ -29,17 +28,23 @@ class WholeRun:
     num_workers: int
     algorithm: Algorithm
     _optimizer: torch.optim.Optimizer
-    _session: Any
+    _membership: Membership
     _replica: Any
     _undo: list[Callable[[], None]]
 
     _progress: RunProgress | None = None
     _unfollowed: tuple[UnfollowedSchedules, ...] = ()
-    _gatherer: Gatherer | None = None
 
     def _begin_progress(self) -> RunProgress:
         """Counts from now on, and looks out for schedules that do not go by it."""
-        self._progress = progress_of(self._session, num_workers=self.num_workers, lockstep=self.algorithm.lockstep)
+        run = self._membership
+        self._progress = RunProgress(
+            worker_id=self.worker_id,
+            num_workers=self.num_workers,
+            lockstep=self.algorithm.lockstep,
+            table=run.tables.progress,
+            before=run.done_before,
+        )
         self._replica.count_in(self._progress)
         if self.num_workers > 1:
             self._undo += [hook.remove for hook in watch_state(members_of(self._optimizer), self.algorithm)]
@@ -121,15 +126,14 @@ class WholeRun:
             raise UsageError("worker.sum and worker.mean need the run: call them inside `with paceline.attach(...)`.")
         if self.num_workers == 1:
             return [value]
-        if self._gatherer is None:
-            self._gatherer = gatherer_of(self._session)
+        gather = self._membership.gatherer.gather
         if not isinstance(value, torch.Tensor):
-            return self._gatherer.gather(value)
-        return [one.to(value.device) for one in self._gatherer.gather(value.cpu())]
+            return gather(value)
+        return [one.to(value.device) for one in gather(value.cpu())]
 
     def _leave_sums(self) -> None:
-        if self._progress is not None and self.num_workers > 1 and not isinstance(self._session.membership, JoinedRun):
-            (self._gatherer or gatherer_of(self._session)).leave()
+        if self._progress is not None and self.num_workers > 1:
+            self._membership.gatherer.leave()
 
     def _silence_schedules(self) -> None:
         for one in self._unfollowed:

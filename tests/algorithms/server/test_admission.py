@@ -103,7 +103,7 @@ def test_a_worker_that_was_late_twice_loses_no_fresh_gradient():
     assert admission.complete() == (1,)
 
 
-def test_a_quorum_never_waits_for_those_who_have_left():
+def test_a_quorum_never_waits_for_workers_that_have_left():
     """TensorFlow hands out tokens that late gradients eat up, and hangs once 27 of 64 workers have no more data."""
     admission = Quorum(60, range(64))
     for worker in range(27):

@@ -17,7 +17,7 @@ class Box:
     """Gives what the script says, in its order; None: that the time is up."""
 
     def __init__(self, script):
-        self.script, self.sent, self.timeouts_s = list(script), [], []
+        self.script, self.sent, self.timeouts_s, self.senders = list(script), [], [], []
         self.now_s = 0.0
 
     def send(self, to, message):
@@ -25,6 +25,7 @@ class Box:
 
     def receive(self, timeout_s=None, sender=None):
         self.timeouts_s.append(timeout_s)
+        self.senders.append(sender)
         event = self.script.pop(0)
         if event is None:
             self.now_s += timeout_s
@@ -82,7 +83,7 @@ def test_a_successor_is_sent_again_what_was_not_answered():
     assert box.sent[2:] == [(SECOND, "push", 1)]
 
 
-def test_who_comes_late_counts_on_from_the_furthest_shard_and_asks_the_others_again():
+def test_a_late_worker_counts_on_from_the_furthest_shard_and_asks_the_others_again():
     client, box = client_of(
         clock(SECOND, 4), x(SECOND, 0), clock(FIRST, 5), x(FIRST, 0), x(SECOND, 5, 9.0), x(FIRST, 6), x(SECOND, 6)
     )
@@ -110,6 +111,13 @@ def test_a_server_whose_place_nobody_takes_is_waited_for_a_minute(left_at_s):
     with pytest.raises(WorkerLostError, match=r"Shard 1 .* has left \(killed\) and nobody took its place"):
         client.push(G, 1)
     assert box.timeouts_s == [None, 60.0, 60.0]
+
+
+def test_a_shard_whose_server_has_left_is_waited_for_alone_until_another_has_taken_its_place():
+    """Such a wait ends as soon as the run is stopped, where nobody will; what others send meanwhile stays in the mailbox."""
+    client, box = client_of(PeerLeft(SECOND, 0, "killed"), PeerBack(SECOND, 1), x(FIRST, 1), x(SECOND, 1))
+    client.push(G, 1)
+    assert box.senders == [None, SECOND, None, None]
 
 
 def test_a_server_that_has_ended_is_not_waited_for():

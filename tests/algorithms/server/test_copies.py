@@ -16,9 +16,9 @@ from paceline.algorithms.server.standby import serve_shard
 from paceline.algorithms.server.user import UserOptimizer
 from paceline.compression.codec import NoCodec
 from paceline.errors import PeerLostError
-from paceline.memory.served import SecondCopy
+from paceline.memory.served import PrivateShard
 from paceline.optim.settings import settings_of
-from paceline.ports.ports import Message, PeerBack, PeerLeft, Ports, Received
+from paceline.ports.ports import Message, PeerBack, PeerLeft, Received, ServerPorts
 
 WORKERS, SIZE = 2, 5
 SERVER, COPY = WORKERS, WORKERS + 1
@@ -26,7 +26,7 @@ ADAM = settings_of(torch.optim.Adam([torch.nn.Parameter(torch.zeros(SIZE))], lr=
 PUSHES = [(number % WORKERS, 1 + number // WORKERS) for number in range(10)]  # whose, and its sequence number
 
 
-class Memory(SecondCopy):
+class Memory(PrivateShard):
     """A server's memory, and the word that outlives it."""
 
     def __init__(self):
@@ -106,7 +106,7 @@ class ServersBox:
 
 def ports(worker_id, shared, box, promoted=None):
     nothing = SimpleNamespace()
-    return Ports(
+    return ServerPorts(
         worker_id=worker_id,
         num_workers=WORKERS,
         clock=nothing,
@@ -141,7 +141,7 @@ def follow(log, box, rule, admission=Admission):
 
     left = [Received(SERVER, 0, one) if isinstance(one, Message) else one for one in left]
     with torch.no_grad():
-        serve_shard(0, rules, ports(COPY, SecondCopy(SIZE, torch.float32, ((0, SIZE),)), copys, promoted))
+        serve_shard(0, rules, ports(COPY, PrivateShard(SIZE, torch.float32, ((0, SIZE),)), copys, promoted))
     return memory, confirmed
 
 

@@ -128,7 +128,7 @@ def test_a_snapshot_copies_the_optimizers_state_once(monkeypatch):
     assert copied.count((3,)) == len(storage.kept) + 1 + answers, "of the parameters, for each state and each answer"
 
 
-def test_who_asks_for_no_parameters_gets_none():
+def test_a_push_that_asks_for_no_parameters_gets_none():
     """Downpour pushes more often than it fetches; what is sent again after a push is answered as it was."""
 
     def push_only(*arguments, **keywords):

@@ -12,10 +12,10 @@ import torch
 
 from algorithms.server.marks import MOST, ROOM, SERVERS, Marks, Memory, Read, Storage, Watched
 from paceline.errors import PeerLostError
-from paceline.memory.served import SecondCopy
+from paceline.memory.served import PrivateShard
 from paceline.optim.settings import settings_of
-from paceline.ports.ports import PeerBack, PeerLeft, Ports, Received
-from paceline.transport.matching import Arrivals
+from paceline.ports.matching import PendingEvents
+from paceline.ports.ports import PeerBack, PeerLeft, Ports, Received, ServerPorts
 
 SETTINGS = settings_of(torch.optim.SGD([torch.nn.Parameter(torch.zeros(ROOM))], lr=1.0), lambda _: (0, ROOM))
 
@@ -29,7 +29,7 @@ class Member:
 
     def __init__(self, world, member_id, incarnation):
         self.world, self.id, self.incarnation = world, member_id, incarnation
-        self.arrivals, self.left, self.alive, self.ready = Arrivals(), {}, True, True
+        self.arrivals, self.left, self.alive, self.ready = PendingEvents(), {}, True, True
         self.until_s, self.error, self.promoted = None, None, False
         self.is_leaving = False  # it has said goodbye
         self.run = greenlet.greenlet(self._run)
@@ -120,7 +120,7 @@ class World:
             return
         shard = (member.id - self.num_workers) % self.shards
         if member.id >= self.num_workers + self.shards:
-            own = SecondCopy(ROOM, torch.float64, self.ranges)
+            own = PrivateShard(ROOM, torch.float64, self.ranges)
             ports = self._ports(member, own, promoted=lambda: self._promoted(member, shard))
         else:
             ports = self._ports(member, self.memories[shard], storage=Storage(self, shard))
@@ -132,7 +132,11 @@ class World:
         return self._ports(member, self.memories[shard], storage=Storage(self, shard)) if member.promoted else None
 
     def _ports(self, member, shared, **others):
-        return Ports(
+        if member.id >= self.num_workers:
+            kind, others = ServerPorts, {"copies": self.copies, **others}
+        else:
+            kind = Ports
+        return kind(
             worker_id=member.id,
             num_workers=self.num_workers,
             clock=SimpleNamespace(now_s=lambda: self.now_s),
@@ -142,7 +146,6 @@ class World:
             mailbox=member,
             incarnation=member.incarnation,
             num_servers=self.shards,
-            copies=self.copies,
             **others,
         )
 
@@ -227,7 +230,11 @@ class World:
             del self.links[link]
         del self.members[was]
         copy.id, copy.incarnation, copy.promoted = server.id, server.incarnation + 1, True
-        copy.arrivals, copy.ready, copy.left = Arrivals(), True, dict.fromkeys([*self.starts, was], "it has not come")
+        copy.arrivals, copy.ready, copy.left = (
+            PendingEvents(),
+            True,
+            dict.fromkeys([*self.starts, was], "it has not come"),
+        )
         self.members[copy.id] = copy
         self._tell(copy, PeerBack(copy.id, copy.incarnation))
         self._start_soon(was, self._copys_incarnation())

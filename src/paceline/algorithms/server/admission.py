@@ -270,10 +270,10 @@ class AutoQuorum(Quorum):
 
 
 class Follower(Quorum):
-    """A shard that takes the workers whom shard 0 chose, so that all shards apply the same gradients in a step.
+    """A shard that takes the workers that shard 0 chose, so that all shards apply the same gradients in a step.
 
     Where a chosen worker died between its messages to two shards, this shard's update is made without it. Where all of them
-    did, or where shard 0 died and nobody knows whom it had chosen, it is made by those that are here; if there are none, the
+    did, or where shard 0 died and its choice is not known, it is made by those that are here; if there are none, the
     step ends without an update.
     """
 
@@ -293,7 +293,7 @@ class Follower(Quorum):
             self._chosen[step] = workers or self._chosen.get(step, ())
 
     def complete(self) -> tuple[int, ...] | None:
-        """The chosen workers, once the gradients of all who are still there have come."""
+        """The chosen workers, once the gradients of all that are still there have come."""
         if self.step not in self._chosen:
             return None
         chosen = self._chosen[self.step]

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from paceline.algorithms.plain import work_plainly
 from paceline.algorithms.server.apply import Applier, ApplyRule
 from paceline.algorithms.server.average import SharedAverage, without_average
 from paceline.algorithms.server.delayed import Delayed
@@ -13,11 +14,14 @@ from paceline.algorithms.server.update import UpdateInfo
 from paceline.algorithms.server.user import UserOptimizer
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
+from paceline.ports.shared import WritableParameters
 
 __all__ = ["work_alone"]
 
 
-def work_alone(replica: Replica, ports: Ports, rule: ApplyRule, average: float | None = None) -> None:
+def work_alone(
+    replica: Replica, ports: Ports[WritableParameters], rule: ApplyRule, average: float | None = None
+) -> None:
     """A lone worker's program. x: the parameters (P,), in its own memory; g: its gradient (P,).
 
     The user's optimizer takes its own steps, so it may be any; a delay goes in front of it. `average` is the decay
@@ -26,7 +30,7 @@ def work_alone(replica: Replica, ports: Ports, rule: ApplyRule, average: float |
     shared, storage = ports.shared, ports.storage
     averages = SharedAverage(ports, average, with_buffers=True) if average is not None else None
     if isinstance(rule, UserOptimizer) and averages is None:
-        _work_plainly(replica, ports)
+        work_plainly(replica, ports)
         return
     applier, takes_own_steps = _start(rule, replica, shared.x)
     kept = storage.restore() if storage is not None else None
@@ -60,17 +64,6 @@ def work_alone(replica: Replica, ports: Ports, rule: ApplyRule, average: float |
             replica.applied(shared.advance() + applier.postponed, gradient_version=version)
         if storage is not None:
             storage.keep(state, version + 1)
-
-
-def _work_plainly(replica: Replica, ports: Ports) -> None:
-    """The same without a rule: no gradient is gathered."""
-    shared = ports.shared
-    for _ in replica.steps():
-        version = shared.version
-        replica.gradient(at=shared.x, version=version)
-        with shared.writing():
-            replica.apply(to=shared.x)
-            replica.applied(shared.advance(), gradient_version=version)
 
 
 def _start(rule: ApplyRule, replica: Replica, x: Tensor) -> tuple[Applier, bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from paceline.vectors.half_types import sum_type
 
 if TYPE_CHECKING:
     from paceline.ports.ports import Ports
-    from paceline.ports.shared import AveragedParameters
+    from paceline.ports.shared import AveragedParameters, WritableParameters
 
 __all__ = ["MovingAverage", "SharedAverage", "without_average"]
 
@@ -61,13 +61,13 @@ class SharedAverage:
     """The moving averages that lie beside a shard's part of the vector and, for the first shard, the model's buffers.
 
     Args:
-        ports: of who holds the shard.
+        ports: of the shard's server, or of a lone worker.
         decay: share of the old average that is kept.
         with_buffers: whether this shard keeps the buffers' averages.
     """
 
-    def __init__(self, ports: Ports, decay: float, *, with_buffers: bool) -> None:
-        shared: AveragedParameters = ports.shared
+    def __init__(self, ports: Ports[WritableParameters], decay: float, *, with_buffers: bool) -> None:
+        shared = cast("AveragedParameters", ports.shared)  # as `Needs.averaged` asks for
         self._moved = ports.moved
         pairs = [(shared.x, shared.average), *(shared.buffers if with_buffers else ())]
         self._sources = [source for source, _ in pairs]

@@ -10,6 +10,7 @@ import torch
 
 from paceline.errors import PeerLostError
 from paceline.ports.ports import Mailbox, Message, Ports
+from paceline.ports.shared import SharedParameters
 
 __all__ = ["Choices"]
 
@@ -24,7 +25,7 @@ class Choices:
         are_made: whether the shards choose together; else nothing is told.
     """
 
-    def __init__(self, ports: Ports, *, are_made: bool) -> None:
+    def __init__(self, ports: Ports[SharedParameters], *, are_made: bool) -> None:
         self._followers = (
             set(range(ports.num_workers + 1, ports.num_workers + ports.num_servers)) if are_made else set()
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from paceline.errors import PeerLostError, UsageError, WorkerLostError
 from paceline.optim.settings import OptimizerSettings
 from paceline.ports.checks import MalformedMessageError, checked_number, checked_vector, checked_weight
 from paceline.ports.ports import Message, PeerBack, PeerLeft, Ports, Received
+from paceline.ports.shared import ServedParameters
 
 __all__ = ["Answer", "Client"]
 
@@ -48,7 +48,7 @@ class Client:
         sequence: number of the last update; they count from 1, or on from what the servers tell a worker that comes late.
     """
 
-    def __init__(self, ports: Ports, codec: Codec | None = None, *, aligned: bool = False) -> None:
+    def __init__(self, ports: Ports[ServedParameters], codec: Codec | None = None, *, aligned: bool = False) -> None:
         assert ports.mailbox is not None
         self.x = ports.shared.x
         self.version = 0
@@ -154,7 +154,8 @@ class Client:
     def _request(self, requests: dict[int, Message], *, in_order: bool = False) -> dict[int, Answer]:
         """Sends each shard its request, all before waiting for any; returns the answers.
 
-        With `in_order` it waits for one shard after the other, and a run that is stopped meanwhile ends the wait.
+        A wait for one shard ends where the run is being stopped. So the shards are waited for one after the other with
+        `in_order`, and where the server of one has left: then for that one, until another has taken its place.
         """
         # The first shard last: where it chooses whose gradients count, the others have this one already.
         for shard in sorted(requests, reverse=True):
@@ -162,8 +163,10 @@ class Client:
         answers: dict[int, Answer] = {}
         begun_s, num_malformed = self._now_s(), 0
         while missing := requests.keys() - answers.keys():
-            sender = self._first_server + min(missing) if in_order else None
-            match self._mailbox.receive(self._patience_s(missing, begun_s), sender=sender):
+            left = missing & self._left.keys()
+            awaited = min(left or missing)
+            sender = self._first_server + awaited if in_order or left else None
+            match self._mailbox.receive(self._patience_s(awaited, begun_s), sender=sender):
                 case Received(sender=sender) as received if (shard := sender - self._first_server) in self._shards:
                     try:
                         answer = self._hear(shard, received, requests.get(shard))
@@ -189,26 +192,24 @@ class Client:
                         self._send(shard, self._told)
                     self._send(shard, requests[shard] if shard in missing else Message("clock", self.sequence))
                 case None:
-                    pass
+                    raise self._lost(awaited, self._left[awaited][0])
         return answers
 
-    def _patience_s(self, missing: set[int], begun_s: float) -> float | None:
-        """How long to wait for anything to come, where servers have left whose answers are missing.
+    def _patience_s(self, shard: int, begun_s: float) -> float | None:
+        """How long to wait for another to take the place of a shard's server, where that has left; None: no limit.
 
         Raises:
-            WorkerLostError: nobody takes the place of one of them.
+            WorkerLostError: it has ended, so none will.
         """
-        patience_s = math.inf
-        for shard in missing & self._left.keys():
-            reason, since_s = self._left[shard]
-            left_s = max(since_s, begun_s) + _RETURN_DEADLINE_S - self._now_s()
-            if reason == "ended" or left_s <= 0:
-                why = reason if reason != "ended" else "its program has ended"
-                raise WorkerLostError(
-                    f"Shard {shard} of the parameter server has left ({why}) and nobody took its place."
-                )
-            patience_s = min(patience_s, left_s)
-        return patience_s if patience_s < math.inf else None
+        if shard not in self._left:
+            return None
+        reason, since_s = self._left[shard]
+        if reason == "ended":
+            raise self._lost(shard, "its program has ended")
+        return max(0.0, max(since_s, begun_s) + _RETURN_DEADLINE_S - self._now_s())
+
+    def _lost(self, shard: int, why: str) -> WorkerLostError:
+        return WorkerLostError(f"Shard {shard} of the parameter server has left ({why}) and nobody took its place.")
 
     def _send(self, shard: int, message: Message) -> None:
         echo, server = self._echoes[shard], self._first_server + shard

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from paceline.algorithms.server.admission import Admission, AutoQuorum, Clocks, Follower, Quorum
-from paceline.algorithms.server.backups import PUBLISHED_HALF_EFFICIENT
 from paceline.errors import UsageError
+from paceline.planner.backup_times import PUBLISHED_HALF_EFFICIENT
 from paceline.specs.bounds import COUNT_FROM_0
 from paceline.specs.types import check_fields
 

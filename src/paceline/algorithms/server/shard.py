@@ -20,7 +20,7 @@ from paceline.algorithms.server.user import UserApplier
 from paceline.errors import PeerLostError, WorkerLostError
 from paceline.optim.settings import OptimizerSettings
 from paceline.ports.checks import MalformedMessageError, checked_vector
-from paceline.ports.ports import Message, PeerBack, PeerLeft, Ports, Received
+from paceline.ports.ports import Message, PeerBack, PeerLeft, Received, ServerPorts
 
 __all__ = ["RETURN_DEADLINE_S", "Shard"]
 
@@ -43,7 +43,7 @@ class Shard:
         ports: of this server.
     """
 
-    def __init__(self, shard_id: int, rules: ShardRules, ports: Ports) -> None:
+    def __init__(self, shard_id: int, rules: ShardRules, ports: ServerPorts) -> None:
         assert ports.mailbox is not None
         self._id = shard_id
         self._rules = rules
@@ -73,7 +73,7 @@ class Shard:
         self._present = set(range(ports.num_workers))
         self._said_goodbye: set[int] = set()
         self._gone: set[int] = set()
-        self._not_back = set(self._present)  # workers who have not been heard of
+        self._not_back = set(self._present)  # workers that have not been heard of
         self._patience_s = _FIRST_DEADLINE_S
         self._counted = {"backups": 0, "incomplete": 0}  # the admission's, as counted for the run's result
         self._given_s: dict[int, float] = {}  # worker -> when it was given the parameters for its next gradient
@@ -245,7 +245,7 @@ class Shard:
     # Updates
 
     def _settle(self) -> None:
-        """Makes the updates that are due, and answers whoever may read."""
+        """Makes the updates that are due, and answers the workers that may read."""
         while (workers := self._admission.complete()) is not None:
             self._choices.make(self._shared.version, workers)
             if self._link is None:  # before its own update, which the others make at the same time
@@ -353,7 +353,7 @@ class Shard:
         if self._link is not None:
             self._link.log(kind, x, about=about, weight=weight)
 
-    # Who takes part
+    # Workers that come and go
 
     def _join(self, worker: int, sequence: int) -> None:
         self._log("copy-join", about=worker, weight=sequence)

@@ -9,7 +9,7 @@ from paceline.algorithms.server.shard import RETURN_DEADLINE_S, Shard
 from paceline.algorithms.server.standby_log import CopyLink, Log, state_from
 from paceline.algorithms.server.update import UpdateInfo
 from paceline.optim.settings import OptimizerSettings
-from paceline.ports.ports import Message, Ports
+from paceline.ports.ports import Message, ServerPorts
 
 __all__ = ["SecondCopy", "serve_shard"]
 
@@ -17,7 +17,7 @@ _MOST_MALFORMED = 10  # entries; more are no accident
 _NONSENSE = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
-def serve_shard(shard_id: int, rules: ShardRules, ports: Ports) -> None:
+def serve_shard(shard_id: int, rules: ShardRules, ports: ServerPorts) -> None:
     """The program of a shard's server, or of its second copy."""
     (SecondCopy if ports.copies and ports.is_copy else Shard)(shard_id, rules, ports).run()
 
@@ -47,7 +47,7 @@ class SecondCopy(Shard):
     def _begin(self) -> None:
         pass  # it is in the middle of it
 
-    def _take_over(self, ports: Ports) -> None:
+    def _take_over(self, ports: ServerPorts) -> None:
         ports.shared.restore(self._x, self._shared.version)
         self._ports, self._shared, self._x = ports, ports.shared, ports.shared.x
         assert self._ports.mailbox is not None

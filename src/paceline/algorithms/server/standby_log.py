@@ -14,8 +14,9 @@ both run the same kernels, and nothing below relies on that: what counts is whic
    nothing until it has the whole state again, which it asks for. So what is confirmed is a prefix.
 4. A word that outlives both names the copy that has everything ever answered; the server alone writes it. It is cleared before
    the server answers anything without the copy, and set once a copy has the state and all that was logged after it.
-5. Only who has seen the server's process end, and finds its copy in that word, lets the copy take over: a server that is
-   merely silent is never replaced, so there are never two. If the word names no living copy, both are lost, and the run ends.
+5. Only a supervisor that has seen the server's process end, and finds its copy in that word, lets it take over: a server that
+   is merely silent is never replaced, so there are never two. If the word names no living copy, both are lost, and the run
+   ends.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any
 import torch
 
 from paceline.errors import PeerLostError
-from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Ports, Received
+from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Received, ServerPorts
 
 __all__ = ["CopyLink", "Log", "state_from", "state_messages"]
 
@@ -48,7 +49,7 @@ class CopyLink:
         state: all that a copy begins with, as it is now.
     """
 
-    def __init__(self, ports: Ports, shard_id: int, state: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, ports: ServerPorts, shard_id: int, state: Callable[[], dict[str, Any]]) -> None:
         assert ports.mailbox is not None
         self._mailbox = ports.mailbox
         self._peer = ports.num_workers + ports.num_servers + shard_id
@@ -138,12 +139,12 @@ class Log:
         ports: the server's, once the copy takes its place; None where the server has ended, and with it the log.
     """
 
-    def __init__(self, ports: Ports, shard_id: int) -> None:
+    def __init__(self, ports: ServerPorts, shard_id: int) -> None:
         assert ports.mailbox is not None
         self._mailbox: Mailbox = ports.mailbox
         self._server = ports.num_workers + shard_id
         self._promoted = ports.promoted
-        self.ports: Ports | None = None
+        self.ports: ServerPorts | None = None
         self._is_lost = False
 
     def __iter__(self) -> Iterator[list[Message]]:

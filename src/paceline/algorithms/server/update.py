@@ -14,7 +14,7 @@ class UpdateInfo:
     """Where a gradient comes from, and how old it is.
 
     Args:
-        worker_id: who computed it.
+        worker_id: the worker that computed it.
         sequence: the worker's own count of what it has sent; the same twice is a duplicate.
         step: the step that the gradient was computed for, as stamped by the worker.
         version_read: version of the parameters that it was computed at.

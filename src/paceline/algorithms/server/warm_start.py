@@ -30,9 +30,9 @@ class WarmStart(Admission):
         self._members.add(worker_id)
 
     def leave(self, worker_id: int) -> None:
-        """The worker is not the one who trains alone."""
+        """The worker is not the one that trains alone."""
         self._members.discard(worker_id)
 
     def may_read(self, worker_id: int) -> bool:
-        """Whether the warm start is over, or this is the worker who makes it."""
+        """Whether the warm start is over, or this is the worker that makes it."""
         return self._version() >= self._num_updates or worker_id <= min(self._members, default=worker_id)

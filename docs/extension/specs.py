@@ -1,0 +1,31 @@
+"""What specs may say: every registry's names, with their defaults, as lists."""
+
+import inspect
+
+from paceline.algorithms import backoff_registry, registry, step_size_registry
+from paceline.algorithms.server import registries
+from paceline.topology import topology_registry
+
+
+def files() -> dict[str, str]:
+    """One list for each kind of thing that specs name."""
+    kinds = {
+        "Algorithms": registry,
+        "Back-off, where workers try again": backoff_registry,
+        "Step size by staleness": step_size_registry,
+        "Topologies": topology_registry,
+        **{_kind(one): one for one in registries.nested.values()},
+    }
+    lines = []
+    for title, one in kinds.items():
+        lines += [f"### {title}", ""]
+        for name, cls in one.items():
+            summary = (inspect.getdoc(cls) or "").partition("\n")[0]
+            lines += [f"`{one.template(name)}`", f": {summary}", ""]
+        lines.append("")
+    return {"generated/specs.md": "\n".join(lines)}
+
+
+def _kind(one: object) -> str:
+    kind = one.kind  # type: ignore[attr-defined]
+    return {"apply rule": "Servers' rules (`apply`)"}.get(kind, kind[0].upper() + kind[1:])

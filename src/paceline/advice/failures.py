@@ -1,0 +1,63 @@
+"""What kills of workers add to a predicted time."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from paceline.advice.answer import Prediction
+from paceline.algorithms import registry
+from paceline.planner.failures import availability, expected_s
+
+__all__ = ["CHECKPOINT_EVERY_S", "restarts", "with_kills"]
+
+CHECKPOINT_EVERY_S = 10.0  # as `launch` and `train` do where epochs are not longer: they save at an epoch's beginning
+
+
+def tolerates(algorithm: str) -> bool:
+    """Whether the others go on when a worker is killed."""
+    return "kill" in registry.build(algorithm).tolerates
+
+
+def with_kills(one: Prediction, *, kills_per_s: float, restart_s: float) -> Prediction:
+    """The prediction with expected times under kills; all else stays what it is without.
+
+    Methods that go on lose a worker's share until it is back; others everything since the last checkpoint.
+
+    Args:
+        one: without kills.
+        kills_per_s: of each worker.
+        restart_s: until a worker is back.
+    """
+    before = one.time_s
+    if before is None or not kills_per_s:
+        return one
+    m, ends = one.candidate.workers, ("value", "low", "high")
+    goes_on = tolerates(one.candidate.algorithm)
+    share = availability(kills_per_s=kills_per_s, restart_s=restart_s) if goes_on else 1.0
+
+    def slower(time_s: float) -> float:
+        if goes_on or math.isinf(time_s):
+            return time_s / share
+        return expected_s(time_s, kills_per_s=m * kills_per_s, interval_s=CHECKPOINT_EVERY_S, restart_s=restart_s)
+
+    speed = {end: getattr(one.samples_per_s, end) * share for end in ends}
+    one = dataclasses.replace(one, samples_per_s=dataclasses.replace(one.samples_per_s, **speed))
+    time_s = dataclasses.replace(before, **{end: slower(getattr(before, end)) for end in ends})
+    if math.isinf(time_s.value):
+        return dataclasses.replace(
+            one,
+            time_s=None,
+            at_deadline=None,
+            why_not="workers are killed more often than it gets from checkpoint to checkpoint",
+        )
+    return dataclasses.replace(one, time_s=time_s)
+
+
+def restarts(one: Prediction, kills_per_s: float) -> int:
+    """How many restarts to allow: those expected, and three standard deviations; 0 where they do not help."""
+    if not kills_per_s or one.time_s is None or not tolerates(one.candidate.algorithm):
+        return 0
+    longest_s = one.time_s.high if math.isfinite(one.time_s.high) else one.time_s.value
+    expected = one.candidate.workers * kills_per_s * longest_s
+    return math.ceil(expected + 3 * math.sqrt(expected))

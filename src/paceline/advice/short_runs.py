@@ -1,0 +1,178 @@
+"""Short real runs: which to make, and how fast every candidate is by them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.advice.answer import Candidate, Measured, Target
+from paceline.advice.candidates import ALONE
+from paceline.advice.program import Observed, Program, mean_rate
+from paceline.errors import PacelineError, first_line
+from paceline.planner.estimate import Estimate
+from paceline.planner.experiment_design import ShortRun, design
+from paceline.planner.system_model import FEATURES, SystemModel
+
+__all__ = ["Rate", "ShortRuns", "designed"]
+
+_UNKNOWN = 0.3  # standard deviation of a rate's logarithm where a model says nothing of it
+_LEAST = 0.02  # the same between two runs, at least: few repeats may be equal by chance
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rate:
+    """How fast a candidate is, and how sure that is.
+
+    Args:
+        value: samples per second of all workers.
+        deviation: standard deviation of the logarithm of one further run's rate over this.
+        freedom: degrees of freedom of that.
+        extrapolation: in which respect it was not measured; "" if it was.
+    """
+
+    value: float
+    deviation: float = 0.0
+    freedom: float = math.inf
+    extrapolation: str = ""
+
+
+def designed(counts: Sequence[int], number: int) -> list[int]:
+    """Which numbers of workers to run, at most so many of them: always the most, and one worker is run anyway.
+
+    The others are those that tell Ernest's coefficients apart best; with too few for that, those in between evenly.
+    """
+    most, rest = max(counts), sorted(set(counts) - {max(counts)})
+    if number >= len(counts):
+        return sorted(counts)
+    if number + 1 >= len(FEATURES):
+        grid = [ShortRun(workers=m, size=1.0) for m in (1, *sorted(counts))]
+        chosen = {one.workers for one in design(grid, number + 1, costs=[1.0] * len(grid)).trials} - {1, most}
+        return sorted([*sorted(chosen)[: number - 1], most])
+    wanted = np.geomspace(1, most, number + 1)[1:-1]
+    return sorted({most, *(min(rest, key=lambda m: abs(math.log(m / one))) for one in wanted)})
+
+
+class ShortRuns:
+    """Short runs, as they are made.
+
+    Args:
+        program: what runs.
+        target: decides how often is evaluated, and which curve is kept.
+        slow: workers' factors.
+    """
+
+    def __init__(self, program: Program, target: Target, slow: Mapping[int, float]) -> None:
+        self._program, self._target, self._slow = program, target, slow
+        self.runs: dict[Candidate, list[Observed]] = {}
+        self.failed: dict[Candidate, str] = {}
+
+    def make(
+        self, wanted: Sequence[Candidate], *, for_s: float, seed: int, on_begin: Callable[[Candidate], bool]
+    ) -> None:
+        """Runs each for so long; `on_begin` says whether there is time for another one."""
+        for candidate in wanted:
+            if not on_begin(candidate):
+                return
+            slow = {worker: factor for worker, factor in self._slow.items() if worker < candidate.workers}
+            try:
+                found = self._program.run(candidate, self._target, for_s=for_s, seed=seed, slow=slow)
+            except PacelineError as error:
+                self.failed[candidate] = first_line(error)
+                continue
+            if found.outcome == "crashed":
+                self.failed[candidate] = found.reason or "its short run crashed"
+            elif not found.rates or min(found.rates) <= 0:
+                self.failed[candidate] = f"a short run of {for_s:.1f} s made too few steps to be measured"
+            else:
+                self.failed.pop(candidate, None)
+                self.runs.setdefault(candidate, []).append(found)
+
+    def measured(self) -> tuple[Measured, ...]:
+        """All runs, in the order of their candidates' first ones."""
+        return tuple(
+            Measured(
+                candidate=candidate,
+                samples_per_s=mean_rate(run.rates),
+                curve=tuple((time_s, value) for time_s, _, value in run.curve),
+            )
+            for candidate, runs in self.runs.items()
+            for run in runs
+        )
+
+    def system(self, algorithm: str) -> SystemModel | None:
+        """Ernest's model of seconds per sample, from parts of all its runs and those of one worker; None: it has no run."""
+        workers, times_s = [], []
+        for candidate, runs in self.runs.items():
+            if candidate.algorithm in (algorithm, ALONE) or candidate.workers == 1:
+                for run in runs:
+                    workers += [candidate.workers] * len(run.rates)
+                    times_s += [1 / rate for rate in run.rates]
+        if not any(candidate.algorithm == algorithm for candidate in self.runs):
+            return None
+        return SystemModel.fit(workers, times_s, relative=True)
+
+    def step_error(self, algorithm: str) -> float | None:
+        """The largest share by which the system model misses a measured run."""
+        model = self.system(algorithm)
+        own = [one for one in self.runs if one.algorithm == algorithm]
+        if model is None or not own:
+            return None
+        return max(abs(model.predict(one.workers).value * self.rate(one).value - 1) for one in own)
+
+    def rate(self, candidate: Candidate) -> Rate:
+        """By its own runs, or by the system model of its algorithm.
+
+        Raises:
+            KeyError: its algorithm has no runs.
+        """
+        between, freedom = self._between_runs()
+        if runs := self.runs.get(candidate):
+            logs = [math.log(np.mean(run.rates)) for run in runs]
+            value = math.exp(float(np.mean(logs)))
+            return Rate(value=value, deviation=between * math.sqrt(1 + 1 / len(runs)), freedom=freedom)
+        model = self.system(candidate.algorithm)
+        if model is None:
+            raise KeyError(candidate)
+        predicted = model.predict(candidate.workers)
+        said = "its speed is the system model's, from other numbers of workers"
+        return Rate(
+            value=1 / predicted.value,
+            deviation=math.hypot(between, _deviation(predicted)),
+            freedom=freedom,
+            extrapolation=said,
+        )
+
+    def _between_runs(self) -> tuple[float, float]:
+        """Standard deviation of the logarithms of runs of the same candidate, over all that were repeated, and its freedom.
+
+        Without repeats: that of the parts of all runs, each about its own mean, which is rather more than less.
+        """
+        repeated = [[math.log(np.mean(run.rates)) for run in runs] for runs in self.runs.values() if len(runs) > 1]
+        if not repeated:
+            repeated = [[math.log(rate) for rate in run.rates] for runs in self.runs.values() for run in runs]
+        squares = sum(float(np.sum((np.array(one) - np.mean(one)) ** 2)) for one in repeated)
+        freedom = sum(len(one) - 1 for one in repeated)
+        if freedom < 1:
+            return _UNKNOWN, 1.0
+        return max(_LEAST, math.sqrt(squares / freedom)), float(freedom)
+
+    @property
+    def deviation(self) -> float:
+        """Of a gradient's seconds over their mean: the median of all runs."""
+        found = [run.compute_deviation for runs in self.runs.values() for run in runs]
+        return float(np.median(found)) if found else 0.0
+
+    @property
+    def setup_s(self) -> float:
+        """What starting workers takes: the median of all runs but the first, which starts more than workers."""
+        found = [run.setup_s for runs in self.runs.values() for run in runs]
+        return float(np.median(found[1:] or found)) if found else 0.0
+
+
+def _deviation(one: Estimate) -> float:
+    if not (one.low > 0 and math.isfinite(one.high)):
+        return _UNKNOWN
+    return math.log(one.high / one.low) / 2 / 1.645  # half the 90 % interval is 1.645 standard deviations at least

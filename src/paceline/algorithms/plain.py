@@ -1,0 +1,20 @@
+"""Plain SGD: the program of a worker that nobody else trains beside."""
+
+from __future__ import annotations
+
+from paceline.ports.ports import Ports
+from paceline.ports.replica import Replica
+from paceline.ports.shared import WritableParameters
+
+__all__ = ["work_plainly"]
+
+
+def work_plainly(replica: Replica, ports: Ports[WritableParameters]) -> None:
+    """One update after the other. x: parameters (P,)."""
+    shared = ports.shared
+    for _ in replica.steps():
+        version = shared.version
+        replica.gradient(at=shared.x, version=version)
+        with shared.writing():
+            replica.apply(to=shared.x)
+            replica.applied(shared.advance(), gradient_version=version)

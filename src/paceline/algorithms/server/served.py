@@ -1,0 +1,62 @@
+"""What the algorithms with parameter servers have in common, and the others lack."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from paceline.algorithms.base import Algorithm
+from paceline.algorithms.server.apply import ApplyRule
+from paceline.algorithms.server.delayed import Delayed
+from paceline.ports.ports import ServerPorts
+from paceline.ports.shared import Needs
+
+__all__ = ["Served", "server_rule"]
+
+
+class Served(Algorithm):
+    """An algorithm whose parameters lie with servers: beside the workers' program `work` it has the servers', `serve`.
+
+    Subclasses are dataclasses with a field `shards`, the number of servers that a run of several workers has.
+    """
+
+    tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
+    #: Options that need servers, and so play no part with one worker.
+    of_servers: ClassVar[tuple[str, ...]] = ()
+
+    shards: int
+
+    @property
+    def server_rule(self) -> ApplyRule:
+        """What the servers apply gradients by. Its state is in the run's checkpoints."""
+        raise TypeError(f"{type(self).__name__} must say by which rule its servers apply gradients")
+
+    @property
+    def needs(self) -> Needs:
+        """One vector at the servers, and messages."""
+        return Needs("served", mailbox=True, servers=self.shards)
+
+    @property
+    def default_learning_rate(self) -> float | None:
+        """That of the servers' rule."""
+        return self.server_rule.default_learning_rate
+
+    @property
+    def lets_gradients_wait(self) -> bool:
+        """Where a delay is in front of the rule."""
+        return isinstance(self.server_rule, Delayed)
+
+    def note(self, num_workers: int) -> str:
+        """Says so where a lone worker leaves chosen options without effect."""
+        chosen = [name for name in self.of_servers if getattr(self, name) != getattr(type(self)(), name)]
+        if num_workers > 1 or not chosen:
+            return ""
+        return f"A lone worker needs no server and has none: {', '.join(chosen)} {'play' if chosen[1:] else 'plays'} no part."
+
+    def serve(self, shard_id: int, ports: ServerPorts) -> None:
+        """One server's program; it ends when all workers have said goodbye and left."""
+        raise TypeError(f"{type(self).__name__} has no server program")
+
+
+def server_rule(algorithm: Algorithm) -> ApplyRule | None:
+    """What the algorithm's servers apply gradients by; None: it has no servers."""
+    return algorithm.server_rule if isinstance(algorithm, Served) else None

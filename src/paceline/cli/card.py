@@ -1,0 +1,108 @@
+"""An algorithm's card: its docstring by headings; printed by `paceline algorithms NAME`, a page of the documentation."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["HEADINGS", "Card", "card"]
+
+#: What a docstring's paragraphs begin with, and the heading that a card gives them.
+HEADINGS = {
+    "Costs per step:": "Costs per step",
+    "Clipping acts": "Clipping",
+    "Use when:": "Use when",
+    "When N doubles:": "When the workers double",
+    "Not:": "Not to be confused with",
+    "Differs from the paper:": "Differences from the paper",
+    "Differs from the papers:": "Differences from the paper",
+    "Reference:": "Reference",
+}
+_TOLERATES = "Tolerates"
+_ORDER = (
+    "Costs per step", "Use when", "Not to be confused with", _TOLERATES, "When the workers double", "Clipping",
+    "Differences from the paper", "Reference",
+)  # fmt: skip
+_TOLERANCE = {
+    "kill": "a worker that is killed (the others go on)",
+    "straggler": "a slow worker (nobody waits for it)",
+}
+_NOTHING = (
+    "Nothing: all wait for a slow worker, and where one dies the run ends, says who, and goes on with `--resume`."
+)
+_LONE = "There is one worker: where it dies the run ends, and goes on with `--resume`."
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a user should know of an algorithm before taking it.
+
+    Args:
+        name: as specs have it.
+        spec: with every default.
+        summary: one line.
+        about: how it works, in paragraphs.
+        parts: heading -> text.
+        arguments: argument -> what it means.
+    """
+
+    name: str
+    spec: str
+    summary: str
+    about: tuple[str, ...]
+    parts: dict[str, str]
+    arguments: dict[str, str]
+
+    @property
+    def text(self) -> str:
+        """For a terminal that wraps lines."""
+        blocks = [f"{self.name}: {self.summary}", *self.about]
+        blocks += [f"{heading}: {text}" for heading, text in self.parts.items() if heading != "Reference"]
+        blocks.append(f"Spec, with every default: {self.spec}")
+        blocks += [f"  {name}: {meaning}" for name, meaning in self.arguments.items()]
+        return "\n\n".join([*blocks, f"Reference: {self.parts['Reference']}"])
+
+
+def card(name: str) -> Card:
+    """The card of a registered algorithm.
+
+    Raises:
+        UsageError: there is none of this name; the closest one is named.
+    """
+    from paceline.algorithms import registry
+
+    cls: Any = registry[name]
+    summary, *paragraphs = _paragraphs(inspect.getdoc(cls) or "")
+    about, parts, arguments = [], {}, {}
+    for paragraph in paragraphs:
+        label = next((label for label in HEADINGS if paragraph.startswith(label)), None)
+        if paragraph.startswith("Args:"):
+            arguments = dict(re.findall(r"^ {4}(\w+): (.+(?:\n {5,}.+)*)", paragraph, re.MULTILINE))
+        elif label is None:
+            about.append(_joined(paragraph))
+        else:
+            said = _joined(paragraph.removeprefix(label if label.endswith(":") else HEADINGS[label]))
+            parts[HEADINGS[label]] = said[0].upper() + said[1:]
+    tolerates = " and ".join(_TOLERANCE[fault] for fault in getattr(cls, "tolerates", ()))
+    nothing = _LONE if getattr(cls, "max_workers", None) == 1 else _NOTHING
+    parts[_TOLERATES] = f"{tolerates[0].upper()}{tolerates[1:]}." if tolerates else nothing
+    return Card(
+        name,
+        registry.template(name),
+        summary,
+        tuple(about),
+        {heading: parts[heading] for heading in _ORDER if heading in parts},
+        {argument: _joined(meaning) for argument, meaning in arguments.items()},
+    )
+
+
+def _paragraphs(docstring: str) -> list[str]:
+    """A docstring's paragraphs; one begins after an empty line, and where a line begins with a heading's words."""
+    starts = "|".join(re.escape(label) for label in HEADINGS)
+    return [text for text in re.split(rf"\n\s*\n|\n(?={starts})", docstring) if text.strip()]
+
+
+def _joined(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,85 @@
+"""What the workers of a run tell each other beside their gradients: small tables, one row for each worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.membership.board import Board, MemoryBoard, StoreBoard
+
+__all__ = ["NUM_GENERATORS", "WATCHED_STEPS", "SharedTables", "StoredTables", "Tables", "local_tables", "table_shapes"]
+
+NUM_GENERATORS = 4  # Python's, NumPy's, PyTorch's of the CPU, PyTorch's of the model's GPU
+WATCHED_STEPS = 3  # in which the workers' inputs are compared
+_RANDOM_STATES, _FIRST_INPUTS, _PROGRESS = "random states", "first inputs", "progress"
+
+
+class SharedTables:
+    """In memory that the workers share.
+
+    Args:
+        find: gives a table, by name.
+        worker_id: this worker.
+
+    Attributes:
+        inputs: where workers compare what they call their models with first.
+        progress: (workers, 2): steps and samples of each.
+    """
+
+    def __init__(self, find: Callable[[str], torch.Tensor], worker_id: int) -> None:
+        self.inputs: Board = MemoryBoard(find(_FIRST_INPUTS), worker_id)
+        self.progress: np.ndarray[Any, np.dtype[np.int64]] | None = find(_PROGRESS).numpy()
+        self._states = MemoryBoard(find(_RANDOM_STATES), worker_id)
+
+    def tell_random_states(self, states: Sequence[int]) -> None:
+        """Writes those of this worker down, unless its predecessor has: these are what the others began with."""
+        if not self._states.is_written:
+            self._states.put([*(states or [0] * NUM_GENERATORS), 1])
+
+    def random_states(self) -> Sequence[Sequence[int]] | None:
+        """What the workers that began said of their generators; None: some said nothing."""
+        return self._states.rows()
+
+
+class StoredTables:
+    """In a store of torch's, or at a join point: nobody counts for all there.
+
+    Args:
+        store: with `set`, `get` and `check`.
+        worker_id: this worker.
+        num_workers: of the run.
+    """
+
+    def __init__(self, store: Any, worker_id: int, num_workers: int) -> None:
+        self.inputs: Board = StoreBoard(store, "inputs", worker_id, num_workers)
+        self.progress: np.ndarray[Any, np.dtype[np.int64]] | None = None
+        self._states = StoreBoard(store, "random", worker_id, num_workers)
+
+    def tell_random_states(self, states: Sequence[int]) -> None:
+        """Writes those of this worker down, if anybody compares them."""
+        if states:
+            self._states.put(states)
+
+    def random_states(self) -> Sequence[Sequence[int]] | None:
+        """What the workers that began said of theirs; None: some said nothing, or nobody can be asked."""
+        return self._states.rows()
+
+
+Tables = SharedTables | StoredTables
+
+
+def table_shapes(num_workers: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shapes and types of shared tables, by name."""
+    return {
+        _RANDOM_STATES: ((num_workers, NUM_GENERATORS + 1), torch.int64),  # and whether the worker has written them
+        _FIRST_INPUTS: ((num_workers, WATCHED_STEPS), torch.int64),
+        _PROGRESS: ((num_workers, 2), torch.int64),
+    }
+
+
+def local_tables(num_workers: int) -> dict[str, torch.Tensor]:
+    """Tables of workers in one process."""
+    return {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in table_shapes(num_workers).items()}

@@ -1,0 +1,115 @@
+"""What lies in a run's memory, part by part: areas are reserved before the segment is made, and then everyone maps them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from paceline.memory.atomics import load, store
+from paceline.memory.segment import LINE_BYTES, Layout, Segment
+
+__all__ = ["OneVector", "PartPlan", "SegmentPart"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartPlan:
+    """Where the areas of a part lie, and for how many; the same in every process.
+
+    Attributes:
+        num_parameters: P, the length of a vector.
+        num_participants: of the run: workers, then servers and their copies, then evaluators.
+        num_evaluators: those that only read.
+        dtype: of the vectors.
+        at: offset of each area in bytes.
+    """
+
+    num_parameters: int
+    num_participants: int
+    num_evaluators: int = 0
+    dtype: torch.dtype = torch.float32
+    at: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def num_writers(self) -> int:
+        """Participants that do not only read."""
+        return self.num_participants - self.num_evaluators
+
+
+Plan = TypeVar("Plan", bound=PartPlan)
+
+
+class SegmentPart(Generic[Plan]):
+    """Base of the kinds of shared parameters, and of the collectives.
+
+    Args:
+        segment: shared memory made from the layout of `plan`.
+        plan: from `reserve`.
+        participant_id: whose object this is, `0 <= participant_id < num_participants`.
+        incarnation: which of its lives.
+        abort_address: word that is nonzero when the run is being stopped; 0: there is none, or nothing here waits.
+    """
+
+    plan_type: type[Any] = PartPlan
+
+    def __init__(
+        self, segment: Segment, plan: Plan, participant_id: int, incarnation: int = 0, abort_address: int = 0
+    ) -> None:
+        self._mapping = segment.mapping  # as long as addresses in it are used
+        self._segment = segment
+        self._plan = plan
+        self._participant_id = participant_id
+        self._incarnation = incarnation
+        self._abort = abort_address
+
+    @classmethod
+    def reserve(
+        cls,
+        layout: Layout,
+        num_parameters: int,
+        num_participants: int,
+        *,
+        num_evaluators: int = 0,
+        dtype: torch.dtype = torch.float32,
+        **own: Any,
+    ) -> Plan:
+        """Reserves the areas; see `PartPlan` for the numbers. `own` are fields that the plan of this kind has besides."""
+        numbers = {"num_parameters": num_parameters, "num_participants": num_participants}
+        plan = cls.plan_type(**numbers, num_evaluators=num_evaluators, dtype=dtype, **own)
+        return replace(plan, at=cls.areas(layout, plan))
+
+    @staticmethod
+    def areas(layout: Layout, plan: Any) -> dict[str, int]:
+        """Reserves this kind's areas; returns their offsets."""
+        raise NotImplementedError
+
+    def _word(self, area: str, index: int = 0) -> int:
+        """Address of a word."""
+        return self._segment.address + self._plan.at[area] + index * LINE_BYTES
+
+    def _vector(self, area: str) -> torch.Tensor:
+        """A vector (P,); a new tensor object at every call."""
+        return self._segment.tensor(self._plan.at[area], self._plan.num_parameters, self._plan.dtype)
+
+
+class OneVector(SegmentPart[PartPlan]):
+    """One vector `x` (P,) for all, and a word that counts its updates."""
+
+    def __init__(
+        self, segment: Segment, plan: PartPlan, participant_id: int, incarnation: int = 0, abort_address: int = 0
+    ) -> None:
+        super().__init__(segment, plan, participant_id, incarnation, abort_address)
+        self.x = self._vector("x")
+        self._version = self._word("version")
+
+    def initialise(self, x: torch.Tensor, version: int = 0) -> None:
+        """Sets the vector (P,) and the version to begin with (a resumed run goes on counting), before anyone starts."""
+        self.x.copy_(x)
+        store(self._version, version)
+
+    @property
+    def version(self) -> int:
+        """Number of updates applied so far."""
+        return load(self._version)

@@ -1,0 +1,175 @@
+"""What all figures are made of: plain data for plotly.js; colours are names (`@method-0`) that the page resolves."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paceline.observe.palette import METHODS
+
+__all__ = [
+    "Figure", "Panels", "add_rule", "error_bars", "log_axis", "method_colour", "numbers", "rows_axis", "thin",
+]  # fmt: skip
+
+
+@dataclass(slots=True)
+class Figure:
+    """One figure.
+
+    Args:
+        name: its id and the name of downloaded files.
+        title: what is shown.
+        note: how to read it.
+        traces: plotly traces.
+        layout: plotly layout without colours, fonts and margins, which the page sets.
+        columns: of the CSV file: headers.
+        rows: of the CSV file: its lines; or
+        keys: each column's key in the traces, where they list them.
+        table: the same in words for those who cannot see it: headings, then rows of cells.
+        height_px: height.
+        legend: whether it has one.
+    """
+
+    name: str
+    title: str
+    note: str
+    traces: list[dict[str, Any]]
+    layout: dict[str, Any]
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]] | None = None
+    keys: Sequence[str] = ()
+    table: Sequence[Sequence[str]] = ()
+    height_px: int = 380
+    legend: bool = True
+
+
+class Panels:
+    """Panels below each other with one x axis and a heading each, and what is drawn in them.
+
+    Args:
+        labels: the headings.
+        sizes: heights in pixels.
+        gap_px: between them, for the headings.
+    """
+
+    def __init__(self, labels: Sequence[str], sizes: Sequence[float], gap_px: float = 34) -> None:
+        total = sum(sizes) + gap_px * len(sizes)
+        self.height_px = round(total)
+        self.traces: list[dict[str, Any]] = []
+        self.x: dict[str, Any] = {"anchor": "free", "position": 0}
+        self.layout: dict[str, Any] = {"annotations": [], "shapes": [], "xaxis": self.x}
+        self._in_legend: set[str] = set()
+        top = total
+        for index, (label, size) in enumerate(zip(labels, sizes, strict=True)):
+            top -= gap_px
+            self.layout[f"yaxis{_number(index)}"] = {
+                "domain": [max(0, (top - size) / total), top / total],
+                "anchor": "x",
+            }
+            self.layout["annotations"].append(
+                {
+                    "text": f"<b>{html.escape(label, quote=False)}</b>", "showarrow": False, "xref": "paper", "yref": "paper",
+                    "x": 0, "y": top / total, "xanchor": "left", "yanchor": "bottom", "font": {"size": 12.5, "color": "@text"},
+                }
+            )  # fmt: skip
+            top -= size
+
+    def y(self, panel: int, **settings: Any) -> None:
+        """Sets what the panel's y axis is like."""
+        self.layout[f"yaxis{_number(panel)}"] |= settings
+
+    def add(self, panel: int, *, legend: str | None = None, **trace: Any) -> None:
+        """Draws a trace in a panel; the first of each `legend`, wherever it is, stands in the figure's legend."""
+        shown = {"showlegend": legend is not None and legend not in self._in_legend}
+        if legend is not None:
+            self._in_legend.add(legend)
+            shown["legendgroup"] = legend  # pyright: ignore[reportArgumentType]
+        self.traces.append({**trace, "yaxis": axis_name(panel), **shown})
+
+
+def _number(panel: int) -> str:
+    return str(panel + 1) if panel else ""
+
+
+def axis_name(panel: int) -> str:
+    """Plotly's name of a panel's y axis."""
+    return f"y{_number(panel)}"
+
+
+def method_colour(place: int) -> str:
+    """The colour of the method in this place; there are eight, then they begin again."""
+    return f"@method-{place % len(METHODS['light'])}"
+
+
+def numbers(values: Any, digits: int = 6) -> list[float | None]:
+    """Plain numbers for JSON, rounded to `digits` significant digits to keep the page small; None for what is not finite."""
+    return [
+        float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in np.asarray(values, float).tolist()
+    ]
+
+
+def thin(size: int, limit: int) -> np.ndarray:
+    """Places of so many of `size` values, evenly."""
+    return np.unique(np.linspace(0, size - 1, min(size, limit)).astype(np.int64)) if size else np.arange(0)
+
+
+def log_axis(low: float, high: float) -> dict[str, Any]:
+    """Range and ticks at 1, 2, 5 of each decade (decades only where there are many), written out as numbers."""
+    low, high = max(low * 0.75, 1e-12), high * 1.3
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    every = max(1, len(decades) // 8)
+    digits = (1, 2, 5) if len(decades) <= 4 else (1,)
+    ticks = [digit * 10.0**decade for decade in decades[::every] for digit in digits]
+    ticks = [tick for tick in ticks if low <= tick <= high]
+    return {
+        "type": "log",
+        "range": [math.log10(low), math.log10(high)],
+        "tickvals": ticks,
+        "ticktext": [f"{tick:g}" for tick in ticks],
+    }
+
+
+def rows_axis(names: Sequence[str]) -> dict[str, Any]:
+    """A y axis of names, the first at the top."""
+    return {
+        "type": "category", "categoryorder": "array", "categoryarray": names, "range": [len(names) - 0.5, -0.5],
+        "showgrid": False, "ticks": "",
+    }  # fmt: skip
+
+
+def error_bars(value: float | Sequence[float], low: Any, high: Any, colour: str | None, **looks: Any) -> dict[str, Any]:
+    """Intervals about values, for `error_x` and `error_y`; an end that is not known has no bar."""
+    above, below = (
+        np.nan_to_num(np.atleast_1d(one), posinf=0.0) for one in (np.subtract(high, value), np.subtract(value, low))
+    )
+    ends = {"array": numbers(above), "arrayminus": numbers(below)}
+    return {"type": "data", "symmetric": False, **ends, "color": colour, **looks}
+
+
+def add_rule(
+    layout: dict[str, Any], text: str, *, x: float | None = None, y: float | None = None, right: bool = False
+) -> None:
+    """A dashed line across the figure with words at it: at a height `y`, or at a place `x`."""
+    along, across, at = ("x", "y", y) if y is not None else ("y", "x", x)
+    assert at is not None
+    # Plotly's annotations want the logarithm of a place on a logarithmic axis, its shapes do not.
+    placed = math.log10(at) if layout[f"{across}axis"].get("type") == "log" else at
+    line = {"color": "@soft", "width": 1, "dash": "dash"}
+    ends = {f"{along}ref": "paper", f"{along}0": 0, f"{along}1": 1, f"{across}0": at, f"{across}1": at}
+    anchors = {"xanchor": "right" if right or along == "y" else "left", "yanchor": "bottom" if along == "x" else "top"}
+    words = {
+        f"{along}ref": "paper",
+        along: 1 if right or along == "y" else 0,
+        across: placed,
+        **anchors,
+        "textangle": 0,
+    }
+    layout.setdefault("shapes", []).append({"type": "line", **ends, "line": line})
+    layout.setdefault("annotations", []).append(
+        {"text": text, "showarrow": False, "font": {"color": "@soft", "size": 11}, **words}
+    )

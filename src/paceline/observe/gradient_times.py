@@ -1,0 +1,97 @@
+"""When the workers' gradients of a step were ready, from a run's records: what the number of backup workers is chosen from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ["GradientTimes", "gradient_times"]
+
+_WARM_UP_ROWS = (
+    10  # a worker with more of them is believed without its first, in which everything is done for the first time
+)
+_FULL_SHARE = 0.9
+_DRAWS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class GradientTimes:
+    """What a run tells about its workers' times.
+
+    Args:
+        times_s: (steps, workers) from a step's beginning to each worker's gradient, and what follows after the last needed.
+        as_they_came: each row is a step of the run; else rows are put together from each worker's own times, which is right as
+            long as workers are slow independently of each other.
+        rest_s: of these times: from the last needed gradient to the next step.
+        updates: that the run made.
+        gradients_per_update: in its mean.
+    """
+
+    times_s: np.ndarray
+    as_they_came: bool
+    rest_s: float
+    updates: int
+    gradients_per_update: float
+
+    @property
+    def num_workers(self) -> int:
+        """Machines, backups included."""
+        return self.times_s.shape[1]
+
+
+def gradient_times(records: Mapping[int, np.ndarray], *, seed: int = 0) -> GradientTimes | None:
+    """The times of a run's workers; None where no worker has computed a gradient.
+
+    Where all workers took part in (nearly) all steps, these steps are taken as they came. Otherwise, as in a run with backup
+    workers or without steps, they are drawn from each worker's own times.
+
+    Args:
+        records: worker_id -> `RECORD_DTYPE` array.
+        seed: of the draws.
+    """
+    workers = [rows[1:] if len(rows) > _WARM_UP_ROWS else rows for rows in records.values() if len(rows)]
+    if not workers:
+        return None
+    rows = np.concatenate(workers)
+    applied = rows[rows["applied_version"] >= 1]
+    _, update, sizes = np.unique(applied["applied_version"], return_inverse=True, return_counts=True)
+    rest_s = _rest_s(applied, update, len(sizes))
+    steps = _whole_steps(workers)
+    if steps is None:
+        draws = np.random.default_rng(seed)
+        own = [one["input_s"] + one["gradient_ended_s"] - one["gradient_started_s"] for one in workers]
+        times_s = np.stack([draws.choice(times, _DRAWS) for times in own], axis=1)
+    else:
+        times_s = steps
+    all_rows = np.concatenate(list(records.values()))
+    versions = all_rows["applied_version"][all_rows["applied_version"] >= 1]
+    updates = len(np.unique(versions))
+    return GradientTimes(times_s + rest_s, steps is not None, rest_s, updates, len(versions) / max(1, updates))
+
+
+def _rest_s(applied: np.ndarray, update: np.ndarray, num_updates: int) -> float:
+    """Median time from the last gradient of an update to when the first of its workers goes on."""
+    if not num_updates:
+        return 0.0
+    ready_s, on_s = np.full(num_updates, -np.inf), np.full(num_updates, np.inf)
+    np.maximum.at(ready_s, update, applied["gradient_ended_s"])
+    np.minimum.at(on_s, update, applied["ended_s"])
+    return max(0.0, float(np.median(on_s - ready_s)))
+
+
+def _whole_steps(workers: list[np.ndarray]) -> np.ndarray | None:
+    """(steps, workers) of the steps in which all workers took part; None if these are not nearly all steps."""
+    rows = np.concatenate(workers)
+    of_worker = np.repeat(np.arange(len(workers)), [len(one) for one in workers])
+    versions, step, sizes = np.unique(rows["read_version"], return_inverse=True, return_counts=True)
+    whole = sizes == len(workers)
+    if len(workers) == 1 or whole.sum() < _FULL_SHARE * len(versions):
+        return None
+    times_s = np.full((len(versions), len(workers)), np.nan)
+    times_s[step, of_worker] = rows["gradient_ended_s"]
+    begun_s = np.full(len(versions), np.inf)
+    np.minimum.at(begun_s, step, rows["started_s"])
+    times_s = (times_s - begun_s[:, None])[whole]
+    return times_s if np.isfinite(times_s).all() else None

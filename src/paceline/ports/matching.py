@@ -1,0 +1,60 @@
+"""What has come and was not asked for yet: the part of `Mailbox.receive` that no transport needs to write again."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from paceline.ports.ports import Event, Received
+
+__all__ = ["PendingEvents", "fits"]
+
+
+def fits(
+    event: Event, kinds: tuple[str, ...] | None = None, sender: int | None = None, number: int | None = None
+) -> bool:
+    """Whether a `receive` with these filters ends with `event`.
+
+    A message must agree with every filter that is not None. An event of a peer must agree with `sender` only: without it, any
+    event fits.
+    """
+    if isinstance(event, Received):
+        message = event.message
+        return (
+            (kinds is None or message.kind in kinds)
+            and (sender is None or sender == event.sender)
+            and (number is None or number == message.number)
+        )
+    return sender is None or sender == event.peer
+
+
+class PendingEvents:
+    """Messages and events of peers in the order in which they came, taken out by filters.
+
+    Costs: `add`, and `take` without filters, are constant; with filters, `take` looks at what came before the one that fits.
+    Not safe to use from two threads at once.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Event] = deque()
+
+    def __len__(self) -> int:
+        """How many wait to be taken."""
+        return len(self._waiting)
+
+    def add(self, event: Event) -> None:
+        """Keeps one more, as the newest."""
+        self._waiting.append(event)
+
+    def take(
+        self, kind: str | tuple[str, ...] | None = None, sender: int | None = None, number: int | None = None
+    ) -> Event | None:
+        """Removes and returns the oldest that fits; None: there is none."""
+        waiting = self._waiting
+        if kind is None and sender is None and number is None:
+            return waiting.popleft() if waiting else None
+        kinds = (kind,) if isinstance(kind, str) else kind
+        for index, event in enumerate(waiting):
+            if fits(event, kinds, sender, number):
+                del waiting[index]
+                return event
+        return None

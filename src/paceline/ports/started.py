@@ -1,0 +1,66 @@
+"""Collectives where nothing overlaps, as on cores that compute: what is started is carried out at the first `wait`."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+
+from paceline.ports.ports import Handle
+
+__all__ = ["CarriedOutTogether", "Operation"]
+
+
+class Operation(NamedTuple):
+    """An operation that has been started and not been carried out."""
+
+    kind: Literal["all-reduce", "reduce-scatter", "all-gather"]
+    vector: torch.Tensor  # (n,)
+    part: torch.Tensor  # (n / num_workers,); for all-reduce, the vector itself
+
+
+class CarriedOutTogether:
+    """The part of `Collectives` that notes what is started; all of it is carried out when one is waited for."""
+
+    def __init__(self) -> None:
+        self._started: list[Operation] = []
+        self._num_started = self._num_done = 0
+
+    def start_all_reduce(self, vector: torch.Tensor) -> Handle:
+        """Begins replacing `vector` (n,) by the sum over all workers, in the order of their ids."""
+        return self._start(Operation("all-reduce", vector, vector))
+
+    def start_reduce_scatter(self, vector: torch.Tensor, part: torch.Tensor) -> Handle:
+        """Begins summing `vector` (n,); `part` (n / num_workers,) becomes this worker's piece of the sum."""
+        return self._start(Operation("reduce-scatter", vector, part))
+
+    def start_all_gather(self, part: torch.Tensor, vector: torch.Tensor) -> Handle:
+        """Begins collecting every worker's `part` (n / num_workers,) in `vector` (n,)."""
+        return self._start(Operation("all-gather", vector, part))
+
+    def _start(self, operation: Operation) -> Handle:
+        self._num_started += 1
+        self._started.append(operation)
+        return _Started(self, self._num_started)
+
+    def finish(self, number: int) -> None:
+        """Carries out all that was started, if operation `number` is still among it; workers wait at the same places."""
+        if number > self._num_done:
+            operations, self._started = self._started, []
+            self._num_done = self._num_started
+            self._carry_out(operations)
+
+    def _carry_out(self, operations: list[Operation]) -> None:
+        raise NotImplementedError
+
+
+class _Started:
+    """An operation that has been started; implements `Handle`."""
+
+    def __init__(self, owner: CarriedOutTogether, number: int) -> None:
+        self._owner = owner
+        self._number = number
+
+    def wait(self) -> None:
+        """Returns with the result in place."""
+        self._owner.finish(self._number)

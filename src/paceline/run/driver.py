@@ -1,0 +1,226 @@
+"""A run of real workers, from its folder's first file to its last: goals, evaluations, checkpoints, the end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import NotWrittenError, PacelineError, UsageError, WorkerLostError
+from paceline.membership.environment import SupervisedEnvironment
+from paceline.memory.placement import placement_registry
+from paceline.observe.progress import Progress
+from paceline.observe.written import write_run
+from paceline.records.run_data import RunData, write_json
+from paceline.run.earlier_part import EarlierPart, forget
+from paceline.run.goal_watcher import GoalWatcher
+from paceline.run.loops import Loop
+from paceline.run.recording import Recording
+from paceline.supervisor.checkpointer import Checkpointer
+from paceline.supervisor.supervisor import Supervisor
+from paceline.system.interrupts import noted
+from paceline.worker.supervised import ended_in_order
+
+__all__ = ["Driver"]
+
+
+class Driver:
+    """One run of a loop, ready to begin. A crash is raised if the loop is a user's; a task's run is returned, and says so.
+
+    Args:
+        loop: what every worker runs, and how.
+        folder: the run's, held by the caller; None: nothing is written.
+        earlier: what the run goes on from.
+        on_progress: is told what the run has come to.
+        progress_every_s: at most so often; 0: at every look at the workers.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        folder: Path | None,
+        earlier: EarlierPart,
+        *,
+        on_progress: Callable[[Progress], None] | None = None,
+        progress_every_s: float = 0.0,
+    ) -> None:
+        self.progress_every_s = progress_every_s
+        self._loop = loop
+        self._folder = folder
+        self._earlier = earlier
+        self._initial_loss = loop.task.initial_loss if loop.task is not None else None
+        self._on_progress = on_progress
+        self._last_progress_s = -math.inf
+        self._checkpointer: Checkpointer | None = None
+        self._supervisor: Supervisor | None = None
+
+    @property
+    def supervisor(self) -> Supervisor:
+        """Of the run, once it has begun."""
+        assert self._supervisor is not None
+        return self._supervisor
+
+    def warn(self) -> None:
+        """Says what the algorithm warns of."""
+        if self._loop.algorithm is not None:
+            self._loop.algorithm.warn(stacklevel=4)
+
+    def run(self) -> RunData:
+        """Returns when all has ended and is written; call it once.
+
+        Raises:
+            KeyboardInterrupt: a signal has ended the run; what was measured is written.
+            NotWrittenError: the disk did not take a file; the error's `run` is what was measured, if the run has ended.
+            PacelineError: what a user's function, or its workers, died of; UsageError: what cannot be run.
+        """
+        try:
+            return self._run()
+        except BaseException:
+            has_begun = self._supervisor is not None and self._supervisor.started_s is not None
+            if self._folder is not None and not has_begun:
+                forget(self._folder, self._earlier)
+            raise
+
+    def _run(self) -> RunData:
+        loop, folder = self._loop, self._folder
+        if folder is not None:
+            every_s, resumed = loop.config.checkpoint_every_s, self._earlier.checkpoint
+            self._checkpointer = Checkpointer(folder / "checkpoint", every_s, resumed)
+            write_json(folder / "config.json", loop.record())
+            self._earlier.keep(folder)
+        supervisor = self._supervisor = self._make_supervisor()
+        supervisor.outcome.notes += self._earlier.notes
+        self._recording = Recording(self._earlier.run, supervisor, loop.goal, self._initial_loss)
+        self._watcher = GoalWatcher(self._recording, loop.task.evaluator if loop.task is not None else None)
+        with noted() as interruption:
+            try:
+                supervisor.run()
+            except KeyboardInterrupt:
+                if supervisor.started_s is not None:
+                    supervisor.outcome.interrupt(interruption.name)
+                    self._finish()
+                raise
+            finally:
+                self._watcher.close()
+            if loop.task is not None:
+                if supervisor.outcome.kind == "usage":
+                    raise UsageError(supervisor.outcome.reason)
+            elif supervisor.started_s is None:  # there is no run yet: its folder is left as it was
+                _raise_crash(supervisor)
+            if supervisor.arena is None and supervisor.all_returned:
+                raise UsageError(f"{loop.config.task} never called paceline.attach, so its workers shared nothing.")
+            return self._finish()
+
+    def _make_supervisor(self) -> Supervisor:
+        loop, config, saved = self._loop, self._loop.config, self._earlier.saved
+        dataset = loop.task.dataset if loop.task is not None else None
+        return Supervisor(
+            loop.function,
+            num_workers=config.workers,
+            algorithm=loop.algorithm,
+            environment=SupervisedEnvironment(
+                seed=config.seed,
+                checkpoint=self._folder / "checkpoint" if self._folder is not None else None,
+                resume=self._earlier.checkpoint,
+                placement=config.placement,
+                pin=placement_registry.build(config.placement).pin,
+                intra_op_threads=config.intra_op_threads,
+                goal=loop.goal if loop.goal.any or self._folder is not None else None,
+                slow=config.slow or {},
+                batches_done=self._earlier.batches_done,
+                done_before=self._earlier.done_before,
+            ),
+            backend=config.backend,
+            restarts=config.restarts,
+            folder=self._folder,
+            on_tick=self._tick,
+            on_end=self._end,
+            handles=(dataset.fd,) if dataset is not None else (),
+            first_batch=saved.next_batch if saved is not None else 0,
+            first_version=saved.version if saved is not None else 0,
+        )
+
+    def _tick(self, supervisor: Supervisor) -> None:
+        recording = self._recording
+        recording.take()
+        self._watcher.tick()
+        elapsed_s, epochs_done = recording.elapsed_s(), self._loop.epochs_done(recording)
+        if self._checkpointer is not None:
+            self._checkpointer.tick(supervisor, elapsed_s, epochs_done, self._about_checkpoint)
+        if self._on_progress is not None and elapsed_s - self._last_progress_s >= self.progress_every_s:
+            self._last_progress_s = elapsed_s
+            epoch = int(epochs_done) if self._loop.task is not None else None
+            self._on_progress(recording.progress(share_done=self._loop.share_done(recording), epoch=epoch))
+
+    def _end(self, supervisor: Supervisor) -> None:
+        self._recording.take()
+        self._watcher.end()
+        self._watcher.close()
+
+    def _about_checkpoint(self, number: int) -> dict[str, Any]:
+        recording = self._recording
+        return {
+            "samples": self._loop.samples_at(number, recording),
+            "elapsed_s": recording.elapsed_s(),
+            "started_s": (self.supervisor.started_s or 0.0) - recording.elapsed_before_s,
+            "initial_loss": self._initial_loss,
+            "batches_missed": recording.batches_missed,
+        }
+
+    # The end
+
+    def _finish(self) -> RunData:
+        """Writes what has come of it."""
+        loop, supervisor, recording = self._loop, self.supervisor, self._recording
+        recorded = recording.records()
+        records = recording.decided(recorded)
+        not_written = self._save_end(records)
+        about = loop.about(supervisor.algorithm)
+        result = recording.result(
+            records,
+            recorded,
+            about=about,
+            worst_worker_accuracy=self._watcher.worst_worker_accuracy,
+        )
+        run = RunData(loop.record() | (about if loop.task is None else {}), result, records, recording.evaluations)
+        if self._folder is not None:
+            title = f"{about['task']}: {about['algorithm']}"
+            try:
+                write_run(run, self._folder, recorded=recorded, title=title, command=loop.command)
+                supervisor.spool.remove()
+            except NotWrittenError as error:
+                not_written = error
+        if loop.task is None:
+            _raise_crash(supervisor)
+        if not_written is not None:
+            not_written.run = run
+            raise not_written
+        return run
+
+    def _save_end(self, records: Mapping[int, np.ndarray]) -> NotWrittenError | None:
+        """Writes the last checkpoint of a run that has ended in order; returns why that could not be."""
+        supervisor, outcome = self.supervisor, self.supervisor.outcome
+        in_order = outcome.name == "stopped" and ended_in_order(supervisor.workers, outcome)
+        if self._checkpointer is None or supervisor.arena is None or not in_order:
+            return None
+        parameters = supervisor.parameters(self._loop.next_batch(supervisor.arena, records))
+        try:
+            self._checkpointer.end(supervisor, parameters, self._about_checkpoint)
+        except NotWrittenError as error:
+            return error
+        return None
+
+
+def _raise_crash(supervisor: Supervisor) -> None:
+    """Raises what ended a run as `crashed`, in the caller."""
+    outcome = supervisor.outcome
+    if outcome.name != "crashed":
+        return
+    if outcome.kind == "usage":
+        raise UsageError(outcome.reason)
+    if outcome.kind == "worker-lost":
+        raise WorkerLostError(outcome.reason)
+    raise PacelineError(outcome.reason + (f"\n\n{outcome.trace}" if outcome.trace else ""))

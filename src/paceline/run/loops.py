@@ -1,0 +1,114 @@
+"""What a driver must know of the loop that its workers run: of a user's function little, of a task's loop more."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paceline.algorithms import Algorithm, registry
+from paceline.data.plan import BatchPlan
+from paceline.evaluation.goal import Goal
+from paceline.evaluation.model import Evaluator, about_evaluated
+from paceline.memory.arena import Arena
+from paceline.memory.segment import Segment
+from paceline.run.config import TrainConfig
+from paceline.run.injection import injected
+from paceline.run.recording import Recording
+
+__all__ = ["Loop", "TaskParts"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskParts:
+    """What is known of a task's loop, which is ours.
+
+    Args:
+        plan: the run's batches.
+        evaluator: evaluates it in the supervisor's process.
+        initial_loss: before the first update.
+        dataset: shared memory that has the training set, of which every worker receives a descriptor; None: it is sent along.
+    """
+
+    plan: BatchPlan
+    evaluator: Evaluator
+    initial_loss: float | None
+    dataset: Segment | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """What every worker runs.
+
+    Args:
+        function: is called in every worker.
+        config: how; its `task` is the task's name, or the function's.
+        algorithm: how the workers agree, with what was injected; None where a user's function names it.
+        goal: when the run ends before the loops do, and when it is evaluated.
+        command: the command line, for the result and the report.
+        task: more, where it is a task's; None: it is a user's.
+    """
+
+    function: Callable[[], Any]
+    config: TrainConfig
+    algorithm: Algorithm | None
+    goal: Goal
+    command: str
+    task: TaskParts | None = None
+
+    def record(self) -> dict[str, Any]:
+        """What `config.json` says."""
+        if self.task is not None:
+            data = os.fspath(self.config.data) if self.config.data is not None else None
+            return dataclasses.asdict(self.config) | {"data": data}
+        own = {key: getattr(self.config, key) for key in ("workers", "backend", "seed", "placement")}
+        return own | dataclasses.asdict(self.goal) | {"slow": self.config.slow}
+
+    def about(self, algorithm: Algorithm | None) -> dict[str, Any]:
+        """What identifies the run in its result, by the algorithm that it has had."""
+        about = self.config.identity()
+        if self.task is not None and algorithm is not None:
+            about |= injected(self.config, algorithm) | about_evaluated(algorithm)
+            about["num_parameters"] = self.task.evaluator.num_parameters
+        else:
+            about["algorithm"] = registry.spec(algorithm) if algorithm is not None else None
+            del about["batch_size"]
+        return about | {"command": self.command}
+
+    def epochs_done(self, recording: Recording) -> float:
+        """How many passes over the data have been made."""
+        if self.task is not None:
+            return recording.samples / self.task.plan.num_samples
+        arena = recording.supervisor.arena
+        return float(arena.load("epoch")) if arena is not None else 0.0
+
+    def share_done(self, recording: Recording) -> float:
+        """How much of the run is behind, from 0 to 1."""
+        if self.config.steps is not None:
+            return min(1.0, sum(recording.supervisor.spool.totals) / (self.config.steps * self.config.workers))
+        if self.config.epochs is not None:
+            return min(1.0, self.epochs_done(recording) / self.config.epochs)
+        return self.goal.share_done(recording.elapsed_s(), recording.samples)
+
+    def samples_at(self, batch: int, recording: Recording) -> int:
+        """Samples of the applied gradients, in a checkpoint that goes on with this batch."""
+        if self.task is None:
+            return recording.samples
+        plan = self.task.plan
+        epochs, batches = divmod(batch, plan.batches_per_epoch)
+        return min(recording.samples, epochs * plan.num_samples + batches * plan.batch_size)
+
+    def next_batch(self, arena: Arena, records: Mapping[int, np.ndarray]) -> int:
+        """The first batch that a run which goes on from the end has to make."""
+        if self.task is not None:
+            claimed = arena.load("next_batch")
+            if self.config.epochs is None:
+                return claimed
+            return min(claimed, self.task.plan.num_batches_for(self.config.epochs))  # each claimed one too many
+        last = max((int(rows["batch"].max()) for rows in records.values() if len(rows)), default=-1)
+        kept = arena.epoch_claims().least_kept()
+        return last + 1 if kept is None else min(kept, last + 1)

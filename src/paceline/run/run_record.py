@@ -1,0 +1,136 @@
+"""What is known of a run while it goes on, real or simulated, and what `result.json` says of it at the end."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from paceline.algorithms import Algorithm
+from paceline.evaluation.goal import Goal
+from paceline.records.summary import NO_UPDATE, WINDOW, summarize
+from paceline.worker.supervised import Outcome
+
+__all__ = ["RunRecord"]
+
+
+class RunRecord:
+    """Samples, losses and evaluations of a run, and whether it is at its goal.
+
+    Args:
+        goal: of the run.
+        initial_loss: before its first update; None: not known.
+        samples: of an earlier part.
+        evaluations: of an earlier part.
+    """
+
+    def __init__(
+        self,
+        goal: Goal,
+        initial_loss: float | None,
+        *,
+        samples: int = 0,
+        evaluations: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        self.goal = goal
+        self.initial_loss = initial_loss
+        self.samples = samples
+        self.evaluations = list(evaluations)
+        self._losses: deque[float] = deque(maxlen=WINDOW)  # of applied gradients, in the order of their updates
+
+    @property
+    def loss(self) -> float | None:
+        """Mean of the last 100 losses, of as many as there are."""
+        return float(np.mean(self._losses)) if self._losses else None
+
+    def is_at_goal(self) -> bool:
+        """Whether the target loss is reached, or the limit of samples."""
+        goal = self.goal
+        if goal.limit_samples is not None and self.samples >= goal.limit_samples:
+            return True
+        return (
+            goal.target_loss is not None
+            and len(self._losses) == WINDOW
+            and float(np.mean(self._losses)) <= goal.target_loss
+        )
+
+    def take_evaluation(self, evaluation: dict[str, Any]) -> bool:
+        """Takes an evaluation; whether it finds the target accuracy."""
+        self.evaluations.append(evaluation)
+        accuracy, target = evaluation["test_accuracy"], self.goal.target_accuracy
+        return target is not None and accuracy is not None and accuracy >= target
+
+    def end_if_not_finite(self, outcome: Outcome, *, finite: bool) -> None:
+        """A run whose last evaluation was of parameters that are not finite is `diverged`."""
+        if outcome.name == "stopped" and not finite:
+            outcome.name = "diverged"
+            outcome.reason = f"The parameters are not finite at version {self.evaluations[-1]['version']}."
+
+    def figures(
+        self,
+        records: Mapping[int, np.ndarray],
+        outcome: Outcome,
+        *,
+        about: Mapping[str, Any],
+        algorithm: Algorithm | None,
+        num_workers: int,
+        wall_s: float,
+        shared: Any,
+        own_models: Mapping[str, float | None],
+        unresolved_exchanges: int,
+        records_lost: int,
+        has_ended_itself: bool,
+    ) -> dict[str, Any]:
+        """The content of `result.json`; a run that reached its target is `converged`, one without an update `crashed`.
+
+        Args:
+            records: as they count at the end.
+            outcome: so far; gets its final name.
+            about: what identifies the run: task, algorithm, workers, ...
+            algorithm: of the run; None: no worker has named it.
+            num_workers: of the run.
+            wall_s: its duration.
+            shared: the shared parameters; None: there are none.
+            own_models: figures of the workers' own models, where they have some.
+            unresolved_exchanges: of all workers.
+            records_lost: updates without a record.
+            has_ended_itself: whether nothing has stopped it.
+        """
+        goal, gossip = self.goal, algorithm is not None and algorithm.gossip
+        figures = summarize(
+            records,
+            num_workers=num_workers,
+            wall_s=wall_s,
+            initial_loss=self.initial_loss,
+            target_loss=goal.target_loss,
+            target_accuracy=goal.target_accuracy,
+            evaluations=self.evaluations,
+            lockstep=algorithm is not None and algorithm.together,
+            gossip=gossip,
+        )
+        figures["steps"] += records_lost
+        if outcome.name == "stopped" and figures["time_to_target_s"] is not None:
+            outcome.name = "converged"
+        if outcome.name == "stopped" and has_ended_itself and not figures["steps"]:
+            outcome.name, outcome.kind, outcome.reason = "crashed", "error", NO_UPDATE
+        touched = getattr(shared, "touched_slots", None)
+        return {
+            **about,
+            "outcome": outcome.name,
+            "outcome_reason": outcome.reason,
+            "outcome_trace": outcome.trace,
+            **figures,
+            "gossip": gossip,
+            **own_models,
+            "unresolved_exchanges": unresolved_exchanges,
+            "workers_lost": outcome.workers_lost,
+            "restarts": outcome.restarts,
+            "records_lost": records_lost,
+            "initial_loss": self.initial_loss,
+            "version": shared.version if shared is not None else 0,
+            "target_loss": goal.target_loss,
+            "target_accuracy": goal.target_accuracy,
+            "vectors_touched": touched() if touched is not None else None,
+        }

@@ -1,0 +1,96 @@
+"""What every simulated run goes through: its machine, the host that simulates it, its folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from paceline.algorithms import Algorithm
+from paceline.algorithms.lockstep import Lockstep
+from paceline.algorithms.server.served import server_rule
+from paceline.algorithms.server.traffic import update_vectors
+from paceline.observe.written import write_run
+from paceline.records.run_data import RunData
+from paceline.simulator.cluster import Cluster
+from paceline.simulator.machine import SimulatedMachine
+from paceline.simulator.scheduler import Scheduler
+from paceline.storage.folder_lock import run_folder
+from paceline.storage.paths import check_new_folder
+from paceline.system.interrupts import Interruption, noted
+from paceline.system.machine import machine, versions
+
+__all__ = ["Simulation", "drive", "machine_for"]
+
+_TRACED_STEPS = 50_000  # of all workers together: some 40 MB of trace
+_TRACED_WORKERS = 256  # no viewer shows thousands of lanes
+
+
+class Simulation(Protocol):
+    """A simulated run that is ready to begin."""
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Of its programs."""
+        ...
+
+    def run(self, interruption: Interruption) -> RunData:
+        """Runs its programs, until a signal has ended them at the latest."""
+        ...
+
+
+def drive(
+    make: Callable[[], Simulation],
+    out: Path | None,
+    *,
+    command: str = "",
+    host: Mapping[str, Any] | None = None,
+) -> RunData:
+    """Makes a simulation and runs it; writes its folder, all of which but `host.json` and the report depends on it only.
+
+    Args:
+        make: the simulation, or refuses it; nothing has been written then.
+        out: the folder, new or empty; None: nothing is written.
+        command: the command line, for the report.
+        host: more for `host.json`.
+    """
+    if out is not None:
+        check_new_folder(out, str(out))
+    with run_folder(out):
+        simulation = make()
+        began, began_s = time.time(), time.perf_counter()
+        with noted() as interruption, interruption.calls(simulation.scheduler.cut):
+            run = simulation.run(interruption)
+            if out is not None:
+                workers = min(max(1, len(run.records)), _TRACED_WORKERS)
+                write_run(
+                    run,
+                    out,
+                    title=f"{run.config['task']}: {run.config['algorithm']}, simulated",
+                    command=command,
+                    max_traced_steps=_TRACED_STEPS // workers,
+                    max_traced_workers=_TRACED_WORKERS,
+                    host={
+                        "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
+                        "simulated_in_s": time.perf_counter() - began_s,
+                        "events": simulation.scheduler.num_events,
+                        "out": str(out),
+                        **(host or {}),
+                        "machine": machine(),
+                        "versions": versions(),
+                    },
+                )
+            return run
+
+
+def machine_for(algorithm: Algorithm, cluster: Cluster, **named: Any) -> SimulatedMachine:
+    """The machines of a cluster as this algorithm needs them; `named` are further arguments of `SimulatedMachine`."""
+    return SimulatedMachine(
+        cluster,
+        algorithm.needs,
+        is_gossip=algorithm.gossip,
+        collective="memory" if isinstance(algorithm, Lockstep) else "ring",
+        update_vectors=update_vectors(server_rule(algorithm), cluster.update_vectors),
+        **named,
+    )

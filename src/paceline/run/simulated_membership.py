@@ -1,0 +1,179 @@
+"""One simulated worker's part in the run of the user's own function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.algorithms import Algorithm
+from paceline.data.epoch_claims import LocalEpochClaims
+from paceline.membership.final_mean import FinalMean, Given, LeftWeights, take_final_mean
+from paceline.membership.tables import SharedTables, local_tables
+from paceline.run.simulated_replica import SimulatedAttachedReplica
+from paceline.run.simulation_record import SimulationRecord
+from paceline.simulator.backward import AfterBackward
+from paceline.simulator.gathering import EndBarrier, SimulatedGathering
+from paceline.simulator.machine import SimulatedMachine
+from paceline.simulator.scheduler import Scheduler
+from paceline.vectors.flat import FlatBinding
+from paceline.worker.memberships.membership import BatchShare, Membership
+
+__all__ = ["SimulatedMembership", "SimulatedRun"]
+
+_DEADLINE_S = 600.0  # of virtual time, for the mean at the end
+
+
+class SimulatedRun:
+    """What the workers of one run of `simulate` have in common.
+
+    Args:
+        scheduler: of their programs.
+        num_workers: of the run.
+
+    Attributes:
+        gathering: where they bring values together, and meet.
+        ending: where they wait for each other at the end.
+        epoch_claims: counts of batches.
+        after_backward: where they wait after a backward pass.
+        buffers: running statistics that all of them share, by name.
+        buffers_of_run: those, or worker 0's where each has its own.
+        tables: what they tell each other.
+        left: what worker 0's loop has left in its model.
+        tell_epoch: takes about how many samples an epoch has.
+    """
+
+    def __init__(self, scheduler: Scheduler, num_workers: int, tell_epoch: Callable[[int], None]) -> None:
+        self.gathering = SimulatedGathering(scheduler, num_workers)
+        self.ending = EndBarrier(scheduler, num_workers)
+        self.epoch_claims = LocalEpochClaims()
+        self.after_backward = AfterBackward()
+        self.buffers: dict[str, torch.Tensor] = {}
+        self.buffers_of_run: list[torch.Tensor] = []
+        self.tables = local_tables(num_workers)
+        self.left: LeftWeights | None = None
+        self.tell_epoch = tell_epoch
+
+    @cached_property
+    def last_buffers(self) -> Sequence[torch.Tensor]:
+        """What the run's buffers are when all workers have ended, or what worker 0's loop has left in them; asked for then."""
+        return self.left.buffers if self.left is not None else [one.detach().clone() for one in self.buffers_of_run]
+
+
+class SimulatedMembership(Membership):
+    """A worker under a virtual clock.
+
+    Buffers are one copy that all workers write; in lockstep every worker keeps its own.
+
+    Args:
+        run: whose worker it is.
+        machine: what is simulated.
+        record: takes the records.
+        model: the worker's.
+        binding: its parameters.
+        algorithm: how the workers agree.
+        worker_id: who this worker is.
+        seed: of the run.
+        random_states: of the generators.
+    """
+
+    fetches_ahead = has_own_process = False
+
+    def __init__(
+        self,
+        run: SimulatedRun,
+        machine: SimulatedMachine,
+        record: SimulationRecord,
+        model: nn.Module,
+        binding: FlatBinding,
+        algorithm: Algorithm,
+        worker_id: int,
+        seed: int,
+        random_states: tuple[int, ...],
+    ) -> None:
+        self.worker_id, self.num_workers, self.seed = worker_id, machine.cluster.workers, seed
+        self.binding = binding
+        self.random_states = random_states
+        self.gatherer = _SimulatedGatherer(run.gathering, self.worker_id)
+        self.tables = SharedTables(run.tables.__getitem__, self.worker_id)
+        self.tables.tell_random_states(random_states)
+        self._run, self._machine, self._record, self._algorithm = run, machine, record, algorithm
+        self._core = machine.core(self.worker_id)
+        self.ports = machine.ports(self._core)
+        has_replica = machine.needs.kind == "replicated" and not algorithm.gossip
+        shared: Any = self.ports.shared if has_replica else machine.shared
+        self.snapshot, self.stopped, self.tell_epoch = shared.snapshot, _never, run.tell_epoch
+        self.own_records = partial(record.records_of, self.worker_id)
+        self._buffers = list(model.buffers())
+        self._shared_buffers: list[torch.Tensor] = []
+        for name, buffer in model.named_buffers():
+            if name in run.buffers:
+                buffer.data = run.buffers[name]
+                self._shared_buffers.append(buffer)
+
+    def replica(self, optimizer: torch.optim.Optimizer) -> SimulatedAttachedReplica:
+        """As of `Membership`; what it does takes the cluster's time."""
+        base = self._machine.base_arguments(self.ports)
+        base |= {"binding": self.binding, "recorder": self._record.recorder(self.worker_id)}
+        return SimulatedAttachedReplica(
+            optimizer,
+            core=self._core,
+            after_backward=self._run.after_backward,
+            alone=self.num_workers == 1,
+            lockstep=self._algorithm.lockstep,
+            **base,
+        )
+
+    def batches(self) -> BatchShare:
+        """As of `Membership`."""
+        return BatchShare(self._run.epoch_claims)
+
+    def has_updates(self) -> bool:
+        """As of `Membership`."""
+        shared: Any = self._machine.shared
+        return any(shared.updates()) if self._algorithm.gossip else shared.version > 0
+
+    def final_model(self, out: torch.Tensor, given: Given, left: LeftWeights | None) -> FinalMean | None:
+        """As of `Membership`: workers with models of their own send them to each other."""
+        run, machine, mean = self._run, self._machine, None
+        run.left = left or run.left
+        if self._algorithm.gossip:
+            out.copy_(self.ports.shared.x)
+            mean = take_final_mean(self.ports, out, _DEADLINE_S)
+        machine.scheduler.call_at(machine.scheduler.now_s, partial(machine.trains_no_more, self.worker_id))
+        run.ending.wait(self.worker_id)
+        if run.left is not None:
+            machine.shared.replace(run.left.x)
+            out.copy_(run.left.x)
+        elif not self._algorithm.gossip:
+            self.snapshot(out)
+        for buffer, value in zip(self._buffers, run.last_buffers, strict=True):
+            buffer.data.copy_(value)
+        return mean
+
+    def close(self, *, failed: bool) -> None:
+        """As of `Membership`."""
+        self._run.ending.leave(self.worker_id)
+        self.binding.release()
+        for buffer in self._shared_buffers:
+            buffer.data = buffer.data.clone()
+
+
+class _SimulatedGatherer:
+    def __init__(self, gathering: SimulatedGathering, worker_id: int) -> None:
+        self._gathering = gathering
+        self._worker_id = worker_id
+
+    def gather(self, value: Any) -> list[Any]:
+        return self._gathering.gather(self._worker_id, value.clone() if isinstance(value, torch.Tensor) else value)
+
+    def leave(self) -> None:
+        self._gathering.leave(self._worker_id)
+
+
+def _never() -> bool:
+    """A simulation that ends is cut off wherever its programs are."""
+    return False

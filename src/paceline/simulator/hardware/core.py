@@ -1,0 +1,177 @@
+"""What one simulated worker's core does in virtual time: compute, move vectors, wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+from typing import Protocol
+
+from paceline.simulator.cluster import Cluster
+from paceline.simulator.faults import Disturbances
+from paceline.simulator.scheduler import Scheduler
+
+__all__ = ["COPY_VECTORS", "SUM_VECTORS", "Core", "OwnMemory", "SimulatedClock"]
+
+COPY_VECTORS = 2.0  # one read, one written
+SUM_VECTORS = 3.0  # two read, one written
+
+
+class MemoryTraffic(Protocol):
+    """What moves vectors: a bus that all workers share, or a memory of one's own."""
+
+    def move(self, num_bytes: float) -> None:
+        """Waits while `num_bytes` are moved."""
+        ...
+
+
+class OwnMemory:
+    """The memories of workers that have a machine each: nobody shares anything."""
+
+    def __init__(self, scheduler: Scheduler, core_bytes_per_s: float) -> None:
+        self._scheduler = scheduler
+        self._core_bytes_per_s = core_bytes_per_s
+
+    def move(self, num_bytes: float) -> None:
+        """Waits while `num_bytes` are moved."""
+        if num_bytes > 0:
+            self._scheduler.sleep(num_bytes / self._core_bytes_per_s)
+
+
+class SimulatedClock:
+    """Virtual time for a worker program; counts what was slept.
+
+    Attributes:
+        now_s: called for the virtual seconds since the run began; one function for all workers' clocks.
+        waited_s: seconds slept; the caller reads it and sets it back to 0.
+    """
+
+    __slots__ = ("_scheduler", "now_s", "waited_s")
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.now_s = scheduler.time_s
+        self.waited_s = 0.0
+
+    def sleep_s(self, duration_s: float) -> None:
+        """Waits, exactly so long."""
+        self.waited_s += duration_s
+        self._scheduler.sleep(duration_s)
+
+
+class Core:
+    """One worker's share of the cluster.
+
+    Args:
+        scheduler: virtual time.
+        memory: shared by all workers, or this worker's own.
+        cluster: speeds.
+        worker_id: this worker.
+        seed: of the run; a worker's compute times depend on it, the worker and nothing else.
+        vector_bytes: size of one parameter vector.
+        batch_size: samples of the batch that `cluster.compute_s` is about; 0: this worker's first one.
+        disturbances: what faults do to its computing; None: nothing.
+        overlaps: whether what it hands out while it computes travels meanwhile: over a network, not through its memory.
+
+    Attributes:
+        moved_s: seconds that memory traffic of `work` itself, not of a further program, took outside `Replica.copy` and
+            `apply`; the replica reads it and sets it back to 0.
+        die: ends this worker, called by the scheduler at the step at which a fault kills it.
+    """
+
+    __slots__ = (
+        "_batch_size", "_disturbances", "_draws_s", "_factor", "_idle_s", "_memory", "cluster", "die", "moved_s",
+        "overlaps", "scheduler", "vector_bytes", "worker_id",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        memory: MemoryTraffic,
+        cluster: Cluster,
+        *,
+        worker_id: int,
+        seed: int,
+        vector_bytes: int,
+        batch_size: int,
+        disturbances: Disturbances | None = None,
+        overlaps: bool = False,
+    ) -> None:
+        self.scheduler = scheduler
+        self._memory = memory
+        self.cluster = cluster
+        self.worker_id = worker_id
+        self.vector_bytes = vector_bytes
+        self._draws_s = cluster.compute.draws_s(Random(f"compute/{seed}/{worker_id}"))
+        self._batch_size = batch_size
+        self._factor = cluster.factor(worker_id)
+        self._idle_s = cluster.idle_of(worker_id)
+        self._disturbances = disturbances
+        self.overlaps = overlaps
+        self.moved_s = 0.0
+        self.die: Callable[[], None] | None = None
+
+    def know_batch_size(self, samples: int) -> None:
+        """The first batch has so many samples: a full one, where nothing else has been said."""
+        self._batch_size = self._batch_size or samples
+
+    def compute(self, samples: int, *, goes_on: bool = False) -> None:
+        """Takes the time of a forward and backward, of a short batch its share; and before it that which a step sleeps.
+
+        Args:
+            samples: of the batch.
+            goes_on: whether this is another batch of a step that has computed before.
+        """
+        duration_s, share = self._begin(samples, goes_on=goes_on)
+        if self._disturbances is not None:
+            duration_s = self._disturbances.stretched_s(self.scheduler.now_s, duration_s)
+        self.occupy(duration_s, share)
+
+    def compute_in_parts(self, samples: int, parts: Sequence[float], *, goes_on: bool = False) -> Iterator[int]:
+        """The same time, but hands back at the end of each of the `parts`, which are shares of it and add up to 1."""
+        duration_s, share = self._begin(samples, goes_on=goes_on)
+        begun_s, computed, took_s = self.scheduler.now_s, 0.0, 0.0
+        for number, part in enumerate(parts):
+            part_s = part * duration_s
+            if self._disturbances is not None:
+                computed += part
+                before_s, took_s = took_s, self._disturbances.stretched_s(begun_s, computed * duration_s)
+                part_s = took_s - before_s
+            self.occupy(part_s, part * share)
+            yield number
+
+    def _begin(self, samples: int, *, goes_on: bool) -> tuple[float, float]:
+        """Draws how long computing takes that nothing disturbs; the share of a full batch."""
+        self.know_batch_size(samples)
+        duration_s, share = next(self._draws_s) * self._factor, samples / self._batch_size if self._batch_size else 1.0
+        if not goes_on:
+            if self._disturbances is not None and self._disturbances.begin_step() and self.die is not None:
+                self.scheduler.call_at(self.scheduler.now_s, self.die)
+            if self._idle_s:
+                self.scheduler.sleep(self._idle_s)
+        return duration_s * share, share
+
+    def occupy(self, duration_s: float, share: float) -> None:
+        """Takes the time of computing on `share` of a full batch, which alone takes `duration_s`."""
+        self.scheduler.sleep(duration_s)
+
+    def move(self, num_vectors: float) -> None:
+        """Takes the time of so many vectors' memory traffic, on behalf of the memory or of a program itself."""
+        begun_s = self.scheduler.now_s
+        self._move(num_vectors)
+        if self.scheduler.current.is_main:
+            self.moved_s += self.scheduler.now_s - begun_s
+
+    def _move(self, num_vectors: float) -> None:
+        self._memory.move(num_vectors * self.vector_bytes)
+
+    def copy(self, parts: int = 1) -> None:
+        """Takes the time of copying one vector, or one of its `parts`."""
+        self._memory.move(COPY_VECTORS * self.vector_bytes / parts)
+
+    def update(self, parts: int = 1) -> None:
+        """Takes the time of an optimizer's step on one vector, or on one of its `parts`."""
+        self._memory.move(self.cluster.update_vectors * self.vector_bytes / parts)
+
+    def atomic(self) -> None:
+        """Takes the time of one atomic operation."""
+        self.scheduler.sleep(self.cluster.atomic_s)

@@ -1,0 +1,249 @@
+"""Cores that more programs share than there are, in virtual time: each computes for a slice, then it is another's turn."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Self
+
+from greenlet import GreenletExit
+
+from paceline.simulator.cluster import Cluster
+from paceline.simulator.hardware.core import COPY_VECTORS, Core
+from paceline.simulator.scheduler import Event, Scheduler
+
+__all__ = ["Cores", "SharedCore"]
+
+
+class _Turn:
+    """What computes on a core or waits for one; `Cores._done` counts when it began its slice, and when it ends."""
+
+    __slots__ = ("begun", "ends", "left_s", "number", "then")
+
+    def __init__(self, then: Event, left_s: float) -> None:
+        self.then = then  # happens when it has computed
+        self.left_s = left_s  # while it waits for a core
+        self.begun = 0.0
+        self.ends = math.inf
+        self.number = 0  # of computations without giving the core back
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cold:
+    """What it costs to have been away from the cores; see the fields of `Cluster`."""
+
+    cold_s: float = 0.0
+    cold_factor: float = 2.0
+    cooling_s: float = 0.003
+
+
+class _Warmth:
+    """Of one program: when it left its core, and the seconds that its computing will still take longer then."""
+
+    __slots__ = ("left_s", "owed_s")
+
+    def __init__(self) -> None:
+        self.left_s: float | None = None  # it has a core, or waits for one
+        self.owed_s = 0.0
+
+    def leave(self, now_s: float) -> None:
+        """It sleeps or waits from now on."""
+        self.left_s = now_s
+
+    def longer_s(self, now_s: float, alone_s: float, cold: Cold) -> float:
+        """By how much longer than `alone_s` the computing takes that begins now."""
+        if self.left_s is not None:
+            kept = math.exp((self.left_s - now_s) / cold.cooling_s)
+            self.owed_s = cold.cold_s - (cold.cold_s - self.owed_s) * kept
+            self.left_s = None
+        longer_s = min(self.owed_s, alone_s * (cold.cold_factor - 1.0))
+        self.owed_s -= longer_s
+        return longer_s
+
+
+class Cores:
+    """So many cores, and a queue for them.
+
+    A program that has had its slice goes to the end of the queue if others wait there. One that has computed, and goes on
+    computing at the same instant, keeps its core and what is left of its slice: a worker's steps are one computation to a
+    kernel. One that comes back after a sleep or a wait computes more slowly at first.
+
+    Costs: O(number of cores) for each computation and each slice.
+
+    Args:
+        scheduler: virtual time.
+        number: of cores.
+        slice_s: computed at a stretch while others wait.
+        crowding: how many times as long computing takes while all cores compute; with fewer of them, in proportion.
+        cold: what it costs to come back.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        number: int,
+        slice_s: float,
+        crowding: float = 1.0,
+        cold: Cold | None = None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._number = number
+        self._slice_s = slice_s
+        more = (crowding - 1.0) / max(1, number - 1)
+        self._rates = [1.0, *(1.0 / (1.0 + more * others) for others in range(number))]  # by how many compute
+        self._running: dict[Event, _Turn] = {}
+        self._line: deque[_Turn] = deque()
+        self._done = 0.0  # seconds of computing that each core has done since all were idle
+        self._done_at_s = 0.0
+        self._plan_number = 0  # of the planned event that still holds
+        self._cold = cold if cold is not None and cold.cold_s > 0 else None
+        self._warmths: dict[Event, _Warmth] = {}  # of programs that compute; what is handled in between leaves no trace
+
+    @classmethod
+    def of(cls, cluster: Cluster, scheduler: Scheduler) -> Self:
+        """Those of a cluster that has `cores`."""
+        assert cluster.cores is not None
+        cold = Cold(cold_s=cluster.cold_s, cold_factor=cluster.cold_factor, cooling_s=cluster.cooling_s)
+        return cls(scheduler, cluster.cores, cluster.slice_s, cluster.crowding, cold)
+
+    def compute(self, alone_s: float) -> None:
+        """Waits while the program that calls computes what takes `alone_s` if all other cores are idle."""
+        if alone_s > 0:
+            program = self._scheduler.current
+            if self._cold is not None:
+                warmth = self._warmths.setdefault(program, _Warmth())
+                alone_s += warmth.longer_s(self._scheduler.now_s, alone_s, self._cold)
+            self.start(program, alone_s)
+            try:
+                self._scheduler.wait("a core")
+            except GreenletExit:  # killed: its core is free at once, or its place in the line
+                self._give_up(program)
+                raise
+
+    def start(self, then: Event, alone_s: float) -> None:
+        """Lets an event happen once what takes `alone_s` has been computed."""
+        self._advance()
+        turn = self._running.get(then)
+        if turn is not None:  # it keeps its core
+            turn.number += 1
+            turn.ends = self._done + alone_s
+        else:
+            turn = _Turn(then, alone_s)
+            if len(self._running) < self._number:
+                self._begin(turn)
+            else:
+                self._line.append(turn)
+        self._plan()
+
+    def _give_up(self, then: Event) -> None:
+        """Takes away what computes, or waits for a core, before it has computed."""
+        self._advance()
+        turn = self._running.pop(then, None)
+        if turn is None:
+            self._line = deque(one for one in self._line if one.then is not then)
+            return
+        turn.number += 1  # it leaves now, and not once more if it has just computed
+        if self._line:
+            self._begin(self._line.popleft())
+        self._plan()
+
+    def _begin(self, turn: _Turn) -> None:
+        turn.begun = self._done
+        turn.ends = self._done + turn.left_s
+        self._running[turn.then] = turn
+
+    def _advance(self) -> None:
+        """Brings `_done` up to now."""
+        now_s = self._scheduler.now_s
+        if self._running:
+            self._done += (now_s - self._done_at_s) * self._rates[len(self._running)]
+        else:
+            self._done = 0.0
+        self._done_at_s = now_s
+
+    def _plan(self) -> None:
+        """Plans what comes next: something has been computed, or a slice is over while others wait."""
+        self._plan_number += 1
+        turns = self._running.values()
+        reached = min((turn.ends for turn in turns), default=math.inf)
+        if self._line:
+            reached = min(reached, min(turn.begun for turn in turns) + self._slice_s)
+        if reached == math.inf:
+            return
+        plan_number = self._plan_number
+
+        def happen() -> None:
+            if plan_number == self._plan_number:  # otherwise somebody came or went meanwhile
+                self._happen(max(reached, self._done))
+
+        in_s = max(0.0, reached - self._done) / self._rates[len(turns)]
+        self._scheduler.call_at(self._scheduler.now_s + in_s, happen)
+
+    def _happen(self, reached: float) -> None:
+        self._done, self._done_at_s = reached, self._scheduler.now_s  # exactly, so that rounding does not add up
+        for turn in list(self._running.values()):
+            if turn.ends <= self._done:
+                turn.ends = math.inf
+                self._scheduler.call_at(self._scheduler.now_s, turn.then)
+                # And after it, at the same instant, which it may use to go on computing:
+                number = turn.number
+                self._scheduler.call_at(
+                    self._scheduler.now_s, lambda turn=turn, number=number: self._leave(turn, number)
+                )
+            elif self._line and turn.begun + self._slice_s <= self._done:
+                turn.left_s = turn.ends - self._done
+                del self._running[turn.then]
+                self._line.append(turn)
+                self._begin(self._line.popleft())
+        self._plan()
+
+    def _leave(self, turn: _Turn, number: int) -> None:
+        if turn.number != number:
+            return
+        self._advance()
+        del self._running[turn.then]
+        if turn.then in self._warmths:
+            self._warmths[turn.then].leave(self._scheduler.now_s)
+        if self._line:
+            self._begin(self._line.popleft())
+        self._plan()
+
+
+class SharedCore(Core):
+    """One worker's, or one server's, share of cores that all of them share.
+
+    Moving vectors needs a core as computing does; `crowding` stands for the memory bus as well. A vector that others write is
+    in their caches when it is needed: a worker that computes on it in place, or updates it, reads it once more than alone.
+
+    Args:
+        named: as for `Core`.
+        cores: of all.
+        fetched_vectors: 1 where others write the vector that is computed on, otherwise 0.
+    """
+
+    __slots__ = ("_cores", "_fetched_vectors")
+
+    def __init__(self, *, cores: Cores, fetched_vectors: float = 0.0, **named: Any) -> None:
+        super().__init__(**named)
+        self._cores = cores
+        self._fetched_vectors = fetched_vectors
+
+    def occupy(self, duration_s: float, share: float) -> None:
+        """Takes the time of computing what alone takes `duration_s`."""
+        self._cores.compute(duration_s + self._fetched_vectors * self.vector_bytes / self.cluster.core_bytes_per_s)
+
+    def copy(self, parts: int = 1) -> None:
+        """Takes the time of copying one vector, or one of its `parts`."""
+        self._move(COPY_VECTORS / parts)
+
+    def update(self, parts: int = 1) -> None:
+        """Takes the time of an optimizer's step on one vector, or on one of its `parts`."""
+        self._move((self.cluster.update_vectors + self._fetched_vectors) / parts)
+
+    def atomic(self) -> None:
+        """Takes the time of one atomic operation, without giving the core back."""
+        self._cores.compute(self.cluster.atomic_s)
+
+    def _move(self, num_vectors: float) -> None:
+        self._cores.compute(num_vectors * self.vector_bytes / self.cluster.core_bytes_per_s)

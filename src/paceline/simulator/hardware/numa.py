@@ -1,0 +1,131 @@
+"""The memories and cores of a machine with several sockets, in virtual time; `sockets.py` says what they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.simulator.cluster import Cluster
+from paceline.simulator.hardware.bus import MemoryBus
+from paceline.simulator.hardware.core import Core
+from paceline.simulator.hardware.sockets import Place, Placing, Sockets
+from paceline.simulator.scheduler import Scheduler
+
+__all__ = ["Line", "SocketCore", "SocketMachine"]
+
+_SHARED_VECTORS = 2.0  # of what a move or an update touches: one shared vector read, one written; all else is one's own
+
+
+class Line:
+    """A contended cache line: one core after the other takes it, and takes longer where the last one was far.
+
+    Args:
+        scheduler: virtual time.
+        near_s: from a core of the same socket.
+        far_s: from a core of another socket.
+    """
+
+    def __init__(self, scheduler: Scheduler, near_s: float, far_s: float) -> None:
+        self._scheduler = scheduler
+        self._near_s = near_s
+        self._far_s = far_s
+        self._socket: int | None = None  # where it is
+        self._free_at_s = 0.0
+
+    def take(self, socket: int) -> None:
+        """Waits until a core of this socket has had its turn."""
+        now_s = self._scheduler.now_s
+        is_far = self._socket is not None and self._socket != socket
+        self._socket = socket
+        self._free_at_s = max(now_s, self._free_at_s) + (self._far_s if is_far else self._near_s)
+        self._scheduler.sleep(self._free_at_s - now_s)
+
+
+class SocketMachine:
+    """What the workers of one machine with several sockets share.
+
+    A byte of another socket's memory counts `remote_factor` times on that memory, so that a worker alone takes that many
+    times as long, and many get that much less. Vectors in several memories are moved part by part, one's own first.
+
+    Args:
+        scheduler: virtual time.
+        cluster: has sockets.
+        placing: of vectors and workers.
+        is_pool: whether all workers write shared vectors first.
+
+    Attributes:
+        places: of the workers.
+        memories: of the sockets.
+        line: which all of them touch: the lock's word, the head, the counter.
+    """
+
+    def __init__(self, scheduler: Scheduler, cluster: Cluster, placing: Placing, *, is_pool: bool) -> None:
+        sockets = cluster.sockets
+        assert sockets is not None
+        self.sockets: Sockets = sockets
+        self.places = sockets.places(cluster.workers, pin=placing.pin)
+        self.line = Line(scheduler, cluster.atomic_s, sockets.far_atomic_s)
+        self._shares = placing.shares(sockets, self.places, is_pool=is_pool)
+        self.memories = [
+            MemoryBus(scheduler, cluster.core_bytes_per_s, cluster.bus_bytes_per_s) for _ in range(sockets.count)
+        ]
+        gain = sockets.threads_gain if sockets.threads_per_core > 1 else 1.0
+        # Of n that compute on a core each gets min(1, gain / n) of it: that is how a bus is shared.
+        self._cores = {place: MemoryBus(scheduler, 1.0, gain) for place in self.places}
+
+    def move(self, socket: int, shared_bytes: float, own_bytes: float) -> None:
+        """Waits while a worker on this socket moves bytes of shared vectors and of its own memory."""
+        shares, factor = self._shares, self.sockets.remote_factor
+        self.memories[socket].move(own_bytes + shares[socket] * shared_bytes)
+        for other in range(socket + 1, socket + len(shares)):
+            node = other % len(shares)
+            self.memories[node].move(factor * shares[node] * shared_bytes)
+
+    def compute(self, place: Place, alone_s: float) -> None:
+        """Waits while a core does what takes `alone_s` if nobody else computes there."""
+        self._cores[place].move(alone_s)
+
+
+class SocketCore(Core):
+    """A worker's hardware thread.
+
+    Args:
+        named: as for `Core`.
+        machine: shared by all workers.
+    """
+
+    __slots__ = ("_has_copy", "_machine", "_place")
+
+    def __init__(self, *, machine: SocketMachine, **named: Any) -> None:
+        place = machine.places[named["worker_id"]]
+        super().__init__(memory=machine.memories[place[0]], **named)
+        self._machine = machine
+        self._place = place
+        self._has_copy = False
+
+    def occupy(self, duration_s: float, share: float) -> None:
+        """Takes the time of a gradient that alone takes `duration_s`: first its memory traffic, then its arithmetic."""
+        rate = self.cluster.core_bytes_per_s
+        own = min(self._machine.sockets.gradient_bytes * share, duration_s * rate)
+        vector = min(self.vector_bytes, duration_s * rate - own)
+        shared = 0.0 if self._has_copy else vector
+        self._has_copy = False
+        self._machine.move(self._place[0], shared, own + vector - shared)
+        self._machine.compute(self._place, duration_s - (own + vector) / rate)
+
+    def copy(self, parts: int = 1) -> None:
+        """Takes the time of copying a shared vector, or one of its `parts`, into one's own."""
+        self._has_copy = True  # so the next gradient reads its own
+        part = self.vector_bytes / parts
+        self._machine.move(self._place[0], part, part)
+
+    def update(self, parts: int = 1) -> None:
+        """Takes the time of an optimizer's step on a shared vector, or on one of its `parts`."""
+        self._move(self.cluster.update_vectors / parts, _SHARED_VECTORS / parts)
+
+    def atomic(self) -> None:
+        """Takes the time until this core has had the line and given it on."""
+        self._machine.line.take(self._place[0])
+
+    def _move(self, num_vectors: float, shared_vectors: float = _SHARED_VECTORS) -> None:
+        shared = min(num_vectors, shared_vectors) * self.vector_bytes
+        self._machine.move(self._place[0], shared, num_vectors * self.vector_bytes - shared)

@@ -1,0 +1,157 @@
+"""A folder that one process at a time writes: locked while it does, so that the files of two runs never mix."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from paceline.errors import NotWrittenError, UsageError
+from paceline.storage import files
+from paceline.system.interrupts import ended_by_system
+
+__all__ = ["is_empty", "locked", "locked_for_reading", "run_folder"]
+
+_LOCK = ".lock"
+_NO_LOCKS_THERE = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # a file system without them
+_MOST_WORDS = 200
+
+
+@contextlib.contextmanager
+def run_folder(out: Path | None, resume: Path | None = None) -> Iterator[int]:
+    """Holds the folder that a run writes, and keeps others from changing the one that it goes on from.
+
+    Args:
+        out: to write into; None: nothing is written. Empty, not there yet, or the one that is resumed.
+        resume: of the run to go on from.
+
+    Gives a descriptor of `out`'s lock, as `locked` does; -1 without one.
+
+    Raises:
+        UsageError: another process writes one of them, `out` holds something else or cannot be written, or `resume` is no
+            run's.
+    """
+    if resume is not None and not (resume / "config.json").is_file():
+        raise UsageError(f"{resume} is not the folder of a run: it has no config.json.")
+    same = out is not None and resume is not None and out.resolve() == resume.resolve()
+    with ended_by_system(), contextlib.ExitStack() as both:
+        lock = -1
+        if resume is not None and not same:
+            both.enter_context(locked_for_reading(resume))
+        if out is not None:
+            lock = both.enter_context(locked(out))
+            if not same and not is_empty(out):
+                raise UsageError(f"{out} is not empty: choose another `out`, or go on with that run by `resume`.")
+        yield lock
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[int]:
+    """Lets no other process lock or read this folder; the system ends it with the process, however that ends.
+
+    Gives a descriptor: a process that has it, too, has locked the folder as well. A folder that was not there is made, and
+    removed if nothing was put into it. What a killed process has left unfinished in it is removed.
+
+    Raises:
+        UsageError: another process does, or the folder cannot be written.
+    """
+    made = not folder.exists()
+    try:
+        lock = _locked(folder, fcntl.LOCK_EX)
+    except NotWrittenError as error:
+        raise UsageError(str(error)) from error
+    try:
+        files.clear_unfinished(folder)
+        yield lock
+    finally:
+        _release(folder, lock)
+        if made:
+            with contextlib.suppress(OSError):  # it holds something, as it should
+                folder.rmdir()
+
+
+@contextlib.contextmanager
+def locked_for_reading(folder: Path) -> Iterator[None]:
+    """Lets no process lock this folder for writing; others may read it as well.
+
+    Raises:
+        UsageError: another process does.
+    """
+    try:
+        lock = _locked(folder, fcntl.LOCK_SH)
+    except NotWrittenError:  # a reader that may not write there need not be told of it
+        yield
+        return
+    try:
+        yield
+    finally:
+        _release(folder, lock)
+
+
+def is_empty(folder: Path) -> bool:
+    """Whether a folder holds nothing but a lock."""
+    return all(path.name == _LOCK for path in folder.iterdir())
+
+
+def _locked(folder: Path, kind: int) -> int:
+    """A descriptor of the folder's lock, locked."""
+    path = folder / _LOCK
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            why = error.strerror or type(error).__name__
+            raise NotWrittenError(f"{folder} cannot be made ({why}): choose another place.") from error
+        with files.writing(folder):
+            try:
+                lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            except FileNotFoundError:  # the one before has just removed the folder
+                continue
+        try:
+            fcntl.flock(lock, kind | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = "".join(one for one in os.pread(lock, 4096, 0).decode(errors="replace") if one.isprintable())
+            os.close(lock)
+            if error.errno in _NO_LOCKS_THERE:
+                return os.open(os.devnull, os.O_RDONLY)
+            raise UsageError(
+                f"{folder} is in use by {holder or 'another process'}: wait for it or end it, or choose another folder."
+            ) from error
+        if _is_file(path, lock):
+            if kind == fcntl.LOCK_EX:
+                _write_who(lock)
+            return lock
+        os.close(lock)  # the one before has removed the file between our opening and locking it
+
+
+def _is_file(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _write_who(lock: int) -> None:
+    words = shlex.join(sys.argv)
+    words = words if len(words) <= _MOST_WORDS else f"{words[:_MOST_WORDS]}..."
+    holder = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-%m-%d %H:%M')} ({words})"
+    with contextlib.suppress(OSError):  # a full disk has no room for the words; the lock itself needs none
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, holder.encode(errors="replace"), 0)
+
+
+def _release(folder: Path, lock: int) -> None:
+    """Removes the lock's file, if nobody else has it locked, and then the lock."""
+    path = folder / _LOCK
+    with contextlib.suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_file(path, lock):
+            path.unlink()
+    os.close(lock)

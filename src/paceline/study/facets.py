@@ -1,0 +1,136 @@
+"""How a study is laid out in figures: which factor runs along the axis, which makes panels, and which colour is whose."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paceline.observe.drawing import method_colour, numbers
+from paceline.observe.palette import METHODS
+from paceline.observe.words import ABSENT, number_text
+from paceline.study.statistics import SampleEstimate
+from paceline.study.trials import METHOD, Measure, Trials, factor_text, level_text
+
+__all__ = ["Facets", "estimate_text", "facets_of", "level_name", "together"]
+
+_MOST_PANELS = 6
+
+
+@dataclass(frozen=True)
+class Facets:
+    """A study laid out.
+
+    Args:
+        trials: the study.
+        measure: what trials are compared by.
+        across: the factor along the x axis; None if only the method varies.
+        down: the factor that panels are made of; None if there is none, or too many levels of it.
+        pooled: other factors, whose levels are shown together.
+    """
+
+    trials: Trials
+    measure: Measure
+    across: str | None
+    down: str | None
+    pooled: tuple[str, ...]
+
+    @property
+    def across_levels(self) -> list[Any]:
+        """Levels along the axis; one without a name if there is no such factor."""
+        return self.trials.factors[self.across] if self.across else [None]
+
+    @property
+    def down_levels(self) -> list[Any]:
+        """Levels of the panels."""
+        return self.trials.factors[self.down] if self.down else [None]
+
+    @property
+    def across_title(self) -> str:
+        """Of the x axis."""
+        return factor_text(self.across) if self.across else ""
+
+    @property
+    def pooled_note(self) -> str:
+        """Which factors are shown together, as a sentence to append."""
+        return together(self.pooled)
+
+    def colour(self, method: str) -> str:
+        """The method's colour, the same in all figures."""
+        return method_colour(self.trials.methods.index(method))
+
+    def dash(self, method: str) -> str:
+        """The line of a method's curve: where there are more methods than colours, the second of a colour is dashed."""
+        return ("solid", "dash", "dot")[self.trials.methods.index(method) // len(METHODS["light"]) % 3]
+
+    def rows(self, method: str | None, across: Any = None, down: Any = None) -> np.ndarray:
+        """Numbers of the trials at these levels; None is any."""
+        where = {METHOD: method, self.across: across, self.down: down}
+        return np.flatnonzero(self.trials.rows({k: v for k, v in where.items() if k is not None and v is not None}))
+
+    def cells(self) -> Iterator[tuple[str, Any, Any, np.ndarray]]:
+        """Every method at every level, with its trials; empty ones are left out."""
+        for method, down, across in itertools.product(self.trials.methods, self.down_levels, self.across_levels):
+            rows = self.rows(method, across, down)
+            if len(rows):
+                yield method, across, down, rows
+
+    def head(self) -> list[str]:
+        """Headings of a table by `names`."""
+        return ["method", *(factor_text(factor) for factor in (self.across, self.down) if factor)]
+
+    def names(self, method: str, across: Any, down: Any) -> list[str]:
+        """The cells that say what a table's row is of."""
+        return [method, *(level_name(level) for level, factor in ((across, self.across), (down, self.down)) if factor)]
+
+    def panel_title(self, down: Any) -> str:
+        """The heading of a panel."""
+        return level_text(self.down, down) if self.down else ""
+
+    def _trial_cells(self, row: int) -> list[Any]:
+        """What names a trial in a CSV file."""
+        levels = [column[row] for column in self.trials.column_of.values()]
+        return [str(self.trials.frame["trial"].iloc[row]), *levels, str(self.trials.outcomes[row])]
+
+    def data(self, measured: Mapping[str, np.ndarray]) -> tuple[list[str], list[list[Any]]]:
+        """A CSV file's headers and its rows, one for each trial: what names it, and what was measured of it."""
+        values = [numbers(column, 17) for column in measured.values()]
+        rows = [[*self._trial_cells(row), *(column[row] for column in values)] for row in range(len(self.trials))]
+        return ["trial", *map(factor_text, self.trials.column_of), "outcome", *measured], rows
+
+
+def facets_of(trials: Trials) -> Facets:
+    """Workers along the axis where they vary, else the first factor of numbers; batch sizes or the next factor down."""
+    left = list(trials.others)
+    numeric = [name for name in left if all(isinstance(level, int | float) for level in trials.factors[name])]
+    across = "workers" if "workers" in left else next(iter([*numeric, *left]), None)
+    left = [name for name in left if name != across]
+    few = [name for name in left if len(trials.factors[name]) <= _MOST_PANELS]
+    down = "batch_size" if "batch_size" in few else next(iter(few), None)
+    return Facets(trials, trials.primary, across, down, tuple(name for name in left if name != down))
+
+
+def together(factors: Sequence[str | None]) -> str:
+    """A sentence to append: which factors' levels are shown as one."""
+    names = [factor_text(factor) for factor in factors if factor]
+    return f" All levels of {' and '.join(names)} together." if names else ""
+
+
+def level_name(level: Any) -> str:
+    """A level without its factor."""
+    return f"{level:g}" if isinstance(level, float) else str(level)
+
+
+def estimate_text(one: SampleEstimate) -> str:
+    """A median with its interval, `1.23 (1.10 to 1.40)`; a dash where it is unknown."""
+    if one.count == 0 or np.isnan(one.value):
+        return ABSENT
+    if np.isinf(one.value):
+        return "not reached"
+    if np.isnan(one.low):
+        return number_text(one.value)
+    high = "unknown" if np.isinf(one.high) else number_text(one.high)
+    return f"{number_text(one.value)} ({number_text(one.low)} to {high})"

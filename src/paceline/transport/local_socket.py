@@ -1,0 +1,123 @@
+"""Sockets of one user's processes on one machine: the kernel lets in nobody else, and no kill leaves them behind."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import ipaddress
+import os
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+
+import zmq
+
+__all__ = ["LocalSocket", "is_endpoint", "is_heard", "is_own"]
+
+_PROBE_S = 2.0
+
+
+class LocalSocket:
+    """A Unix socket that is reached by a descriptor of this process's: `/proc/PID/fd/N`.
+
+    Its file, in a folder of mode 0700, is removed as soon as the descriptor is there. From then on the kernel lets in
+    those that may look into this process: the same user's processes, and root's. When the process ends, however it does,
+    nothing is left.
+
+    Where a sandbox does not let sockets be reached like this, the file and its folder stay until `close`.
+
+    Args:
+        listener: a socket that is to listen there.
+
+    Attributes:
+        endpoint: its address, for `connect`.
+
+    Raises:
+        OSError: there is no folder for files that are soon removed, or no descriptor is left.
+    """
+
+    def __init__(self, listener: zmq.Socket) -> None:
+        self._folder: str | None = tempfile.mkdtemp(prefix="pl-")
+        self._pid = os.getpid()
+        name = f"{self._folder}/socket"
+        self._descriptor = -1
+        try:
+            listener.bind(f"ipc://{name}")
+            self._descriptor = os.open(name, os.O_PATH | os.O_CLOEXEC)
+            self.endpoint = f"ipc://{name}"
+            if _descriptors_lead_to_sockets():
+                self.endpoint = f"ipc:///proc/{self._pid}/fd/{self._descriptor}"
+                self._remove()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Removes what there is; in a fork, which the folder does not belong to, only the fork's descriptor."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+        if os.getpid() == self._pid:
+            self._remove()
+
+    def _remove(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder)
+            self._folder = None
+
+
+def is_endpoint(text: str) -> bool:
+    """Whether a socket can be asked to connect to it, without asking a name server; nobody need be there."""
+    scheme, _, where = text.partition("://")
+    if scheme == "ipc":
+        return where.startswith("/") and len(where) < 108
+    host, _, port = where.rpartition(":")
+    with contextlib.suppress(ValueError):
+        return scheme == "tcp" and bool(ipaddress.ip_address(host.strip("[]"))) and 0 < int(port) < 65536
+    return False
+
+
+def is_own(endpoint: str) -> bool:
+    """Whether it is a socket of this user's on this machine, as a worker of the same run has it."""
+    scheme, _, where = endpoint.partition("://")
+    try:
+        return scheme == "ipc" and Path(where).stat().st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def is_heard(endpoint: str) -> bool:
+    """Whether a process listens there; the kernel of its machine knows. On this one, a process too busy to answer counts."""
+    scheme, _, where = endpoint.partition("://")
+    try:
+        if scheme == "ipc":
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(_PROBE_S)
+                probe.connect(where)
+        else:
+            host, _, port = where.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_S).close()
+    except (ConnectionRefusedError, FileNotFoundError):
+        return False
+    except OSError:
+        return scheme == "ipc"
+    return True
+
+
+@functools.cache
+def _descriptors_lead_to_sockets() -> bool:
+    if not is_own("ipc:///proc/self/stat"):  # this process may not be looked into, not even by its own user's
+        return False
+    with tempfile.TemporaryDirectory(prefix="pl-") as folder, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder}/socket")
+        listener.listen()
+        descriptor = os.open(f"{folder}/socket", os.O_PATH | os.O_CLOEXEC)
+        try:
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.connect(f"/proc/{os.getpid()}/fd/{descriptor}")
+                return True
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,61 @@
+"""A worker that nobody launched: a run of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.algorithms import Algorithm
+from paceline.data.epoch_claims import LocalEpochClaims
+from paceline.membership.final_mean import FinalMean, Given, LeftWeights
+from paceline.membership.tables import SharedTables, local_tables
+from paceline.vectors.flat import FlatBinding
+from paceline.worker.gathering import NoGatherer
+from paceline.worker.memberships.membership import BatchShare, Membership
+from paceline.worker.memberships.memory import WorkerMemory, copies_of, named_buffers, own_arena
+
+__all__ = ["AloneMembership"]
+
+
+class AloneMembership(Membership):
+    """Equal to plain training bit for bit; nothing is recorded.
+
+    Args:
+        model: on the CPU, or on a GPU where the algorithm lets it.
+        algorithm: how the workers would agree.
+    """
+
+    deals_batches = False
+
+    def __init__(self, model: nn.Module, algorithm: Algorithm, *_: Any) -> None:
+        self.binding = FlatBinding(model.parameters(), on_any_device=True)
+        copies = copies_of(self.binding, algorithm, kinds=("replicated", "racing"))
+        arena = own_arena(self.binding, algorithm, copies)
+        self._memory = memory = WorkerMemory(self.binding, named_buffers(model), algorithm, arena, copies=copies)
+        if algorithm.needs.mailbox:
+            memory.meet(arena.shared_store())
+        self.ports, self.replica = memory.ports, memory.replica
+        self.stopped, self.snapshot = memory.stopped, memory.snapshot
+        self.tables, self.gatherer = SharedTables(local_tables(1).__getitem__, 0), NoGatherer()
+
+    def batches(self) -> BatchShare:
+        """As of `Membership`; nobody claims any."""
+        return BatchShare(LocalEpochClaims())
+
+    def has_updates(self) -> bool:
+        """As of `Membership`; versions of a model of its own count averages, too."""
+        return not self._memory.algorithm.gossip and self.ports.shared.version > 0
+
+    def final_model(self, out: torch.Tensor, given: Given, left: LeftWeights | None) -> FinalMean | None:
+        """As of `Membership`."""
+        self.snapshot(out)
+        if left is not None:
+            self.ports.shared.replace(left.x)
+            out.copy_(left.x)
+        return None
+
+    def close(self, *, failed: bool) -> None:
+        """As of `Membership`."""
+        self._memory.close()

@@ -1,0 +1,157 @@
+"""A worker that joined a run whose workers come and go: memory of its own, and messages; the others go on without it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.algorithms import Algorithm
+from paceline.errors import NotWrittenError, UsageError
+from paceline.membership.claims import JoinedClaims
+from paceline.membership.elastic import JoinedRun
+from paceline.membership.final_mean import FinalMean, Given, LeftWeights
+from paceline.records.run_data import write_events, write_json
+from paceline.records.step_record import PackedRecords
+from paceline.storage import tensor_files
+from paceline.vectors.flat import FlatBinding
+from paceline.worker.memberships.membership import BatchShare, Membership
+from paceline.worker.memberships.memory import WorkerMemory, copies_of, named_buffers, own_arena
+
+__all__ = ["ElasticMembership", "report"]
+
+
+def report(run: JoinedRun, folder: Path | None, state: str, **figures: Any) -> None:
+    """Writes what `paceline launch` wants to know of a worker into its folder, if there is one."""
+    if folder is None:
+        return
+    about = {"worker": run.worker_id, "incarnation": run.incarnation, "pid": os.getpid(), "state": state}
+    about |= {"algorithm": run.spec, "notes": run.notes, **figures}
+    about["unresolved_exchanges"] = run.counts.unresolved_exchanges
+    with _or_warning():
+        write_json(folder / f"worker-{run.worker_id}-{run.incarnation}.json", about)
+
+
+@contextlib.contextmanager
+def _or_warning() -> Iterator[None]:
+    """Where something cannot be written, the user's program goes on all the same: it may have a model to save."""
+    try:
+        yield
+    except NotWrittenError as error:
+        warnings.warn(str(error), stacklevel=4)
+
+
+class ElasticMembership(Membership):
+    """A worker with a model of its own, of which the run's is the mean; buffers stay its own.
+
+    Args:
+        run: that it joined.
+        folder: for its records and model; None: nothing is written.
+        model: the loop's.
+        algorithm: how the workers agree.
+        random_states: of the generators.
+
+    Raises:
+        WorkerLostError: the others did not come within the deadline.
+    """
+
+    def __init__(
+        self,
+        run: JoinedRun,
+        folder: Path | None,
+        model: nn.Module,
+        algorithm: Algorithm,
+        random_states: tuple[int, ...] = (),
+        *_: Any,
+    ) -> None:
+        self._run = run
+        self._folder = folder
+        self.worker_id, self.num_workers, self.incarnation = run.worker_id, run.num_workers, run.incarnation
+        self.random_states = random_states
+        self.tables, self.gatherer = run.tables, _NobodyToWaitFor()
+        self.binding = FlatBinding(model.parameters(), on_any_device=True)
+        copies, buffers = copies_of(self.binding, algorithm), named_buffers(model)
+        with torch.no_grad():
+            tensors = [*(p.detach() for p in self.binding.parameters), *(b.detach() for b in buffers.values())]
+            peers = run.meet(tensors, random_states)
+        arena = own_arena(self.binding, algorithm, copies)
+        self._records = records = PackedRecords()
+        incarnation = run.incarnation
+        self._memory = memory = WorkerMemory(
+            self.binding, buffers, algorithm, arena, incarnation=incarnation, recorder=records, copies=copies
+        )
+        memory.ports = replace(
+            memory.ports,
+            worker_id=run.worker_id,
+            num_workers=run.num_workers,
+            random=Random(f"{self.seed}/{run.worker_id}"),
+            counts=run.counts,
+        )
+        memory.has_met(peers, max(1, run.incarnation) if run.is_stale else 0)
+        self.ports, self.replica, self.own_records = memory.ports, memory.replica, records.array
+        self.stopped, self.snapshot = memory.stopped, memory.snapshot
+        run.heed_signals(lambda: arena.store("abort", 1))
+        self._claims: JoinedClaims | None = None
+
+    def batches(self) -> BatchShare:
+        """As of `Membership`: the next batch number of all workers."""
+        assert self._memory.peers is not None
+        self._claims = self._run.claims(self._memory.peers.mailbox)
+        return BatchShare(self._claims, is_late=True)
+
+    def has_updates(self) -> bool:
+        """As of `Membership`: memory of its own says nothing of models that the others have."""
+        return False
+
+    def final_model(self, out: torch.Tensor, given: Given, left: LeftWeights | None) -> FinalMean | None:
+        """As of `Membership`."""
+        self.snapshot(out)
+        if self._run.leaves:
+            return FinalMean(out, float("nan"), 1)  # the others need not end because of this one
+        self._run.end()
+        # Whether every batch that this worker's place was given was claimed at the join point, by this process.
+        counts_all = not self._run.is_late and (self._claims is None or not self._claims.by_ids)
+        return self._memory.final_mean(out, self._run.deadline_s, given if counts_all else Given(-1), left)
+
+    def write_end(self, model: nn.Module, mean: FinalMean | None) -> None:
+        """As of `Membership`."""
+        if mean is not None:
+            if self._folder is not None:
+                with _or_warning():
+                    write_events(self._folder / f"events-{self.worker_id}.jsonl", self._records.array())
+                    tensor_files.save(
+                        self._folder / "model.pt", _on_cpu(model.state_dict())
+                    )  # every worker has the same
+            figures = {"consensus_distance": mean.consensus_distance, "models_in_mean": mean.num_models}
+            report(self._run, self._folder, "ended", **figures, batches_not_given=mean.num_not_given)
+
+    def close(self, *, failed: bool) -> None:
+        """As of `Membership`; raises what a signal has left to be raised."""
+        self._memory.close()
+        self._run.close()
+
+
+class _NobodyToWaitFor:
+    def gather(self, value: Any) -> list[Any]:
+        raise UsageError(
+            "Workers that join a run come and go, so worker.sum and worker.mean do not know whom to wait for: print each"
+            " worker's own figure, or start the workers with paceline.launch or torchrun."
+        )
+
+    def leave(self) -> None:
+        pass
+
+
+def _on_cpu(state: dict[str, Any]) -> dict[str, Any]:
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor):
+            state[name] = value.cpu()
+    return state  # with what PyTorch keeps beside its items

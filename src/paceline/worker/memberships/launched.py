@@ -1,0 +1,186 @@
+"""A worker that torchrun or another launcher started: memory of its own, collectives, or messages; no supervisor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.algorithms import Algorithm, registry
+from paceline.algorithms.server.client import Client
+from paceline.algorithms.server.served import Served
+from paceline.checkpoint import files as checkpoint_files
+from paceline.errors import UsageError
+from paceline.membership.environment import LaunchedEnvironment
+from paceline.membership.final_mean import FinalMean, Given, LeftWeights
+from paceline.membership.launched import LaunchedRun, check_algorithm
+from paceline.membership.peers import mailbox_part
+from paceline.records.step_record import PackedRecords
+from paceline.vectors.flat import FlatBinding, model_words
+from paceline.worker.gathering import StoreGatherer
+from paceline.worker.hosted_servers import HostedServers
+from paceline.worker.memberships.membership import BatchShare, Membership
+from paceline.worker.memberships.memory import WorkerMemory, copies_of, named_buffers, own_arena
+from paceline.worker.storage import WorkerStorage
+
+__all__ = ["LaunchedMembership"]
+
+
+class LaunchedMembership(Membership):
+    """A worker that starts with worker 0's parameters and buffers, as all do.
+
+    Buffers stay each worker's own, and worker 0's are the run's. A parameter server's shards are threads of worker 0.
+
+    Args:
+        environment: who this worker is.
+        model: the loop's.
+        algorithm: how the workers agree.
+        random_states: of the generators.
+
+    Raises:
+        UsageError: these workers cannot run the algorithm, or they disagree.
+        WorkerLostError: a worker did not come within the deadline.
+    """
+
+    def __init__(
+        self,
+        environment: LaunchedEnvironment,
+        model: nn.Module,
+        algorithm: Algorithm,
+        random_states: tuple[int, ...] = (),
+        *_: Any,
+    ) -> None:
+        self._environment = environment
+        self._algorithm = algorithm
+        self._incomplete: int | None = None  # a checkpoint that not all workers have written
+        self.worker_id, self.num_workers = environment.worker_id, environment.num_workers
+        self.random_states = random_states
+        folder, resume = environment.checkpoint, environment.resume
+        self.resumed_from = resume.name if resume is not None else ""
+        self.binding = FlatBinding(model.parameters(), on_any_device=True)
+        copies = copies_of(self.binding, algorithm)
+        spec = registry.spec(algorithm)
+        check_algorithm(spec, algorithm.needs)
+        if folder is not None and not algorithm.lockstep:
+            raise UsageError(
+                "PACELINE_CHECKPOINT is for algorithms whose workers go through rounds together, and"
+                f" {spec} has none: leave it out, or use paceline.launch, whose checkpoints are for all."
+            )
+        buffers = named_buffers(model)
+        self._storage = WorkerStorage(self.worker_id, resume, folder)
+        self._first_version = self._read_checkpoint(buffers)
+        gpu = copies.device_name if copies is not None and algorithm.needs.collectives else None
+        words = {
+            "algorithm": spec,
+            "model": model_words(model),
+            "checkpoint": self.resumed_from or "none",
+            "kind of device": self.binding.device.type,
+        }
+        self._run = run = LaunchedRun(environment, words, gpu, random_states)
+        self.tables = run.tables
+        if folder is not None and self.worker_id == 0:  # the others wait below, and save nothing before
+            checkpoint_files.clear(folder, keep=resume)
+        with torch.no_grad():
+            run.start_from_worker_0(
+                [*(p.detach() for p in self.binding.parameters), *(b.detach() for b in buffers.values())]
+            )
+        if gpu is not None:  # what is wrong with NCCL is said here, and not within a backward pass
+            run.collectives.start_all_reduce(torch.zeros(1, device=self.binding.device)).wait()
+        records = PackedRecords()
+        self._memory = memory = self._make_memory(buffers, copies, records)
+        self.ports, self.replica, self.own_records = memory.ports, memory.replica, records.array
+        self.stopped, self.snapshot = memory.stopped, memory.snapshot
+        self.gatherer = StoreGatherer(run.store, self.worker_id, self.num_workers, environment.deadline_s)
+
+    def _read_checkpoint(self, buffers: dict[str, torch.Tensor]) -> int:
+        """Gives the model the parameters and buffers that the run goes on from; returns their version."""
+        saved = self._storage.load_parameters(self.binding, self.num_workers if self._algorithm.lockstep else None)
+        if saved is None:
+            return 0
+        with torch.no_grad():
+            for parameter, view in zip(self.binding.parameters, self.binding.views(saved.x), strict=True):
+                parameter.copy_(view)
+            for name, buffer in saved.buffers.items():
+                buffers[name].copy_(buffer)
+        return saved.version
+
+    def _make_memory(self, buffers: dict[str, torch.Tensor], copies: Any, records: PackedRecords) -> WorkerMemory:
+        algorithm, run = self._algorithm, self._run
+        is_served = algorithm.needs.kind == "served"
+        places = {"num_workers": self.num_workers, "worker_id": self.worker_id} if is_served else {}
+        arena = own_arena(self.binding, algorithm, copies, **places, version=self._first_version)
+        if is_served:
+            arena.shared.is_elsewhere = True
+            self.binding.read(arena.shared.x)
+        memory = WorkerMemory(
+            self.binding, buffers, algorithm, arena, storage=self._storage, recorder=records, copies=copies
+        )
+        run.collectives.counts = memory.ports.counts
+        memory.ports = replace(
+            memory.ports,
+            worker_id=self.worker_id,
+            num_workers=self.num_workers,
+            random=Random(f"{self.seed}/{self.worker_id}"),
+            collectives=run.collectives if algorithm.needs.collectives else None,
+        )
+        self._servers: HostedServers | None = None
+        if algorithm.needs.mailbox:
+            host, key = run.address()
+            store = mailbox_part(run.store)
+            if isinstance(algorithm, Served) and memory.ports.num_servers and not self.worker_id:
+                self._servers = HostedServers(algorithm, arena, store, self.seed, host=host, key=key)
+            memory.meet(store, host, key)
+        return memory
+
+    def restore(self, optimizer: torch.optim.Optimizer) -> int:
+        """As of `Membership`."""
+        return self._storage.load_worker(optimizer, self.ports.shared)
+
+    def batches(self) -> BatchShare:
+        """As of `Membership`."""
+        return BatchShare(self._run.claims())
+
+    def begin_epoch(
+        self, epoch: int, first_batch: int, optimizer: torch.optim.Optimizer, taken: int, *, leads: bool
+    ) -> None:
+        """As of `Membership`; every epoch is saved, if any is."""
+        if epoch and self._environment.checkpoint is not None:
+            own_model = self.ports.shared if self._algorithm.gossip else None
+            values = (lambda: self._memory.parameters(first_batch)) if leads else None
+            self._storage.save(first_batch, optimizer, taken, own_model, values)
+            self._incomplete = first_batch if leads else self._incomplete
+
+    def complete_checkpoint(self) -> None:
+        """As of `Membership`."""
+        if self._incomplete is not None and self._storage.complete(self._incomplete, self.num_workers):
+            self._incomplete = None
+
+    def has_updates(self) -> bool:
+        """As of `Membership`; memory of its own says nothing of models that the others have."""
+        return not self._algorithm.gossip and self.ports.shared.version > self._first_version
+
+    def final_model(self, out: torch.Tensor, given: Given, left: LeftWeights | None) -> FinalMean | None:
+        """As of `Membership`."""
+        self.snapshot(out)
+        mean = None
+        if self.ports.num_servers:
+            Client(self.ports).final()
+            out.copy_(self.ports.shared.x)
+        if self._algorithm.gossip:
+            mean = self._memory.final_mean(out, self._environment.deadline_s, given, left)
+        sends_left = self._algorithm.gossip and self._algorithm.needs.mailbox  # with the mean
+        if not sends_left and self._run.hears_of_left(left is not None):
+            if left is not None:
+                out.copy_(left.x)
+            self._run.start_from_worker_0([out, *(one.detach() for one in self._memory.buffers.values())])
+        return mean
+
+    def close(self, *, failed: bool) -> None:
+        """As of `Membership`."""
+        self._memory.close()
+        self._run.close(failed=failed)
+        if self._servers is not None:
+            self._servers.close()

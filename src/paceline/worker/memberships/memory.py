@@ -1,0 +1,214 @@
+"""A worker's model, the arena that its parameters lie in, and what its program is given of that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.algorithms import Algorithm, registry
+from paceline.checkpoint import contents as checkpoint
+from paceline.errors import UsageError
+from paceline.loop.replica import AttachedReplica
+from paceline.membership.final_mean import FinalMean, Given, LeftWeights, take_final_mean
+from paceline.membership.peers import Peers
+from paceline.memory.arena import Arena, plan_arena
+from paceline.memory.private import PrivateVector
+from paceline.memory.segment import Segment
+from paceline.ports.ports import Ports, Storage
+from paceline.replica.base import Recorder
+from paceline.replica.buckets import bucket_bytes_for
+from paceline.system.clock import RealClock
+from paceline.transport.device import DeviceCopies, StagedMailbox, device_copies
+from paceline.vectors.flat import FlatBinding
+
+__all__ = ["WorkerMemory", "copies_of", "named_buffers", "own_arena"]
+
+
+def named_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The model's buffers, by their names in arenas and checkpoints."""
+    return {f"buffer {name}": buffer for name, buffer in model.named_buffers()}
+
+
+class WorkerMemory:
+    """What a worker holds of the memory in which it trains: the run's, or its own.
+
+    Args:
+        binding: the model's parameters.
+        buffers: the model's, by name.
+        algorithm: how the workers agree.
+        arena: the memory.
+        seed: of the run.
+        incarnation: of the worker.
+        storage: of the program; None: nothing outlives it.
+        recorder: takes the records; None: nobody reads them.
+        slow: how many times as long gradients take.
+        copies: to and from the GPU that the model is on; None: it is on the CPU.
+
+    Attributes:
+        ports: what the worker's program is given.
+        peers: the other workers, once met.
+    """
+
+    def __init__(
+        self,
+        binding: FlatBinding,
+        buffers: dict[str, torch.Tensor],
+        algorithm: Algorithm,
+        arena: Arena,
+        seed: int = 0,
+        incarnation: int = 0,
+        storage: Storage | None = None,
+        recorder: Recorder | None = None,
+        slow: float = 1.0,
+        copies: DeviceCopies | None = None,
+    ) -> None:
+        self.binding = binding
+        self.buffers = buffers
+        self.algorithm = algorithm
+        self.arena = arena
+        self.copies = copies
+        self.peers: Peers | None = None
+        self._clock = RealClock()
+        self.ports: Ports[Any] = replace(arena.ports(self._clock, seed), storage=storage)
+        self._incarnation, self._recorder, self._slow = incarnation, recorder, slow
+
+    def stopped(self) -> bool:
+        """Whether the run is being stopped."""
+        return self.arena.load("abort") != 0
+
+    def snapshot(self, out: torch.Tensor) -> int:
+        """Copies the newest parameters into `out` (P,); returns their version."""
+        return self.arena.shared.snapshot(out)
+
+    def parameters(self, next_batch: int) -> checkpoint.Parameters:
+        """A copy of the parameters and buffers as they are now, for a checkpoint that goes on at `next_batch`."""
+        x = torch.empty(self.binding.num_elements, dtype=self.binding.dtype)
+        version = self.snapshot(x)
+        buffers = {name: buffer.detach().to("cpu", copy=True) for name, buffer in self.buffers.items()}
+        return checkpoint.Parameters(x, version, next_batch, buffers)
+
+    def meet(self, store: Any, host: str | None = None, key: Path | None = None) -> None:
+        """Meets the other workers, and the servers, in a store."""
+        peers = Peers(
+            store,
+            self.ports.worker_id,
+            self.ports.num_workers,
+            self.ports.counts,
+            self.stopped,
+            incarnation=self._incarnation,
+            num_servers=self.arena.plan.num_server_programs,
+            host=host,
+            key=key,
+        )
+        self.has_met(peers, self._incarnation)
+
+    def has_met(self, peers: Peers, incarnation: int) -> None:
+        """From now on the program talks to these; `incarnation`: as which it does."""
+        self.peers = peers
+        mailbox: Any = peers.mailbox
+        if self.copies is not None:
+            peers.concurrency.around = self.copies.here()
+            mailbox = StagedMailbox(peers.mailbox, self.copies)
+        self.ports = replace(self.ports, mailbox=mailbox, concurrency=peers.concurrency, incarnation=incarnation)
+
+    def base_arguments(self) -> dict[str, Any]:
+        """What `BaseReplica` needs."""
+        needs, peers = self.algorithm.needs, self.peers
+        return {
+            "binding": self.binding,
+            "recorder": self._recorder,
+            "waits": [*self.arena.waits(self._clock), *((peers.mailbox, peers.concurrency) if peers else ())],
+            "staleness": self.arena.staleness if needs.staleness_counts else None,
+            "stopped": self.stopped,
+            "counts": self.ports.counts if needs.mailbox or needs.collectives else None,
+            "incarnation": self._incarnation,
+            "bucket_bytes": bucket_bytes_for(self.ports.num_workers, needs.bucket_bytes),
+            "slow": self._slow,
+        }
+
+    def replica(self, optimizer: torch.optim.Optimizer) -> AttachedReplica:
+        """The replica of a user's loop."""
+        alone, lockstep = self.ports.num_workers == 1, self.algorithm.lockstep
+        return AttachedReplica(optimizer, alone=alone, lockstep=lockstep, **self.base_arguments())
+
+    def final_mean(
+        self, out: torch.Tensor, deadline_s: float, given: Given, left: LeftWeights | None
+    ) -> FinalMean | None:
+        """Replaces `out` (P,) by the mean of all workers' models, without a supervisor."""
+        ports, buffers = self.ports, [one.detach() for one in self.buffers.values()]
+        if out.is_cpu or self.peers is None:
+            return take_final_mean(ports, out, deadline_s, given, buffers, left)
+        host = out.cpu()  # who collects has all models at once, for which a GPU may be too small
+        if left is not None:
+            left = LeftWeights(left.x.cpu(), [one.cpu() for one in left.buffers])
+        ports = replace(ports, mailbox=self.peers.mailbox)
+        mean = take_final_mean(ports, host, deadline_s, given, buffers, left)
+        out.copy_(host)
+        return mean
+
+    def close_peers(self) -> None:
+        """Says goodbye to the other workers."""
+        if self.peers is not None:
+            self.peers.close()
+            self.peers = None
+
+    def close(self) -> None:
+        """Gives the model memory of its own again."""
+        self.close_peers()
+        self.binding.release()
+
+
+def copies_of(
+    binding: FlatBinding, algorithm: Algorithm, kinds: Sequence[str] = ("replicated",)
+) -> DeviceCopies | None:
+    """Copies to and from the GPU that the model is on; None: it is on the CPU.
+
+    Raises:
+        UsageError: the algorithm's kind of parameters is none of the `kinds` that may lie on a GPU.
+    """
+    copies = device_copies(binding.device)
+    if copies is not None and algorithm.needs.kind not in kinds:
+        raise UsageError(
+            f"{registry.spec(algorithm)} keeps the parameters in the CPU's memory: move the model there with model.cpu(), or"
+            " choose all-reduce, local-sgd, d-psgd or ad-psgd, which train on GPUs."
+        )
+    return copies
+
+
+def own_arena(
+    binding: FlatBinding,
+    algorithm: Algorithm,
+    copies: DeviceCopies | None = None,
+    *,
+    num_workers: int = 1,
+    worker_id: int = 0,
+    version: int = 0,
+) -> Arena:
+    """Memory of this worker's own, with the model's parameters: what others get is sent. On a GPU they stay there.
+
+    Args:
+        binding: the model's parameters.
+        algorithm: how the workers agree.
+        copies: as of `WorkerMemory`.
+        num_workers: that are to have places in it: all, where servers have the vector.
+        worker_id: which of these is this worker's.
+        version: of the parameters.
+    """
+    plan = plan_arena(
+        algorithm.needs, num_workers=num_workers, num_elements=binding.num_elements, dtype=binding.dtype, extra={}
+    )
+    arena = Arena(Segment.create(plan.size_bytes), plan, participant_id=worker_id)
+    x = binding.zeros()
+    binding.read(x)
+    if copies is not None:
+        arena.shared = PrivateVector(x, version)
+    else:
+        arena.shared.initialise(x, version)
+    if plan.store is not None:
+        arena.shared_store().begin()
+    return arena

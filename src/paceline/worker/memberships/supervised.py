@@ -1,0 +1,270 @@
+"""A worker of `launch` or `train`: processes of ours, or threads, on one shared memory, and a supervisor that watches them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.algorithms import Algorithm, registry
+from paceline.checkpoint import contents as checkpoint
+from paceline.errors import PeerLostError, UsageError
+from paceline.evaluation.channel import EvaluationChannel
+from paceline.evaluation.user import Evaluate, loop_evaluator
+from paceline.membership.environment import SupervisedEnvironment, call_at_end
+from paceline.membership.final_mean import FinalMean, Given, LeftWeights
+from paceline.membership.tables import SharedTables, table_shapes
+from paceline.memory.arena import Arena
+from paceline.ports.ports import Message
+from paceline.ports.shared import AVERAGE
+from paceline.transport.device import device_copies
+from paceline.vectors.flat import FlatBinding
+from paceline.vectors.half_types import sum_type
+from paceline.worker.evaluation_process import begin_evaluations
+from paceline.worker.gathering import SupervisedGatherer
+from paceline.worker.memberships.membership import BatchShare, Membership
+from paceline.worker.memberships.memory import WorkerMemory, named_buffers
+from paceline.worker.process import Hello, join_run
+from paceline.worker.storage import WorkerStorage
+
+__all__ = ["SupervisedMembership"]
+
+_STOPPED_DEADLINE_S = 20.0  # for the others, once the run is being stopped
+_LOOK_EVERY_S = 1e-3
+
+
+class SupervisedMembership(Membership):
+    """A worker whose model lies in the run's shared memory.
+
+    Buffers (running statistics) are one shared copy that all workers write, the last writer winning; in lockstep every worker
+    keeps its own, and worker 0's are the run's.
+
+    Args:
+        environment: who this worker is.
+        model: its trainable parameters become views of the shared vector.
+        algorithm: how the workers agree.
+        random_states: of the generators; threads share these, so that nobody compares them.
+        evaluate: the loop's; worker 0 starts who calls it, where the launcher wants evaluations.
+        shared_state: shapes of optimizer state that all workers share, by name; empty: each keeps its own.
+        is_evaluated_elsewhere: the supervisor's side evaluates, and needs no `evaluate`.
+
+    Attributes:
+        arena: the run's memory.
+
+    Raises:
+        UsageError: the model is on a GPU; or the launcher wants a target accuracy, and there is no `evaluate`.
+    """
+
+    def __init__(
+        self,
+        environment: SupervisedEnvironment,
+        model: nn.Module,
+        algorithm: Algorithm,
+        random_states: tuple[int, ...] = (),
+        evaluate: Evaluate | None = None,
+        shared_state: dict[str, tuple[tuple[int, ...], torch.dtype]] | None = None,
+        is_evaluated_elsewhere: bool = False,
+    ) -> None:
+        self._environment = environment
+        self._algorithm = algorithm
+        self.worker_id, self.num_workers = environment.worker_id, environment.num_workers
+        self.incarnation, self.seed = environment.incarnation, environment.seed
+        self.has_own_process, self.done_before = environment.own_process, environment.done_before
+        self.random_states = random_states if environment.own_process else ()
+        self.resumed_from = environment.resume.name if environment.resume is not None else ""
+        self.binding = FlatBinding(model.parameters(), on_any_device=True)
+        if device_copies(self.binding.device) is not None:
+            raise UsageError(
+                "Workers of paceline.launch share the CPU's memory: move the model there with model.cpu(), or start them with"
+                " torchrun, under which all-reduce, local-sgd, d-psgd and ad-psgd train on GPUs (ad-psgd also with --join)."
+            )
+        goal, evaluator = environment.goal, None
+        if goal is not None and not is_evaluated_elsewhere:
+            goal.check(evaluate)
+            if evaluate is not None and self.worker_id == 0:
+                evaluator = loop_evaluator(model, evaluate, needs_accuracy=goal.target_accuracy is not None)
+        is_evaluated = is_evaluated_elsewhere or (goal is not None and evaluate is not None)
+        self._shared_state = shared_state or {}
+        self._buffers = named_buffers(model)
+        self._averages = [n for n, b in self._buffers.items() if b.is_floating_point() and algorithm.needs.averaged]
+        resume, folder, tell = environment.resume, environment.checkpoint, environment.supervisor.send
+        self._storage = WorkerStorage(self.worker_id, resume, folder, tell)
+        hello = self._hello(EvaluationChannel.EXTRA if is_evaluated else {})
+        self.arena = join_run(environment, hello, self._write_initial, self._tell)
+        if not (algorithm.lockstep and self.worker_id):
+            for name, buffer in self._buffers.items():
+                buffer.data = self.arena.extra(name)
+        self._memory = memory = WorkerMemory(
+            self.binding,
+            self._buffers,
+            algorithm,
+            self.arena,
+            self.seed,
+            self.incarnation,
+            self._storage,
+            self.arena.ring(self.worker_id),
+            environment.slow.get(self.worker_id, 1.0),
+        )
+        if algorithm.needs.mailbox:
+            memory.meet(self.arena.shared_store())
+        self.ports, self.replica, self.base_arguments = memory.ports, memory.replica, memory.base_arguments
+        self.stopped, self.snapshot = memory.stopped, memory.snapshot
+        self.gatherer = SupervisedGatherer(environment.supervisor, self.stopped)
+        if is_evaluated:
+            self.tell_epoch = EvaluationChannel(self.arena).tell_epoch
+        if evaluator is not None:
+            call_at_end(begin_evaluations(self.arena, evaluator, own_process=environment.own_process).join)
+
+    # The beginning
+
+    def _hello(self, extra: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> Hello:
+        extra = {name: (tuple(b.shape), b.dtype) for name, b in self._buffers.items()} | extra | self._shared_state
+        extra |= {AVERAGE + name: (extra[name][0], sum_type(extra[name][1])) for name in self._averages}
+        return Hello(
+            algorithm=registry.spec(self._algorithm),
+            num_elements=self.binding.num_elements,
+            num_parameters=self.binding.num_parameters,
+            dtype=self.binding.dtype,
+            shapes=tuple(self.binding.describe()),
+            extra=extra | table_shapes(self.num_workers),
+        )
+
+    def _write_initial(self, arena: Arena, x: torch.Tensor) -> None:
+        """The parameters that the run starts from, into `x` (P,): the model's own, or the checkpoint's."""
+        resume, buffers = self._environment.resume, self._buffers
+        saved = self._storage.load_parameters(self.binding, self.num_workers if self._algorithm.lockstep else None)
+        if saved is not None and resume is not None:
+            x.copy_(saved.x)
+            buffers = saved.buffers
+            if self._shared_state:
+                self._write_shared_state(arena, checkpoint.load_optimizer_state(resume))
+        else:
+            self.binding.read(x)
+        for name, buffer in buffers.items():
+            arena.extra(name).copy_(buffer)
+        for name in self._averages:
+            arena.extra(AVERAGE + name).copy_(buffers[name])
+
+    def _write_shared_state(self, arena: Arena, saved: dict[int, dict[str, torch.Tensor]]) -> None:
+        for name in self._shared_state:
+            _, index, key = name.split(" ")
+            value = saved.get(int(index), {}).get(key)
+            if value is not None:
+                arena.extra(name).copy_(value)
+
+    def _tell(self, arena: Arena) -> None:
+        self.tables = SharedTables(arena.extra, self.worker_id)
+        self.tables.tell_random_states(self.random_states)
+
+    def share_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """Puts the optimizer's state into shared memory: one momentum, one Adam step for all workers."""
+        for name in self._shared_state:
+            _, index, key = name.split(" ")
+            parameter = optimizer.param_groups[0]["params"][int(index)]
+            optimizer.state[parameter][key] = self.arena.extra(name)
+
+    def restore(self, optimizer: torch.optim.Optimizer, expect: Callable[[int], None] = lambda _: None) -> int:
+        """As of `Membership`; `expect` is called before, with how many parameters the first group had."""
+        return self._environment.taken + self._storage.load_worker(optimizer, self.arena.shared, expect)
+
+    def batches(self) -> BatchShare:
+        """As of `Membership`."""
+        first, done = self.arena.load("next_batch"), self._environment.batches_done
+        return BatchShare(self.arena.epoch_claims(), first, done, is_late=self.incarnation > 0)
+
+    # Checkpoints
+
+    def begin_epoch(
+        self, epoch: int, first_batch: int, optimizer: torch.optim.Optimizer, taken: int, *, leads: bool
+    ) -> None:
+        """As of `Membership`."""
+        if epoch and self._environment.checkpoint is not None:
+            self.arena.store("epoch", max(epoch, self.arena.load("epoch")))
+            self.save_epoch(epoch, first_batch, optimizer, taken, parameters=leads)
+
+    def save_epoch(
+        self, epoch: int, number: int, optimizer: torch.optim.Optimizer, taken: int, *, parameters: bool
+    ) -> None:
+        """Saves this worker's part of checkpoint `number`, if the supervisor wants one as this epoch begins."""
+        if self._environment.checkpoint is None or self.arena.load("checkpoint_epoch") not in (-1, epoch):
+            return
+        kept = self.arena.epoch_claims().least_kept()  # claimed ahead by a worker that is still in the epoch before
+        next_batch = number if kept is None else min(kept, number)
+        values = (lambda: self._memory.parameters(next_batch)) if parameters else None
+        if self._storage.save(number, optimizer, taken, self._own_model, values) and parameters:
+            for server in range(self.ports.num_servers):
+                assert self.ports.mailbox is not None
+                with contextlib.suppress(PeerLostError):  # this checkpoint then stays incomplete
+                    self.ports.mailbox.send(self.num_workers + server, Message("save", number))
+
+    def save_end(self, optimizer: torch.optim.Optimizer, taken: int) -> None:
+        """As of `Membership`; the supervisor saves the parameters."""
+        if self._environment.checkpoint is not None:
+            self._storage.save(None, optimizer, taken, self._own_model)
+
+    @property
+    def _own_model(self) -> Any:
+        return self.arena.shared if self._algorithm.gossip else None
+
+    # The end
+
+    def has_updates(self) -> bool:
+        """As of `Membership`; versions of models of their own count averages, too."""
+        shared = self.arena.shared
+        return any(shared.updates()) if self._algorithm.gossip else shared.version > self.arena.load("initial_version")
+
+    def final_model(self, out: torch.Tensor, given: Given, left: LeftWeights | None) -> FinalMean | None:
+        """As of `Membership`.
+
+        Nobody waits for workers that have died and are not replaced; once the run is being stopped, for none longer than 20 s.
+        """
+        arena, until_s = self.arena, float("inf")
+
+        def wait_for(is_over: Callable[[], Any]) -> None:
+            nonlocal until_s
+            while not is_over():
+                if self.stopped():
+                    until_s = min(until_s, time.monotonic() + _STOPPED_DEADLINE_S)
+                if time.monotonic() > until_s:
+                    return
+                time.sleep(_LOOK_EVERY_S)
+
+        if not self.ports.num_servers:
+            # Servers write their last checkpoint when all have left, with what is the run's by then.
+            self._memory.close_peers()
+        if arena.collectives is not None:
+            arena.collectives.mark_lost(self.worker_id)  # who waits in a round for this worker need not go on waiting
+        arena.mark_ended(self.worker_id)
+        wait_for(arena.all_ended)
+        if left is not None:
+            self._put_left(left)
+        if self.worker_id == 0:
+            arena.store("final", 1)
+        wait_for(lambda: arena.load("final"))
+        with torch.no_grad():
+            for name, buffer in self._buffers.items():
+                buffer.copy_(arena.extra(name))
+        if self._algorithm.needs.kind == "replicated" and not self._algorithm.gossip:
+            arena.shared.model(0, out)  # worker 0's: in a run that was stopped, another may have made an update more
+        else:
+            self.snapshot(out)
+        return None
+
+    def _put_left(self, left: LeftWeights) -> None:
+        self.arena.shared.replace(left.x)
+        for name, value in zip(self._buffers, left.buffers, strict=True):
+            for place in (name, AVERAGE + name):
+                if place in self.arena.plan.extra:
+                    self.arena.extra(place).copy_(value)
+
+    def close(self, *, failed: bool = False) -> None:
+        """As of `Membership`; the shared memory goes when its last user does."""
+        self.arena.add("unresolved_exchanges", self.ports.counts.unresolved_exchanges)
+        self._memory.close()
+        self.arena.mark_gone(self.worker_id)
+        for buffer in self._buffers.values():
+            buffer.data = buffer.data.clone()

@@ -1,0 +1,226 @@
+"""The site's pages do what they say: every block runs, or is at least a command that there is."""
+
+import ast
+import inspect
+import json
+import re
+import tomllib
+
+import pytest
+
+import paceline
+from paceline.integrations import sklearn as sklearn_estimators
+from paceline.simulator.cluster import Cluster
+from paceline.study.study_file import read_study
+from paceline.tasks.load import BUILT_IN
+
+from .conftest import ROOT
+from .snippets import NOT_RUN, blocks, parse_command, python_blocks, run_python, run_session, sessions
+
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    path for path in DOCS.rglob("*.md") if path.relative_to(DOCS).parts[0] not in ("cards", "generated", "measured")
+)
+TEXTS = {path.relative_to(DOCS).as_posix(): path.read_text() for path in PAGES}
+# What a fragment takes for granted.
+BEFORE = {
+    "your_loop.md": "import torch\nmodel = torch.nn.Linear(2, 1)\n"
+    "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nloader = [(torch.zeros(1, 2), torch.zeros(1))]\n",
+}
+PYTHON = [(page, number, *block) for page, text in TEXTS.items() for number, block in enumerate(python_blocks(text))]
+SESSIONS = [(page, *session) for page, text in TEXTS.items() for session in sessions(text)]
+COMMANDS = [
+    (page, line)
+    for page, text in TEXTS.items()
+    for block in blocks(text, "sh")
+    for line in block.splitlines()
+    if line and not line.startswith("#")
+]
+
+
+@pytest.fixture(scope="module")
+def done():
+    """Commands that have run: pages share them, and their folders."""
+    return set()
+
+
+@pytest.mark.parametrize(("page", "number", "code", "output"), PYTHON, ids=[f"{one[0]}-{one[1]}" for one in PYTHON])
+def test_python(page, number, code, output, shell):
+    run_python(BEFORE.get(page, "") + code, shell, output)
+
+
+@pytest.mark.parametrize(("page", "command", "output"), SESSIONS, ids=[f"{one[0]}-{one[1][:50]}" for one in SESSIONS])
+def test_console(page, command, output, shell, done):
+    if "--cluster cluster.toml" in command:
+        (shell.folder / "cluster.toml").write_text(blocks(TEXTS[page], "toml")[0])
+    if page == "sparse.md":
+        (shell.folder / "block.py").write_text(python_blocks(TEXTS[page])[1][0])
+        shell("python block.py")
+    if command not in done:
+        run_session(command, output, shell)
+        done.add(command)
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[f"{one[0]}-{one[1][:50]}" for one in COMMANDS])
+def test_commands_for_several_machines_have_options_that_there_are(page, line):
+    assert parse_command(line) or re.match(r"[A-Z_=:.\d ]*\S+ .*python train\.py|PACELINE_\w+=", line), line
+
+
+def test_every_block_is_of_a_kind_that_is_tested():
+    kinds = {kind for text in TEXTS.values() for kind in re.findall(r"^```([a-z]\w*)$", text, re.MULTILINE)}
+    assert kinds <= {"python", "console", "sh", "toml", "text", "diff"}
+
+
+def test_files_in_toml_are_read(tmp_path):
+    (cluster,) = blocks(TEXTS["simulate.md"], "toml")
+    (tmp_path / "cluster.toml").write_text(cluster)
+    assert Cluster.load(tmp_path / "cluster.toml").factor(0) == 10
+    (study,) = blocks(TEXTS["studies.md"], "toml")
+    (tmp_path / "study.toml").write_text(study)
+    assert read_study(tmp_path / "study.toml").question == tomllib.loads(study)["question"]
+
+
+def test_the_diff_is_the_loop_of_the_first_page():
+    (diff,) = blocks(TEXTS["index.md"], "diff")
+    added = [line[1:].strip() for line in diff.splitlines() if line.startswith("+")]
+    assert len(added) == 2
+    shown = next(code for code, _ in python_blocks(TEXTS["start.md"]) if "pl.launch(" in code)
+    assert all(line in shown for line in added)
+    assert (ROOT / "README.md").read_text().count(diff) == 1
+
+
+def test_the_measured_table_is_the_benchmark_s():
+    text = TEXTS["which_algorithm.md"]
+    shown = text[text.index("<!-- which_algorithm: begin -->") : text.index("<!-- which_algorithm: end -->")]
+    measured = (ROOT / "benchmarks" / "results" / "which_algorithm.md").read_text()
+    rows = [line for line in measured.splitlines() if line.startswith("|")]
+    assert len(rows) > 6
+    assert all(row in shown for row in rows)
+
+
+def test_the_table_of_a_slow_machine_is_the_simulation_s():
+    text = TEXTS["which_algorithm.md"]
+    measured = (ROOT / "benchmarks" / "fidelity" / "slow_worker.md").read_text()
+    for slower in ("2x", "10x", "100x"):
+        first = re.search(rf"^\| {slower} \| (.*) \|$", measured, re.MULTILINE)[1].split(" | ")
+        assert f"| {slower} | {first[0]} | {first[1]} | {first[3]} | {first[4]} |" in text
+
+
+def test_the_first_picture_and_what_is_said_of_it_are_the_head_to_head_s(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from contest import picture, results, tables
+
+    folder = ROOT / "benchmarks" / "results"
+    records = [json.loads(line) for line in (folder / "head_to_head.jsonl").read_text().splitlines()]
+    target = records[0]["target"]
+    said = results.summary(records, target)
+    text = TEXTS["which_algorithm.md"]
+    shown = text[text.index("<!-- head_to_head: begin -->") : text.index("<!-- head_to_head: end -->")]
+    assert shown.split()[4:] == said.split()
+    page = (folder / "head_to_head.md").read_text()
+    assert said in " ".join(page.split())
+    for scene in tables.SCENES:
+        if tables.of(records, scene=scene):
+            assert "\n".join(tables.table(records, scene, target)) in page
+    for theme, drawn in picture.pictures(records, target).items():
+        assert (DOCS / f"head-to-head-{theme}.svg").read_text() == drawn
+    medians = re.findall(r"`ad-psgd` reached 96 % after ([\d.]+) s", said)
+    assert len(medians) == 3
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert (
+        "`ad-psgd` reached 96 % after {} s with all workers alike, {} s with one of them ten times as slow, and {} s".format(
+            *medians
+        )
+        in readme
+    )
+
+
+def test_the_sparse_default_is_told_from_the_paper_s_hogwild_with_the_benchmark_s_figures():
+    page = (ROOT / "benchmarks" / "results" / "sparse.md").read_text()
+    gains = {
+        (data, how): re.search(rf"^\| {data}: 2 threads, {how}, .*?\*\*([\d.]+)\*\*", page, re.MULTILINE)[1]
+        for data in ("skewed data", "no hot features")
+        for how in ("copies merged", "all shared")
+    }
+    assert len(gains) == 4
+    for text in (TEXTS["sparse.md"], sklearn_estimators.__doc__):
+        about = text[text.index("Differences from the Hogwild! paper") :][:900]
+        assert all(gain in about for gain in gains.values()), gains
+        assert 'discipline="shared"' in about
+    assert inspect.signature(sklearn_estimators.HogwildClassifier).parameters["discipline"].default == "copies"
+
+
+def test_files_that_pages_name_exist():
+    named = {(page, file) for page, text in TEXTS.items() for file in re.findall(r"`([\w/]+/\w+\.py)`", text)}
+    assert len(named) > 40
+    for page, file in named:
+        assert (ROOT / file).exists() or (ROOT / "src" / "paceline" / file).exists(), (page, file)
+
+
+def test_commands_that_another_test_runs_are_its_own():
+    text = (ROOT / "tests" / "documentation" / "test_examples.py").read_text()
+    assert f'"{NOT_RUN[1]}"' in text
+    assert NOT_RUN[0] in (ROOT / "examples" / "my_task.py").read_text()
+
+
+def test_tasks_that_come_along_are_named():
+    assert all(f"`{name}`" in TEXTS["command_line.md"] for name in BUILT_IN)
+
+
+def test_every_field_that_is_explained_exists(shell, done):
+    path = shell.folder / "runs" / "one" / "result.json"  # of a command on the first page, if that has run
+    if not path.exists():
+        shell("paceline train --algorithm leashed --epochs 1 --out runs/one")
+    served = '"parameter-server(average=0.9)" --inject-staleness 2'
+    shell(f"paceline train --algorithm {served} --epochs 1 --out runs/served")
+    result = path.read_text() + (shell.folder / "runs" / "served" / "result.json").read_text()
+    first_cells = [line.split("|")[1] for line in TEXTS["result_json.md"].splitlines() if line.startswith("| `")]
+    fields = re.findall(r"`(\w+)`", " ".join(first_cells))
+    assert len(fields) > 40
+    assert all(f'"{field}"' in result for field in fields)
+
+
+def test_messages_that_are_explained_are_those_of_the_code():
+    said = [
+        "\0".join(part.value if isinstance(part, ast.Constant) else "" for part in parts)
+        for file in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        for parts in ([node] if isinstance(node, ast.Constant) and isinstance(node.value, str) else [],
+                      node.values if isinstance(node, ast.JoinedStr) else [])
+        if parts
+    ]  # fmt: skip
+    messages = [
+        heading for heading in re.findall(r"^## (.*)$", TEXTS["faq.md"], re.MULTILINE) if not heading.endswith("?")
+    ]
+    assert len(messages) > 12
+    for message in messages:
+        pieces = [piece for piece in message.split("...") if len(piece) > 3]
+        assert any(all(piece in one for piece in pieces) for one in said), message
+
+
+def test_words_that_a_page_sets_apart_are_in_the_glossary():
+    (entries,) = re.findall(r"^```\{glossary\}\n(.*?)^```$", TEXTS["glossary.md"], re.DOTALL | re.MULTILINE)
+    terms = {term for line in entries.splitlines() if line and line[0] != " " for term in line.split(", ")}
+    assert len(terms) > 100
+    for page, text in TEXTS.items():
+        if page.startswith("concepts/"):
+            plain = re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)
+            for word in re.findall(r"(?<![*\w])\*([a-z-]+(?: [a-z-]+)?)\*(?!\*)", plain):
+                assert word in terms or word.removesuffix("s") in terms, (page, word)
+
+
+def test_versions_and_exports_are_named():
+    named = TEXTS["api.md"]
+    for name in (
+        "attach",
+        "launch",
+        "simulate",
+        "train",
+        "simulate_task",
+        "Cluster",
+        "Faults",
+        "RunData",
+        "TrainConfig",
+    ):
+        assert name in paceline.__all__
+        assert f":: {name}\n" in named

@@ -1,0 +1,52 @@
+"""A run whose evaluating process has died says why, once its supervisor has learnt what became of worker 0."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from paceline.algorithms import registry
+from paceline.evaluation.channel import EvaluationChannel
+from paceline.evaluation.goal import Goal
+from paceline.memory.arena import Arena, plan_arena
+from paceline.memory.segment import Segment
+from paceline.run.goal_watcher import GoalWatcher
+from paceline.worker.supervised import Outcome
+
+
+@pytest.fixture
+def run():
+    """A run, its watcher, and a process that was to evaluate it and has ended."""
+    needs = registry.build("locked").needs
+    plan = plan_arena(needs, num_workers=1, num_elements=64, dtype=torch.float32, extra=EvaluationChannel.EXTRA)
+    arena = Arena(Segment.create(plan.size_bytes), plan, participant_id=1)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    EvaluationChannel(arena).tell_process(gone.pid)
+    outcome = Outcome()
+    recording = SimpleNamespace(
+        supervisor=SimpleNamespace(arena=arena, outcome=outcome),
+        goal=Goal(),
+        samples=0,
+        is_at_goal=lambda: False,
+    )
+    watcher = GoalWatcher(recording)
+    yield SimpleNamespace(watcher=watcher, outcome=outcome)
+    watcher.close()
+
+
+def test_its_death_may_be_seen_before_that_of_worker_0(run):
+    run.watcher.tick()
+    assert run.outcome.notes == []
+    run.outcome.workers_lost.append(0)
+    run.watcher.tick()
+    run.watcher.tick()
+    assert run.outcome.notes == ["Evaluations have ended with worker 0."]
+
+
+def test_where_worker_0_lives_the_process_alone_is_named(run):
+    run.watcher.tick()
+    run.watcher.end()
+    assert run.outcome.notes == ["Evaluations have ended, as the process that made them is gone."]

@@ -1,0 +1,98 @@
+"""Each way of being in a run gives a loop all that it may ask of its run."""
+
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+import paceline as pl
+from paceline.algorithms import registry
+from paceline.membership import elastic
+from paceline.membership.environment import Invitation, LaunchedEnvironment
+from paceline.worker.memberships.elastic import ElasticMembership
+from paceline.worker.memberships.entry import enter
+from paceline.worker.memberships.launched import LaunchedMembership
+from paceline.worker.memberships.membership import Membership
+from processes.join_programs import free_address
+
+ASKED_FOR = {*Membership.__annotations__, *(name for name, _ in inspect.getmembers(Membership, inspect.isfunction))}
+PUBLIC = {name for name in ASKED_FOR if not name.startswith("_")}
+
+
+def made():
+    model = nn.Linear(3, 2)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def alone(monkeypatch):
+    with pl.attach(*made()) as worker:
+        yield worker._membership
+
+
+def attached_by(start):
+    """The membership of a worker that this function started."""
+
+    def member(monkeypatch):
+        found = []
+
+        def program():
+            model, optimizer = made()
+            with pl.attach(model, optimizer, algorithm="hogwild") as worker:
+                found.append(worker._membership)
+                for x in worker.batches([torch.ones(4, 3)] * 2):
+                    optimizer.zero_grad()
+                    model(x).mean().backward()
+                    optimizer.step()
+
+        start(program)
+        yield found[0]
+
+    return member
+
+
+def launched(monkeypatch):
+    host, _, port = free_address().rpartition(":")
+    monkeypatch.setenv("MASTER_ADDR", host)
+    monkeypatch.setenv("MASTER_PORT", port)
+    member = LaunchedMembership(LaunchedEnvironment(deadline_s=60.0), made()[0], registry.build("all-reduce"))
+    yield member
+    member.close(failed=False)
+
+
+def joined(monkeypatch):
+    monkeypatch.setattr(elastic, "_joined", False)
+    model, algorithm = made()[0], registry.build("ad-psgd")
+    entry = enter(Invitation(address=free_address(), of=1, deadline_s=60.0), model, algorithm)
+    member = entry.join(model, algorithm, (), None)
+    assert isinstance(member, ElasticMembership)
+    yield member
+    member.close(failed=False)
+
+
+WAYS = {
+    "alone": alone,
+    "supervised": attached_by(lambda program: pl.launch(program, workers=1, backend="threads")),
+    "launched": launched,
+    "joined": joined,
+    "simulated": attached_by(lambda program: pl.simulate(program, workers=1)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_membership_has_all_that_a_loop_may_ask_for(way, monkeypatch):
+    assert {"ports", "binding", "snapshot", "final_model", "close"} <= PUBLIC, "the protocol is there"
+    for member in WAYS[way](monkeypatch):
+        missing = {name for name in PUBLIC if not hasattr(member, name)}
+        assert not missing
+        assert member.batches().counts.newest() == 0
+        assert len(type(member).__mro__) == len(Membership.__mro__) + 1, "no membership is made of another"
+
+
+def test_after_a_run_that_was_joined_errors_are_shown_as_before(monkeypatch):
+    import sys
+
+    before = sys.excepthook
+    for _ in joined(monkeypatch):
+        assert sys.excepthook != before
+    assert sys.excepthook is before
