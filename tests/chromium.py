@@ -14,9 +14,21 @@ import forked
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SCREENS = [(390, "light"), (390, "dark"), (1280, "light"), (1280, "dark")]
 
-# One browser for all screens: frames as wide as each, in the colour scheme of their element.
-WRAPPER = """<!DOCTYPE html><body>{frames}<script>
+# A page around what is looked at: once all is loaded, its function returns what it has seen.
+PAGE = """<!DOCTYPE html><body>{frames}<script>
 addEventListener("load", async () => {{
+  const seen = await (async () => {{
+{script}
+  }})();
+  const result = document.createElement("pre");
+  result.id = "seen";
+  result.textContent = JSON.stringify(seen);
+  document.body.append(result);
+}});
+</script></body>"""
+
+# One browser for all screens: frames as wide as each, in the colour scheme of their element.
+REPORT = """
   const seen = [];
   for (const frame of document.querySelectorAll("iframe")) {{
     const page = frame.contentDocument, root = page.documentElement;
@@ -58,19 +70,15 @@ addEventListener("load", async () => {{
       heading: page.querySelector("tbody tr:last-child th").textContent,
     }});
   }}
-  const result = document.createElement("pre");
-  result.id = "seen";
-  result.textContent = JSON.stringify(seen);
-  document.body.append(result);
-}});
-</script></body>"""
+  return seen;
+"""
 
 
-def in_browser(wrapper, folder):
-    """What the console said while a page was open, and what the page left in its element `seen`, as JSON."""
+def in_browser(script, folder, frames=""):
+    """What the console said while a page with these frames was open, and what the script returned in it."""
     if CHROMIUM is None:
         pytest.skip("no chromium, chromium-browser or google-chrome on the PATH: no page was opened in a browser")
-    (folder / "wrapper.html").write_text(wrapper)
+    (folder / "wrapper.html").write_text(PAGE.format(frames=frames, script=script))
     arguments = [
         "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-component-update",
         "--disable-background-networking", "--disable-sync", "--allow-file-access-from-files",
@@ -94,20 +102,19 @@ def look_at(report, clicked, folder):
         f'<iframe src="{report.as_uri()}" style="border:0;width:{width}px;height:900px;color-scheme:{scheme}"></iframe>'
         for width, scheme in SCREENS
     )
-    _, seen = in_browser(WRAPPER.format(frames=frames, clicked=clicked), folder)
+    _, seen = in_browser(REPORT.format(clicked=clicked), folder, frames)
     return dict(zip(SCREENS, seen, strict=True))
 
 
 # All pages of a site one after the other: a phone in the dark beside a desk in the light, and for every other page reversed.
-PAGES = """<!DOCTYPE html><body><script>
-const pages = {pages}, screens = {screens}, seen = [];
-const frames = screens.map(([width, scheme]) => {{
-  const frame = document.createElement("iframe");
-  frame.style.cssText = `border:0;width:${{width}}px;height:900px;color-scheme:${{scheme}}`;
-  document.body.append(frame);
-  return frame;
-}});
-addEventListener("load", async () => {{
+PAGES = """
+  const pages = {pages}, screens = {screens}, seen = [];
+  const frames = screens.map(([width, scheme]) => {{
+    const frame = document.createElement("iframe");
+    frame.style.cssText = `border:0;width:${{width}}px;height:900px;color-scheme:${{scheme}}`;
+    document.body.append(frame);
+    return frame;
+  }});
   for (const [number, url] of pages.entries()) {{
     const shown = screens.map((_, index) => index).filter((index) => (index == 0 || index == 3) == (number % 2 == 0));
     await Promise.all(shown.map((index) => new Promise((done) => {{
@@ -125,15 +132,10 @@ addEventListener("load", async () => {{
       }});
     }}
   }}
-  const result = document.createElement("pre");
-  result.id = "seen";
-  result.textContent = JSON.stringify(seen);
-  document.body.append(result);
-}});
-</script></body>"""
+  return seen;
+"""
 
-SEARCH = """<!DOCTYPE html><body><script>
-addEventListener("load", async () => {{
+SEARCH = """
   const found = {{}};
   for (const words of {questions}) {{
     const frame = document.createElement("iframe");
@@ -148,12 +150,8 @@ addEventListener("load", async () => {{
     found[words] = [...page.querySelectorAll("#search-results li a")].map((link) => link.href);
     frame.remove();
   }}
-  const result = document.createElement("pre");
-  result.id = "seen";
-  result.textContent = JSON.stringify(found);
-  document.body.append(result);
-}});
-</script></body>"""
+  return found;
+"""
 
 
 def pages_shown(pages, folder):
