@@ -3,8 +3,10 @@
 import contextlib
 import threading
 
+import pytest
 import torch
 
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU that PyTorch can use")
 LATER = 3  # how many questions a copy answers with "not yet"
 
 

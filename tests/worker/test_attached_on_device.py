@@ -1,11 +1,11 @@
-"""A lone worker whose model is on a device, which is a stand-in on the CPU; and what is refused there."""
+"""A lone worker whose model is on a device, a GPU or its stand-in on the CPU; and what is refused there."""
 
 import pytest
 import torch
 from torch import nn
 
 import paceline as pl
-from lazy_copies import LazyCopies
+from lazy_copies import LazyCopies, needs_gpu
 from paceline.membership.environment import SupervisedEnvironment
 from paceline.memory.private import PrivateVector
 from paceline.ports.replica import Piece
@@ -14,9 +14,9 @@ from paceline.vectors.flat import FlatBinding
 from paceline.worker.memberships.supervised import SupervisedMembership
 
 
-def made():
+def made(device="cpu"):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 20), nn.BatchNorm1d(20), nn.Tanh(), nn.Linear(20, 3))
+    model = nn.Sequential(nn.Linear(6, 20), nn.BatchNorm1d(20), nn.Tanh(), nn.Linear(20, 3)).to(device)
     return model, torch.optim.Adam(model.parameters(), lr=0.05)
 
 
@@ -27,9 +27,12 @@ def train(model, optimizer, batches):
         optimizer.step()
 
 
-def data():
+def data(device="cpu"):
     generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(8, 6, generator=generator), torch.randint(0, 3, (8,), generator=generator)) for _ in range(20)]
+    batches = [
+        (torch.randn(8, 6, generator=generator), torch.randint(0, 3, (8,), generator=generator)) for _ in range(20)
+    ]
+    return [(x.to(device), y.to(device)) for x, y in batches]
 
 
 @pytest.fixture
@@ -40,25 +43,36 @@ def on_device(monkeypatch):
     return copies
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        *(None, "hogwild(reads=copy)", "sequential", "lockstep", "all-reduce", "all-reduce(sharded=true)"),
-        *("local-sgd(period=2, warmup_steps=3)", "d-psgd", "ad-psgd"),
-    ],
-)
-def test_a_lone_worker_on_a_device_equals_plain_training_bit_for_bit(on_device, algorithm):
-    model, optimizer = made()
+LONE = [
+    *(None, "hogwild(reads=copy)", "sequential", "lockstep", "all-reduce", "all-reduce(sharded=true)"),
+    *("local-sgd(period=2, warmup_steps=3)", "d-psgd", "ad-psgd"),
+]
+
+
+def trained_as_plainly(algorithm, device):
+    """Trains with and without `attach`, and compares."""
+    model, optimizer = made(device)
     with pl.attach(model, optimizer, algorithm=algorithm) as worker:
         assert isinstance(worker._membership.ports.shared, PrivateVector)
-        train(model, optimizer, worker.batches(data()))
-    assert on_device.streams == (
-        ["averaging"] if algorithm == "ad-psgd" else []
-    )  # on the stream of the one that trains
-    plain, plain_optimizer = made()
-    train(plain, plain_optimizer, data())
+        train(model, optimizer, worker.batches(data(device)))
+    plain, plain_optimizer = made(device)
+    train(plain, plain_optimizer, data(device))
+    assert {one.device.type for one in model.parameters()} == {device}
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True))
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(model.buffers(), plain.buffers(), strict=True))
+
+
+@pytest.mark.parametrize("algorithm", LONE)
+def test_a_lone_worker_on_a_device_equals_plain_training_bit_for_bit(on_device, algorithm):
+    trained_as_plainly(algorithm, "cpu")
+    of_the_loop = ["averaging"] if algorithm == "ad-psgd" else []
+    assert on_device.streams == of_the_loop  # on the stream of the one that trains
+
+
+@needs_gpu
+@pytest.mark.parametrize("algorithm", LONE)
+def test_a_lone_worker_on_a_gpu_equals_plain_training_bit_for_bit(algorithm):
+    trained_as_plainly(algorithm, "cuda")
 
 
 @pytest.mark.parametrize("algorithm", ["leashed", "locked(kind=mutex)", "parameter-server"])
