@@ -1,5 +1,6 @@
 """What simulated workers of the user's own loop share, and what each keeps: as on real workers."""
 
+import sys
 import threading
 
 import pytest
@@ -22,6 +23,8 @@ def normalised():
     statistics, steps = model[1], 0
     with pl.attach(model, optimizer) as worker:
         for x in worker.batches(BATCHES):
+            if not steps:
+                MEETING.wait(60)
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()
@@ -33,15 +36,19 @@ def normalised():
 
 SEEN = {}
 LOCK = threading.Lock()
+ALONE = MEETING = threading.Barrier(1)  # lets everybody through
 
 
-def on_threads(algorithm):
+def on_threads(algorithm, monkeypatch):
+    """All workers have their first batch before one of them makes a step: a fast one would take them all."""
+    monkeypatch.setattr(sys.modules[__name__], "MEETING", threading.Barrier(WORKERS))
     SEEN.clear()
     pl.launch(normalised, workers=WORKERS, algorithm=algorithm, backend="threads")
     return dict(SEEN)
 
 
-def on_simulated_workers(algorithm):
+def on_simulated_workers(algorithm, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "MEETING", ALONE)
     SEEN.clear()
     pl.simulate(normalised, workers=WORKERS, algorithm=algorithm)
     return dict(SEEN)
@@ -49,24 +56,24 @@ def on_simulated_workers(algorithm):
 
 @pytest.mark.parametrize("run", [on_threads, on_simulated_workers])
 @pytest.mark.parametrize("algorithm", ["lockstep", "all-reduce", "d-psgd"])
-def test_in_lockstep_every_worker_keeps_its_own_buffers(algorithm, run):
-    seen = run(algorithm)
+def test_in_lockstep_every_worker_keeps_its_own_buffers(algorithm, run, monkeypatch):
+    seen = run(algorithm, monkeypatch)
     assert [tracked for _, tracked, _, _ in seen.values()] == [len(BATCHES) / WORKERS] * WORKERS
     assert len({address for address, *_ in seen.values()}) == WORKERS
     assert not torch.equal(seen[0][3], seen[1][3])
 
 
 @pytest.mark.parametrize("algorithm", ["leashed", "ad-psgd"])
-def test_otherwise_all_workers_write_the_same_buffers(algorithm):
+def test_otherwise_all_workers_write_the_same_buffers(algorithm, monkeypatch):
     """On real workers one memory mapped by all, so counts may be lost; the policy is the same."""
-    seen = on_simulated_workers(algorithm)
+    seen = on_simulated_workers(algorithm, monkeypatch)
     assert len({address for address, *_ in seen.values()}) == 1
     assert (
         max(tracked for _, tracked, _, _ in seen.values())
         == len(BATCHES)
         == sum(steps for *_, steps, _ in seen.values())
     )
-    real = on_threads(algorithm)
+    real = on_threads(algorithm, monkeypatch)
     assert max(tracked for _, tracked, _, _ in real.values()) > max(steps for *_, steps, _ in real.values())
 
 
