@@ -320,7 +320,7 @@ def _steps_in_process(batch_size: int, seconds: float, *, silent: bool) -> float
     kind: type[BaseReplica] = SilentReplica if silent else TaskReplica
     replica = kind(
         model, task.loss, lambda parameters: torch.optim.SGD(parameters, lr=0.05), DatasetBatches(train_set, claims),
-        **memory.base_arguments(None),
+        **memory.base_arguments(),
     )  # type: ignore[call-arg]  # fmt: skip
     begun_s = time.perf_counter()
     with torch.no_grad():
