@@ -102,6 +102,23 @@ ROWS = [
     Row(pl.ParameterServer(mode=pl.Async())),
     Row(pl.ParameterServer(mode=pl.Async(), durability="replica")),
     Row(pl.ParameterServer(mode=pl.Bounded(clock_bound=2), shards=2)),
+    Row(
+        pl.ParameterServer(mode=pl.Rennala(gradients=2)),
+        drops_updates="gradients of earlier parameters are dropped",
+        accrues="two gradients, of whatever workers, make one update",
+    ),
+    Row(pl.ParameterServer(mode=pl.Ringmaster(threshold=2)), drops_updates="gradients that are too late are dropped"),
+    Row(
+        pl.ParameterServer(mode=pl.Ringleader()),
+        accrues="what a worker brings before its turn is in the update of its turn",
+        scales_stale_updates="every update is a mean over all workers",
+        scales_fresh_updates="every update is a mean over all workers",
+    ),
+    Row(
+        pl.ParameterServer(mode=pl.Async(rate="rescaled")),
+        scales_stale_updates="by its worker's time",
+        scales_fresh_updates="by its worker's time",
+    ),
     Row(pl.Downpour(), own_rule=_SERVERS_RULE),
     Row(
         pl.Downpour(fetch=2, push=3, apply=UserOptimizer(), warm_start_steps=20, shards=2),

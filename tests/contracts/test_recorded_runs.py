@@ -20,7 +20,9 @@ ALGORITHMS = (
     "sequential", "lockstep", "all-reduce", "all-reduce(sharded=true)", "locked", "locked(kind=rwlock)", "hogwild",
     "hogwild(reads=copy)", "leashed", "leashed(backoff=exponential)", "local-sgd", "d-psgd", "d-psgd(topology=exponential)",
     "ad-psgd", "ad-psgd(topology=complete)", "parameter-server", "parameter-server(mode=sync(backups=1))",
-    "parameter-server(mode=async)", "parameter-server(mode=bounded(clock_bound=2))", "downpour", "adaptive-revision",
+    "parameter-server(mode=async)", "parameter-server(mode=async(rate=rescaled))",
+    "parameter-server(mode=bounded(clock_bound=2))", "parameter-server(mode=rennala(gradients=3))",
+    "parameter-server(mode=ringmaster(threshold=2))", "parameter-server(mode=ringleader)", "downpour", "adaptive-revision",
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from paceline.algorithms.lockstep import Lockstep
 from paceline.algorithms.parameter_server import ParameterServer
 from paceline.algorithms.sequential import Sequential
 from paceline.algorithms.server import registries
-from paceline.algorithms.server.modes import Async, Bounded, Mode, Sync
+from paceline.algorithms.server.modes import Async, Bounded, Mode, Rennala, Ringleader, Ringmaster, Sync
 from paceline.algorithms.step_size import ExponentialStep, FullStep, InverseStep, StepSize, TailStep
 from paceline.specs.registry import Registry
 from paceline.topology import Topology, topology_registry
@@ -46,6 +46,9 @@ __all__ = [
     "Mode",
     "NoBackoff",
     "ParameterServer",
+    "Rennala",
+    "Ringleader",
+    "Ringmaster",
     "Sequential",
     "StepSize",
     "Sync",

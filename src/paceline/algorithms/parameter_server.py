@@ -10,6 +10,7 @@ from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.client import Client
 from paceline.algorithms.server.delay import Delay
 from paceline.algorithms.server.delayed import Delayed
+from paceline.algorithms.server.held import COUNTED
 from paceline.algorithms.server.modes import Bounded, Mode, Sync
 from paceline.algorithms.server.registries import apply_registry
 from paceline.algorithms.server.rules import OnDeath, ShardRules
@@ -30,11 +31,13 @@ __all__ = ["ParameterServer"]
 @moved_into(backups=("mode", Sync), quorum=("mode", Sync), rate=("mode", Sync), clock_bound=("mode", Bounded))
 @dataclass(frozen=True, kw_only=True)
 class ParameterServer(Served):
-    """A parameter server, synchronous with backup workers, asynchronous, or with bounded clocks.
+    """A parameter server: synchronous with backup workers, asynchronous, with bounded clocks, or by rules for unequal workers.
 
     `sync` makes one update of the first N = workers - backups gradients of every step and drops those that come later, so that
     up to `backups` slow or dead workers delay nobody. `async` applies each gradient as it comes. `bounded` does so too, but no
-    worker begins a step while it is more than `clock_bound` steps ahead of the slowest.
+    worker begins a step while it is more than `clock_bound` steps ahead of the slowest. `rennala` makes an update of every B
+    gradients of the current parameters, from whoever; `ringmaster` applies each that is not too late; `ringleader` applies the
+    mean of the workers' means.
 
     A dead worker is not waited for, one that ends early says goodbye, and one that comes late gets the current parameters. A
     server that dies is replaced, and goes on from a snapshot; updates since then are lost, counted and reported. With
@@ -54,7 +57,8 @@ class ParameterServer(Served):
     Not: `all-reduce`, which needs no server, and every worker; `locked`, whose workers share the memory of one machine.
 
     Args:
-        mode: `sync(backups=1)`, `async` or `bounded(clock_bound=4)`; each has its own options.
+        mode: `sync(backups=1)`, `async`, `bounded(clock_bound=4)`, `rennala(gradients=8)`, `ringmaster(threshold=8)` or
+            `ringleader`; each has its own options. The last three have one shard.
         shards: servers, each with a contiguous part of the vector.
         apply: what applies gradients: the user's own optimizer, or a rule of the server's, which overrides it.
         codec: what gradients look like on their way.
@@ -71,7 +75,9 @@ class ParameterServer(Served):
     for itself; steps are told apart by number, and no tokens are handed out. A dead worker is not waited for.
 
     Reference: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981, Algorithms 1 to 4; for `bounded`
-        Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013.
+        Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013; for `rennala`
+        Tyurin and Richtárik 2023, arXiv:2305.12387; for `ringmaster` Maranjyan, Tyurin and Richtárik 2025, arXiv:2501.16168;
+        for `ringleader` Maranjyan and Richtárik 2025, arXiv:2509.22860.
     """
 
     mode: Mode = field(default_factory=Sync)
@@ -93,6 +99,8 @@ class ParameterServer(Served):
             )
         super().__post_init__()
         self.mode.check_shards(self.shards)
+        if self.durability == "replica":
+            self.mode.check_copies()
         if self.durability == "replica" and self.snapshot_s != 5.0:
             raise UsageError("snapshot_s is for durability=snapshot, not for durability=replica: leave it out.")
         if self.average is not None and self.durability == "replica":
@@ -156,9 +164,11 @@ class ParameterServer(Served):
             return
         client = Client(ports, self.codec, aligned=self.mode.chosen_once)
         client.join()
+        is_counted = False  # whether a gradient waits at the server for its update
         try:
             for _ in replica.steps():
-                replica.gradient(at=client.x, version=client.version)
+                read_version = client.version
+                replica.gradient(at=client.x, version=read_version)
                 client.tell(replica.optimizer_settings(), replica.optimizer_state)
                 answer = client.push(replica.g, replica.samples)
                 if answer.applied_version > 0:
@@ -167,9 +177,16 @@ class ParameterServer(Served):
                         answer.applied_version, answer.version
                     )  # the earlier one if the rule lets gradients wait
                     replica.applied(answer.applied_version, gradient_version=arrived - 1)
+                elif answer.applied_version == COUNTED:
+                    replica.accrued()
                 else:
+                    if is_counted:  # they are in the update that this one was too late for
+                        replica.settled(read_version + 1)
                     replica.dropped(gradient_version=answer.version)
+                is_counted = answer.applied_version == COUNTED
         finally:
+            if is_counted:  # the next update has them, at the latest that of the last worker to leave
+                replica.settled(client.version + 1)
             client.leave()
 
     def serve(self, shard_id: int, ports: ServerPorts) -> None:
@@ -182,5 +199,6 @@ class ParameterServer(Served):
             scales_rate=self.mode.scales_rate,
             average=self.average,
             chooses=self.mode.chosen_once,
+            gathering=self.mode.gathering(ports.num_workers),
         )
         serve_shard(shard_id, rules, ports)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import nn
 
 from paceline.errors import UsageError
 
-__all__ = ["FlatBinding", "Ranges", "model_words"]
+__all__ = ["FlatBinding", "Ranges", "model_words", "numbered", "ranges_of"]
 
 Ranges = tuple[tuple[int, int], ...]  # of elements of a flat vector: the first, and the one after the last
 
@@ -235,3 +236,23 @@ def model_words(model: nn.Module) -> str:
     buffers = sorted((name, tuple(buffer.shape), buffer.dtype) for name, buffer in model.named_buffers())
     digest = hashlib.sha256(repr((binding.describe(), binding.dtype, buffers)).encode()).hexdigest()[:12]
     return f"{binding.num_parameters:,} parameters (shapes {digest})"
+
+
+def numbered(ranges: Ranges, num_elements: int) -> torch.Tensor:
+    """Ranges as a number for each element (n,), from 1; 0 in none. So shards of a snapshot can be put together.
+
+    >>> numbered(((1, 2), (2, 4)), 5)
+    tensor([0, 1, 2, 2, 0], dtype=torch.int32)
+    """
+    numbers = torch.zeros(num_elements, dtype=torch.int32)
+    for number, (first, last) in enumerate(ranges, start=1):
+        numbers[first:last] = number
+    return numbers
+
+
+def ranges_of(numbers: torch.Tensor | None) -> Ranges:
+    """What `numbered` was given; None: there were none."""
+    if numbers is None or not len(numbers):
+        return ()
+    ends = [0, *(numbers.diff().nonzero().flatten() + 1).tolist(), len(numbers)]
+    return tuple(own for own in pairwise(ends) if numbers[own[0]])

@@ -56,6 +56,30 @@ class Watched(Mode):
         admission.join = watched
         return admission
 
+    def gathering(self, num_workers):
+        return Marked(self.mode.gathering(num_workers))
+
+
+class Marked:
+    """Gradients gathered as a mode does; an update is then the mean of what is new of each worker, which marks name."""
+
+    def __init__(self, gathering):
+        self.within, self.new = gathering, {}
+        self.join, self.load, self.state, self.moves = gathering.join, gathering.load, gathering.state, 0.0
+
+    def take(self, one):
+        self.new[one.update.worker_id] = one.gradient.clone()
+        return self._marked(self.within.take(one))
+
+    def leave(self, worker_id):
+        return self._marked(self.within.leave(worker_id))
+
+    def _marked(self, due):
+        if due is None:
+            return None
+        new, self.new = list(self.new.values()), {}
+        return due._replace(gradient=sum(new) / len(new))
+
 
 @dataclass
 class Update:

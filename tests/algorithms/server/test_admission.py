@@ -213,6 +213,11 @@ def test_an_old_spelling_is_answered_by_the_new_one(old, new):
         pl.Sync(backups=3, quorum="per-shard", rate="linear"),
         pl.Async(),
         pl.Bounded(clock_bound=0),
+        pl.Async(rate="rescaled"),
+        pl.Rennala(),
+        pl.Rennala(gradients=3),
+        pl.Ringmaster(threshold=7),
+        pl.Ringleader(),
     ],
 )
 def test_every_mode_is_its_spec(mode):

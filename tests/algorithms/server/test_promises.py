@@ -13,9 +13,11 @@ SPEEDS = st.sampled_from([1.0, 0.3, 0.1, 0.03, 0.01])
 
 @st.composite
 def worlds(draw, modes, *, faults=True, durabilities=("snapshot", "replica")):
-    workers, shards = draw(st.integers(2, 5)), draw(st.integers(1, 3))
+    workers, shards, mode = draw(st.integers(2, 5)), draw(st.integers(1, 3)), draw(modes)
     durability = draw(st.sampled_from(durabilities))
-    algorithm = pl.ParameterServer(mode=draw(modes), shards=shards, durability=durability)
+    if mode.one_server:
+        shards, durability = 1, "snapshot"
+    algorithm = pl.ParameterServer(mode=mode, shards=shards, durability=durability)
     servers = range(workers, workers + shards * (1 if durability == "snapshot" else 2))
     members = st.integers(0, servers.stop - 1)
     trouble = {
@@ -35,7 +37,9 @@ def worlds(draw, modes, *, faults=True, durabilities=("snapshot", "replica")):
 
 BOUNDED = st.builds(pl.Bounded, clock_bound=st.integers(0, 3))
 SYNC = st.builds(pl.Sync, backups=st.sampled_from([0, 1]), quorum=st.sampled_from(["global", "per-shard"]))
-EVERY = st.one_of(BOUNDED, SYNC, st.just(pl.Async()))
+GATHERED = st.one_of(st.builds(pl.Rennala, gradients=st.integers(1, 7)), st.just(pl.Ringleader()))
+RINGMASTER = st.builds(pl.Ringmaster, threshold=st.integers(1, 4))
+EVERY = st.one_of(BOUNDED, SYNC, st.just(pl.Async()), GATHERED, RINGMASTER)
 
 
 def made_once(world):
@@ -60,7 +64,7 @@ def test_without_faults_every_update_is_at_every_shard(world):
     if not mode.together or mode.chosen_once:
         same = [{(one.worker, one.number, mode.chosen_once and one.version) for one in made} for made in world.updates]
         assert all(one == same[0] for one in same)
-    if not mode.together:
+    if isinstance(mode, pl.Async | pl.Bounded):
         assert len(same[0]) == world.steps * world.num_workers
     if isinstance(mode, pl.Bounded):
         assert list(world.missed(mode.clock_bound)) == []
@@ -100,4 +104,5 @@ def test_a_lost_choice_does_not_keep_the_other_shards_waiting():
 
 
 def test_every_mode_is_drawn():
-    assert {pl.Bounded, pl.Sync, pl.Async} == {mode for _, mode in mode_registry.items()}, "name a new one in EVERY"
+    modes = {pl.Bounded, pl.Sync, pl.Async, pl.Rennala, pl.Ringmaster, pl.Ringleader}
+    assert modes == {mode for _, mode in mode_registry.items()}, "name a new one in EVERY"

@@ -350,6 +350,12 @@ class Replica:
         self.world.reads.append(self.member.read)
         self.member.pause()
 
+    def accrued(self):
+        self.world.done[self.member.id] += 1
+
+    def settled(self, version):
+        pass
+
     def applied(self, version, gradient_version):
         self.world.done[self.member.id] += 1
 

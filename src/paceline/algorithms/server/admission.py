@@ -6,6 +6,8 @@ what it has applied, and asks. So it runs alike in a server, in the simulator an
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from collections.abc import Iterable
 from enum import Enum
 from typing import Any, ClassVar
@@ -13,7 +15,10 @@ from typing import Any, ClassVar
 from paceline.algorithms.server.backups import BackupController
 from paceline.algorithms.server.update import UpdateInfo
 
-__all__ = ["Admission", "AutoQuorum", "Clocks", "Follower", "Quorum", "Verdict"]
+__all__ = ["Admission", "AutoQuorum", "Clocks", "Follower", "Quorum", "RateByTime", "Recent", "Verdict"]
+
+_ROUND_TRIPS = 50  # of a worker, of which its time is the median
+_ENOUGH = 3
 
 
 class Verdict(Enum):
@@ -77,6 +82,10 @@ class Admission:
     def past(self, worker_id: int) -> None:
         """A worker waits for the next step, and so brings nothing for this one."""
 
+    def rate(self, worker_id: int) -> float:
+        """The factor on the learning rate of a worker's updates."""
+        return 1.0
+
     def choose(self, step: int, workers: tuple[int, ...]) -> None:
         """Shard 0 has decided whose gradients make a step; (): it has died since, and nobody knows."""
 
@@ -86,6 +95,79 @@ class Admission:
 
     def load(self, state: dict[str, Any]) -> None:
         """Takes over what `state` gave."""
+
+
+class Recent(Admission):
+    """Every gradient is applied that comes fewer than so many updates late; its worker goes on with the newest parameters.
+
+    Args:
+        threshold: R; 1 admits gradients of the current version only.
+
+    Reference: Maranjyan, Tyurin and Richtárik, "Ringmaster ASGD: The First Asynchronous SGD with Optimal Time Complexity",
+        ICML 2025, arXiv:2501.16168, Algorithm 4 (without stops: a gradient under way is finished, and judged as it comes).
+    """
+
+    def __init__(self, threshold: int) -> None:
+        self._threshold = threshold
+
+    def admit(self, update: UpdateInfo) -> Verdict:
+        """Whether it is recent enough."""
+        return Verdict.APPLY if update.staleness < self._threshold else Verdict.DROP
+
+
+class RateByTime(Admission):
+    """Every gradient is applied as it arrives, at a rate in proportion to its worker's time per gradient.
+
+    A worker that takes t_i per gradient makes 1 / t_i of them; its factor is t_i (1/n) sum_j 1 / t_j. So all workers move the
+    parameters equally far in the same time, and the mean factor over all gradients is 1. A time is the median of the last
+    round trips, so that a pause makes no long step. The first one has the worker's start in it and is left out; a factor is 1
+    until three more have come.
+
+    Reference: "Rescaled Asynchronous SGD: Optimal Distributed Optimization under Data and System Heterogeneity", 2026,
+        arXiv:2605.13434, which takes times as known; how they are measured, and that the factors' mean is 1, is our own.
+    """
+
+    times_workers: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self._trips_s: dict[int, deque[float]] = {}  # of each worker since its start
+        self._times_s: dict[int, float] = {}
+
+    def timed(self, worker_id: int, round_trip_s: float) -> None:
+        """One more round trip."""
+        if worker_id not in self._trips_s:
+            self._trips_s[worker_id] = deque(maxlen=_ROUND_TRIPS)
+            return
+        trips_s = self._trips_s[worker_id]
+        trips_s.append(round_trip_s)
+        if len(trips_s) >= _ENOUGH:
+            self._times_s[worker_id] = statistics.median(trips_s)
+
+    def join(self, worker_id: int, sequence: int = 0) -> None:
+        """It is measured anew."""
+        self.leave(worker_id)
+
+    def leave(self, worker_id: int) -> None:
+        """Its share of the gradients is gone."""
+        self._trips_s.pop(worker_id, None)
+        self._times_s.pop(worker_id, None)
+
+    def rate(self, worker_id: int) -> float:
+        """t_i (1/n) sum_j 1 / t_j, over those whose times are known; 1 where the worker's is not, or no time passes."""
+        times_s = self._times_s
+        if worker_id not in times_s or not min(times_s.values()):
+            return 1.0
+        return times_s[worker_id] * sum(1.0 / time_s for time_s in times_s.values()) / len(times_s)
+
+    def state(self) -> dict[str, Any]:
+        """The round trips."""
+        return {"trips_s": {worker: list(trips_s) for worker, trips_s in self._trips_s.items()}}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes them over."""
+        for worker, trips_s in state["trips_s"].items():
+            for one in [0.0, *trips_s]:
+                self.timed(worker, one)
 
 
 class Clocks(Admission):

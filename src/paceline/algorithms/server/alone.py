@@ -10,6 +10,7 @@ from paceline.algorithms.plain import work_plainly
 from paceline.algorithms.server.apply import Applier, ApplyRule
 from paceline.algorithms.server.average import SharedAverage, without_average
 from paceline.algorithms.server.delayed import Delayed
+from paceline.algorithms.server.gathering import without_gathered
 from paceline.algorithms.server.update import UpdateInfo
 from paceline.algorithms.server.user import UserOptimizer
 from paceline.ports.ports import Ports
@@ -35,7 +36,7 @@ def work_alone(
     applier, takes_own_steps = _start(rule, replica, shared.x)
     kept = storage.restore() if storage is not None else None
     if kept is not None:
-        applier.load(without_average(kept))
+        applier.load(without_gathered(without_average(kept)))
         if averages is not None:
             averages.load(kept)
 

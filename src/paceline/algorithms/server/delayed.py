@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ from paceline.algorithms.server.adaptive_revision import AdaptiveRevision
 from paceline.algorithms.server.apply import SGD, Applier, ApplyRule
 from paceline.algorithms.server.delay import Delay, DelayQueue
 from paceline.algorithms.server.update import UpdateInfo
-from paceline.vectors.flat import Ranges
+from paceline.vectors.flat import numbered, ranges_of
 
 __all__ = ["Delayed"]
 
@@ -113,7 +112,7 @@ class _DelayedApplier(Applier):
             state[f"waiting.{place}.gradient"] = one.gradient
             state[f"waiting.{place}.info"] = torch.tensor([[due, n, *(getattr(one.info, name) for name in _NUMBERS)]])
             if one.info.missing:
-                state[f"waiting.{place}.missing"] = _numbered(one.info.missing, self._num_elements)
+                state[f"waiting.{place}.missing"] = numbered(one.info.missing, self._num_elements)
             if one.echo is not None:
                 state[f"waiting.{place}.echo"] = one.echo
         return state
@@ -133,7 +132,7 @@ class _DelayedApplier(Applier):
                 None if echo is None else echo.to(self._dtype, copy=True),
                 UpdateInfo(
                     **dict(zip(_NUMBERS, values, strict=True)),
-                    missing=_ranges(own.get(f"{place}.missing")),
+                    missing=ranges_of(own.get(f"{place}.missing")),
                 ),
             )
             if one.gradient.shape != (self._num_elements,):
@@ -141,19 +140,3 @@ class _DelayedApplier(Applier):
             waiting.append((due, n, one))
         self._within.load({name: tensor for name, tensor in state.items() if name not in own})
         self._queue.num_put, self._queue.waiting = int(own["num_put"]), waiting
-
-
-def _numbered(missing: Ranges, num_elements: int) -> Tensor:
-    """Ranges as a number for each element (n,), from 1; 0 in none. So shards of a snapshot can be put together."""
-    numbers = torch.zeros(num_elements, dtype=torch.int32)
-    for number, (first, last) in enumerate(missing, start=1):
-        numbers[first:last] = number
-    return numbers
-
-
-def _ranges(numbers: Tensor | None) -> Ranges:
-    """What `_numbered` was given."""
-    if numbers is None:
-        return ()
-    ends = [0, *(numbers.diff().nonzero().flatten() + 1).tolist(), len(numbers)]
-    return tuple(own for own in pairwise(ends) if numbers[own[0]])

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from paceline.ports.ports import Message
     from paceline.ports.shared import ServedParameters
 
-__all__ = ["DROPPED", "Held", "Known", "as_one", "cloned", "info_of", "weighted_mean"]
+__all__ = ["COUNTED", "DROPPED", "Held", "Known", "as_one", "cloned", "info_of", "weighted_mean"]
 
-DROPPED = -1  # in place of the version that an update became
+# In place of the version that an update became:
+DROPPED = -1
+COUNTED = 0  # it is in one of the next updates, and its worker goes on
 
 
 class Held(NamedTuple):

@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from paceline.algorithms.server.admission import Admission, AutoQuorum, Clocks, Follower, Quorum
+from paceline.algorithms.server.admission import Admission, AutoQuorum, Clocks, Follower, Quorum, RateByTime, Recent
+from paceline.algorithms.server.gathering import Gathering, NoGathering, Pool, WorkerTable
 from paceline.errors import UsageError
 from paceline.planner.backup_times import PUBLISHED_HALF_EFFICIENT
-from paceline.specs.bounds import COUNT_FROM_0
+from paceline.specs.bounds import COUNT, COUNT_FROM_0
 from paceline.specs.types import check_fields
 
-__all__ = ["Async", "Bounded", "Mode", "Sync"]
+__all__ = ["Async", "Bounded", "Mode", "Rennala", "Ringleader", "Ringmaster", "Sync"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,8 @@ class Mode:
 
     #: Whether several workers' gradients make one update: they then share its version, and none is stale.
     together: ClassVar[bool] = False
+    #: Whether one server alone can decide what becomes of a gradient, by what has come to it before.
+    one_server: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -46,12 +49,38 @@ class Mode:
         """What decides for one shard."""
         raise TypeError(f"{type(self).__name__} must say what it admits")
 
+    def gathering(self, num_workers: int) -> Gathering:
+        """Where gradients are gathered, of which an update has several of one worker."""
+        return NoGathering()
+
+    @property
+    def follows_times(self) -> bool:
+        """Whether rates follow the workers' times, which a second copy of the shard does not see."""
+        return False
+
     def check_shards(self, num_shards: int) -> None:
         """Refuses what cannot be with so many shards.
 
         Raises:
             UsageError: with the reason and the remedy.
         """
+        if self.one_server and num_shards > 1:
+            name = type(self).__name__.lower()
+            raise UsageError(
+                f"mode={name} goes by the order in which gradients come, which differs from shard to shard: take shards=1."
+            )
+
+    def check_copies(self) -> None:
+        """Refuses a second copy of a shard where it could not make the same updates.
+
+        Raises:
+            UsageError: with the reason and the remedy.
+        """
+        if self.one_server or self.follows_times:
+            raise UsageError(
+                "The second copy of a shard hears of updates, not of what they were made from: leave out durability=replica,"
+                " or take sync, bounded, or async without a rate."
+            )
 
     def check_workers(self, num_workers: int) -> None:
         """Refuses a number of workers, 2 or more, that the mode cannot run with.
@@ -117,6 +146,7 @@ class Sync(Mode):
 
     def check_shards(self, num_shards: int) -> None:
         """Refuses a number of backups that every shard would choose for itself."""
+        super().check_shards(num_shards)
         if self.backups == "auto" and not self.chosen_once and num_shards > 1:
             raise UsageError("backups=auto is chosen once for all shards: leave out quorum=per-shard.")
 
@@ -135,12 +165,26 @@ class Async(Mode):
     Use when: workers are unequally fast, and every gradient should count.
     When N doubles: staleness does, too: lower the learning rate.
 
-    Reference: Chen et al., 2016, arXiv:1604.00981, Algorithms 1 and 2.
+    Args:
+        rate: `rescaled` makes a worker's steps as much longer as its gradients take longer, by the server's measurements, so
+            that all workers' data count alike: for parts of the data that differ (`skewed`, `fixed`), where plain `async`
+            trains for the fastest workers' data. The mean factor is 1. One that is k times slower than all others has steps up
+            to k times as long: keep the learning rate times k below what is stable.
+
+    Reference: Chen et al., 2016, arXiv:1604.00981, Algorithms 1 and 2; for `rescaled` "Rescaled Asynchronous SGD", 2026,
+        arXiv:2605.13434.
     """
 
+    rate: Literal["none", "rescaled"] = "none"
+
+    @property
+    def follows_times(self) -> bool:
+        """Where rates are rescaled."""
+        return self.rate == "rescaled"
+
     def admission(self, shard_id: int, num_workers: int) -> Admission:
-        """The plainest."""
-        return Admission()
+        """The plainest, or the one that sizes steps."""
+        return RateByTime() if self.follows_times else Admission()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,3 +207,88 @@ class Bounded(Mode):
     def admission(self, shard_id: int, num_workers: int) -> Admission:
         """Clocks, at every shard."""
         return Clocks(self.clock_bound, range(num_workers))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ringmaster(Mode):
+    """Every gradient is an update as it comes, if it is not too late; else it is dropped, and its worker goes on.
+
+    Use when: some workers are many times slower than others, and the step is large: their late gradients would undo it.
+    Not: `bounded`, where the fast wait for the slow, and nothing is lost.
+
+    Args:
+        threshold: R; a gradient counts that is fewer than R updates late. None: the number of workers: equally fast ones lose
+            nothing. A large one is `async`; 1 takes gradients of the newest parameters only.
+
+    Reference: Maranjyan, Tyurin and Richtárik, "Ringmaster ASGD: The First Asynchronous SGD with Optimal Time Complexity",
+        ICML 2025, arXiv:2501.16168. There R follows from the gradients' noise and the accuracy that is wanted; a gradient that
+        is too late already is not stopped here, but finished and dropped.
+    """
+
+    threshold: Annotated[int, COUNT] | None = None
+
+    one_server: ClassVar[bool] = True
+
+    def admission(self, shard_id: int, num_workers: int) -> Admission:
+        """By how late they are."""
+        return Recent(self.threshold if self.threshold is not None else num_workers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rennala(Mode):
+    """One update of every B gradients of the current parameters, from whoever; those of earlier parameters are dropped.
+
+    A worker whose gradient counts goes on at once with the parameters that it has: a fast one gives several, a slow one
+    perhaps none. So a step takes B over the sum of the workers' speeds, whoever is slow. What is under way when a step ends is
+    lost, up to n - 1 gradients: with a B of n nearly half of all, with 8 n a ninth.
+
+    Use when: results must be those of a batch of B gradients, and workers are of any speeds.
+    When N doubles: nothing but the time; a larger B makes fewer, larger steps.
+    Not: `sync(backups=b)`, which takes one gradient from each of the fastest: a fast worker waits there, and less is lost.
+
+    Args:
+        gradients: B. None: the number of workers.
+
+    Reference: Tyurin and Richtárik, "Optimal Time Complexities of Parallel Stochastic Optimization Methods Under a Fixed
+        Computation Model", NeurIPS 2023, arXiv:2305.12387. There B follows from the gradients' noise and the accuracy that is
+        wanted; here means are weighted by samples.
+    """
+
+    gradients: Annotated[int, COUNT] | None = None
+
+    together: ClassVar[bool] = True
+    one_server: ClassVar[bool] = True
+
+    def admission(self, shard_id: int, num_workers: int) -> Admission:
+        """The current version's gradients."""
+        return Recent(1)
+
+    def gathering(self, num_workers: int) -> Gathering:
+        """B of them."""
+        return Pool(self.gradients if self.gradients is not None else num_workers, range(num_workers))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ringleader(Mode):
+    """Every update is the mean of all workers' means: of the gradients that each has brought in this round.
+
+    A round begins once every worker has brought a gradient; then each makes one update with its next one. So the slowest
+    worker's data count as much as the fastest one's, no gradient is lost, and none is more than 2 n - 2 updates late.
+
+    Use when: workers have data of their own that differ (`skewed`, `fixed`), and are unequally fast.
+    When N doubles: so do the updates of a round, and how late gradients are: lower the learning rate.
+    Not: `async`, which trains for the fastest workers' data; `sync`, where the fast wait.
+
+    Reference: Maranjyan and Richtárik, "Ringleader ASGD: The First Asynchronous SGD with Optimal Time Complexity under Data
+        Heterogeneity", 2025, arXiv:2509.22860. Here a worker's mean is weighted by samples.
+    """
+
+    one_server: ClassVar[bool] = True
+
+    def admission(self, shard_id: int, num_workers: int) -> Admission:
+        """All are taken."""
+        return Admission()
+
+    def gathering(self, num_workers: int) -> Gathering:
+        """The table of rows."""
+        return WorkerTable(range(num_workers))

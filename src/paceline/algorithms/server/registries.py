@@ -8,7 +8,7 @@ from paceline.algorithms.server.adaptive_revision import AdaptiveRevision
 from paceline.algorithms.server.apply import SGD, ApplyRule, Momentum, StalenessScaled
 from paceline.algorithms.server.delay import ConstantDelay, Delay, RandomDelay, RecordedDelay
 from paceline.algorithms.server.delayed import Delayed
-from paceline.algorithms.server.modes import Async, Bounded, Mode, Sync
+from paceline.algorithms.server.modes import Async, Bounded, Mode, Rennala, Ringleader, Ringmaster, Sync
 from paceline.algorithms.server.user import UserOptimizer
 from paceline.compression.codec import BFloat16, Codec, NoCodec, TopK
 from paceline.specs.registry import Registry
@@ -45,6 +45,9 @@ mode_registry = Registry("mode")
 mode_registry.register("sync", Sync)
 mode_registry.register("async", Async)
 mode_registry.register("bounded", Bounded)
+mode_registry.register("rennala", Rennala)
+mode_registry.register("ringmaster", Ringmaster)
+mode_registry.register("ringleader", Ringleader)
 
 #: For the registry of algorithms.
 nested: dict[type, Registry] = {

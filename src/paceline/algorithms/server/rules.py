@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from paceline.algorithms.server.admission import Admission
 from paceline.algorithms.server.apply import ApplyRule
+from paceline.algorithms.server.gathering import Gathering, NoGathering
 from paceline.compression.codec import Codec
 
 __all__ = ["OnDeath", "ShardRules"]
@@ -26,6 +27,7 @@ class ShardRules:
         on_death: what follows from a worker's death.
         scales_rate: whether the learning rate grows with the number of gradients in an update.
         chooses: whether shard 0 chooses for all whose gradients make a step.
+        gathering: where admitted gradients are gathered, of which an update has several of one worker.
         average: decay of the moving average that is evaluated; None: there is none.
     """
 
@@ -35,4 +37,5 @@ class ShardRules:
     on_death: OnDeath = "shrink"
     scales_rate: bool = False
     chooses: bool = False
+    gathering: Gathering = field(default_factory=NoGathering)
     average: float | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any
 
 import torch
@@ -11,8 +10,10 @@ from torch import Tensor
 from paceline.algorithms.server.admission import Verdict
 from paceline.algorithms.server.average import SharedAverage, without_average
 from paceline.algorithms.server.choices import Choices
-from paceline.algorithms.server.held import DROPPED, Held, Known, as_one, cloned, info_of, weighted_mean
+from paceline.algorithms.server.gathering import without_gathered
+from paceline.algorithms.server.held import COUNTED, DROPPED, Held, Known, as_one, cloned, info_of, weighted_mean
 from paceline.algorithms.server.incoming import check_form, read_choice, read_gradient, read_settings, read_state
+from paceline.algorithms.server.requests import Requests
 from paceline.algorithms.server.rules import ShardRules
 from paceline.algorithms.server.standby_log import CopyLink
 from paceline.algorithms.server.update import UpdateInfo
@@ -54,11 +55,11 @@ class Shard:
         self._link: CopyLink | None = None  # to the second copy, where there is one and this is not it
         self._admission = rules.admission(shard_id)
         self._applier = rules.apply.start(len(self._x), self._x.dtype)
+        self._gathering = rules.gathering
         self._average: SharedAverage | None = None
         if rules.average is not None:
             self._average = SharedAverage(ports, rules.average, with_buffers=not shard_id)
-        innermost = self._applier.innermost
-        self._user = innermost if isinstance(innermost, UserApplier) else None
+        self._user = user if isinstance(user := self._applier.innermost, UserApplier) else None
         if self._user is not None:
             self._user.begin = ports.shared.ranges[shard_id][0]
         self._choices = Choices(ports, are_made=rules.chooses and not shard_id)
@@ -66,10 +67,7 @@ class Shard:
         self._known: dict[int, Known] = {}
         self._held: dict[int, Held] = {}
         self._echoes: dict[int, Tensor] = {}
-        self._unanswered: dict[int, tuple[int, int]] = {}  # worker -> sequence and applied version, until it may read
-        self._fetches: dict[int, tuple[int, int]] = {}  # worker -> number of its request, version that it waits for
-        self._awaiting_end: set[int] = set()
-        self._without_x: set[int] = set()  # workers whose last request was no request for parameters
+        self._requests = Requests()
         self._present = set(range(ports.num_workers))
         self._said_goodbye: set[int] = set()
         self._gone: set[int] = set()
@@ -81,18 +79,16 @@ class Shard:
     def run(self) -> None:
         """Serves until all workers have said goodbye and left."""
         self._begin()
+        storage = self._ports.storage
         try:
-            self._serve()
+            while len(self._said_goodbye & self._gone) < self._ports.num_workers:
+                if storage is not None:
+                    storage.keep(self.state, self._shared.version)
+                self._take_next()
+                self._settle()
         finally:
-            if self._ports.storage is not None:
-                self._ports.storage.checkpoint(self.state, None)
-
-    def _serve(self) -> None:
-        while len(self._said_goodbye & self._gone) < self._ports.num_workers:
-            if self._ports.storage is not None:
-                self._ports.storage.keep(self.state, self._shared.version)
-            self._take_next()
-            self._settle()
+            if storage is not None:
+                storage.checkpoint(self.state, None)
 
     def _take_next(self) -> None:
         """Waits for a message or an event; keeps no hold of a gradient that has been applied, whose answer needs the room."""
@@ -136,7 +132,11 @@ class Shard:
             "admission": self._admission.state(),
             "settings": {worker: settings.to_tensor() for worker, settings in self._settings.items()},
             "choice": self._choices.state(),
-            "rule": self._applier.state() | (self._average.state() if self._average is not None else {}),
+            "rule": {
+                **self._applier.state(),
+                **self._gathering.state(),
+                **(self._average.state() if self._average else {}),
+            },
         }
 
     def _begin(self) -> None:
@@ -160,12 +160,14 @@ class Shard:
         self._said_goodbye, self._present = set(kept["goodbye"]), set(kept["present"])
         for worker in set(range(self._ports.num_workers)) - self._present:
             self._admission.leave(worker)
+            self._gathering.leave(worker)
         self._admission.load(kept["admission"])
         self._settings = {worker: OptimizerSettings.from_tensor(one) for worker, one in kept["settings"].items()}
         self._choices.load(kept["choice"])
 
     def _load_rule(self, state: dict[str, Tensor]) -> None:
-        self._applier.load(without_average(state))
+        self._applier.load(without_gathered(without_average(state)))
+        self._gathering.load(state)
         if self._average is not None:
             self._average.load(state)
 
@@ -179,7 +181,7 @@ class Shard:
         check_form(received, self._ports.num_workers)
         self._not_back.discard(sender)
         if message.kind not in ("push", "push-only"):
-            self._without_x.discard(sender)
+            self._requests.without_x.discard(sender)
         match message.kind:
             case "push" | "push-only":
                 self._push(received, read_gradient(received, self._rules.codec, self._x))
@@ -194,17 +196,17 @@ class Shard:
             case "join":
                 # With a number it takes part, and counts on from where another shard has told it.
                 (self._hear_clock if message.number else self._join)(sender, message.number)
-                self._unanswered[sender] = (message.number, 0)
+                self._requests.decided[sender] = (message.number, 0)
             case "bye":
                 self._said_goodbye.add(sender)
                 self._log("copy-bye", about=sender)
                 self._leave(sender)
             case "fetch":
-                self._fetches[sender] = (message.number, message.version)
+                self._requests.fetches[sender] = (message.number, message.version)
                 if message.version > self._shared.version:
                     self._admission.past(sender)
             case "final":
-                self._awaiting_end.add(sender)
+                self._requests.ends.add(sender)
             case "clock":
                 self._hear_clock(sender, message.number)
             case "choice":
@@ -214,7 +216,7 @@ class Shard:
 
     def _push(self, received: Received, gradient: Tensor) -> None:
         sender, incarnation, message = received
-        (self._without_x.add if message.kind == "push-only" else self._without_x.discard)(sender)
+        (self._requests.without_x.add if message.kind == "push-only" else self._requests.without_x.discard)(sender)
         if sender not in self._settings:
             return  # it told this server's predecessor: as it learns of the change, it sends both again
         if sender not in self._present:  # it was taken for dead, and is not
@@ -225,7 +227,7 @@ class Shard:
             return
         if known is not None and (incarnation, message.number) <= known[:2]:
             self._shared.count("duplicate")
-            self._unanswered[sender] = (message.number, known.applied_version)
+            self._requests.decided[sender] = (message.number, known.applied_version)
             return
         if sender in self._given_s:
             self._admission.timed(sender, self._ports.clock.now_s() - self._given_s.pop(sender))
@@ -236,7 +238,7 @@ class Shard:
         verdict = self._admission.admit(update) if self._applier.accepts(update) and not lacks_echo else Verdict.DROP
         match verdict:
             case Verdict.APPLY:
-                self._apply([one])
+                self._gather(one)
             case Verdict.HOLD:
                 self._held[sender] = one
             case Verdict.DROP:
@@ -260,18 +262,11 @@ class Shard:
                 self._choices.tell(self._mailbox)
             for worker in sorted(self._held):
                 self._drop(self._held.pop(worker))
-        answers: list[tuple[int, int, int]] = []
-        for worker in [one for one in self._unanswered if self._admission.may_read(one)]:
-            answers.append((worker, *self._unanswered.pop(worker)))
-        for worker in [one for one, (_, version) in self._fetches.items() if self._shared.version >= version]:
-            answers.append((worker, self._fetches.pop(worker)[0], 0))
-        if self._awaiting_end and not self._present - self._gone:
-            answers += [(worker, -1, 0) for worker in sorted(self._awaiting_end)]
-            self._awaiting_end.clear()
+        is_end = not self._present - self._gone
+        answers = self._requests.take_due(self._admission.may_read, self._shared.version, is_end=is_end)
         if answers and self._link is not None:
-            if self._applier.keeps_reads:
-                for worker in (one for one, *_ in answers if one not in self._without_x):
-                    self._link.log("copy-read", about=worker)
+            for worker in self._requests.readers(answers) if self._applier.keeps_reads else ():
+                self._link.log("copy-read", about=worker)
             self._link.commit()
         for answer in answers:
             self._answer(*answer)
@@ -280,20 +275,24 @@ class Shard:
         """One update from the mean of these gradients, weighted by samples."""
         first, gradient, update = ones[0], weighted_mean(ones, self._ports.moved), as_one(ones, self._shared.version)
         if self._link is not None:  # before its own update, so that both are made at the same time
-            numbers = [(one.update.worker_id, one.incarnation, one.update.sequence) for one in ones]
-            about = [update.step, update.version_read, update.num_samples, len(update.missing)]
-            self._link.log("copy-ones", torch.tensor([*about, *chain(*update.missing, *numbers)]))
-            if first.echo is not None:
-                self._link.log("copy-echo", first.echo)
-            self._link.log("copy-mean", gradient)
+            self._link.log_update(ones, update, gradient)
         version = self._make(update, gradient, len(ones), first.echo)
         for one in ones:
             self._decide(one, version)
 
+    def _gather(self, one: Held) -> None:
+        if (due := self._gathering.take(one)) is not None:
+            self._apply([due])
+        else:
+            self._decide(one, COUNTED)
+            if not one.update.staleness:
+                self._requests.without_x.add(one.update.worker_id)  # it has them
+        self._ports.moved(self._gathering.moves)
+
     def _make(self, update: UpdateInfo, gradient: Tensor, num_gradients: int, echo: Tensor | None) -> int:
         """Makes an update; returns the version that it becomes."""
         settings = self._settings[update.worker_id]
-        scale = float(num_gradients) if self._rules.scales_rate else 1.0
+        scale = self._admission.rate(update.worker_id) * (num_gradients if self._rules.scales_rate else 1.0)
         if self._user is not None:
             self._user.settings, self._user.scale = settings, scale
         with self._shared.writing():
@@ -329,12 +328,12 @@ class Shard:
         worker, sequence = one.update.worker_id, one.update.sequence
         self._known[worker] = Known(one.incarnation, sequence, applied_version)
         if worker not in self._gone:
-            self._unanswered[worker] = (sequence, applied_version)
+            self._requests.decided[worker] = (sequence, applied_version)
 
     def _answer(self, worker: int, number: int, applied_version: int) -> None:
         version = self._shared.version
         try:
-            if worker in self._without_x:
+            if worker in self._requests.without_x:
                 self._mailbox.send(worker, Message("ack", number, applied_version, version=version))
                 return
             if (clock := self._admission.clock(worker)) > number >= 0:
@@ -361,6 +360,7 @@ class Shard:
         self._echoes.pop(worker, None)
         self._applier.forget(worker)
         self._admission.join(worker, sequence)
+        self._gathering.join(worker)
         self._present.add(worker)
         self._said_goodbye.discard(worker)
         self._gone.discard(worker)
@@ -371,20 +371,20 @@ class Shard:
         self._admission.told(worker, sequence)
 
     def _leave(self, worker: int) -> None:
-        self._unanswered.pop(worker, None)
+        self._requests.decided.pop(worker, None)
         if worker in self._present:
             self._log("copy-leave", about=worker)
             self._present.discard(worker)
             self._applier.forget(worker)
             self._admission.leave(worker)
+            if (due := self._gathering.leave(worker)) is not None:
+                self._apply([due])
 
     def _left(self, peer: int, reason: str) -> None:
         if peer >= self._ports.num_workers:
             return
         self._gone.add(peer)
-        self._unanswered.pop(peer, None)
-        self._fetches.pop(peer, None)
-        self._awaiting_end.discard(peer)
+        self._requests.forget(peer)
         if peer in self._said_goodbye or reason == "ended" or self._rules.on_death == "shrink":
             self._leave(peer)
         elif self._rules.on_death == "fail":

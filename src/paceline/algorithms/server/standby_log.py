@@ -24,10 +24,13 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import torch
 
+from paceline.algorithms.server.held import Held
+from paceline.algorithms.server.update import UpdateInfo
 from paceline.errors import PeerLostError
 from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Received, ServerPorts
 
@@ -108,6 +111,15 @@ class CopyLink:
                 self._mailbox.send(self._peer, Message(kind, self._logged, weight, x, about))
             except PeerLostError:
                 self._lose()
+
+    def log_update(self, ones: list[Held], update: UpdateInfo, mean: torch.Tensor) -> None:
+        """Tells the copy of an update, the mean (P_s,) of these gradients, which it makes, too."""
+        numbers = [(one.update.worker_id, one.incarnation, one.update.sequence) for one in ones]
+        about = [update.step, update.version_read, update.num_samples, len(update.missing)]
+        self.log("copy-ones", torch.tensor([*about, *chain(*update.missing, *numbers)]))
+        if ones[0].echo is not None:
+            self.log("copy-echo", ones[0].echo)
+        self.log("copy-mean", mean)
 
     def commit(self) -> None:
         """Waits until the copy has all that was logged, or is gone; afterwards, what follows from it may be answered."""

@@ -1,0 +1,312 @@
+"""Gradients that a shard gathers before it makes an update: several of the same worker, which goes on meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.algorithms.server.held import Held
+from paceline.algorithms.server.update import UpdateInfo
+from paceline.vectors.flat import Ranges, numbered, ranges_of
+from paceline.vectors.half_types import sum_type
+
+__all__ = ["Gathering", "NoGathering", "Pool", "WorkerTable", "without_gathered"]
+
+_PREFIX = "gathered."  # in a snapshot
+
+
+class Gathering(Protocol):
+    """What a shard keeps of the gradients that it has counted and not made updates of yet.
+
+    Attributes:
+        moves: how many vectors the last `take` has read and written.
+    """
+
+    moves: float
+
+    def join(self, worker_id: int) -> None:
+        """A worker takes part from now on."""
+        ...
+
+    def leave(self, worker_id: int) -> Held | None:
+        """A worker takes part no more; what it brought still counts. Returns the update that is due then, if one is."""
+        ...
+
+    def take(self, one: Held) -> Held | None:
+        """Takes a gradient (P_s,); returns the update that is due with it, or None: it is counted, and its worker goes on."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """A snapshot, copied, beside a rule's state."""
+        ...
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Takes over what a snapshot has of it, by copy; nothing where the run gathered nothing."""
+        ...
+
+
+class NoGathering:
+    """Every gradient is an update by itself."""
+
+    moves = 0.0
+
+    def join(self, worker_id: int) -> None:
+        """Nothing changes."""
+
+    def leave(self, worker_id: int) -> None:
+        """Nothing waits."""
+
+    def take(self, one: Held) -> Held:
+        """It is due."""
+        return one
+
+    def state(self) -> dict[str, Tensor]:
+        """None."""
+        return {}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """What another mode has gathered is lost."""
+
+
+class _Sum:
+    """sum_i (n_i / n_1) g_i (P_s,), n_i: samples of gradient i. So equal batches are added up as they are, without rounding.
+
+    Args:
+        first: its first gradient, which is copied.
+    """
+
+    def __init__(self, first: Held) -> None:
+        self.x = first.gradient.to(sum_type(first.gradient.dtype), copy=True)
+        self.dtype = first.gradient.dtype
+        self.samples = self._unit = max(1, first.update.num_samples)
+        self.gradients = 1
+        self.missing: Ranges = first.update.missing
+
+    def add(self, one: Held) -> None:
+        """One gradient more."""
+        self.x.add_(one.gradient, alpha=one.update.num_samples / self._unit)
+        self.samples += one.update.num_samples
+        self.gradients += 1
+        self.missing = _in_both(self.missing, one.update.missing)
+
+    @property
+    def weight(self) -> float:
+        """sum_i n_i / n_1."""
+        return self.samples / self._unit
+
+    def mean(self) -> Tensor:
+        """sum_i n_i g_i / sum_i n_i (P_s,); of one gradient, its own bits."""
+        return self.x / self.weight
+
+    def state(self, name: str, *about: int) -> dict[str, Tensor]:
+        """As tensors whose names begin so."""
+        numbers = torch.tensor([[self.samples, self._unit, self.gradients, *about]])
+        missing = numbered(self.missing, len(self.x))
+        return {f"{name}.x": self.x.to(self.dtype, copy=True), f"{name}.missing": missing, f"{name}.about": numbers}
+
+    @classmethod
+    def loaded(cls, state: dict[str, Tensor], name: str) -> tuple[_Sum, list[int]]:
+        """What `state` has given: the sum, and what it is about."""
+        one = cls.__new__(cls)
+        x = state[f"{name}.x"]
+        one.x, one.dtype = x.to(sum_type(x.dtype), copy=True), x.dtype
+        one.missing = ranges_of(state[f"{name}.missing"])
+        one.samples, one._unit, one.gradients, *about = map(int, state[f"{name}.about"].flatten().tolist())
+        return one, about
+
+
+class Pool:
+    """One update of every so many gradients, whoever sends them: Rennala SGD's batch.
+
+    Once no worker is left, those that are there make the last update. Costs: one vector.
+
+    Args:
+        gradients: B, that make an update.
+        workers: those that take part from the beginning.
+
+    Reference: Tyurin and Richtárik, "Optimal Time Complexities of Parallel Stochastic Optimization Methods Under a Fixed
+        Computation Model", NeurIPS 2023, arXiv:2305.12387.
+    """
+
+    def __init__(self, gradients: int, workers: Iterable[int]) -> None:
+        self._gradients = gradients
+        self._members = set(workers)
+        self._sum: _Sum | None = None
+        self._last: Held | None = None  # where the newest came from, without its vector
+        self.moves = 0.0
+
+    def join(self, worker_id: int) -> None:
+        """Whoever it is, its gradients count."""
+        self._members.add(worker_id)
+
+    def leave(self, worker_id: int) -> Held | None:
+        """The last one to leave lets those that are there make an update."""
+        self._members.discard(worker_id)
+        return self._taken() if not self._members and self._sum is not None else None
+
+    def take(self, one: Held) -> Held | None:
+        """The mean of all of them, with the last."""
+        self.moves = 3.0
+        if self._sum is None:
+            self._sum = _Sum(one)
+        else:
+            self._sum.add(one)
+        self._last = one._replace(gradient=one.gradient[:0])
+        return self._taken() if self._sum.gradients >= self._gradients else None
+
+    def _taken(self) -> Held:
+        gathered, last = self._sum, self._last
+        assert gathered is not None
+        assert last is not None
+        self.moves += 2
+        self._sum = None
+        about = replace(last.update, num_samples=gathered.samples, missing=gathered.missing)
+        return last._replace(update=about, gradient=gathered.mean().to(gathered.dtype))
+
+    def state(self) -> dict[str, Tensor]:
+        """The sum, and the last gradient's numbers."""
+        if self._sum is None or self._last is None:
+            return {}
+        return self._sum.state(f"{_PREFIX}pool", *_numbers(self._last))
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """By copy."""
+        if f"{_PREFIX}pool.x" not in state:
+            return
+        self._sum, numbers = _Sum.loaded(state, f"{_PREFIX}pool")
+        self._last = _from_numbers(numbers)
+
+
+class WorkerTable:
+    """A row per worker, the sum of its gradients; an update is the mean of the workers' means: Ringleader ASGD's table.
+
+    Rounds of two phases. First every gradient goes into its worker's row, until all workers have one. Then each worker makes
+    exactly one update: with the first gradient that it brings in this phase, which goes into its row before. What a worker
+    brings after its update waits in a row of the next round. So the slowest worker's data count as much as the fastest one's,
+    no gradient is lost, and none is more than 2 n - 2 updates late.
+
+    A worker that leaves keeps its row until its round ends. Once none is left, what has come since the last update makes one.
+    Costs: up to two vectors per worker.
+
+    Args:
+        workers: those that take part from the beginning.
+
+    Reference: Maranjyan and Richtárik, "Ringleader ASGD: The First Asynchronous SGD with Optimal Time Complexity under Data
+        Heterogeneity", 2025, arXiv:2509.22860.
+    """
+
+    def __init__(self, workers: Iterable[int]) -> None:
+        self._members = set(workers)
+        self._rows: dict[int, _Sum] = {}
+        self._next_rows: dict[int, _Sum] = {}
+        self._stepped: set[int] | None = None  # workers that have made this round's update; None: the first phase
+        self._unused: Held | None = None  # the newest gradient, without its vector, where no update has come after it
+        self.moves = 0.0
+
+    def join(self, worker_id: int) -> None:
+        """Rounds have its update, too."""
+        self._members.add(worker_id)
+
+    def leave(self, worker_id: int) -> Held | None:
+        """Rounds end without it."""
+        self._members.discard(worker_id)
+        if self._members:
+            self._end_round_if_over()
+            return None
+        if self._unused is None:
+            return None
+        return self._update(self._unused, {**self._rows, **self._next_rows})
+
+    def take(self, one: Held) -> Held | None:
+        """The mean of the workers' means, where it is this worker's turn."""
+        worker, own = one.update.worker_id, one._replace(gradient=one.gradient[:0])
+        self.moves = 3.0
+        if self._stepped is not None and worker in self._stepped:
+            _add(self._next_rows, one)
+            self._unused = own
+            return None
+        _add(self._rows, one)
+        if self._stepped is None:
+            if self._members - self._rows.keys():
+                self._unused = own
+                return None
+            self._stepped = set()
+        self._stepped.add(worker)
+        update = self._update(own, self._rows)
+        self._unused = None
+        self._end_round_if_over()
+        return update
+
+    def _end_round_if_over(self) -> None:
+        if self._stepped is not None and self._members <= self._stepped:
+            self._rows, self._next_rows, self._stepped = self._next_rows, {}, None
+
+    def _update(self, last: Held, rows: dict[int, _Sum]) -> Held:
+        ordered = [rows[worker] for worker in sorted(rows)]
+        self.moves += 2.0 * len(ordered) + 2
+        mean = ordered[0].mean()
+        missing = ordered[0].missing
+        for row in ordered[1:]:
+            mean.add_(row.x, alpha=1.0 / row.weight)
+            missing = _in_both(missing, row.missing)
+        mean.div_(len(ordered))
+        about = replace(last.update, num_samples=sum(row.samples for row in ordered), missing=missing)
+        return last._replace(update=about, gradient=mean.to(ordered[0].dtype))
+
+    def state(self) -> dict[str, Tensor]:
+        """All rows, whose turn is over, and where the newest gradient came from."""
+        state: dict[str, Tensor] = {}
+        for name, rows in (("row", self._rows), ("next", self._next_rows)):
+            for worker, row in rows.items():
+                state |= row.state(f"{_PREFIX}{name}.{worker}")
+        if self._stepped is not None:
+            state[f"{_PREFIX}stepped"] = torch.tensor([sorted(self._stepped)])
+        if self._unused is not None:
+            state[f"{_PREFIX}unused"] = torch.tensor([_numbers(self._unused)])
+        return state
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """By copy."""
+        for name, rows in (("row", self._rows), ("next", self._next_rows)):
+            begin = f"{_PREFIX}{name}."
+            for worker in {int(one.removeprefix(begin).split(".")[0]) for one in state if one.startswith(begin)}:
+                rows[worker], _ = _Sum.loaded(state, f"{begin}{worker}")
+        if f"{_PREFIX}stepped" in state:
+            self._stepped = set(map(int, state[f"{_PREFIX}stepped"].flatten().tolist()))
+        if f"{_PREFIX}unused" in state:
+            self._unused = _from_numbers(map(int, state[f"{_PREFIX}unused"].flatten().tolist()))
+
+
+def without_gathered(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A rule's own part of a snapshot."""
+    return {name: tensor for name, tensor in state.items() if not name.startswith(_PREFIX)}
+
+
+def _add(rows: dict[int, _Sum], one: Held) -> None:
+    worker = one.update.worker_id
+    if worker in rows:
+        rows[worker].add(one)
+    else:
+        rows[worker] = _Sum(one)
+
+
+def _numbers(one: Held) -> list[int]:
+    """Where a gradient came from, as a snapshot has it."""
+    return [one.incarnation, one.update.worker_id, one.update.sequence, one.update.step]
+
+
+def _from_numbers(numbers: Iterable[int]) -> Held:
+    """What `_numbers` was given, without its vector."""
+    incarnation, worker_id, sequence, step = numbers
+    about = UpdateInfo(
+        worker_id=worker_id, sequence=sequence, step=step, version_read=step, version=step, num_samples=1
+    )
+    return Held(about, incarnation, torch.empty(0), None)
+
+
+def _in_both(ones: Ranges, others: Ranges) -> Ranges:
+    return tuple(own for own in ones if own in others)

@@ -1,0 +1,55 @@
+"""Workers that wait at a shard for an answer, and what each waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+__all__ = ["Due", "Requests"]
+
+_END = -1  # number of the last request
+
+
+class Due(NamedTuple):
+    """An answer that is due."""
+
+    worker: int
+    number: int  # of its request
+    applied_version: int
+
+
+class Requests:
+    """What the workers have asked for.
+
+    Attributes:
+        decided: worker -> number of its update and the version that it became: answered as soon as the worker may read.
+        fetches: worker -> number of its request, and the version that it waits for.
+        ends: workers that wait until nobody trains any more.
+        without_x: workers whose last request was none for parameters, or who have the newest.
+    """
+
+    def __init__(self) -> None:
+        self.decided: dict[int, tuple[int, int]] = {}
+        self.fetches: dict[int, tuple[int, int]] = {}
+        self.ends: set[int] = set()
+        self.without_x: set[int] = set()
+
+    def forget(self, worker_id: int) -> None:
+        """It waits for nothing any more."""
+        self.decided.pop(worker_id, None)
+        self.fetches.pop(worker_id, None)
+        self.ends.discard(worker_id)
+
+    def readers(self, answers: list[Due]) -> list[int]:
+        """The workers of these answers that get parameters."""
+        return [one.worker for one in answers if one.worker not in self.without_x]
+
+    def take_due(self, may_read: Callable[[int], bool], version: int, *, is_end: bool) -> list[Due]:
+        """The answers that are due at this version, which are forgotten."""
+        due = [Due(one, *self.decided.pop(one)) for one in [*self.decided] if may_read(one)]
+        for worker in [one for one, (_, wanted) in self.fetches.items() if version >= wanted]:
+            due.append(Due(worker, self.fetches.pop(worker)[0], 0))
+        if is_end:
+            due += [Due(worker, _END, 0) for worker in sorted(self.ends)]
+            self.ends.clear()
+        return due
