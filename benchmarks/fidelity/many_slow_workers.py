@@ -62,11 +62,11 @@ def main() -> None:
         f"The control, `async` at rate {CONTROL_RATE:g}, "
         + ("fails in every seed, as it must." if failed else "DID NOT FAIL: these figures show nothing."),
         "",
-        "Gradients that are hundreds of updates late cost `async` its step size; `ringmaster` drops them and keeps it. An"
-        " update of `rennala` takes 16 gradients, so that it makes a sixteenth of the updates from the same samples, and pays where"
-        " the noise of one gradient is what limits the rate. `sync(backups=14)` takes the first two gradients of every step: that"
-        " waiting for the fastest is optimal up to logarithms (m-synchronous SGD, arXiv:2602.03802) is not contradicted here,"
-        " where all workers draw from the same data.",
+        "Gradients that are hundreds of updates late cost `async` its step size; `ringmaster` drops them and keeps it."
+        " An update of `rennala` takes 16 gradients, so that it makes a sixteenth of the updates from the same samples,"
+        " and pays where the noise of one gradient is what limits the rate. `sync(backups=14)` takes the first two"
+        " gradients of every step: that waiting for the fastest is optimal up to logarithms (m-synchronous SGD,"
+        " arXiv:2602.03802) is not contradicted here, where all workers draw from the same data.",
     ]
     text = "\n".join(lines) + "\n"
     print(text)
