@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import paceline as pl
 from paceline.membership.environment import current_environment
 from paceline.tasks import load_task
+from paceline.worker.memberships.entry import SimulatedEnvironment
 
 BATCH_SIZE, EPOCHS, STEP_S = 64, 3, 0.01  # as in the head to head
 LEARNING_RATE = 0.4  # there an asynchronous server has a quarter of it
@@ -43,8 +44,7 @@ def train() -> None:
     model = load_task("mnist-mlp").model()
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     loader = DataLoader(datasets()[0], batch_size=BATCH_SIZE, shuffle=True)
-    environment = current_environment()
-    sleep_s = 0.0 if environment is not None and environment.simulation is not None else STEP_S
+    sleep_s = 0.0 if isinstance(current_environment(), SimulatedEnvironment) else STEP_S
     with pl.attach(model, optimizer, evaluate=accuracy) as worker:
         for _ in range(EPOCHS):
             for x, y in worker.batches(loader):
