@@ -9,11 +9,9 @@ part with rate alpha is the vector y = x / alpha trained with rate 1.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import torch
+from page import show
 
 from paceline.algorithms.server.adagrad import AsyncAdagrad
 from paceline.algorithms.server.adaptive_revision import AdaptiveRevision
@@ -110,10 +108,7 @@ def main() -> None:
         "",
         "Best alpha without delay over the one 1000 late: " + ", ".join(f"{n} {d:g}" for n, d in drift.items()) + ".",
     ]
-    text = "\n".join(lines) + "\n"
-    print(text)
-    if "--write" in sys.argv:
-        Path(__file__).with_suffix(".md").write_text(text, encoding="utf-8")
+    show(lines, __file__)
 
 
 if __name__ == "__main__":

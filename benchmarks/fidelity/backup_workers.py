@@ -10,10 +10,8 @@ The second part trains with these times: real gradients, simulated time.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
+from page import show
 
 import paceline as pl
 from paceline.algorithms.server.backups import BackupController
@@ -179,10 +177,7 @@ def main() -> None:
         f"Within 2 % of the best: b = {near[0]} to {near[-1]}. `backups=auto` after 200 steps of 20 independent runs chose b ="
         f" {min(chosen)} to {max(chosen)}, at worst {worst:.1%} above the best.",
     ]
-    text = "\n".join([*lines, *training_lines()]) + "\n"
-    print(text)
-    if "--write" in sys.argv:
-        Path(__file__).with_suffix(".md").write_text(text, encoding="utf-8")
+    show([*lines, *training_lines()], __file__)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ python benchmarks/fidelity/contraction.py
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
+
+from page import show
 
 from paceline.topology import BipartiteExponential, Complete, Ring, Topology
 from paceline.topology.mixing import expected_contraction, measure_contraction
@@ -50,10 +50,7 @@ def main() -> None:
             expected = form if form is not None else n * expected_contraction(topology, n)
             cells += [f"{value:.4f} +- {error:.4f}", f"{expected:.4f}"]
         lines.append(f"| {n} | " + " | ".join(cells) + " |")
-    text = "\n".join(lines) + "\n"
-    print(text)
-    if "--write" in sys.argv:
-        Path(__file__).with_suffix(".md").write_text(text, encoding="utf-8")
+    show(lines, __file__)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,10 @@ replica, lets more replicas work together than a fixed rate does. For the slow w
 from __future__ import annotations
 
 import statistics
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
+from page import show
 
 import paceline as pl
 from paceline.algorithms.server.registries import apply_registry
@@ -188,10 +187,7 @@ def main() -> None:
     lines = ["# Downpour SGD, simulated", "", "Printed by `python benchmarks/fidelity/downpour.py --write`."]
     for part in (rates, periods, congestion, slow_worker):
         lines += ["", *part()]
-    text = "\n".join(lines) + "\n"
-    print(text)
-    if "--write" in sys.argv:
-        Path(__file__).with_suffix(".md").write_text(text, encoding="utf-8")
+    show(lines, __file__)
 
 
 if __name__ == "__main__":

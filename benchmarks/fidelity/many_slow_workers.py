@@ -9,8 +9,8 @@ Claimed, as theory: applying gradients however late costs asynchronous SGD its s
 from __future__ import annotations
 
 import statistics
-import sys
-from pathlib import Path
+
+from page import show
 
 import paceline as pl
 from paceline.simulator import Cluster
@@ -68,10 +68,7 @@ def main() -> None:
         " gradients of every step: that waiting for the fastest is optimal up to logarithms (m-synchronous SGD,"
         " arXiv:2602.03802) is not contradicted here, where all workers draw from the same data.",
     ]
-    text = "\n".join(lines) + "\n"
-    print(text)
-    if "--write" in sys.argv:
-        Path(__file__).with_suffix(".md").write_text(text, encoding="utf-8")
+    show(lines, __file__)
 
 
 if __name__ == "__main__":

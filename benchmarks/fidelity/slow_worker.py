@@ -8,8 +8,7 @@ time per epoch on CIFAR-10 with 16 workers; as shape, since their machines are n
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from page import show
 
 import paceline as pl
 from paceline.simulator import Cluster, Normal
@@ -87,10 +86,7 @@ def main() -> None:
     ours, control = figures["AD-PSGD"], figures["no communication"]
     failed = control["consensus_distance"] > 10 * ours["consensus_distance"]
     lines += ["", f"The control {'fails, as it must' if failed else 'DID NOT FAIL: these figures show nothing'}."]
-    text = "\n".join(lines) + "\n"
-    print(text)
-    if "--write" in sys.argv:
-        Path(__file__).with_suffix(".md").write_text(text, encoding="utf-8")
+    show(lines, __file__)
 
 
 if __name__ == "__main__":
