@@ -203,24 +203,27 @@ def test_one_gradient_keeps_its_bits_and_half_types_are_added_up_in_float32(dtyp
     torch.testing.assert_close(mean, gradient)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("make", [lambda: Pool(5, range(3)), lambda: WorkerTable(range(3))])
-def test_a_successor_goes_on_with_what_was_gathered(make):
-    """A snapshot after any gradient: what follows is the same."""
+def test_a_successor_goes_on_with_what_was_gathered(make, dtype):
+    """A snapshot after any gradient: what follows is the same, bit for bit, also of half types, whose sums are float32."""
     draw = torch.Generator().manual_seed(3)
     ones = [
         held(int(torch.randint(3, (), generator=draw)), torch.randn(4, generator=draw).tolist(), samples=1 + place % 3)
         for place in range(40)
     ]
+    ones = [one._replace(gradient=one.gradient.to(dtype)) for one in ones]
     for cut in range(40):
         first, second = make(), make()
         for one in ones[:cut]:
             first.take(one)
-        second.load({name: one.clone() for name, one in first.state().items()})
+        second.load({name: one.clone() for name, one in first.state().items()}, dtype)
         for one in ones[cut:]:
             due, again = first.take(one), second.take(one)
             assert (due is None) == (again is None)
             if due is not None:
-                torch.testing.assert_close(due.gradient, again.gradient, rtol=0, atol=1e-15)
+                assert again.gradient.dtype == dtype
+                assert torch.equal(due.gradient, again.gradient)
         for worker in range(3):
             due, again = first.leave(worker), second.leave(worker)
             assert (due is None) == (again is None)

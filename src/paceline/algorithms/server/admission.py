@@ -104,7 +104,7 @@ class Recent(Admission):
         threshold: R; 1 admits gradients of the current version only.
 
     Reference: Maranjyan, Tyurin and Richtárik, "Ringmaster ASGD: The First Asynchronous SGD with Optimal Time Complexity",
-        ICML 2025, arXiv:2501.16168, Algorithm 4 (without stops: a gradient under way is finished, and judged as it comes).
+        ICML 2025, arXiv:2501.16168 (without stops: a gradient under way is finished, and judged as it comes).
     """
 
     def __init__(self, threshold: int) -> None:

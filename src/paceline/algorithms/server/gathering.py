@@ -44,8 +44,8 @@ class Gathering(Protocol):
         """A snapshot, copied, beside a rule's state."""
         ...
 
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Takes over what a snapshot has of it, by copy; nothing where the run gathered nothing."""
+    def load(self, state: dict[str, Tensor], dtype: torch.dtype) -> None:
+        """Takes over what a snapshot has of it, by copy, for gradients of `dtype`; nothing where the run gathered nothing."""
         ...
 
 
@@ -68,7 +68,7 @@ class NoGathering:
         """None."""
         return {}
 
-    def load(self, state: dict[str, Tensor]) -> None:
+    def load(self, state: dict[str, Tensor], dtype: torch.dtype) -> None:
         """What another mode has gathered is lost."""
 
 
@@ -106,14 +106,13 @@ class _Sum:
         """As tensors whose names begin so."""
         numbers = torch.tensor([[self.samples, self._unit, self.gradients, *about]])
         missing = numbered(self.missing, len(self.x))
-        return {f"{name}.x": self.x.to(self.dtype, copy=True), f"{name}.missing": missing, f"{name}.about": numbers}
+        return {f"{name}.x": self.x.clone(), f"{name}.missing": missing, f"{name}.about": numbers}
 
     @classmethod
-    def loaded(cls, state: dict[str, Tensor], name: str) -> tuple[_Sum, list[int]]:
+    def loaded(cls, state: dict[str, Tensor], name: str, dtype: torch.dtype) -> tuple[_Sum, list[int]]:
         """What `state` has given: the sum, and what it is about."""
         one = cls.__new__(cls)
-        x = state[f"{name}.x"]
-        one.x, one.dtype = x.to(sum_type(x.dtype), copy=True), x.dtype
+        one.x, one.dtype = state[f"{name}.x"].to(sum_type(dtype), copy=True), dtype
         one.missing = ranges_of(state[f"{name}.missing"])
         one.samples, one._unit, one.gradients, *about = map(int, state[f"{name}.about"].flatten().tolist())
         return one, about
@@ -173,11 +172,11 @@ class Pool:
             return {}
         return self._sum.state(f"{_PREFIX}pool", *_numbers(self._last))
 
-    def load(self, state: dict[str, Tensor]) -> None:
+    def load(self, state: dict[str, Tensor], dtype: torch.dtype) -> None:
         """By copy."""
         if f"{_PREFIX}pool.x" not in state:
             return
-        self._sum, numbers = _Sum.loaded(state, f"{_PREFIX}pool")
+        self._sum, numbers = _Sum.loaded(state, f"{_PREFIX}pool", dtype)
         self._last = _from_numbers(numbers)
 
 
@@ -269,12 +268,12 @@ class WorkerTable:
             state[f"{_PREFIX}unused"] = torch.tensor([_numbers(self._unused)])
         return state
 
-    def load(self, state: dict[str, Tensor]) -> None:
+    def load(self, state: dict[str, Tensor], dtype: torch.dtype) -> None:
         """By copy."""
         for name, rows in (("row", self._rows), ("next", self._next_rows)):
             begin = f"{_PREFIX}{name}."
             for worker in {int(one.removeprefix(begin).split(".")[0]) for one in state if one.startswith(begin)}:
-                rows[worker], _ = _Sum.loaded(state, f"{begin}{worker}")
+                rows[worker], _ = _Sum.loaded(state, f"{begin}{worker}", dtype)
         if f"{_PREFIX}stepped" in state:
             self._stepped = set(map(int, state[f"{_PREFIX}stepped"].flatten().tolist()))
         if f"{_PREFIX}unused" in state:

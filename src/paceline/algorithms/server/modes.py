@@ -275,6 +275,7 @@ class Ringleader(Mode):
     A round begins once every worker has brought a gradient; then each makes one update with its next one. So the slowest
     worker's data count as much as the fastest one's, no gradient is lost, and none is more than 2 n - 2 updates late.
 
+    Costs: up to two vectors per worker at the server, and a mean over them at every update.
     Use when: workers have data of their own that differ (`skewed`, `fixed`), and are unequally fast.
     When N doubles: so do the updates of a round, and how late gradients are: lower the learning rate.
     Not: `async`, which trains for the fastest workers' data; `sync`, where the fast wait.

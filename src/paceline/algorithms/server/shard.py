@@ -167,7 +167,7 @@ class Shard:
 
     def _load_rule(self, state: dict[str, Tensor]) -> None:
         self._applier.load(without_gathered(without_average(state)))
-        self._gathering.load(state)
+        self._gathering.load(state, self._x.dtype)
         if self._average is not None:
             self._average.load(state)
 
