@@ -141,6 +141,7 @@ def test_a_folder_of_data_may_be_a_text():
         ({"workers": 10**20}, "workers"),
         ({"workers": "2"}, "whole number"),
         ({"workers": 2, "seed": 2**64}, "seed must be at most"),
+        ({"workers": 2, "seed": "a"}, "^seed must be a whole number, not 'a'"),
         ({"workers": 2, "algorithm": 5}, "algorithm must be a spec"),
         ({"workers": 2, "limit_s": math.nan}, "limit_s must be a number above 0"),
         ({"workers": 2, "limit_samples": 0.5}, "limit_samples must be a whole number"),

@@ -15,6 +15,7 @@ from paceline.run.config import TrainConfig
 from paceline.run.driver import Driver
 from paceline.run.earlier_part import EarlierPart
 from paceline.run.loops import Loop
+from paceline.specs.bounds import check_run
 from paceline.storage.folder_lock import run_folder
 from paceline.worker.chosen_algorithm import given_algorithm
 from paceline.worker.supervised import check_launch
@@ -91,16 +92,20 @@ def launch(
     named = given_algorithm(algorithm)
     servers = named.needs.server_programs if named is not None else 0
     check_launch(num_workers=workers, backend=backend, placement=placement, num_servers=servers)
+    given = {
+        "seed": seed,
+        "restarts": restarts,
+        "intra_op_threads": intra_op_threads,
+        "checkpoint_every_s": checkpoint_every_s,
+    }
+    check_run(given)  # by the names that they have here
     config = TrainConfig(
-        task=getattr(train, "__name__", "train"),
+        task=str(getattr(train, "__name__", "train")),
         workers=workers,
         backend=backend,
-        seed=seed,
-        restarts=restarts,
         placement=placement,
-        intra_op_threads=intra_op_threads,
-        checkpoint_every_s=checkpoint_every_s,
         slow=slow,
+        **given,
     )
     goal = Goal(
         target_loss=target_loss,
