@@ -9,12 +9,13 @@ export PACELINE_DATA
 # A file's tests in one process, as they share runs; the longest files first, in the order of tests/conftest.py.
 ON_TWO_CORES := -n auto --maxprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help run test quick soak lint bench docs clean
+.PHONY: help run test quick test-integrations soak lint bench docs clean
 
 help:
 	@echo "make run    install into .venv, train digits with six algorithms, compare them; then one slow worker, next to DDP"
-	@echo "make test   every test, in some ten to twenty minutes on two cores"
+	@echo "make test   every test, in some fifteen to thirty minutes on two cores"
 	@echo "make quick  the tests that need no worker processes: some three minutes"
+	@echo "make test-integrations  Lightning, Accelerate, notebooks and TensorBoard, in an environment of its own"
 	@echo "make soak   marathons: workers killed again and again, command lines drawn by the thousand"
 	@echo "make lint   ruff, pyright, import-linter"
 	@echo "make docs   the documentation's site, in site/index.html; a warning is an error"
@@ -33,6 +34,16 @@ test: $(VENV)/installed
 quick: $(VENV)/installed
 	$(BIN)/python -m pytest -m "not soak" $(ON_TWO_CORES) \
 	  --ignore tests/contracts --ignore tests/documentation --ignore tests/processes
+
+# With the real packages, in an environment of their own: what users of Paceline alone need not have.
+test-integrations: $(VENV)-integrations/installed
+	$(VENV)-integrations/bin/python -m pytest tests/integrations
+
+$(VENV)-integrations/installed: pyproject.toml constraints.txt
+	test -x $(VENV)-integrations/bin/pip || $(PYTHON) -m venv --clear $(VENV)-integrations
+	$(VENV)-integrations/bin/python -m pip install --constraint constraints.txt --editable ".[lightning,notebook,tensorboard]" \
+	  accelerate nbclient ipykernel pytest pytest-timeout tqdm
+	touch $@
 
 soak: $(VENV)/installed
 	PACELINE_SOAK_RESULTS=$(abspath benchmarks/results) $(BIN)/python -m pytest -m soak --timeout 3600 -v
@@ -56,4 +67,4 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs site docs/cards docs/generated docs/measured .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-integrations runs site docs/cards docs/generated docs/measured .pytest_cache .ruff_cache .hypothesis .import_linter_cache

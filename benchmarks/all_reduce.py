@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -130,6 +131,8 @@ def measure(name: str, rounds: int, steps: int) -> dict[str, float]:
 def work(rounds: int, steps: int, only: str) -> None:
     """A worker: all cases with `only` in their name, one after the other."""
     torch.set_num_threads(1)
+    # The peer's model is trained inside the same `with` as ours, so that rounds alternate, and by an optimizer of its own.
+    warnings.filterwarnings("ignore", "The loop steps a SGD that attach was not given", UserWarning)
     dist.init_process_group("gloo")
     results = {name: measure(name, rounds, steps) for name in CASES if only in name}
     if dist.get_rank() == 0:

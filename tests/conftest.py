@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from tqdm import tqdm
 
 import forked
@@ -17,6 +18,11 @@ forkserver.set_forkserver_preload = lambda modules: None
 # A TCPStore asks a name server about every connection; where none answers, this is how long it waits.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 tqdm.monitor_interval = 0  # no thread that looks after forgotten progress bars
+
+# An example may take 200 ms by default, and drawing it as long as others': on a busy machine neither says anything. The
+# same examples in every run.
+settings.register_profile("paceline", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("paceline")
 
 FOLDER = Path(__file__).parent
 # The files that take longest come first, so that no process is left with one of them when the others are done.

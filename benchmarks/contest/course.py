@@ -42,7 +42,7 @@ class Settings:
         workers: how many processes.
         batch_size: samples per worker and step.
         epochs: passes over the data, all workers together.
-        step_s: seconds that each gradient takes besides its computing.
+        step_s: seconds that the gradient of a batch of that size takes besides its computing.
         slow_factor: how many times that the last worker takes in the scene `slow`.
         snapshot_every_s: how often a worker writes its parameters down.
         seed: of the first parameters and the order of samples.
@@ -152,8 +152,8 @@ class Worker:
         os.write(self.diary, STEP.pack(time.monotonic(), 0))
 
     def gradient(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """Forward and backward pass, with the sleep that makes them last; the loss."""
-        time.sleep(self.step_s)
+        """Forward and backward pass, with the sleep that makes them last, as long as the batch is large; the loss."""
+        time.sleep(self.step_s * len(x) / self.settings.batch_size)
         loss = F.cross_entropy(model(x), y)
         loss.backward()
         return loss

@@ -35,9 +35,11 @@ class Method:
 
 #: The one method of ours that headlines compare, in every scene: the best of several would win by their number.
 LEADING = "ad-psgd"
+BY_SPEED = "all-reduce, shares by speed"
 
 METHODS = {
     "all-reduce": Method(program=OURS, spec="all-reduce", mean=False, system="Paceline", colour=0),
+    BY_SPEED: Method(program=OURS, spec="all-reduce(shares=auto)", mean=False, system="Paceline", colour=None),
     "local-sgd": Method(
         program=OURS, spec="local-sgd(period=8,warmup_steps=50)", mean=True, system="Paceline", colour=5
     ),

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
+from statistics import median
 
 from contest.course import num_samples
-from contest.methods import LEADING, METHODS
-from contest.tables import DISTURBED, SCENES, Record, lead, of, table
+from contest.methods import BY_SPEED, LEADING, METHODS
+from contest.tables import DISTURBED, SCENES, Record, lead, of, table, times
 from paceline.system.machine import machine, versions
+
+TIMES_AGAIN = 3  # is a run made that was disturbed
 
 
 def markdown(records: Sequence[Record], target: float, peers: str) -> str:
@@ -46,16 +49,16 @@ def markdown(records: Sequence[Record], target: float, peers: str) -> str:
         " `restarts=1`, and torchft's and hivemind's dead worker is replaced by the program that started it."
     )
     missed = len(SCENES) * len(METHODS) * max(counts) - len(runs)
+    tuned = " --tune" if of(records, scene="tune") else ""
     made = (
         f"{about['processor']}, {about['cores']} cores; Python {used['python']}, torch {used['torch']}{peers}."
         f" {repetitions}, one system after the other, in brackets the lowest and the highest; a row without brackets is one"
-        f" run. {alone} on the machine{beside}. Its host gave {100 * worst:.1f} % of the cores' time to others at most; what"
-        " it disturbed more does not count. In the first repetition that was tried again until it did, in the others it was"
-        f" not: {missed} runs are missing for that. hivemind averages after 64 steps of each peer, the"
-        " others after 8 or fewer. Made in pieces by `python benchmarks/head_to_head.py --repetitions 3 --quiet"
-        " --python torchft=... --python hivemind=...`, the first repetition by `--scenes` and `--methods`; the runs are in"
-        " [head_to_head.jsonl](head_to_head.jsonl), and what `paceline advise` says of this loop in"
-        " [head_to_head_advice.md](head_to_head_advice.md)."
+        f" run. {alone} on the machine{beside}. Its host gave {100 * worst:.1f} % of the cores' time to others at most; a run"
+        f" during which it gave more than a twentieth does not count and is made again, {TIMES_AGAIN} times at most"
+        f" ({missed or 'no'} runs are missing). hivemind averages after 64 steps of each peer, the others after 8 or fewer."
+        f" Made by `python benchmarks/head_to_head.py{tuned} --repetitions {max(counts)} --python torchft=... --python"
+        " hivemind=...`; the runs are in [head_to_head.jsonl](head_to_head.jsonl), and what `paceline advise` says of this"
+        " loop in [head_to_head_advice.md](head_to_head_advice.md)."
     )
     text = ["# Head to head: ours and others' with one slow worker, and with one killed", ""]
     for paragraph in (summary(runs, target), how, killed, made):
@@ -63,8 +66,8 @@ def markdown(records: Sequence[Record], target: float, peers: str) -> str:
     for scene, title in SCENES.items():
         if of(runs, scene=scene):
             text += [f"## {title.format(factor=first['slow_factor'])}", "", *table(runs, scene, target), ""]
+    text += [*against_ideals(runs), "## Not measured yet"]
     text += [
-        "## Not measured yet",
         "",
         *missing(runs),
         "",
@@ -99,6 +102,35 @@ def summary(records: Sequence[Record], target: float) -> str:
 
 def _when(time_s: float) -> str:
     return "never" if math.isinf(time_s) else f"after {time_s:.1f} s"
+
+
+def against_ideals(records: Sequence[Record]) -> list[str]:
+    """Ours in every scene over their own undisturbed time, beside what perfect sharing of the work would take."""
+    first = records[0]
+    workers, factor = first["workers"], first["slow_factor"]
+    ideals = {"slow": workers / (workers - 1 + 1 / factor), "killed": workers / (workers - 0.5)}
+    lines = [
+        "## Against perfect sharing",
+        "",
+        "Median seconds to the target over the same method's undisturbed; the ideal is that of workers that share the work"
+        " by speed and lose nothing. Last columns: the fastest of the others over this method, so that above 1 ours was"
+        " sooner.",
+        "",
+        f"| method | slow (ideal {ideals['slow']:.2f}) | killed (ideal {ideals['killed']:.2f}) | others, alike |"
+        " others, slow | others, killed |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in (LEADING, BY_SPEED):
+        own = {scene: of(records, scene=scene, method=name) for scene in SCENES}
+        if not all(own.values()):
+            continue
+        took = {scene: median(times(runs)) for scene, runs in own.items()}
+        cells = [f"{took[scene] / took['none']:.2f}" for scene in ideals]
+        for scene in SCENES:
+            found = lead(records, scene)
+            cells.append(f"{found[2] / took[scene]:.2f}" if found else "-")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return [*lines, ""] if len(lines) > 6 else []
 
 
 def missing(records: Sequence[Record]) -> list[str]:
@@ -147,7 +179,24 @@ def rates(records: Sequence[Record]) -> list[str]:
             lines.append(
                 f"| {name} | {' | '.join(cells)} | {', '.join(f'{rate:g}' for rate in sorted(taken)) or '-'} |"
             )
-    return lines
+    return [*lines, *at_the_edge(records, tried[-1])]
+
+
+def at_the_edge(records: Sequence[Record], highest: float) -> list[str]:
+    """How often runs at the highest rate did not reach the target, and those at lower ones."""
+    made = [one for one in records if one["scene"] in SCENES]
+    missed = [one for one in made if one["time_to_target_s"] is None]
+    (of_highest, all_highest), (of_lower, all_lower) = (
+        [sum((one["learning_rate"] >= highest) is is_highest for one in ones) for ones in (missed, made)]
+        for is_highest in (True, False)
+    )
+    if not all_highest or not all_lower:
+        return []
+    return [
+        "",
+        f"Of the {all_highest} runs at {highest:g}, {of_highest} did not reach the target, of the {all_lower} at lower rates"
+        f" {of_lower}: a search with one run per rate finds rates at the edge of what is stable.",
+    ]
 
 
 def _share(record: Record | None) -> str:

@@ -4,6 +4,8 @@ import inspect
 
 from paceline.algorithms import backoff_registry, registry, step_size_registry
 from paceline.algorithms.server import registries
+from paceline.model_parallel.hybrid.layout import layout_registry
+from paceline.optim.outer import outer_registry
 from paceline.topology import topology_registry
 
 
@@ -14,6 +16,8 @@ def files() -> dict[str, str]:
         "Back-off, where workers try again": backoff_registry,
         "Step size by staleness": step_size_registry,
         "Topologies": topology_registry,
+        "Outer optimizers": outer_registry,
+        "Layouts (`--layout`)": layout_registry,
         **{_kind(one): one for one in registries.nested.values()},
     }
     lines = []

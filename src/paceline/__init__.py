@@ -23,6 +23,8 @@ if TYPE_CHECKING:
         Backoff,
         Bounded,
         Constant,
+        DaSGD,
+        DiLoCo,
         Downpour,
         Exponential,
         ExponentialStep,
@@ -35,7 +37,9 @@ if TYPE_CHECKING:
         Locked,
         Lockstep,
         Mode,
+        Nesterov,
         NoBackoff,
+        OuterSGD,
         ParameterServer,
         Rennala,
         Ringleader,
@@ -48,6 +52,10 @@ if TYPE_CHECKING:
         spec,
     )
     from paceline.errors import PacelineError, UsageError, WorkerLostError
+    from paceline.model_parallel.graph.placing import place
+    from paceline.model_parallel.graph.plan import Plan
+    from paceline.model_parallel.graph.problem import Device
+    from paceline.model_parallel.hybrid.layout import Hybrid
     from paceline.records.run_data import RunData
     from paceline.run.config import TrainConfig
     from paceline.run.launch import launch
@@ -87,12 +95,16 @@ __all__ = [
     "Complete",
     "Constant",
     "Custom",
+    "DaSGD",
+    "Device",
+    "DiLoCo",
     "Downpour",
     "Exponential",
     "ExponentialStep",
     "Faults",
     "FullStep",
     "Hogwild",
+    "Hybrid",
     "InverseStep",
     "Leashed",
     "Linear",
@@ -100,10 +112,13 @@ __all__ = [
     "Locked",
     "Lockstep",
     "Mode",
+    "Nesterov",
     "NoBackoff",
     "OnePeerExponential",
+    "OuterSGD",
     "PacelineError",
     "ParameterServer",
+    "Plan",
     "Rennala",
     "Ring",
     "Ringleader",
@@ -124,6 +139,7 @@ __all__ = [
     "attach",
     "launch",
     "parse",
+    "place",
     "simulate",
     "simulate_task",
     "spec",
@@ -132,8 +148,11 @@ __all__ = [
 
 _ELSEWHERE = {
     "Cluster": "simulator.cluster",
+    "Device": "model_parallel.graph.problem",
     "Faults": "simulator.faults",
+    "Hybrid": "model_parallel.hybrid.layout",
     "PacelineError": "errors",
+    "Plan": "model_parallel.graph.plan",
     "RunData": "records.run_data",
     "Task": "tasks.base",
     "TrainConfig": "run.config",
@@ -142,6 +161,7 @@ _ELSEWHERE = {
     "WorkerLostError": "errors",
     "attach": "worker.attach",
     "launch": "run.launch",
+    "place": "model_parallel.graph.placing",
     "simulate": "run.simulate",
     "simulate_task": "run.simulate_task",
     "train": "run.train",

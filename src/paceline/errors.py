@@ -6,9 +6,11 @@ from numbers import Real
 from typing import Any
 
 __all__ = [
+    "AlgorithmWarning",
     "ClippingWarning",
     "DivergedError",
     "NoGradient",
+    "NotFiniteWarning",
     "NotWrittenError",
     "OverrideWarning",
     "PacelineError",
@@ -37,8 +39,16 @@ class OverrideWarning(UserWarning):
     """An algorithm overrides something that the user has chosen elsewhere."""
 
 
+class AlgorithmWarning(UserWarning):
+    """An algorithm's arguments are possible, and likely not what is meant."""
+
+
 class ClippingWarning(UserWarning):
     """A loop clips its own gradient where an update is the mean of several workers' gradients."""
+
+
+class NotFiniteWarning(UserWarning):
+    """A gradient with infinite elements or NaN was left out, as it cannot be coded."""
 
 
 class UsageError(PacelineError, ValueError):

@@ -19,7 +19,8 @@ from paceline.advice.convergence import Job, simulate
 from paceline.advice.machine import matched, with_workers
 from paceline.advice.pool import Pool
 from paceline.advice.program import Observed, Shape, mean_rate, observed, steady_rates
-from paceline.advice.ranking import LogSpread, half_width, progress_error
+from paceline.advice.ranking import LogSpread, half_width, order, progress_error
+from paceline.advice.reasons import not_asynchronous
 from paceline.advice.short_runs import ShortRuns, designed
 from paceline.advice.tasks import TaskProgram, virtual_rate
 from paceline.advice.words import no_time
@@ -197,6 +198,15 @@ def test_a_pool_answers_in_the_jobs_order_and_says_what_failed():
         pool.map(os._exit, [3], begin_until_s=until_s, end_until_s=until_s)
 
 
+def test_machines_apart_have_no_memory_to_share():
+    found, said = candidates(4, one_machine=False)
+    names = {one.algorithm for one in found}
+    assert {"sequential", "lockstep", "all-reduce", "ad-psgd"} <= names
+    assert not {"hogwild", "leashed"} & names
+    assert any(one.startswith("Not tried: hogwild, leashed, which need one machine's memory") for one in said)
+    assert {one.algorithm for one in candidates(4, ["hogwild"], one_machine=False)[0]} == {"hogwild"}, "named: tried"
+
+
 def test_the_doctests_hold():
     found = doctest.testmod(importlib.import_module("paceline.advice.candidates"))
     assert found.failed == 0 < found.attempted
@@ -208,3 +218,36 @@ def test_what_was_not_measured_differs_from_what_does_not_arrive():
     never = Prediction(**common, samples_to_target=None, simulated_s=(math.inf,), why_not="it ends before")
     unknown = Prediction(**common, samples_to_target=None, why_not="it was not simulated: the budget was spent")
     assert [no_time(one) for one in (never, unknown)] == ["not reached", "not measured"]
+
+
+def predicted(algorithm, workers, seconds):
+    estimate = None if seconds is None else Estimate(value=seconds, low=0.9 * seconds, high=1.1 * seconds)
+    rate = Estimate(value=1.0, low=1.0, high=1.0)
+    candidate = Candidate(algorithm=algorithm, workers=workers)
+    return Prediction(candidate=candidate, time_s=estimate, samples_per_s=rate, samples_to_target=estimate)
+
+
+ASYNC, BACKUPS = "parameter-server(mode=async)", "parameter-server(mode=sync(backups=1))"
+
+
+@pytest.mark.parametrize(
+    ("times_s", "said"),
+    [
+        ({(BACKUPS, 4): 10.0, (ASYNC, 4): 30.0}, f"{ASYNC} with 4 workers, takes 30.0 s, {BACKUPS} with 4 workers 10.0 s."),
+        ({(BACKUPS, 4): 10.0, (ASYNC, 4): 10.5}, "though their intervals overlap."),
+        ({(BACKUPS, 4): 10.0, (ASYNC, 4): None}, f"ranks behind {BACKUPS} with 4 workers."),
+        ({("sequential", 1): 10.0, ("hogwild", 2): 20.0}, "takes 20.0 s, sequential with 1 worker 10.0 s."),
+        ({("ad-psgd", 4): 5.0, (BACKUPS, 4): 10.0, (ASYNC, 4): 30.0}, None),
+        ({(BACKUPS, 4): 10.0, ("lockstep", 4): 30.0}, None),
+        ({(ASYNC, 4): 10.0}, None),
+        ({(BACKUPS, 4): None, (ASYNC, 4): None}, None),
+    ],
+)  # fmt: skip
+def test_asynchronous_sgd_is_advised_against_where_waiting_is_no_slower(times_s, said):
+    ranked = order([predicted(*one, seconds) for one, seconds in times_s.items()], Target(accuracy=0.9))
+    found = not_asynchronous(ranked)
+    assert bool(found) is (said is not None)
+    if said is not None:
+        (sentence,) = found
+        assert sentence.startswith("Do not use asynchronous SGD here: ")
+        assert sentence.endswith(said)

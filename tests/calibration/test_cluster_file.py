@@ -7,6 +7,7 @@ import random
 import pytest
 
 from paceline.calibration.cluster_file import MeasuredCluster, MeasuredWorker
+from paceline.calibration.codecs import CodecRate
 from paceline.calibration.machine import write_file
 from paceline.calibration.measurements import MemoryTimes, Quartiles
 from paceline.errors import PacelineError
@@ -32,6 +33,19 @@ def worker(factor=1.0, machine=0, measures=None, seed=0):
         update_s=Quartiles.of([0.5e-3]),
         memory=measures,
     )
+
+
+def test_speeds_of_codecs_are_medians_over_the_machines_that_have_them():
+    measured = planted()
+    assert measured.as_cluster().codecs == ()
+    rates = [{"qsgd": CodecRate(one, 2 * one)} for one in (1e9, 3e9, 4e9)]
+    rates[0]["sign"] = CodecRate(1.0, 1.0)
+    first, second, third, fourth = measured.workers
+    workers = [
+        dataclasses.replace(first, codecs=rates[0]), second,
+        dataclasses.replace(third, codecs=rates[1]), dataclasses.replace(fourth, codecs=rates[2]),
+    ]  # fmt: skip
+    assert planted(workers=workers).as_cluster().codecs == (("qsgd", 3e9, 6e9),)
 
 
 def trips(latency_s, bandwidth):

@@ -199,24 +199,27 @@ def test_nonsense_of_one_worker_ends_nothing(culprit, kind):
 
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_whose_words_make_no_sense_is_named_within_the_deadline(culprit):
-    over = threading.Event()
+    said, over = threading.Event(), threading.Event()
 
     def work(group):
         group.what = "measuring steps"
-        group.gather(None)
+        group.meet()
+        group.deadline_s = 0.5  # from when all that makes no sense has been said
         if group.worker_id == culprit:
-            say_nonsense(group, 1 - culprit, "word 2" if culprit == 0 else "answer 2")
+            say_nonsense(group, 1 - culprit, "word 3" if culprit == 0 else "answer 3")
+            said.set()
             assert over.wait(DEADLINE_S)
             return "culprit"
+        assert said.wait(DEADLINE_S)
         try:
             return group.tell(read=number_of) if culprit == 0 else group.gather(1, number_of)
         finally:
             over.set()
 
-    found = run(2, work, deadline_s=0.5)
-    said = (
+    found = run(2, work)
+    named = (
         "worker 0 said nothing that makes sense for 0.5 s"
         if culprit == 0
         else ("worker 1 did not answer within 0.5 s, and worker 1 sent what makes no sense")
     )
-    assert str(found[1 - culprit]) == f"While measuring steps: {said}. Nothing was written; start all workers again."
+    assert str(found[1 - culprit]) == f"While measuring steps: {named}. Nothing was written; start all workers again."

@@ -10,9 +10,12 @@ from typer.testing import CliRunner
 
 import forked
 import paceline as pl
+from paceline.calibration.codecs import CodecRate, measure_codecs
 from paceline.calibration.machine import Calibration, as_cluster, write
 from paceline.calibration.measurements import MemoryTimes, Quartiles, fit_cold, fit_link
 from paceline.cli.app import app
+from paceline.compression.qsgd import QSGD
+from paceline.compression.registry import codec_registry
 from paceline.errors import PacelineError
 from paceline.simulator import Cluster
 
@@ -108,6 +111,46 @@ def test_a_machine_whose_cores_were_measured_shares_them(tmp_path):
     assert "#   time slice: 4 ms" in text
 
 
+# Codecs
+
+
+def test_every_codec_but_power_is_measured_on_the_given_clock(monkeypatch):
+    """A clock on which qsgd takes 3 s to code 400 bytes and 2 s to decode them, and all others 1 s."""
+    now = [0.0]
+
+    def now_s():
+        now[0] += 1.0
+        return now[0]
+
+    class Slow(QSGD):
+        def encode(self, gradient, memory, key=0):
+            now[0] += 2.0 if key else 1000.0  # the first time it is compiled
+            return super().encode(gradient, memory, key)
+
+        def decode(self, encoded, num_elements, dtype):
+            now[0] += 1.0
+            return super().decode(encoded, num_elements, dtype)
+
+    monkeypatch.setitem(codec_registry._classes, "qsgd", Slow)
+    rates = measure_codecs(10.0, num_elements=100, now_s=now_s)
+    assert rates.pop("qsgd") == (pytest.approx(400 / 3), pytest.approx(400 / 2))
+    assert set(rates.values()) == {(400.0, 400.0)}
+    assert {"qsgd", *rates} == set(codec_registry) - {"none", "power"}
+
+
+def test_what_was_measured_of_codecs_is_in_the_file_and_read_back(tmp_path):
+    measured = planted(codecs={"sign": CodecRate(3.00000049e9, 7e9), "qsgd": CodecRate(1e9, 2e9)})
+    cluster = as_cluster(measured)
+    assert cluster.codecs == (("qsgd", 1e9, 2e9), ("sign", 3e9, 7e9))
+    for suffix in ("toml", "json"):
+        file = write(measured, cluster, tmp_path / f"here.{suffix}")
+        assert Cluster.load(file) == cluster
+    assert "[codecs]\nqsgd = [1000000000.0, 2000000000.0]\n" in (tmp_path / "here.toml").read_text()
+    plain = write(planted(), as_cluster(planted()), tmp_path / "plain.toml")
+    assert "[codecs]\n" not in plain.read_text()
+    assert Cluster.load(plain).codecs == (), "as files of before"
+
+
 def planted_pauses(cold_s, cooling_s, alone_s, factor=math.inf, spike_s=0.5):
     """Steps after pauses, in pairs, of which one is disturbed."""
     found = {}
@@ -168,12 +211,16 @@ def test_calibrate_then_simulate(tmp_path, fork_server):
     done = forked.run(["-m", "paceline", "calibrate", "--quick", "--out", "here.toml", "--json"], tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Measuring messages between two processes" in done.stderr
-    measured = json.loads(done.stdout.splitlines()[-1])["measured"]
+    found = json.loads(done.stdout.splitlines()[-1])
+    measured = found["measured"]
+    assert set(found["codecs"]) == set(codec_registry) - {"none", "power"}
+    assert all(rate > 0 for rates in found["codecs"].values() for rate in rates.values())
     step_s = measured["step without update, batch 8"]["median_s"] + measured["update"]["median_s"]
     for name, spread in measured.items():
         assert 0 < spread["low_s"] <= spread["median_s"] <= spread["high_s"], name
     file = tmp_path / "here.toml"
     assert "# Measured by `paceline calibrate`" in file.read_text()
+    assert {name for name, *_ in Cluster.load(file).codecs} == set(found["codecs"])
 
     words = f"simulate --cluster {file} --workers 1 --algorithm sequential --steps 40 --timing-only --json".split()
     simulated = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "run")])

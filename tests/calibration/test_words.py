@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from paceline.calibration import words
 from paceline.calibration.cluster_file import MeasuredWorker
+from paceline.calibration.codecs import CodecRate
 from paceline.calibration.measurements import MemoryTimes, Quartiles
 
 SPREAD = Quartiles.of([0.001, 0.002, 0.004])
 MEMORY = MemoryTimes(SPREAD, [SPREAD, SPREAD], SPREAD, Quartiles.of([-1e-6, 1e-6]))
 ABOUT = {"processor": "A", "cores": 2, "memory_gib": 8.0, "system": "Linux"}
+RATES = {"qsgd": CodecRate(1e9, 2.5e9), "sign": CodecRate(3e9, 1e8)}
 WORKER = MeasuredWorker(-1, "host-1", ABOUT, {4: SPREAD, 16: SPREAD}, [0.001, 0.002], SPREAD, None)
 SAID = {
     "hello": {"machine": "m1", "asked": "digits-mlp, batches of 16"},
@@ -25,6 +27,7 @@ SAID = {
         if name in ("host", "about", "compute_s", "steps_s", "update_s")
     },
     "memory": asdict(MEMORY),
+    "codec_rates": RATES,
     "round_trips": [(1, {100: [1e-4, 2e-4], 10**6: [0.001]}), (2, {100: [1e-4]})],
 }
 READ = {
@@ -32,9 +35,10 @@ READ = {
     "machine_numbers": lambda said: words.machine_numbers(said, 3),
     "measured_worker": words.measured_worker,
     "memory": words.memory,
+    "codec_rates": words.codec_rates,
     "round_trips": lambda said: words.round_trips(said, 0, 3),
 }
-MEANT = SAID | {"measured_worker": WORKER, "memory": MEMORY}
+MEANT = SAID | {"measured_worker": WORKER, "memory": MEMORY, "codec_rates": RATES}
 
 
 def sent(said):

@@ -14,8 +14,17 @@ from typer.testing import CliRunner
 from paceline.specs.registry import Registry
 
 
+class Quiet:
+    """What every algorithm says of itself: here nothing."""
+
+    overrides: ClassVar[str] = ""
+
+    def caution(self, num_workers: int) -> str:
+        return ""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Hogwild:
+class Hogwild(Quiet):
     """Racing updates.
 
     More words.
@@ -26,7 +35,7 @@ class Hogwild:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sequential:
+class Sequential(Quiet):
     """One worker."""
 
     max_workers: ClassVar[int | None] = 1
@@ -49,6 +58,7 @@ class TrainConfig:
     target_accuracy: float | None = None
     partition: str = "dynamic"
     placement: str = "first-touch"
+    layout: str | None = None
     seed: int = 0
     data: Path | None = None
     restarts: int = 0

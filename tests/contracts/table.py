@@ -21,6 +21,9 @@ class Row:
         scales_stale_updates: why a stale update is not the optimizer's own.
         own_rule: why no update is the optimizer's own.
         accrues: why several gradients of a worker make one update.
+        loses_progress: why the mean of the workers' models is not the sum of what they have learnt.
+        rounds: why a mean gradient is not the exact one.
+        follows_times: why two runs may round otherwise, and an epoch's last round is no whole batches.
     """
 
     algorithm: pl.Algorithm
@@ -30,6 +33,9 @@ class Row:
     scales_stale_updates: str = ""
     own_rule: str = ""
     accrues: str = ""
+    loses_progress: str = ""
+    rounds: str = ""
+    follows_times: str = ""
 
     @property
     def together(self):
@@ -50,19 +56,31 @@ class Row:
         limit = self.algorithm.max_workers
         return [number for number in wanted if limit is None or number <= limit]
 
+    def batches(self, number, workers):
+        """In an epoch that is cut into so many: where batches follow times, all workers have a part of the last round."""
+        return -(-number // workers) * workers if self.follows_times else number
+
     def most(self, wanted):
         return max(self.workers([1, wanted]))
 
 
+_SPEEDS = "the sizes of batches follow measured times"
 _RACES = "component-wise racing writes may overwrite each other"
 _SERVERS_RULE = "AdaGrad at the servers is the method"
 _ADAPTS = "the step size depends on staleness"
+_LATE = "a merge drops most of what was learnt while the average was under way"
+_OUTER = "an outer optimizer steps with what the workers have learnt, also with one worker"
 
 ROWS = [
     Row(pl.Sequential()),
     Row(pl.Lockstep()),
+    Row(pl.Lockstep(shares="auto"), follows_times=_SPEEDS),
     Row(pl.AllReduce()),
     Row(pl.AllReduce(sharded=True)),
+    Row(pl.parse("all-reduce(codec=qsgd(bits=8))"), rounds="levels are 1/127 of the largest element"),
+    Row(pl.parse("all-reduce(codec=sign)"), rounds="what a sign does not say comes later"),
+    Row(pl.AllReduce(shares="auto"), follows_times=_SPEEDS),
+    Row(pl.AllReduce(shares="auto", sharded=True), follows_times=_SPEEDS),
     Row(pl.Locked()),
     Row(pl.Locked(backoff=pl.Exponential())),
     Row(pl.Locked(step_size=pl.InverseStep()), scales_stale_updates=_ADAPTS),
@@ -85,6 +103,17 @@ ROWS = [
     ),
     Row(pl.LocalSGD(period=3)),
     Row(pl.LocalSGD(warmup_steps=5)),  # before the first uneven round, in which no gradient is its own worker's alone
+    Row(pl.parse("local-sgd(period=3, codec=sign)"), loses_progress="what a sign does not say comes later"),
+    Row(
+        pl.parse("da-sgd(period=5, delay=3, merge=corrected, codec=qsgd)"),
+        loses_progress="levels are of the largest change",
+    ),
+    Row(pl.DaSGD(), loses_progress=_LATE),
+    Row(pl.DaSGD(period=5, delay=5, merge="corrected")),
+    Row(pl.DaSGD(period=2, delay=2, merge="cocod")),
+    Row(pl.DaSGD(period=3, delay=0)),
+    Row(pl.DiLoCo(), own_rule=_OUTER, loses_progress=_OUTER),
+    Row(pl.DiLoCo(period=9, fragments=2, delay=2, local_weight=0.5), own_rule=_OUTER, loses_progress=_OUTER),
     Row(pl.DPSGD()),
     Row(pl.DPSGD(topology=Exponential())),
     Row(pl.DPSGD(topology=OnePeerExponential())),

@@ -9,16 +9,17 @@ from contracts.runs import run_function, run_task
 from contracts.table import ROWS, rows
 
 # A tiny gradient and half a million parameters to copy: four workers are nearly always in the retry loop.
-CONTENDED = AddUp(500_000, epochs=6)
+SIZE, EPOCHS = 500_000, 6
 
 
 @pytest.fixture(scope="module")
-def contended():
+def contended(tmp_path_factory):
     runs = {}
 
     def run(algorithm):
         if algorithm not in runs:
-            runs[algorithm] = run_function(CONTENDED, workers=4, algorithm=algorithm)[0]
+            train = AddUp(SIZE, epochs=EPOCHS, meeting=tmp_path_factory.mktemp("meeting"))
+            runs[algorithm] = run_function(train, workers=4, algorithm=algorithm)[0]
         return runs[algorithm]
 
     return run

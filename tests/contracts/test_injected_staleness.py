@@ -136,7 +136,8 @@ def test_servers_add_it_to_what_workers_have_by_themselves(mode, shards, backend
         assert len(seen) == 3 * (40 - 5)
     else:
         assert min(seen) >= 5
-        assert 5 < np.mean(seen) <= 5 + 3 * 3
+        assert np.mean(seen) <= 5 + 3 * 3
+        assert backend == "processes" or np.mean(seen) > 5  # real ones that do all in turn have none by themselves
         assert len(seen) == 3 * 40 - 5
     assert run.result["outcome"] == "stopped"
 

@@ -17,9 +17,13 @@ from paceline.simulator import Cluster
 
 RECORDED = Path(__file__).with_suffix(".json")
 ALGORITHMS = (
-    "sequential", "lockstep", "all-reduce", "all-reduce(sharded=true)", "locked", "locked(kind=rwlock)", "hogwild",
-    "hogwild(reads=copy)", "leashed", "leashed(backoff=exponential)", "local-sgd", "d-psgd", "d-psgd(topology=exponential)",
-    "ad-psgd", "ad-psgd(topology=complete)", "parameter-server", "parameter-server(mode=sync(backups=1))",
+    "sequential", "lockstep", "lockstep(shares=auto)", "all-reduce", "all-reduce(sharded=true)", "all-reduce(shares=auto)",
+    "all-reduce(sharded=true, shares=auto)", "all-reduce(codec=qsgd)", "all-reduce(codec=power)",
+    "parameter-server(mode=async, codec=sign)", "locked", "locked(kind=rwlock)", "hogwild",
+    "hogwild(reads=copy)", "leashed", "leashed(backoff=exponential)", "local-sgd", "da-sgd", "da-sgd(delay=auto)",
+    "da-sgd(delay=3, merge=corrected)", "diloco(period=5)", "diloco(period=10, fragments=3, delay=2)", "d-psgd",
+    "d-psgd(topology=exponential)", "ad-psgd", "ad-psgd(topology=complete)", "parameter-server",
+    "parameter-server(mode=sync(backups=1))",
     "parameter-server(mode=async)", "parameter-server(mode=async(rate=rescaled))",
     "parameter-server(mode=bounded(clock_bound=2))", "parameter-server(mode=rennala(gradients=3))",
     "parameter-server(mode=ringmaster(threshold=2))", "parameter-server(mode=ringleader)", "downpour", "adaptive-revision",
@@ -32,7 +36,8 @@ def digest_of(spec, folder):
     config = pl.TrainConfig(task="digits-mlp", algorithm=spec, workers=workers, steps=25, seed=7)
     slowness = ((0, 3.0), (1, 1.37)) if workers > 1 else ()
     cluster = Cluster(workers=workers, compute_s=0.01, slowness=slowness)
-    pl.simulate_task(config, cluster=cluster, timing_only=True, num_parameters=5_000, out=folder)
+    run = pl.simulate_task(config, cluster=cluster, timing_only=True, num_parameters=5_000, out=folder)
+    assert run.result["outcome"] != "crashed", run.result["outcome_reason"]
     digest = hashlib.sha256()
     for file in sorted(folder.iterdir()):
         if file.name not in ("host.json", "report.html"):  # dates and paths

@@ -15,52 +15,57 @@ EXACT = {"sgd(weight_decay=0.001)": {"momentum": 0.9, "learning_rate": 0.05}, "a
 UNEVEN, BATCHES = {"batch_size": 7}, 206  # in an epoch: three workers divide neither these nor the run's
 
 
-def train_in_two_parts(row, folder, **settings):
-    run_task(row, out=folder, epochs=2, **settings)
-    return run_task(row, resume=folder, out=folder, epochs=4, **settings)
+def train_in_two_parts(row, folder, *, first=1, epochs=2, **settings):
+    """So many epochs, and then as many in all: both parts end where an epoch does. The first part, the run, parameters."""
+    part, _ = run_task(row, out=folder, epochs=first, **settings)
+    return part, *run_task(row, resume=folder, out=folder, epochs=epochs, **settings)
 
 
 @pytest.mark.parametrize("optimizer", EXACT)
 @rows(lambda row: row.algorithm == type(row.algorithm)())
 def test_one_worker_goes_on_bit_for_bit(row, optimizer, tmp_path):
     settings = {"optimizer": optimizer, "batch_size": 31, **EXACT[optimizer]}
-    _, straight = run_task(row, epochs=4, **settings)
-    resumed, parameters = train_in_two_parts(row, tmp_path, **settings)
+    _, straight = run_task(row, epochs=2, **settings)
+    _, resumed, parameters = train_in_two_parts(row, tmp_path, **settings)
     assert resumed.result["outcome"] == "stopped"
     assert torch.equal(parameters.x, straight.x)
-    assert parameters.version == straight.version == 4 * 47
+    assert parameters.version == straight.version == 2 * 47
 
 
 @pytest.mark.parametrize("workers", [2, 3])
 @rows(lambda row: row.algorithm.lockstep)
 def test_lockstep_goes_on_bit_for_bit(row, workers, tmp_path):
     settings = {"optimizer": "adamw", "learning_rate": 0.002, "workers": workers, "backend": "processes", **UNEVEN}
-    _, straight = run_task(row, epochs=4, **settings)
-    _, parameters = train_in_two_parts(row, tmp_path, **settings)
-    assert torch.equal(parameters.x, straight.x)
+    _, straight = run_task(row, epochs=2, **settings)
+    *_, parameters = train_in_two_parts(row, tmp_path, **settings)
+    if row.follows_times:
+        torch.testing.assert_close(parameters.x, straight.x, rtol=1e-3, atol=1e-4)
+    else:
+        assert torch.equal(parameters.x, straight.x)
     assert parameters.version == straight.version
 
 
 @rows(lambda row: row.algorithm.max_workers != 1)
 def test_counts_go_on(row, tmp_path):
-    run, parameters = train_in_two_parts(row, tmp_path, workers=3, backend="processes", **UNEVEN)
+    parts = {"first": 2, "epochs": 3}  # after two epochs a loss tells whether parameters are new
+    part, run, parameters = train_in_two_parts(row, tmp_path, workers=3, backend="processes", **parts, **UNEVEN)
     records = np.concatenate(list(run.records.values()))
     applied = records[records["applied_version"] > 0]
     if not row.algorithm.gossip:
         assert set(applied["applied_version"].tolist()) == set(range(1, parameters.version + 1))
-    assert records["samples"].sum() == 4 * 1437
+    assert records["samples"].sum() == 3 * 1437
     batches = records["batch"][records["samples"] > 0]
-    assert sorted(batches) == list(range(4 * BATCHES))
+    in_epoch = row.batches(BATCHES, 3)
+    assert sorted(batches) == list(range(3 * in_epoch))
     assert run.result["computed_gradients"] == len(batches)
     assert run.result["records_lost"] == run.result["batches_repeated"] == run.result["batches_missed"] == 0
     if row.algorithm.lockstep:
-        assert [len(own) for own in run.records.values()] == [4 * 69] * 3  # rounds without a batch counted in
-    # The loss goes on from where it was: a start from new parameters would show as about 2.3.
-    third_epoch = applied[(applied["batch"] >= 2 * BATCHES) & (applied["batch"] < 2 * BATCHES + 40)]
-    share = 0.75 if row.together and row.accrues else 0.6  # where half of the gradients are lost
-    assert third_epoch["loss"].mean() < share * run.result["initial_loss"]
-    second = np.concatenate([own[own["batch"] >= 2 * BATCHES] for own in run.records.values()])
-    first = records[(records["batch"] >= 0) & (records["batch"] < 2 * BATCHES)]
+        assert [len(own) for own in run.records.values()] == [3 * 69] * 3  # rounds without a batch counted in
+    # The loss goes on from where it was, however far that is: a start from new parameters would show as the initial one.
+    third_epoch = applied[(applied["batch"] >= 2 * in_epoch) & (applied["batch"] < 2 * in_epoch + 40)]
+    assert third_epoch["loss"].mean() < (part.result["train_loss"] + run.result["initial_loss"]) / 2
+    second = np.concatenate([own[own["batch"] >= 2 * in_epoch] for own in run.records.values()])
+    first = records[(records["batch"] >= 0) & (records["batch"] < 2 * in_epoch)]
     assert second["started_s"].min() >= first["ended_s"].max() - 1e-3
 
 
@@ -79,8 +84,8 @@ def test_a_servers_checkpoint_does_not_depend_on_its_shards(durability, tmp_path
 def test_shared_optimizer_state_goes_on_and_stays_shared(tmp_path):
     row = next(row for row in ROWS if row.spec == "locked")
     settings = {"optimizer": "adam", "learning_rate": 0.002, "optimizer_state": "shared"}
-    _, straight = run_task(row, epochs=4, **settings)
-    _, parameters = train_in_two_parts(row, tmp_path, **settings)
+    _, straight = run_task(row, epochs=2, **settings)
+    *_, parameters = train_in_two_parts(row, tmp_path, **settings)
     assert torch.equal(parameters.x, straight.x)
 
 

@@ -12,7 +12,20 @@ SAYS = {
     "sequential": [ACCURACY, "equal bit for bit"],
     "lockstep": [ACCURACY, r"staleness: 0\.0", r"share of the time spent waiting, workers 0, 1, 2: \d+%, \d+%, \d+%"],
     "all_reduce": [ACCURACY, "with 2 workers", "180 updates of 5748 samples, staleness 0"],
+    "quantized": [ACCURACY, "with 2 workers", r"360 updates, [45]\.\d\d bits per element"],
     "ad_psgd": [ACCURACY, r"1440 gradients, [01]\.\d+ averages of a pair for each"],
+    "da_sgd": [
+        ACCURACY,
+        r"local-sgd\(period=4\): [\d.]+ s of virtual time, averages 0 steps late, progress factor 1\.00",
+        r"da-sgd\(period=8, delay=auto\): [\d.]+ s of virtual time, averages 3 steps late, progress factor 0\.72",
+        r"da-sgd\(delay=3, merge=corrected\): [\d.]+ s of virtual time, averages 3 steps late, progress factor 1\.00",
+    ],
+    "diloco": [
+        ACCURACY,
+        r"all-reduce: [\d.]+ s of virtual time, 54\.3 KB sent per gradient",
+        r"diloco\(period=20, outer=sgd\): [\d.]+ s of virtual time, 2\.\d KB sent per gradient",
+        r"diloco\(period=20, fragments=4, delay=4\): [\d.]+ s of virtual time, 2\.\d KB sent per gradient",
+    ],
     "parameter_server": [
         ACCURACY,
         r"parameter-server: 180 updates in [\d.]+ s of virtual time, 0 gradients dropped, mean staleness 0\.00",
@@ -34,7 +47,13 @@ SAYS = {
 
 
 def test_every_example_is_tested():
-    elsewhere = {"digits", "my_task", "char_gpt"}  # the last in tests/processes
+    elsewhere = {
+        "digits",
+        "my_task",
+        "char_gpt",
+        "placement",
+        "tensor_parallel",
+    }  # the last three in tests/processes and tests/model_parallel
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == {*SAYS, *elsewhere}
 
 
@@ -72,6 +91,14 @@ def test_ad_psgd_under_torchrun_and_simulated_is_the_same_function(shell):
     assert simulated[0] == simulated[1], "a simulation repeats exactly"
     slow = re.search(r"share of updates ([\d.]+)%", simulated[0])
     assert 0.4 < float(slow[1]) < 1.2, "a tenth of the others' share is 0.66 %"
+
+
+def test_quantized_under_torchrun_and_simulated(shell):
+    printed = shell("python -m torch.distributed.run --standalone --nproc-per-node 2 examples/quantized.py 4")
+    assert re.search(ACCURACY, printed)
+    printed = shell("python examples/quantized.py 2 --simulate 4")
+    plain, coded = (float(one) for one in re.findall(r"([\d.]+) kB sent per step", printed))
+    assert coded < 0.3 * plain  # 5,000 parameters: frames count
 
 
 def test_mnist_stops_at_an_accuracy(shell):

@@ -173,11 +173,19 @@ def test_every_field_that_is_explained_exists(shell, done):
         shell("paceline train --algorithm leashed --epochs 1 --out runs/one")
     served = '"parameter-server(average=0.9)" --inject-staleness 2'
     shell(f"paceline train --algorithm {served} --epochs 1 --out runs/served")
-    result = path.read_text() + (shell.folder / "runs" / "served" / "result.json").read_text()
+    shell('paceline train --algorithm "lockstep(shares=auto)" --epochs 1 --out runs/by-speed')
+    shell("paceline train --algorithm da-sgd --epochs 1 --out runs/late")
+    shell("paceline simulate --timing-only --steps 20 --out runs/timed")
+    shell('paceline train --algorithm "parameter-server(mode=rennala(gradients=auto))" --epochs 1 --out runs/chosen')
+    names = ("served", "by-speed", "late", "timed", "chosen")
+    paths = [path, *(shell.folder / "runs" / name / "result.json" for name in names)]
+    result = "".join(one.read_text() for one in paths)
     first_cells = [line.split("|")[1] for line in TEXTS["result_json.md"].splitlines() if line.startswith("| `")]
     fields = re.findall(r"`(\w+)`", " ".join(first_cells))
     assert len(fields) > 40
     assert all(f'"{field}"' in result for field in fields)
+    for one in paths:
+        assert [key for key in json.loads(one.read_text()) if key not in fields] == []
 
 
 def test_messages_that_are_explained_are_those_of_the_code():
@@ -224,3 +232,13 @@ def test_versions_and_exports_are_named():
     ):
         assert name in paceline.__all__
         assert f":: {name}\n" in named
+
+
+def test_at_100_mbit_s_every_codec_still_pays():
+    """As which_algorithm.md says, and that two of them stop paying first."""
+    table = (ROOT / "benchmarks" / "results" / "codecs.md").read_text()
+    pays_below = {name: float(cells.split("|")[-2].replace(",", ""))
+                  for name, cells in re.findall(r"^\| `([^`]+)` (\|.*\|)$", table, re.MULTILINE)
+                  if cells.split("|")[-2].strip()}  # fmt: skip
+    assert min(pays_below.values()) > 100
+    assert sorted(pays_below, key=pays_below.get)[:2] == ["ternary", "sign"]

@@ -98,6 +98,9 @@ QUESTIONS = {
     "add an algorithm": "write_an_algorithm.html",
     "hogwild lost update": "concepts/memory.html",
     "per-batch schedule": "faq.html",
+    "place model unequal workers": "placement.html",
+    "codec slow network": "which_algorithm.html",
+    "batches as large as worker is fast": "concepts/epochs.html",
 }
 
 
@@ -106,3 +109,83 @@ def test_search_works_offline_and_answers_what_readers_ask(site, tmp_path):
     assert not said, said
     for question, page in QUESTIONS.items():
         assert any(page in link for link in found[question][:6]), (question, found[question][:8])
+
+
+class Article(html.parser.HTMLParser):
+    """A page's sentences, without the navigation around them and the drawings between them."""
+
+    def __init__(self, path):
+        super().__init__()
+        self._inside, self._left_out, self._said = False, 0, []
+        self.feed(path.read_text())
+        self.text = " ".join(" ".join(self._said).replace("\N{PILCROW SIGN}", " ").split())
+
+    def handle_starttag(self, tag, attrs):
+        """Begins the article, or what is none of its text."""
+        self._inside |= tag == "article"
+        self._left_out += tag in ("script", "style", "svg")
+
+    def handle_endtag(self, tag):
+        """Ends it."""
+        self._inside &= tag != "article"
+        self._left_out -= tag in ("script", "style", "svg")
+
+    def handle_data(self, data):
+        """Collects."""
+        if self._inside and not self._left_out:
+            self._said.append(data)
+
+
+WORDS_PER_S, OPENING_S, TRIAL_S = 230 / 60, 5.0, 120.0
+# A reader's way from the first page: page, heading that its link names, and the last words that the answer needs.
+TRIALS = {
+    "which algorithm for four unequal machines": [
+        ("index.html", "", "Which algorithm?"),
+        ("which_algorithm.html", "", "-- train.py"),
+    ],
+    "how to resume after a crash": [
+        ("index.html", "", "Machines that fail"),
+        ("failures.html", "Resume after a crash A run", "are those of the checkpoint"),
+    ],
+    "what staleness is, and how it is counted": [
+        ("index.html", "", "how it is counted Staleness"),
+        ("concepts/staleness.html", "", "so its staleness is"),
+    ],
+    "how to add an algorithm": [
+        ("index.html", "", "Write an algorithm"),
+        ("write_an_algorithm.html", "", "The docstring's headings are those of the cards"),
+    ],
+    "why hogwild lost an update": [
+        ("index.html", "", "hogwild lost an update"),
+        ("concepts/memory.html", "Why hogwild lost an update", "many times slower"),
+    ],
+    "what to do about a per-batch schedule": [
+        ("index.html", "", "the first one"),
+        ("faq.html", "", "# the one new line"),
+    ],
+    "when placing over two unequal workers helps": [
+        ("index.html", "", "A model over unequal devices"),
+        ("placement.html", "", "simpler and scales further"),
+    ],
+    "which codec for 100 Mbit/s, and which never": [
+        ("index.html", "", "On a slow network"),
+        ("which_algorithm.html", "On a slow network: which codec", "sends a hundredth"),
+    ],
+    "how batches are made as large as the worker is fast": [
+        ("index.html", "", "smaller batches Who trains on what"),
+        ("concepts/epochs.html", "Batches as large as each worker is fast", "measures anew"),
+    ],
+}
+
+
+@pytest.mark.parametrize("question", TRIALS)
+def test_a_reader_has_the_answer_within_two_minutes(question, site):
+    """All that stands before an answer is read, at 230 words a minute; a page takes five seconds to open."""
+    spent_s = 0.0
+    for page, begin, end in TRIALS[question]:
+        text = Article(site / page).text
+        assert text.count(end) >= 1, (page, end, text)
+        first = text.index(begin)
+        words = text[first : text.index(end, first) + len(end)].split()
+        spent_s += OPENING_S + len(words) / WORDS_PER_S
+    assert spent_s < TRIAL_S, (question, spent_s)

@@ -66,6 +66,7 @@ BASES: dict[tuple[str, ...], tuple[tuple[str, ...], ...]] = {
     ("advise", "training"): (("script.py:go", "--target-loss", "0.1", "--budget", "1s"),),
     ("advise", "layers"): ((*TASK, "--workers", "4", "--flops-per-s", "1e9"),),
     ("advise", "backups"): (("--cluster", "cluster.toml", "--workers", "4"),),
+    ("place",): (("tiny.py:net", "--force"), ("tiny.py:net", "--force", "--plan", "new"), ("tiny.py:make",)),
     ("plan", "backups"): (("run",),),
     ("sparse", "fit"): (
         ("data.svm", "--passes", "2", "--n-jobs", "1"), ("data.npz", "--passes", "2", "--model", "new.npz"),

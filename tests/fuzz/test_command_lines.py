@@ -123,7 +123,7 @@ def test_names_and_labels_of_files_control_no_terminal(sandbox):
 
 def test_every_verb_is_drawn():
     paths = {verb.path for verb in verbs()} - {("advise", "training")}  # which is called without its name
-    assert paths <= {line.words[: len(path)] for line in lines(SEED, 300) for path in paths}
+    assert paths <= {line.words[: len(path)] for line in lines(SEED, 1000) for path in paths}
 
 
 @pytest.mark.parametrize("part", range(4))

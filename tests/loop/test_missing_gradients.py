@@ -28,7 +28,7 @@ IN_ROUNDS = SHARED_MODEL + OWN_MODELS
 ORDERS = ["clear, backward, step", "backward, step, clear", "backward, step, zero"]
 ALONE = [
     "sequential", "lockstep", "all-reduce", "all-reduce(sharded=true)", "locked", "hogwild", "hogwild(reads=copy)", "leashed",
-    "local-sgd", "local-sgd(warmup_steps=3)", "d-psgd", "ad-psgd", "parameter-server", "downpour(apply=user)",
+    "local-sgd", "local-sgd(warmup_steps=3)", "da-sgd", "d-psgd", "ad-psgd", "parameter-server", "downpour(apply=user)",
     "sequential(delay=constant(updates_late=2))",
 ]  # fmt: skip
 

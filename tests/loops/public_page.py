@@ -1,18 +1,22 @@
 """Writes docs/public_loops.md: `python -m loops.public_page`, from the folder of tests."""
 
+import json
 from pathlib import Path
 
 from loops import public
 
-PAGE = Path(__file__).parents[2] / "docs" / "public_loops.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "public_loops.md"
+FIGURES = json.loads((ROOT / "benchmarks" / "results" / "soak_public_loops.json").read_text(encoding="utf-8"))
 HEAD = """\
 # What well-known loops take
 
 Loops in the manner of PyTorch's public examples, written from their habits: the files are in `tests/loops/public/`. Each takes
 the two lines (`with pl.attach(model, optimizer) as worker:`, and `worker.batches(loader)` where it has a loader), and what
 stands below it. With one worker each ends exactly where the plain loop does; `make soak` runs each with two worker processes
-under the algorithms named, and asks that they learn nine tenths of what one worker learns, from as many samples. What other
-habits take: [Your loop](your_loop.md).
+under the algorithms named, and asks that they learn nine tenths of what one worker learns, from as many samples: the figures
+are of its last run, and each loop's own measure: a loss, a share of errors, a distance. What other habits take: [Your
+loop](your_loop.md).
 """
 
 
@@ -20,10 +24,19 @@ def section(name):
     """One loop: what it is, where it runs, and its lines beyond the two."""
     module = public.module_of(name)
     what = module.__doc__.strip().partition(": ")[2]
-    names = ", ".join(f"`{one}`" for one in public.meant_for(name))
     rows = [f"| `{line}` | {why} |" for line, why in module.TAKES.items()]
     table = ["| beyond the two lines | because |", "|---|---|", *rows]
-    return "\n".join([f"\n## {name}\n", f"{what[0].upper()}{what[1:]}", "", f"Under {names}.", "", *table, ""])
+    return "\n".join([f"\n## {name}\n", f"{what[0].upper()}{what[1:]}", "", *figures(name), "", *table, ""])
+
+
+def figures(name):
+    """What is left to learn, of the last marathon."""
+    rows = []
+    for algorithm in public.meant_for(name):
+        found = FIGURES[f"{name} {algorithm}"]
+        left = [f"{one:.3f}" for one in (found["untrained"], found["one worker"], max(found["two workers"]))]
+        rows.append(f"| `{algorithm}` | {' | '.join(left)} |")
+    return ["| left to learn | untrained | one worker, plain PyTorch | two workers |", "|---|---|---|---|", *rows]
 
 
 def rendered():

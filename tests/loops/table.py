@@ -37,7 +37,7 @@ OTHER = [
     Cell(["head_only"], ALL, "No optimizer that attach was given has the parameter"),
     Cell(["own_checkpoint"], SHARDED, "has the state of this worker's own part alone", True),
     Cell(["own_checkpoint"], SERVED_BY_OPTIMIZER, "lacks what it has come to, such as momentum", True),
-    Cell(["closure"], [*ALL, ALONE], "Optimizers with closures evaluate several gradients per step"),
+    Cell(["lbfgs"], [*ALL, ALONE], "LBFGS evaluates several gradients per step"),
 ]
 
 

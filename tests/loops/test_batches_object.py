@@ -1,5 +1,8 @@
 """`worker.batches(loader)` is an object, as a loader is: it has a length, is iterated again and again, and may be left."""
 
+from collections import UserDict
+from collections.abc import Mapping
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -180,3 +183,95 @@ def test_nothing_to_train_on(empty, says, start):
     more = {"backend": "threads"} if start is pl.launch else {}
     with pytest.raises(pl.UsageError, match=says):
         start(loop, workers=2, algorithm="hogwild", **more)
+
+
+@pytest.mark.parametrize("algorithm", ["all-reduce", "local-sgd(period=3)", "hogwild", "parameter-server(mode=async)"])
+def test_two_iterations_at_once_are_refused(algorithm):
+    """As loops over labelled and other data have them: each would be an epoch of the run, and cut the other short."""
+
+    def loop():
+        model, optimizer = made()
+        with pl.attach(model, optimizer) as worker:
+            for (x, _), (more, _) in zip(worker.batches(loader()), worker.batches(loader()), strict=True):
+                step(model, optimizer, torch.cat([x, more]))
+
+    with pytest.raises(pl.UsageError, match="iterate the other loader itself"):
+        pl.simulate(loop, workers=2, algorithm=algorithm)
+
+
+@pytest.mark.parametrize("algorithm", ["all-reduce", "hogwild"])
+def test_one_of_two_loaders_may_be_the_worker_s_own(algorithm):
+    def epochs(worker):
+        for _ in range(2):
+            yield (batch for batch, _ in zip(worker.batches(loader()), loader(), strict=False))
+
+    seen = seen_by(algorithm, epochs)
+    for epoch in range(2):
+        assert in_epoch(seen, epoch) == list(range(64))
+
+
+def test_alone_two_iterations_draw_as_the_loaders_themselves_do():
+    def orders(batches):
+        torch.manual_seed(3)
+        pairs = zip(batches(loader()), batches(loader()), strict=True)
+        return [(a.tolist(), b.tolist()) for (_, a), (_, b) in pairs]
+
+    model, optimizer = made()
+    with pl.attach(model, optimizer) as worker:
+        ours = orders(worker.batches)
+        step(model, optimizer, HELD_OUT)
+    assert ours == orders(iter)
+
+
+class Graphs:
+    """A batch of a class of one's own, of which nobody knows how many samples it has."""
+
+    def __init__(self, samples):
+        self.x = torch.stack([x for x, _ in samples])
+
+
+@pytest.mark.parametrize(
+    "collate",
+    [
+        Graphs,
+        lambda samples: {"names": [str(n) for _, n in samples], "x": torch.stack([x for x, _ in samples])},
+        lambda samples: UserDict(names=("a",), x=torch.stack([x for x, _ in samples])),
+    ],
+    ids=["an object", "names first", "another mapping"],
+)
+@pytest.mark.parametrize("algorithm", ["lockstep", "ad-psgd"])
+def test_samples_are_counted_whatever_a_batch_is(algorithm, collate):
+    def loop():
+        model, optimizer = made()
+        with pl.attach(model, optimizer) as worker:
+            for batch in worker.batches(DataLoader(NUMBERED, batch_size=4, collate_fn=collate)):
+                step(model, optimizer, batch["x"] if isinstance(batch, Mapping) else batch.x)
+
+    assert pl.simulate(loop, workers=2, algorithm=algorithm).result["samples"] == 64
+
+
+def one_ahead(batches):
+    """As loaders that bring the next batch to a device while the present one is computed with."""
+    batches = iter(batches)
+    following = next(batches, None)
+    while following is not None:
+        present, following = following, next(batches, None)
+        yield present
+
+
+@pytest.mark.parametrize("algorithm", LOCKSTEP)
+def test_a_loop_that_fetches_one_batch_ahead_loses_no_gradient(algorithm):
+    """Of 16 batches a worker of three has five, and fetches the sixth round's, which is none, before its last step."""
+
+    def loop():
+        model, optimizer = made(lr=0.01)
+        with pl.attach(model, optimizer) as worker:
+            for _ in range(2):
+                for x, _ in one_ahead(worker.batches(loader())):
+                    step(model, optimizer, x)
+
+    run = pl.simulate(loop, workers=3, algorithm=algorithm)
+    for rows in run.records.values():
+        with_gradient = rows[rows["samples"] > 0]
+        assert len(with_gradient) == (12 if rows is run.records[0] else 10)
+        assert (with_gradient["samples"] % 4 == 0).all()

@@ -91,7 +91,7 @@ def sums(values, kept, uses_batches=True):
         model, optimizer = made(lr=0.01)
         with pl.attach(model, optimizer) as worker:
             for _ in range(2):
-                for x in worker.batches(batches(6, worker=9)) if uses_batches else batches(3):
+                for x in worker.batches(batches(7, worker=9)) if uses_batches else batches(3):
                     optimizer.zero_grad()
                     loss_of(model, x).backward()
                     optimizer.step()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import paceline as pl
 from loops import families
@@ -137,6 +138,33 @@ def test_passes_add_up_and_the_loop_may_say_how_many_samples_there_were(algorith
 
     run = pl.simulate(loop, workers=1, algorithm=algorithm)
     assert run.records[0]["samples"].tolist() == [8, 8, 8, 11, 11]
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("whole", [False, True], ids=["by parts", "as a whole"])
+def test_what_backward_calls_again_to_recompute_is_no_pass_of_its_own(whole, use_reentrant):
+    """Checkpointed activations: backward calls parts of the model, with gradients enabled."""
+
+    class Checkpointed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = made()[0]
+
+        def forward(self, x):
+            return (checkpoint(self.inner, x, use_reentrant=use_reentrant) - x).square().mean()
+
+    def loop():
+        model = Checkpointed()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pl.attach(model, optimizer):
+            for x in batches(STEPS):
+                optimizer.zero_grad()
+                x = x.clone().requires_grad_()
+                (model if whole else model.forward)(x).backward()
+                optimizer.step()
+
+    for algorithm in ("all-reduce", "hogwild"):
+        assert pl.simulate(loop, workers=2, algorithm=algorithm).result["samples"] == 2 * STEPS * 4
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before step", "after step"])

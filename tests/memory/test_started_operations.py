@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from paceline.errors import WorkerLostError
+from paceline.memory.atomics import load
 from paceline.memory.collectives import SharedMemoryCollectives
-from paceline.memory.segment import Layout, Segment
+from paceline.memory.segment import LINE_BYTES, Layout, Segment
+from paceline.memory.waiting import wait_briefly
 
 P = 1000
 
@@ -66,6 +68,26 @@ def test_sums_of_several_vectors_and_a_number(num_workers, lengths):
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 5])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float64])
+def test_pieces_for_everyone_come_from_everyone(num_workers, dtype):
+    def program(worker, collectives):
+        found = []
+        for number in range(2):
+            given = (torch.arange(num_workers * 7) + 40 * worker + number).to(dtype)
+            taken, summed = torch.empty_like(given), vector(worker, 10, number)
+            handles = [collectives.start_all_to_all(given, taken), collectives.start_all_reduce(summed)]
+            for handle in handles:
+                handle.wait()
+            found.append(taken)
+        return found
+
+    for worker, found in enumerate(run(num_workers, program)):
+        for number, taken in enumerate(found):
+            expected = [40 * other + 7 * worker + at + number for other in range(num_workers) for at in range(7)]
+            assert taken.tolist() == expected
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 5])
 def test_scattered_sums_gathered_again_are_the_sum(num_workers):
     length = 60
 
@@ -100,6 +122,10 @@ def test_a_mean_comes_after_what_was_started_before_it():
 
 def test_a_missing_worker_is_named_and_not_waited_for_without_end():
     def program(worker, collectives):
+        if worker == 0:  # it would call worker 2 missing, too, which may be waiting for a core
+            address = collectives._arrivals + 2 * LINE_BYTES
+            while not load(address):
+                wait_briefly(address, 0)
         if worker != 1:
             collectives.start_all_reduce(torch.ones(3)).wait()
 

@@ -115,6 +115,19 @@ def test_the_result_of_one_run():
     assert "unknown" in shown(result_table({}), 80)
 
 
+def test_a_run_says_what_auto_has_chosen_and_how_late_averages_are():
+    run = make_run().result
+    for name in ("late averages", "chosen by auto"):
+        assert name not in shown(result_table(run | {"delay": 0, "progress_factor": 1.0}), 80)
+    text = shown(result_table(run | {"delay": 3, "progress_factor": 0.4375}), 80)
+    assert "by 3 steps, which leaves 0.44 of the progress" in text
+    text = shown(result_table(run | {"chosen_gradients": {"last": 24, "fewest": 4, "most": 31}}), 80)
+    assert "24 gradients at the end, 4 to 31 in all" in text
+    text = shown(result_table(run | {"chosen_gradients": {"last": 1, "fewest": 1, "most": 1}}), 80)
+    assert "1 gradient at the end" in text
+    assert "in all" not in text
+
+
 def test_a_run_says_what_it_has_noted_once():
     """Such as which number `backups=auto` goes by: it is to be read in the terminal, too."""
     run = make_run(slow=1).result | {"notes": ["One node.", "Worker 1 was late."], "records_lost": 2}

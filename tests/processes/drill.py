@@ -44,17 +44,20 @@ class Drill:
     Args:
         algorithm: spec.
         kill: worker -> number of its records after which it is killed.
+        apart: versions that the run makes after a death that it has noticed, before the next worker is killed; None: each is
+            killed when its turn has come, and a supervisor that was waiting for a core kills several at once.
         until: version at which the run is stopped, if nothing else ends it before; or a function of the progress.
         resume: a run to go on with, in its folder.
         config: further fields of `TrainConfig`.
     """
 
-    def __init__(self, algorithm, *, kill=(), until=1200, resume=None, **config):
+    def __init__(self, algorithm, *, kill=(), apart=None, until=1200, resume=None, **config):
         config = {"workers": WORKERS, "epochs": 10_000, **config}
         self.training = prepared(
             TrainConfig(algorithm=algorithm, **config), resume, resume, on_progress=self._look, progress_every_s=0.0
         )  # looks at every look of the supervisor's own
         self.to_kill = dict(kill)
+        self.apart = apart
         self.killed_at = {}
         self.back = set()
         self.until = until
@@ -77,7 +80,7 @@ class Drill:
 
     def _look(self, progress):
         for worker in progress.workers:
-            if worker.worker_id in self.to_kill and worker.steps > self.to_kill[worker.worker_id]:
+            if worker.worker_id in self.to_kill and self._is_its_turn(worker, progress):
                 del self.to_kill[worker.worker_id]
                 self.killed_at[worker.worker_id] = progress.version
                 os.kill(self.supervisor.workers[worker.worker_id].handle.pid, signal.SIGKILL)
@@ -85,6 +88,13 @@ class Drill:
         gone = len(self.supervisor.outcome.workers_lost) >= len(self.killed_at)
         if not self.to_kill and gone and begun and self._long_enough(progress):
             self.supervisor.stop()
+
+    def _is_its_turn(self, worker, progress):
+        if self.apart is not None and self.killed_at:
+            is_noticed = len(self.supervisor.outcome.workers_lost) == len(self.killed_at)
+            if not is_noticed or progress.version < max(self.killed_at.values()) + self.apart:
+                return False
+        return worker.steps > self.to_kill[worker.worker_id]
 
     def _long_enough(self, progress):
         if callable(self.until):

@@ -18,10 +18,18 @@ DATA = torch.utils.data.TensorDataset(X, Y)
 
 
 class Loop:
-    """A classifier of two classes. With threads, what it saw is in `seen`, and workers that came to the end in `after`."""
+    """A classifier of two classes. With threads, what it saw is in `seen`, and workers that came to the end in `after`.
 
-    def __init__(self, epochs=6, evaluate="right", dies_at=None):
+    Args:
+        epochs: so many.
+        evaluate: what kind of function; None: none.
+        dies_at: the batch at which worker 0 is killed.
+        until: a file with which the epoch that is under way is the last.
+    """
+
+    def __init__(self, epochs=6, evaluate="right", dies_at=None, until=None):
         self.epochs = epochs
+        self.until = until
         self.kind = evaluate
         self.dies_at = dies_at
         self.seen = []
@@ -61,4 +69,6 @@ class Loop:
                     first = current_environment().incarnation == 0
                     if self.dies_at == batches and worker.worker_id == 0 and first:
                         os.kill(os.getpid(), signal.SIGKILL)
+                if self.until is not None and self.until.exists():
+                    break
         self.after[worker.worker_id] = nn.utils.parameters_to_vector(model.parameters()).detach()

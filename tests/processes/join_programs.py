@@ -4,7 +4,6 @@ import ctypes
 import multiprocessing
 import os
 import signal
-import socket
 import tempfile
 import time
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import forked
 import leftovers
 import paceline as pl
 import paceline.worker.memberships.memory
+from free_ports import free_port
 from lazy_copies import LazyCopies
 from paceline.membership.join_point import Meeting
 
@@ -27,9 +27,7 @@ STEP_S = 0.002  # added to every step: without it a worker would be through befo
 
 
 def free_address(host="127.0.0.1"):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"{host}:{probe.getsockname()[1]}"
+    return f"{host}:{free_port()}"
 
 
 def enter_namespace(name):

@@ -66,6 +66,10 @@ class Machines:
     def wait_for(self, pattern, number=1):
         leftovers.wait_until(lambda: len(list(self.folder.glob(pattern))) >= number, pattern)
 
+    def steps(self, pid):
+        """How many a worker has made, of which there is a file for every 50."""
+        return max(int(path.name.split("-")[2]) for path in self.folder.glob(f"steps-{pid}-*"))
+
     def finish(self):
         (self.folder / "done").touch()
 
@@ -134,14 +138,24 @@ def test_a_dead_worker_is_replaced_if_asked_for(machines):
 
 
 def test_a_run_whose_batches_somebody_else_claimed_has_crashed(machines):
-    """A holder of the key: it claimed 30 epochs, and the workers passed them over as if others had had them."""
+    """A holder of the key: it claimed 30 epochs, and the workers passed them over as if others had had them.
+
+    They stand still while it claims, as they would be at its epochs by then on a machine that is busy with something else.
+    """
     address = free_address()
     agent = machines.launch("run", "--join", address, "--workers", "2", "--deadline", "590")
     machines.wait_for("steps-*-50", 2)
     with contextlib.closing(Meeting(address, None, 590)) as stranger:
-        for epoch in range(30, 60):
+        for pid in machines.workers().values():
+            os.kill(pid, signal.SIGSTOP)
+        made = {pid: machines.steps(pid) for pid in machines.workers().values()}
+        first = sum(made.values()) // 64 + 5  # the files are up to 50 steps behind, and workers claim ahead
+        for epoch in range(first, first + 30):
             stranger.add(f"next batch/{epoch}", 64)
-    machines.wait_for("steps-*-1000", 2)
+        for pid in made:
+            os.kill(pid, signal.SIGCONT)
+    for pid, steps in made.items():
+        machines.wait_for(f"steps-{pid}-{steps + 750}")
     machines.finish()
     output, errors = agent.communicate(forked.AGAINST_HANGS_S)
     result = json.loads(output.splitlines()[-1])

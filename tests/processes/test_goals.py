@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+import forked
 import paceline as pl
 from contracts.runs import run_function
-from processes.goal_programs import Loop
+from processes.goal_programs import Loop, X
 
 FOREVER = 100_000
 
@@ -16,7 +17,8 @@ FOREVER = 100_000
 )
 def test_a_run_ends_at_its_target_and_loops_go_on_after_it(algorithm, backend):
     loop = Loop(FOREVER)
-    run = pl.launch(loop, workers=2, algorithm=algorithm, backend=backend, target_accuracy=0.9, limit_s=60)
+    limit_s = forked.AGAINST_HANGS_S
+    run = pl.launch(loop, workers=2, algorithm=algorithm, backend=backend, target_accuracy=0.9, limit_s=limit_s)
     result, evaluations = run.result, run.evaluations
     assert result["outcome"] == "converged"
     first = next(one for one in evaluations if one["test_accuracy"] >= 0.9)
@@ -64,7 +66,9 @@ def test_limits(limit, value):
     assert run.result["outcome"] == "stopped"
     assert run.config[limit] == value
     reached = run.result["wall_s"] if limit == "limit_s" else run.result["samples"]
-    assert value <= reached < 100 * value
+    # Until the last step's end: a busy machine may begin no other before the limit.
+    assert reached >= (value / 2 if limit == "limit_s" else value)
+    assert run.result["samples"] < 0.1 * FOREVER * len(X)
 
 
 def test_a_target_loss():
@@ -73,8 +77,15 @@ def test_a_target_loss():
     assert run.result["train_loss"] < 0.45
 
 
-def test_evaluations_end_with_worker_0_and_the_run_says_so():
-    run = pl.launch(Loop(40, dies_at=20), workers=2, algorithm="hogwild", evaluate_every_samples=10)
+def test_evaluations_end_with_worker_0_and_the_run_says_so(tmp_path):
+    """Worker 1 trains until it has been said."""
+
+    def tell(progress):
+        if "Evaluations have ended" in (progress.message or ""):
+            (tmp_path / "said").touch()
+
+    loop = Loop(FOREVER, dies_at=20, until=tmp_path / "said")
+    run = pl.launch(loop, workers=2, algorithm="hogwild", evaluate_every_samples=10, on_progress=tell)
     assert run.result["outcome"] == "stopped"
     assert run.result["workers_lost"] == [0]
     assert "Evaluations have ended with worker 0." in run.result["notes"]

@@ -57,8 +57,8 @@ def test_a_killed_worker_is_left_behind_and_a_late_comer_takes_its_place(crew, v
 
 def test_when_the_join_point_is_killed_every_batch_is_seen_and_few_are_seen_twice(crew):
     keeper = crew.hold()
-    workers = placed(crew.start(3, batches=2000, epochs=1))
-    workers[1].trains_on()
+    workers = placed(crew.start(3, batches=2000, epochs=1, meet_at=40))
+    workers[1].trains_on(30 - workers[1].steps)  # and none comes further before all have had as many
     keeper.signal(signal.SIGKILL)
     results = {worker_id: hand.hear("result") for worker_id, hand in workers.items()}
     seen = [batch for one in results.values() for batch in one["seen"]]

@@ -194,18 +194,21 @@ def test_a_second_death_while_a_successor_starts(workers):
     assert run.result["test_accuracy"] > 0.7
 
 
-@pytest.mark.parametrize("method", ["locked", "leashed"])
-def test_its_successor_goes_on_with_its_part_of_the_data(method):
-    drill = Drill(method, kill={1: 60}, restarts=1, epochs=30, partition="fixed", until=10**9)
+# Before the gradient of its 61st step: a supervisor that waits for a core might kill it after its last.
+@pytest.mark.parametrize(("method", "point"), [("locked", "lock.taken@1#121"), ("leashed", "slots.hazard_set@1#121")])
+def test_its_successor_goes_on_with_its_part_of_the_data(method, point, monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, point)
+    drill = Drill(method, restarts=1, epochs=30, partition="fixed", until=10**9)
     num_batches = check_replaced(drill.run())
     assert num_batches == 30 * 180  # the batch that the dead worker was at is its successor's first
 
 
-def test_a_worker_of_a_resumed_run_is_replaced(tmp_path):
+def test_a_worker_of_a_resumed_run_is_replaced(tmp_path, monkeypatch):
     """Its successor still needs the checkpoint, although newer ones have been completed since."""
     settings = {"partition": "fixed", "workers": WORKERS, "checkpoint_every_s": 0}
     pl.train(pl.TrainConfig(algorithm="locked", epochs=2, **settings), out=tmp_path)
-    drill = Drill("locked", resume=tmp_path, kill={1: 200}, restarts=1, epochs=30, until=10**9, **settings)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "lock.taken@1#401")
+    drill = Drill("locked", resume=tmp_path, restarts=1, epochs=30, until=10**9, **settings)
     assert check_replaced(drill.run()) == 30 * 180
     assert len(list((tmp_path / "checkpoint").iterdir())) == 1
 
@@ -217,7 +220,13 @@ def test_lockstep_is_not_restarted_but_says_so():
     assert "worker 1 did not" in result["outcome_reason"]
 
 
-@pytest.mark.parametrize("method", ["lockstep", "all-reduce", "all-reduce(sharded=true)", "local-sgd", "d-psgd"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("lockstep", "all-reduce", "all-reduce(sharded=true)", "local-sgd", "d-psgd"),
+        *("da-sgd(delay=3, merge=corrected)", "diloco(period=9, fragments=2, delay=3)"),
+    ],
+)
 def test_what_a_kill_has_ended_is_resumed(method, tmp_path):
     settings = {"workers": WORKERS, "checkpoint_every_s": 0}
     pl.train(pl.TrainConfig(algorithm=method, epochs=2, **settings), out=tmp_path)

@@ -14,9 +14,9 @@ import pytest
 import forked
 import leftovers
 import paceline as pl
+from free_ports import free_port
 from processes.loader_programs import BATCH_SIZE, SAMPLES, Breaks, Killed, Loop, Paused, Stream, described, fails_at_17
 from processes.scripts import COMMAND, started
-from processes.test_torchrun import free_port
 
 BATCHES = SAMPLES // BATCH_SIZE
 
@@ -39,9 +39,9 @@ def loading(folder):
     return {int(path.name.removeprefix("loading-")) for path in folder.glob("loading-*")}
 
 
-def wait_for_end_of(processes, deadline_s=60.0):
+def wait_for_end_of(processes):
     assert processes
-    leftovers.wait_until(lambda: not processes & leftovers.parents().keys(), "the end of the loaders", deadline_s)
+    leftovers.wait_until(lambda: not processes & leftovers.parents().keys(), "the end of the loaders")
 
 
 def numbers_of(run):
@@ -205,7 +205,7 @@ def test_workers_of_another_launcher(algorithm, tmp_path):
     (tmp_path / "loop.py").write_text(textwrap.dedent(SCRIPT))
     meeting = {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": free_port(),
+        "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": "2",
         "PACELINE_ALGORITHM": algorithm,
     }

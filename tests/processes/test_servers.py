@@ -10,6 +10,7 @@ import torch
 
 import paceline as pl
 from paceline.algorithms.server.user import UserOptimizer
+from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
 from paceline.run.train import prepared
 from processes.drill import Drill
 from processes.shards import check_reported_losses, run_and_kill_shards
@@ -107,7 +108,7 @@ def test_a_step_waits_for_a_dead_workers_successor_where_that_is_wished():
 
 def test_backups_die_at_full_quorum_and_beyond_that_the_quorum_shrinks():
     """Four workers, of which two make a step: two deaths change nothing; after the third, one goes on alone."""
-    drill = Drill("parameter-server(mode=sync(backups=2))", workers=4, kill={1: 40, 3: 80, 2: 300})
+    drill = Drill("parameter-server(mode=sync(backups=2))", workers=4, kill={1: 40, 3: 80, 2: 300}, apart=200)
     run = drill.run()
     assert (run.result["outcome"], sorted(run.result["workers_lost"])) == ("stopped", [1, 2, 3])
     made_of = gradients_by_version(run)
@@ -127,12 +128,15 @@ def test_death_ends_the_run_where_that_is_wished():
     assert "worker 1 has left" in result["outcome_reason"]
 
 
-def test_the_worker_that_makes_the_warm_start_dies_and_the_next_one_goes_on():
-    drill = Drill("downpour(warm_start_steps=300)", kill={0: 100})
+def test_the_worker_that_makes_the_warm_start_dies_and_the_next_one_goes_on(monkeypatch):
+    """By itself, at its hundredth step: a supervisor that is waiting for a core would kill it after the warm start."""
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "ring.unwritten@0#100")
+    drill = Drill("downpour(warm_start_steps=300)")
+    drill.killed_at[0] = 0  # the run is stopped only after this worker was lost
     run = drill.run()
     assert (run.result["outcome"], run.result["workers_lost"]) == ("stopped", [0])
     died = last_version(run, 0)
-    assert died < 300
+    assert died <= 100
     assert died <= run.records[1]["read_version"].min() <= died + 1
     assert run.records[2]["read_version"].min() >= 300
     alone = run.records[1][run.records[1]["applied_version"] <= 300]

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+import forked
 import leftovers
 import paceline as pl
 from paceline.checkpoint import contents as checkpoint
@@ -52,9 +53,9 @@ def ended(process, signum, *, whole_group=False):
     """Sends the signal, and waits for the end of the process and of all its family; returns its output."""
     family = leftovers.descendants(process.pid)
     (os.killpg if whole_group else os.kill)(process.pid, signum)
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=forked.AGAINST_HANGS_S)
     assert "Traceback" not in errors, errors
-    leftovers.wait_until(lambda: not family & leftovers.parents().keys(), "the end of all its processes", 20)
+    leftovers.wait_until(lambda: not family & leftovers.parents().keys(), "the end of all its processes")
     return output, errors
 
 
@@ -153,14 +154,15 @@ def test_simulate(tmp_path):
 
 
 def test_compare(tmp_path):
-    words = ["compare", "--algorithm", "hogwild,locked", "--epochs", 60, "--out", "runs"]
+    words = ["compare", "--algorithm", "hogwild,parameter-server", "--epochs", 60, "--out", "runs"]
+    second = tmp_path / "runs" / "2-parameter-server-2-workers"  # 60 epochs of which take by far longer
     with started(tmp_path, COMMAND, *words) as process:
-        steps(tmp_path / "runs" / "2-locked-2-workers", 20)
+        steps(second, 20)
         output, _ = ended(process, signal.SIGTERM)
     assert process.returncode == 143
     assert pl.RunData.load(tmp_path / "runs" / "1-hogwild-2-workers").result["outcome_reason"] == ""
     assert "hogwild" in output
-    check_interrupted(tmp_path / "runs" / "2-locked-2-workers")
+    check_interrupted(second)
     assert (tmp_path / "runs" / "report.html").exists()
     assert not (tmp_path / "runs" / ".lock").exists()
 
@@ -247,7 +249,7 @@ def test_a_killed_supervisor_leaves_no_file_in_the_temporary_folder(tmp_path):
         steps(tmp_path / "run")
         family = leftovers.descendants(process.pid)
         process.kill()
-        leftovers.wait_until(lambda: not family & leftovers.parents().keys(), "the end of all its processes", 20)
+        leftovers.wait_until(lambda: not family & leftovers.parents().keys(), "the end of all its processes")
     assert not list(scratch.iterdir())
 
 
@@ -283,6 +285,6 @@ AT_IMPORT = """
 def test_a_signal_during_imports(module, signum, tmp_path):
     words = ["train", "--steps", "1"]
     with started(tmp_path, AT_IMPORT, *words, anew=True, AT_IMPORT=module, SIGNAL=str(int(signum))) as process:
-        output, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=forked.AGAINST_HANGS_S)
     assert (process.returncode, output, errors) == (128 + signum, "", "paceline: Stopped.\n")
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]

@@ -13,6 +13,7 @@ import torch
 
 import forked
 import paceline as pl
+from free_ports import free_port
 from paceline.membership.environment import LaunchedEnvironment, current_environment
 from processes import torchrun_programs
 
@@ -20,15 +21,9 @@ PROGRAMS = Path(torchrun_programs.__file__)
 no_nccl = pytest.mark.skipif(torch.distributed.is_nccl_available(), reason="this PyTorch has NCCL")
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 def started(program, num_workers, names=("RANK", "WORLD_SIZE"), **environment):
     """Workers, as a launcher would start them."""
-    port = free_port()
+    port = str(free_port())
     environments = [
         {
             "MASTER_ADDR": "127.0.0.1",
@@ -93,7 +88,9 @@ def test_a_public_style_loop_under_torchrun_is_one_with_bigger_batches(algorithm
     assert {one["algorithm"] for one in reports(output)} == {algorithm or "all-reduce"}
 
 
-@pytest.mark.parametrize("algorithm", ["d-psgd", "local-sgd(period=2)", "all-reduce"])
+@pytest.mark.parametrize(
+    "algorithm", ["d-psgd", "local-sgd(period=2)", "da-sgd(period=2)", "diloco(period=4, delay=1)", "all-reduce"]
+)
 def test_a_model_on_a_device_trains_as_one_on_the_cpu(algorithm):
     """Bit for bit, as their rounds are the same; the device is a stand-in whose copies are as late as a GPU's."""
     found = []
@@ -122,6 +119,17 @@ def test_a_parameter_server_is_hosted_by_worker_0_and_all_end_with_its_model(alg
     found = [reports(output)[0] for _, output, _ in results.values()]
     assert all(one["x"] == found[0]["x"] for one in found)
     assert found[0]["x"] != [p.flatten().tolist() for p in torchrun_programs.make(seed=0)[0].parameters()]
+
+
+@pytest.mark.parametrize("codec", ["qsgd(bits=4)", "power(rank=1, warmup_steps=2)"])
+def test_coded_buckets_over_the_network_leave_all_workers_equal_bit_for_bit(codec):
+    """Gloo pairs operations by their order: started out of turn, two buckets' would meet each other, or nobody."""
+    results = run("train_coded", 3, PACELINE_ALGORITHM=f"all-reduce(bucket_bytes=256, codec={codec})")
+    assert [code for code, *_ in results.values()] == [0, 0, 0], results
+    found = [reports(output)[0] for _, output, _ in results.values()]
+    assert [one["steps"] for one in found] == [30, 30, 24]  # worker 2 has no batch in the last round of an epoch
+    assert all(one["started"] == [0, 1, 2] * 30 for one in found)
+    assert all(one["x"] == found[0]["x"] for one in found)
 
 
 def test_a_sharded_update_over_the_network_is_one_of_a_bigger_batch():
@@ -169,7 +177,9 @@ def test_a_worker_with_an_error_of_its_own_is_named_by_the_others():
         assert "workers 0 and 2 arrived, worker 1 did not; worker 1 had ended its loop" in failure(result)
 
 
-@pytest.mark.parametrize("algorithm", ["all-reduce", "local-sgd(period=2)", "ad-psgd", "parameter-server(mode=async)"])
+@pytest.mark.parametrize(
+    "algorithm", ["all-reduce", "local-sgd(period=2)", "da-sgd(period=2)", "ad-psgd", "parameter-server(mode=async)"]
+)
 def test_what_worker_0_restores_at_the_end_is_what_all_end_with(algorithm):
     results = run("restores_its_best", 2, PACELINE_ALGORITHM=algorithm)
     assert [code for code, *_ in results.values()] == [0, 0], results
@@ -198,8 +208,10 @@ def test_torchrun_reports_a_kill():
         ("all-reduce(sharded=true)", {}),
         ("d-psgd", {}),
         ("d-psgd", {"PACELINE_TEST_LAZY_COPIES": "1"}),
+        ("da-sgd(period=5, delay=5, merge=corrected)", {}),
+        ("diloco(period=5, delay=3, local_weight=0.5)", {}),
     ],
-    ids=["all-reduce", "sharded", "d-psgd", "d-psgd on a device"],
+    ids=["all-reduce", "sharded", "d-psgd", "d-psgd on a device", "da-sgd in mid-flight", "diloco in mid-flight"],
 )
 def test_a_run_that_torchrun_restarts_goes_on_from_its_checkpoint(algorithm, device, tmp_path):
     """Bit for bit as if nothing had happened; 12 rounds an epoch, of which one is trained twice, in part."""
@@ -283,6 +295,8 @@ def test_every_operation(num_workers):
     for rank, one in enumerate(found):
         assert one["summed"] == total.tolist()
         assert one["part"] == total.chunk(num_workers)[rank].tolist()
+        rank = one["rank"]
+        assert one["taken"] == [100 * w + 3 * rank + at for w in range(num_workers) for at in range(3)]
         assert one["gathered"] == [float(worker) for worker in range(num_workers) for _ in range(6 // num_workers)]
         assert one["mean"] == pytest.approx(mean.tolist())
         assert one["mean"] == found[0]["mean"]

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 import paceline as pl
+from paceline.compression.coded_mean import CodedMean
 from paceline.data.plan import BatchPlan
 from paceline.errors import ClippingWarning
 from paceline.membership.environment import current_environment
@@ -91,6 +92,29 @@ def train_with_buffers():
     report(model, seen=seen, buffers=COPIES.num_pinned if "PACELINE_TEST_LAZY_COPIES" in os.environ else None)
 
 
+def train_coded():
+    """Thirty steps; of the fourteen batches of an epoch, three workers take five rounds, the last of which lacks one."""
+    model, optimizer = make()
+    loader = torch.utils.data.DataLoader(data(), batch_size=7, shuffle=True)
+    started = []
+    start = CodedMean.start
+
+    def noted(self, number, *args, **options):
+        started.append(number)
+        return start(self, number, *args, **options)
+
+    CodedMean.start = noted
+    steps = 0
+    with pl.attach(model, optimizer) as worker:
+        for _ in range(6):
+            for x, y in worker.batches(loader):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                steps += 1
+    report(model, steps=steps, started=started)
+
+
 def restores_its_best():
     """Every worker keeps its model after its second step, running statistics and all, and restores it at the end."""
     torch.manual_seed(RANK)
@@ -160,7 +184,7 @@ def stopped():
     """The deadline is a short one only once all have met, however late one of them has started."""
     with pl.attach(*make()):
         pass
-    os.environ["PACELINE_DEADLINE_S"] = "3"
+    os.environ["PACELINE_DEADLINE_S"] = "10"  # which no other worker may wait for a core
     train_until(lambda: os.kill(os.getpid(), signal.SIGSTOP))
 
 
@@ -281,7 +305,9 @@ def operations():
         return torch.arange(1.0, length + 1) * 10**worker
 
     summed, x, part, gathered = vector(RANK), vector(RANK), torch.empty(6 // n), torch.empty(6)
+    given, taken = torch.arange(3 * n, dtype=torch.uint8) + 100 * RANK, torch.empty(3 * n, dtype=torch.uint8)
     handles = [
+        collectives.start_all_to_all(given, taken),
         collectives.start_all_reduce(summed),
         collectives.start_reduce_scatter(x, part),
         collectives.start_all_gather(torch.full((6 // n,), float(RANK)), gathered),
@@ -303,6 +329,7 @@ def operations():
         "summed": summed,
         "part": part,
         "gathered": gathered,
+        "taken": taken,
         "mean": mean,
         "lone": lone,
         "none": none,

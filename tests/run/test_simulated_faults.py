@@ -64,7 +64,11 @@ def test_a_kill_at_a_time_gives_the_same_run_each_time():
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["lockstep", "all-reduce", "all-reduce(sharded=true)", "local-sgd(period=2)", "d-psgd"]
+    "algorithm",
+    [
+        *("lockstep", "all-reduce", "all-reduce(sharded=true)", "local-sgd(period=2)", "d-psgd"),
+        *("da-sgd(period=2)", "diloco(period=4, fragments=2, delay=1)"),
+    ],
 )
 def test_lockstep_names_the_killed_worker(algorithm):
     with pytest.raises(pl.WorkerLostError, match=r"worker 1 .*killed at 0\.0\d+ s"):
@@ -72,7 +76,11 @@ def test_lockstep_names_the_killed_worker(algorithm):
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["lockstep", "all-reduce", "all-reduce(sharded=true)", "local-sgd(period=2)", "d-psgd"]
+    "algorithm",
+    [
+        *("lockstep", "all-reduce", "all-reduce(sharded=true)", "local-sgd(period=2)", "d-psgd"),
+        *("da-sgd(period=2)", "diloco(period=4, fragments=2, delay=1)"),
+    ],
 )
 def test_lockstep_names_a_worker_whose_loop_ends_early(algorithm):
     with pytest.raises(pl.WorkerLostError, match=r"worker 1 (\(its loop has ended\)|did not send its model)"):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from paceline.checkpoint import contents as checkpoint
+from paceline.checkpoint import files as checkpoint_files
 from paceline.checkpoint.contents import Parameters
 from paceline.supervisor.checkpointer import Checkpointer
 from paceline.worker.supervised import Outcome
@@ -17,7 +18,7 @@ class SupervisorOfTwo:
 
     def __init__(self):
         self.workers = [SimpleNamespace(worker_id=worker, running=True) for worker in (0, 1)]
-        self.algorithm = SimpleNamespace(lockstep=False)
+        self.algorithm = SimpleNamespace(lockstep=False, same_batches=False)
         self.arena = SimpleNamespace(store=lambda name, value: None, plan=SimpleNamespace(num_servers=0))
         self.written = [0, 0]
         self.read = [0, 0]
@@ -73,10 +74,14 @@ def test_a_worker_that_ends_holds_no_checkpoint_up(ready):
     assert look()
 
 
-def test_lockstep_needs_the_part_of_a_worker_that_was_lost(ready, tmp_path):
-    """The survivors' parts alone would make a checkpoint that only so many workers could go on from."""
+@pytest.mark.parametrize("kind", ["lockstep", "same_batches"])
+def test_the_part_of_a_worker_that_was_lost_is_needed(kind, ready, tmp_path):
+    """The survivors' parts alone would make a checkpoint that only so many workers could go on from.
+
+    Of a placed model (`same_batches`) they would lack what only the lost worker had.
+    """
     supervisor, look = ready
-    supervisor.algorithm.lockstep = True
+    setattr(supervisor.algorithm, kind, True)
     supervisor.workers[1].running = False
     (tmp_path / "20" / "worker-1.pt.sha256").rename(tmp_path / "part")
     for _ in range(3):
@@ -88,3 +93,4 @@ def test_lockstep_needs_the_part_of_a_worker_that_was_lost(ready, tmp_path):
     supervisor.written[0] += 1
     supervisor.drain()
     assert look()
+    assert checkpoint_files.describe(tmp_path / "20")["workers"] == [0, 1]

@@ -22,7 +22,13 @@ def train(task, *, steps=None, epochs=None, seed=0):
 
 @pytest.mark.parametrize(
     ("name", "num_parameters"),
-    [("digits-mlp", 8970), ("mnist-mlp", 134_794), ("mnist-cnn", 27_354), ("cifar10-cnn", 79_770)],
+    [
+        ("digits-mlp", 8970),
+        ("mnist-mlp", 134_794),
+        ("mnist-cnn", 27_354),
+        ("cifar10-cnn", 79_770),
+        ("vgg-small", 682_282),
+    ],
 )
 def test_sizes(name, num_parameters):
     task = load_task(name)

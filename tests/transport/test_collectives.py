@@ -108,3 +108,23 @@ def test_a_waiting_worker_learns_that_another_one_has_given_up():
         "all-reduce 1: all workers are there, but the operation failed: another worker has given up"
     )
     assert "it broke" in said[1]
+
+
+class EndsJustAfterItsSlice:
+    """An operation over Gloo whose first wait is too short, and which is done when it is asked for that."""
+
+    waits = 0
+
+    def is_completed(self):
+        return True
+
+    def wait(self, _):
+        self.waits += 1
+        if self.waits == 1:
+            raise RuntimeError("Operation timed out!")
+
+
+def test_an_operation_that_ends_just_after_its_slice_has_not_failed():
+    work = EndsJustAfterItsSlice()
+    of(0, HashStore()).wait_for(work, "all-reduce 1", in_slices=True)
+    assert work.waits > 1

@@ -202,9 +202,9 @@ def test_a_late_comer_is_told_of_and_reached_lazily(mailboxes, store):
 
 def test_peers_that_do_not_come_are_named(store):
     with ZmqMailbox(store, 0, 4) as a, ZmqMailbox(store, 2, 4) as b:
-        error, _ = connect(a, b, timeout_s=0.5)
+        error, _ = connect(a, b, timeout_s=2.0)
         assert isinstance(error, WorkerLostError)
-        assert str(error) == "After 0.5 s workers 1 and 3 have not come."
+        assert str(error) == "After 2 s workers 1 and 3 have not come."
 
 
 def test_back_pressure_is_an_error_and_loses_nothing(mailboxes):
@@ -219,10 +219,7 @@ def test_back_pressure_is_an_error_and_loses_nothing(mailboxes):
     with pytest.raises(PeerLostError, match="has taken no message for 1 s"):
         send_on()
     assert HIGH_WATER_MARK < len(sent) < 1000
-    found = []
-    while isinstance(one := b.receive(1.0), Received):
-        found.append(one.message.number)
-    assert found == sent
+    assert [received(b).message.number for _ in sent] == sent
     a.send(1, Message("x", -1))
     assert received(b).message.number == -1
 

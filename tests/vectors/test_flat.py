@@ -115,6 +115,7 @@ def test_layouts_other_than_rows(weight):
         ([nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1, dtype=torch.float64))], "one floating-point type"),
         ([nn.Parameter(torch.zeros(1, dtype=torch.complex64))], "one floating-point type"),
         ([nn.Parameter(torch.zeros(1, device="meta"))], "CPU"),
+        ([nn.UninitializedParameter()], "have no shape yet: call the model with a first batch"),
     ],
 )
 def test_what_cannot_be_flat(bad, message):

@@ -1,5 +1,6 @@
 """A user's own loop under `attach`, alone: plain PyTorch bit for bit, and everything as before on exit."""
 
+import contextlib
 import copy
 import gc
 
@@ -224,13 +225,71 @@ def test_an_exception_in_the_loop_leaves_nothing_attached(row, where):
     train(model, optimizer, lambda: loader, epochs=1)
 
 
-def test_closures_are_refused():
-    model, optimizer, loader = pieces()
+class Sam(torch.optim.SGD):
+    """As sharpness-aware minimization: two gradients per step."""
+
+    def step(self, closure):
+        closure()
+        return super().step(closure)
+
+
+def test_a_closure_that_is_evaluated_twice_is_refused():
+    model, _, loader = pieces()
+    optimizer = Sam(model.parameters(), lr=0.1)
+
+    def closure():
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
     with pl.attach(model, optimizer) as worker:
         x, y = next(iter(worker.batches(loader)))
-        nn.functional.cross_entropy(model(x), y).backward()
-        with pytest.raises(pl.UsageError, match="closures"):
-            optimizer.step(lambda: 0.0)
+        with pytest.raises(pl.UsageError, match="evaluates its closure several times"):
+            optimizer.step(closure)
+
+
+@pytest.mark.parametrize("by_keyword", [False, True])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adagrad])
+def test_a_closure_is_evaluated_once_and_its_loss_returned(kind, by_keyword):
+    trained, losses = [], []
+    for attached in (False, True):
+        model, _, loader = pieces()
+        optimizer, evaluated = kind(model.parameters(), lr=0.1), []
+        with pl.attach(model, optimizer) if attached else contextlib.nullcontext():
+            for x, y in loader:
+
+                def closure(x=x, y=y, model=model, optimizer=optimizer, evaluated=evaluated):
+                    assert torch.is_grad_enabled()
+                    optimizer.zero_grad()
+                    loss = nn.functional.cross_entropy(model(x), y)
+                    loss.backward()
+                    evaluated.append(loss.item())
+                    return loss
+
+                found = optimizer.step(closure=closure) if by_keyword else optimizer.step(closure)
+                assert found.item() == evaluated[-1]
+        assert len(evaluated) == len(list(loader))
+        trained.append(nn.utils.parameters_to_vector(model.parameters()))
+        losses.append(evaluated)
+    assert losses[0] == losses[1]
+    assert torch.equal(*trained)
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["one for each parameter", "one for all"])
+def test_steps_inside_backward_are_refused(together):
+    model, _, loader = pieces()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizers = [torch.optim.SGD(some, lr=0.1) for some in ([trained] if together else [[p] for p in trained])]
+    for parameter in trained:
+        parameter.register_post_accumulate_grad_hook(lambda _: optimizers[0].step())
+    x, y = next(iter(loader))
+    with pl.attach(model, optimizers):
+        loss = nn.functional.cross_entropy(model(x), y)
+        with pytest.raises(pl.UsageError, match=r"call step\(\) after backward\(\)"):
+            loss.backward()
+        for one in optimizers:
+            one.zero_grad()
 
 
 def test_a_reported_loss_that_is_not_finite_ends_the_run():

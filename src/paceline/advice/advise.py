@@ -12,6 +12,7 @@ from pathlib import Path
 from paceline.advice.answer import Advice, Candidate, Circumstances, Fit, Prediction, Target
 from paceline.advice.campaign import Budget, Campaign
 from paceline.advice.candidates import ALONE, candidates
+from paceline.advice.communication import weighed
 from paceline.advice.evidence import convergence_models, gathered, progress_spread
 from paceline.advice.failures import CHECKPOINT_EVERY_S, restarts, with_kills
 from paceline.advice.loops import LoopProgram
@@ -20,7 +21,7 @@ from paceline.advice.pool import Pool
 from paceline.advice.program import Program
 from paceline.advice.programs import load_program
 from paceline.advice.ranking import LogSpread, order, predict, seeds_spread
-from paceline.advice.reasons import close_calls, name, nothing_arrives, reasons
+from paceline.advice.reasons import close_calls, name, not_asynchronous, nothing_arrives, reasons
 from paceline.advice.scratch import Scratch, WritesElsewhereError
 from paceline.advice.short_runs import ShortRuns, designed
 from paceline.errors import PacelineError, UsageError
@@ -142,7 +143,9 @@ class _Advising:
         self.program, self.target, self.circumstances, self.given = program, target, circumstances, given
         self.budget, self.seed, self.on_progress = budget, seed, on_progress
         self.processes = num_cores() if processes is None else processes
-        self.candidates, self.not_tried = candidates(max_workers, algorithms)
+        one_machine = given is None or given.cores is not None or given.sockets is not None
+        self.candidates, self.not_tried = candidates(max_workers, algorithms, one_machine=one_machine)
+        self.named, self.on_codecs = algorithms, list[str]()
         slowness = given.slowness if given is not None else ()
         self.slow = {worker: factor for worker, factor in slowness if worker < max_workers} | circumstances.slow
         for worker in circumstances.slow:
@@ -157,6 +160,7 @@ class _Advising:
         """The phases, one after the other."""
         with keep_data(), Pool(self.processes) as pool:
             self._first_step(pool)
+            self._weigh_codecs()
             if self.measures:
                 self._measure(self._algorithms_to_run())
                 self._without_runs()
@@ -180,6 +184,12 @@ class _Advising:
         for why in pool.map(_written, [self.program], begin_until_s=ends[0], end_until_s=ends[1]):
             if why:
                 raise UsageError(why)
+
+    def _weigh_codecs(self) -> None:
+        """Adds methods with codecs where these pay; says why they do, or not."""
+        more, self.on_codecs, not_tried = weighed(self.given, num_cores(), self.program, self.candidates, self.named)
+        self.candidates += more
+        self.not_tried += not_tried
 
     def _say(self, what: str) -> None:
         self.on_progress(what, min(0.99, self.budget.spent))
@@ -306,7 +316,9 @@ class _Advising:
         arrives = bool(ranked) and (ranked[0].time_s is not None or ranked[0].at_deadline is not None)
         self._warn(ranked, seeds, arrives, restart_s)
         said = (
-            reasons(ranked, self.target, fits, progress, seeds) if arrives else (nothing_arrives(ranked, self.target),)
+            (*reasons(ranked, self.target, fits, progress, seeds), *self.on_codecs)
+            if arrives
+            else (nothing_arrives(ranked, self.target),)
         )
         self.on_progress("Done", 1.0)
         return Advice(
@@ -344,6 +356,7 @@ class _Advising:
             return
         best, said = ranked[0], self.warnings
         said += close_calls(ranked)
+        said += not_asynchronous(ranked)
         if best.extrapolation:
             said.append(f"The first is extrapolated: {best.extrapolation}.")
         if seeds is None:

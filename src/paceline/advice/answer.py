@@ -125,9 +125,9 @@ class Advice:
         ranked: the best first; those that do not arrive at the end.
         measured: short runs that were made here.
         fits: by algorithm.
-        reasons: three sentences that say why the first is first; one, where nothing arrives.
+        reasons: three sentences that say why the first is first, and one on codecs where they pay; one, where nothing arrives.
         not_tried: sentences: what was left out, and why.
-        warnings: sentences: extrapolation, close calls, disturbed measurements.
+        warnings: sentences: extrapolation, close calls, disturbed measurements, that asynchronous SGD gains nothing.
         command: starts the first; "" where nothing arrives.
         took_s: how long the advice took.
         machine: on which it was measured, as `paceline.system.machine.machine` says.

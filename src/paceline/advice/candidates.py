@@ -16,6 +16,8 @@ DEFAULT = (
     "lockstep",
     "all-reduce",
     "local-sgd",
+    "da-sgd",
+    "diloco(period=20)",
     "hogwild",
     "leashed",
     "parameter-server(mode=async)",
@@ -29,6 +31,7 @@ OMITTED: Mapping[str, str] = {
     "downpour": "its servers' rule takes the place of your optimizer, with a learning rate of its own",
     "adaptive-revision": "its servers' rule takes the place of your optimizer, with a learning rate of its own",
 }
+_IN_ONE_MEMORY = ("racing", "locked", "slots")
 _ALL = 4  # up to so many workers, each number is tried
 
 
@@ -47,12 +50,15 @@ def counts(max_workers: int) -> list[int]:
     return sorted({2, *found})
 
 
-def candidates(max_workers: int, algorithms: Sequence[str] | None = None) -> tuple[list[Candidate], list[str]]:
+def candidates(
+    max_workers: int, algorithms: Sequence[str] | None = None, *, one_machine: bool = True
+) -> tuple[list[Candidate], list[str]]:
     """Everything that is compared, one worker first; and sentences on what is not, and why.
 
     Args:
         max_workers: M, from 1.
-        algorithms: specs; None: `DEFAULT`.
+        algorithms: specs; None: `DEFAULT`, of which those that need one memory are left out where there is none.
+        one_machine: whether the workers share a machine.
 
     Raises:
         UsageError: a spec means nothing, or none of them can run.
@@ -63,6 +69,7 @@ def candidates(max_workers: int, algorithms: Sequence[str] | None = None) -> tup
     found: list[Candidate] = []
     refused: dict[str, list[str]] = {}
     tried = counts(max_workers)
+    apart: list[str] = []
     for spec in specs:
         algorithm = registry.build(spec)
         if algorithm.needs.averaged:
@@ -71,6 +78,9 @@ def candidates(max_workers: int, algorithms: Sequence[str] | None = None) -> tup
             )
         if algorithm.max_workers == 1:
             found.insert(0, Candidate(algorithm=spec, workers=1))
+            continue
+        if algorithms is None and not one_machine and algorithm.needs.kind in _IN_ONE_MEMORY:
+            apart.append(spec)
             continue
         for m in tried:
             try:
@@ -84,6 +94,11 @@ def candidates(max_workers: int, algorithms: Sequence[str] | None = None) -> tup
             f"None of {', '.join(specs)} can run with up to {max_workers} workers: name others, or allow more workers."
         )
     said = [f"Not tried: {', '.join(which)}: {why}" for why, which in refused.items()]
+    if apart:
+        said.append(
+            f"Not tried: {', '.join(apart)}, which need one machine's memory: the cluster's file gives neither cores nor"
+            " sockets, so that each worker has a machine of its own."
+        )
     if algorithms is None:
         said += [f"Not tried: {name}, as {why}." for name, why in OMITTED.items()]
     between = sorted(set(range(2, max_workers + 1)) - set(tried))

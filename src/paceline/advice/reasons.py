@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from paceline.advice.answer import Candidate, Fit, Prediction, Target
 from paceline.advice.ranking import LogSpread, best_value, value_text
+from paceline.algorithms import registry
 from paceline.observe.words import counted, seconds_text, whole_percent_text, workers_text
 
-__all__ = ["close_calls", "name", "nothing_arrives", "reasons"]
+__all__ = ["close_calls", "name", "not_asynchronous", "nothing_arrives", "reasons"]
 
 _FEW = 0.005  # shares below this are called equal
 
@@ -47,6 +48,28 @@ def close_calls(ranked: Sequence[Prediction]) -> list[str]:
     shown = ", ".join(name(one.candidate) for one in near[:3])
     more = f" and {len(near) - 3} more" if len(near) > 3 else ""
     return [f"A close call: the intervals of {shown}{more} overlap with that of {name(best.candidate)}."]
+
+
+def not_asynchronous(ranked: Sequence[Prediction]) -> list[str]:
+    """A sentence where a candidate whose workers wait for each other, or are one, ranks before all that wait for nobody."""
+    kinds = [_is_asynchronous(one.candidate) for one in ranked]
+    if True not in kinds or False not in kinds or kinds.index(True) < kinds.index(False):
+        return []
+    waits, other = ranked[kinds.index(False)], ranked[kinds.index(True)]
+    if waits.time_s is None and waits.at_deadline is None:
+        return []
+    said = f"Do not use asynchronous SGD here: the best of it, {name(other.candidate)}, "
+    if other.time_s is None or waits.time_s is None:
+        return [f"{said}ranks behind {name(waits.candidate)}."]
+    takes = f"takes {seconds_text(other.time_s.value)}, {name(waits.candidate)} {seconds_text(waits.time_s.value)}"
+    unsure = ", though their intervals overlap" if other.time_s.low <= waits.time_s.high else ""
+    return [f"{said}{takes}{unsure}."]
+
+
+def _is_asynchronous(candidate: Candidate) -> bool:
+    """Whether its workers' updates are made at once, one by one, of gradients that may be late."""
+    algorithm = registry.build(candidate.algorithm)
+    return candidate.workers > 1 and not (algorithm.lockstep or algorithm.together)
 
 
 def _first(ranked: Sequence[Prediction], target: Target) -> str:

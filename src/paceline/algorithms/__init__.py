@@ -8,6 +8,8 @@ from paceline.algorithms.all_reduce import AllReduce
 from paceline.algorithms.backoff import Backoff, Constant, Exponential, Linear, NoBackoff
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.d_psgd import DPSGD
+from paceline.algorithms.da_sgd import DaSGD
+from paceline.algorithms.diloco import DiLoCo
 from paceline.algorithms.downpour import Downpour
 from paceline.algorithms.hogwild import Hogwild
 from paceline.algorithms.leashed import Leashed
@@ -15,10 +17,12 @@ from paceline.algorithms.local_sgd import LocalSGD
 from paceline.algorithms.locked import Locked
 from paceline.algorithms.lockstep import Lockstep
 from paceline.algorithms.parameter_server import ParameterServer
+from paceline.algorithms.placed import Placed
 from paceline.algorithms.sequential import Sequential
 from paceline.algorithms.server import registries
 from paceline.algorithms.server.modes import Async, Bounded, Mode, Rennala, Ringleader, Ringmaster, Sync
 from paceline.algorithms.step_size import ExponentialStep, FullStep, InverseStep, StepSize, TailStep
+from paceline.optim.outer import Nesterov, Outer, OuterSGD, outer_registry
 from paceline.specs.registry import Registry
 from paceline.topology import Topology, topology_registry
 
@@ -32,6 +36,8 @@ __all__ = [
     "Backoff",
     "Bounded",
     "Constant",
+    "DaSGD",
+    "DiLoCo",
     "Downpour",
     "Exponential",
     "ExponentialStep",
@@ -44,8 +50,11 @@ __all__ = [
     "Locked",
     "Lockstep",
     "Mode",
+    "Nesterov",
     "NoBackoff",
+    "OuterSGD",
     "ParameterServer",
+    "Placed",
     "Rennala",
     "Ringleader",
     "Ringmaster",
@@ -76,6 +85,7 @@ registry = Registry(
     "algorithm",
     nested={
         Backoff: backoff_registry,
+        Outer: outer_registry,
         StepSize: step_size_registry,
         Topology: topology_registry,
         **registries.nested,
@@ -88,11 +98,14 @@ registry.register("locked", Locked)
 registry.register("hogwild", Hogwild)
 registry.register("leashed", Leashed)
 registry.register("local-sgd", LocalSGD)
+registry.register("da-sgd", DaSGD)
+registry.register("diloco", DiLoCo)
 registry.register("d-psgd", DPSGD)
 registry.register("ad-psgd", ADPSGD)
 registry.register("parameter-server", ParameterServer)
 registry.register("downpour", Downpour)
 registry.register("adaptive-revision", AdaptiveRevision)
+registry.register("placed", Placed, listed=False)  # what launch does with a plan
 
 
 def parse(text: str) -> Algorithm:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.pairwise import PairwiseAveraging
+from paceline.compression.carriers import GOSSIP
 from paceline.errors import NoGradient
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
@@ -24,10 +26,10 @@ class ADPSGD(Algorithm):
     Every worker has a model of its own and two programs: one computes gradients, one averages with a neighbour in the
     meantime. Nobody waits for a slow worker. What is evaluated is the mean of all models.
 
-    Every gradient asks for one average of a pair. `averages_per_step` in the result counts it at both workers, as the turn of
-    one and of the other: it is 2 where exchanges are faster than gradients. A worker begins one average at a time, and what is
-    asked for meanwhile is not added up. So it is 1 where an exchange takes as long as a gradient, and 0.5 where it takes
-    twice as long.
+    Every gradient asks for one average of a pair. `averages_per_step` in the result is how many averages a worker takes part
+    in per gradient. A pair's average counts at both of its workers, so this is 2 where exchanges are faster than gradients. A
+    worker begins one average at a time, and what it asks for in the meantime counts as one. So it is 1 where an exchange takes
+    as long as a gradient, and 0.5 where it takes twice as long.
 
     Fast workers make more of the updates: with workers i at rates p_i the loss that is minimised is sum_i p_i f_i. With shared
     data all f_i are equal; with a partition, see `share_of_updates` in the result.
@@ -54,6 +56,7 @@ class ADPSGD(Algorithm):
     topology: Topology = field(default_factory=Ring)
     peers: Literal["random", "rotate"] = "random"
 
+    refused_arguments: ClassVar[Mapping[str, str]] = {"codec": GOSSIP}
     tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from paceline.algorithms.same_rounds import SameRounds
+from paceline.algorithms.shares import SharesBySpeed
 from paceline.errors import UsageError
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
@@ -35,16 +36,22 @@ class AgreedGradient:
 
     Costs: nothing as long as the same parameters have gradients; after a change on any worker, one small all-reduce.
 
+    Args:
+        replica: this worker's.
+        ports: of its program.
+        by_speed: whether the workers' batches are as large as they are fast.
+
     Attributes:
         rounds: where all workers are.
     """
 
-    def __init__(self, replica: Replica, ports: Ports[SharedParameters]) -> None:
+    def __init__(self, replica: Replica, ports: Ports[SharedParameters], *, by_speed: bool = False) -> None:
         assert ports.collectives is not None
         self._replica = replica
         self._ports = ports
         self._collectives = ports.collectives
         self.rounds = SameRounds(replica, ports)
+        self._shares = SharesBySpeed(replica, ports) if by_speed and ports.num_workers > 1 else None
         self._told: Ranges = ()
         self._agreed: Ranges = ()
 
@@ -80,6 +87,8 @@ class AgreedGradient:
                 raise UsageError(_NOT_ALIKE)
             self._agreed = tuple(own for own, n in zip(ranges, having.tolist(), strict=True) if not n)
         self.rounds.met()
+        if self._shares is not None:
+            self._shares.meet()
         self._replica.missing = self._agreed
 
     def _digest(self) -> float:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from paceline.errors import OverrideWarning, UsageError
+from paceline.errors import AlgorithmWarning, OverrideWarning, UsageError
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs
@@ -23,6 +24,8 @@ class Algorithm:
     tolerates: ClassVar[tuple[str, ...]] = ()
     #: Whether all workers make one update together, each from its share of the round's batches.
     lockstep: ClassVar[bool] = False
+    #: Whether every worker gets every batch, in the same order, as those do that have a part of the model each.
+    same_batches: ClassVar[bool] = False
     #: The most workers it can use; None: any number.
     max_workers: ClassVar[int | None] = None
 
@@ -44,13 +47,29 @@ class Algorithm:
         """A sentence where the method leaves out what the user has said about the optimizer, though it need not; or empty."""
         return ""
 
-    def warn(self, stacklevel: int = 3) -> None:
-        """Warns of what it overrides, if anything."""
-        if self.overrides:
-            warnings.warn(self.overrides, OverrideWarning, stacklevel=stacklevel)
+    def caution(self, num_workers: int, delay: int | None = None) -> str:
+        """A sentence where these arguments are possible and likely not what is meant; or empty.
+
+        `delay` is what the program has chosen; None: it has chosen nothing yet.
+        """
+        return ""
+
+    def warn(self, num_workers: int, stacklevel: int = 3) -> None:
+        """Warns of what it overrides, if anything, and of arguments that are likely not meant."""
+        for sentence, category in ((self.overrides, OverrideWarning), (self.caution(num_workers), AlgorithmWarning)):
+            if sentence:
+                warnings.warn(sentence, category, stacklevel=stacklevel)
+
+    def figures(self, delay: int, num_workers: int) -> dict[str, Any]:
+        """What a result says of this method only; `delay` is what its program has chosen (`Counts.delay`)."""
+        return {}
 
     def note(self, num_workers: int) -> str:
         """A sentence for the run's result, as where so many workers leave chosen options without effect; or empty."""
+        return ""
+
+    def lost_with(self, workers: Sequence[int]) -> str:
+        """A sentence on what is lost with workers that have died, beside their last gradients; or empty."""
         return ""
 
     @property
@@ -64,6 +83,11 @@ class Algorithm:
         return self.lockstep and not self.gossip
 
     @property
+    def by_speed(self) -> bool:
+        """Whether each worker's batch of a round is as large as it is fast; `Replica.shares` says how large."""
+        return False
+
+    @property
     def clips_before_the_mean(self) -> bool:
         """Whether an update is a mean of several workers' gradients, each as its worker's loop has left it, clipped or not."""
         return self.together
@@ -72,6 +96,11 @@ class Algorithm:
     def takes_several_optimizers(self) -> bool:
         """Whether a loop may have several optimizers; programs that send messages know of one."""
         return not self.needs.mailbox
+
+    @property
+    def takes_shards(self) -> bool:
+        """Whether a layout may cut parameters over groups of workers: the program averages shards across groups."""
+        return False
 
     @property
     def lets_gradients_wait(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
@@ -10,6 +11,7 @@ import torch
 
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.same_rounds import left_out
+from paceline.compression.carriers import GOSSIP
 from paceline.errors import NoGradient, PeerLostError, WorkerLostError
 from paceline.ports.checks import MalformedMessageError, checked_vector
 from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Ports, Received
@@ -48,6 +50,7 @@ class DPSGD(Algorithm):
     topology: Topology = field(default_factory=Ring)
     deadline_s: Annotated[float, SECONDS_ABOVE_0] = 60.0
 
+    refused_arguments: ClassVar[Mapping[str, str]] = {"codec": GOSSIP}
     lockstep: ClassVar[bool] = True
 
     @property

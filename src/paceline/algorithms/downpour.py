@@ -17,7 +17,9 @@ from paceline.algorithms.server.rules import OnDeath, ShardRules
 from paceline.algorithms.server.served import Served
 from paceline.algorithms.server.shard import Shard
 from paceline.algorithms.server.warm_start import WarmStart
+from paceline.compression.carriers import check_carrier
 from paceline.compression.codec import Codec, NoCodec
+from paceline.compression.registry import codec_registry
 from paceline.errors import NoGradient
 from paceline.ports.ports import Ports, ServerPorts
 from paceline.ports.replica import Replica
@@ -55,7 +57,8 @@ class Downpour(Served):
         warm_start_steps: one worker trains alone until the servers have made the updates of so many of its steps; all others
             wait for that. It is the one with the lowest id; where it dies, the next.
         shards: servers, each with a contiguous part of the vector.
-        codec: what pushed gradients look like on their way.
+        codec: what pushed gradients look like on their way; what dead workers' codecs have kept back is lost, as in
+            `parameter-server`.
         on_death: of a dead worker: nobody waits for it (`shrink`); or, in the warm start, all wait for its successor (`wait`);
             or the run ends (`fail`).
         snapshot_s: a server keeps a snapshot so often.
@@ -84,12 +87,18 @@ class Downpour(Served):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_carrier(self.codec, "push", "downpour", codec_registry.spec(self.codec))
         self._plain_server()  # checks what both have
 
     @property
     def server_rule(self) -> ApplyRule:
         """As the user wishes."""
         return self.apply
+
+    @property
+    def pushes_by(self) -> Codec:
+        """As the user wishes."""
+        return self.codec
 
     def work(self, replica: Replica, ports: Ports[ServedParameters]) -> None:
         """x: this worker's copy of the parameters (P,); g: its gradient; accrued: the sum of those not yet pushed (P,)."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from paceline.algorithms.agreed_gradient import AgreedGradient
 from paceline.algorithms.base import Algorithm
-from paceline.algorithms.same_rounds import SameRounds
+from paceline.algorithms.fragments import Averages, Schedule, train
+from paceline.algorithms.merges import MeanOfModels, rule_of_models
+from paceline.compression.carriers import check_carrier
+from paceline.compression.codec import Codec, NoCodec
+from paceline.compression.registry import codec_registry
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs, ReplicatedParameters
@@ -29,6 +32,7 @@ class LocalSGD(Algorithm):
     Args:
         period: H, steps between two averages of the parameters.
         warmup_steps: so many steps average every gradient instead, as all-reduce does: post-local SGD.
+        codec: what changes since the last average look like on their way, such as `qsgd(bits=4)`: see `all-reduce`.
 
     Differs from the paper: the optimizer's state, such as momentum, stays each worker's own and is not averaged.
 
@@ -38,8 +42,13 @@ class LocalSGD(Algorithm):
 
     period: Annotated[int, COUNT] = 8
     warmup_steps: Annotated[int, COUNT_FROM_0] = 0
+    codec: Codec = field(default_factory=NoCodec)
 
     lockstep: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_carrier(self.codec, "all-to-all", "local-sgd", codec_registry.spec(self.codec))
 
     @property
     def clips_before_the_mean(self) -> bool:
@@ -52,27 +61,12 @@ class LocalSGD(Algorithm):
         return Needs("replicated", collectives=True, own_models=True)
 
     def work(self, replica: Replica, ports: Ports[ReplicatedParameters]) -> None:
-        """x: this worker's parameters (P,), k: steps made."""
-        assert ports.collectives is not None
-        shared, rounds = ports.shared, SameRounds(replica, ports)
-        gradient = AgreedGradient(replica, ports)
-        for _ in replica.steps():
-            k = shared.version
-            warms_up = k < self.warmup_steps
-            replica.gradient(at=shared.x, version=k)
-            if warms_up:
-                gradient.average(weight=replica.samples)
-            if warms_up or replica.samples:  # alone and without a batch, a worker makes no step
-                with shared.writing():
-                    replica.apply(to=shared.x)
-            if not warms_up and (k + 1) % self.period == 0 and ports.num_workers > 1:
-                mean = replica.copy(shared.x)
-                rounds.meet_after(ports.collectives.all_reduce_mean(mean, 1.0, number=float(rounds.surprised())))
-                with shared.writing():
-                    shared.x.copy_(mean)
-                    ports.moved(2)
-                ports.counts.averages += 1
-            if replica.samples:
-                replica.applied(shared.advance(), gradient_version=k)
-            else:
-                replica.absent(shared.advance(updates=0))
+        """Every `period` steps each model becomes the mean of all."""
+        averages = Averages(
+            replica,
+            ports,
+            Schedule(self.period),
+            lambda common: rule_of_models(MeanOfModels(), self.codec, common),
+            codec=self.codec,
+        )
+        train(replica, ports, averages, warmup_steps=self.warmup_steps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from paceline.algorithms.agreed_gradient import AgreedGradient
 from paceline.algorithms.base import Algorithm
@@ -26,8 +26,20 @@ class Lockstep(Algorithm):
     vector per worker. Every round lasts as long as its slowest worker.
     Clipping acts on each worker's own gradient, before the mean of all: with it, a round is not one step with the large batch,
     which would clip the mean. For that take `all-reduce`; a `ClippingWarning` says so.
-    Use when: workers are equally fast and results must not depend on timing.
+    Use when: workers are equally fast, or `shares=auto`, and results must not depend on timing.
     Not: `locked`, where each worker applies its own gradient and nobody waits for a round to fill.
+
+    Args:
+        shares: `equal` batches; or `auto`: every worker's is as large as the worker is fast, so that a round takes its samples
+            divided by the sum of the speeds. Every 5 rounds all tell each other how long a sample takes them, in one small
+            all-reduce, and cut the rounds that follow anew if that gains 5 % of their time, by about half or twice a batch at
+            most. Not where most of a step does not grow with its batch, as of very small models: speeds say little there.
+            Rounds have the same samples as before, and means weigh by samples: a step is the same up to rounding, where losses
+            are means over samples.
+            What depends on a worker's own batch changes with its size: BatchNorm's statistics, what dropout draws,
+            losses that are sums, each worker's memory. No batch has less than one sample, and `batch_size` is the
+            mean of all. For loops over `worker.batches` of a DataLoader with a `batch_size` and any sampler; tasks with the
+            dynamic partition. A run's result has the sizes as `batch_sizes`.
 
     Differs from the paper: there a master applies the average and the others copy the result; here every worker applies it to
     its own replica.
@@ -36,7 +48,14 @@ class Lockstep(Algorithm):
         Convergence", IPDPS 2021, arXiv:2102.09032.
     """
 
+    shares: Literal["equal", "auto"] = "equal"
+
     lockstep: ClassVar[bool] = True
+
+    @property
+    def by_speed(self) -> bool:
+        """With `shares=auto`."""
+        return self.shares == "auto"
 
     @property
     def needs(self) -> Needs:
@@ -45,7 +64,7 @@ class Lockstep(Algorithm):
 
     def work(self, replica: Replica, ports: Ports[ReplicatedParameters]) -> None:
         """x: this worker's parameters (P,), g: its gradient, then the average of all (P,)."""
-        shared, gradient = ports.shared, AgreedGradient(replica, ports)
+        shared, gradient = ports.shared, AgreedGradient(replica, ports, by_speed=self.by_speed)
         for _ in replica.steps():
             version = shared.version
             replica.gradient(at=shared.x, version=version)

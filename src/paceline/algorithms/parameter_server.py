@@ -17,7 +17,9 @@ from paceline.algorithms.server.rules import OnDeath, ShardRules
 from paceline.algorithms.server.served import Served
 from paceline.algorithms.server.standby import serve_shard
 from paceline.algorithms.server.user import UserOptimizer
+from paceline.compression.carriers import check_carrier
 from paceline.compression.codec import Codec, NoCodec
+from paceline.compression.registry import codec_registry
 from paceline.errors import UsageError, shown
 from paceline.ports.ports import Ports, ServerPorts
 from paceline.ports.replica import Replica
@@ -51,7 +53,8 @@ class ParameterServer(Served):
     Clipping acts on each worker's own gradient as it is sent; in `sync` that is before the mean of N, which one step with the
     large batch would clip instead (`all-reduce` does; a `ClippingWarning` says so).
     Use when: workers come and go, or are unequally fast: `sync` with backups where results must be those of large batches,
-    `async` and `bounded` where every gradient should count.
+    `async` and `bounded` where every gradient should count, `rennala` and `ringmaster` where most workers are many times
+    slower than a few, `ringleader` where each has data of its own.
     When N doubles: `sync` makes half as many updates of twice the batch: see its `rate`; `async` doubles the staleness: lower
     the learning rate.
     Not: `all-reduce`, which needs no server, and every worker; `locked`, whose workers share the memory of one machine.
@@ -61,7 +64,8 @@ class ParameterServer(Served):
             `ringleader`; each has its own options. The last three have one shard.
         shards: servers, each with a contiguous part of the vector.
         apply: what applies gradients: the user's own optimizer, or a rule of the server's, which overrides it.
-        codec: what gradients look like on their way.
+        codec: what gradients look like on their way. What a worker's codec has kept back goes on with a resumed run, and is
+            lost with a worker that dies, which the result's notes say.
         on_death: a dead worker is not waited for (`shrink`), waited for until it has been replaced (`wait`), or ends the run
             (`fail`).
         durability: what outlives a server that dies: its last `snapshot`, or a `replica`, a second copy of its shard in
@@ -74,7 +78,8 @@ class ParameterServer(Served):
     Differs from the paper: the first shard decides for all which gradients a step of `sync` takes (`quorum=global`), not each
     for itself; steps are told apart by number, and no tokens are handed out. A dead worker is not waited for.
 
-    Reference: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981, Algorithms 1 to 4; for `bounded`
+    Reference: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981, Algorithms 1 to 4; `sync` with
+        backups is m-synchronous SGD, Begunov and Tyurin 2026, arXiv:2602.03802; for `bounded`
         Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013; for `rennala`
         Tyurin and Richtárik 2023, arXiv:2305.12387; for `ringmaster` Maranjyan, Tyurin and Richtárik 2025, arXiv:2501.16168;
         for `ringleader` Maranjyan and Richtárik 2025, arXiv:2509.22860.
@@ -98,6 +103,7 @@ class ParameterServer(Served):
                 " parse('parameter-server(mode=async)')."
             )
         super().__post_init__()
+        check_carrier(self.codec, "push", "parameter-server", codec_registry.spec(self.codec))
         self.mode.check_shards(self.shards)
         if self.durability == "replica":
             self.mode.check_copies()
@@ -157,6 +163,11 @@ class ParameterServer(Served):
         except ValueError as error:
             raise UsageError(f"Staleness cannot be injected here: {error}.") from error
 
+    @property
+    def pushes_by(self) -> Codec:
+        """As the user wishes."""
+        return self.codec
+
     def work(self, replica: Replica, ports: Ports[ServedParameters]) -> None:
         """x: the parameters as this worker last got them (P,); g: its gradient, which the servers apply."""
         if not ports.num_servers:
@@ -164,9 +175,12 @@ class ParameterServer(Served):
             return
         client = Client(ports, self.codec, aligned=self.mode.chosen_once)
         client.join()
+        if self.mode.waits:
+            replica.before_meeting = client.meet
         is_counted = False  # whether a gradient waits at the server for its update
         try:
             for _ in replica.steps():
+                client.come_back()
                 read_version = client.version
                 replica.gradient(at=client.x, version=read_version)
                 client.tell(replica.optimizer_settings(), replica.optimizer_state)
@@ -191,14 +205,15 @@ class ParameterServer(Served):
 
     def serve(self, shard_id: int, ports: ServerPorts) -> None:
         """x: the shard (P_s,), updated as `mode` admits gradients and `apply` applies them."""
+        admission, gathering = self.mode.parts(ports.num_workers)
         rules = ShardRules(
-            admission=lambda shard: self.mode.admission(shard, ports.num_workers),
+            admission=admission,
             apply=self.apply,
             codec=self.codec,
             on_death=self.on_death,
             scales_rate=self.mode.scales_rate,
             average=self.average,
             chooses=self.mode.chosen_once,
-            gathering=self.mode.gathering(ports.num_workers),
+            gathering=gathering,
         )
         serve_shard(shard_id, rules, ports)

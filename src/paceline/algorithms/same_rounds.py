@@ -32,6 +32,7 @@ class SameRounds:
         self._replica = replica
         self._ports = ports
         self._round = self._step = 0  # when they met last
+        self._earlier = 0  # step of the meeting before
         self._since = (0, 0)  # rounds and steps from there to the present meeting
         self._followed: dict[int, tuple[int, int]] = {}  # by meetings since the last step
         self._meetings = 0
@@ -53,8 +54,8 @@ class SameRounds:
         place[:, self._ports.worker_id] = torch.tensor([self._replica.round or 0, self._replica.step + 0.5 * steps])
         return place.view(-1)
 
-    def check(self, places: torch.Tensor) -> None:
-        """Looks at what all have told.
+    def check(self, places: torch.Tensor, since: int | None = None) -> None:
+        """Looks at what all have told; `since`: the last step of which all are known to have made it.
 
         Raises:
             UsageError: they are not at the same place; the message says who has left out which step.
@@ -64,13 +65,14 @@ class SameRounds:
         if min(behind) != max(behind) or min(rounds) != max(rounds):
             who = [worker for worker, by in enumerate(behind) if by == max(behind)]
             last = int(steps[who[0]])
-            raise left_out(who, last, first=min(max(1, self._step + 1), last))
+            raise left_out(who, last, first=min(max(1, (self._step if since is None else since) + 1), last))
 
     def met(self) -> None:
         """The meeting is over, and all were where they were expected, or at the same place."""
         if self._replica.round is not None:
             self._followed[self._meetings] = self._since
             self._meetings = 0 if self._since[1] else self._meetings + 1
+            self._earlier = self._step
             self._round, self._step = self._replica.round, self._replica.step
 
     def meet(self, *, steps: bool = False) -> None:
@@ -90,18 +92,26 @@ class SameRounds:
         Raises:
             UsageError: as of `check`.
         """
-        if num_surprised:
-            self._tell()
+        self.tell_if(num_surprised)
         self.met()
+
+    def tell_if(self, num_surprised: float) -> None:
+        """Where what tells of surprises arrives later, and `met` was called as it left: all tell where they are by now.
+
+        Raises:
+            UsageError: as of `check`.
+        """
+        if num_surprised:
+            self._tell(since=self._earlier)
 
     def _look(self) -> None:
         self._since = ((self._replica.round or 0) - self._round, self._replica.step - self._step)
 
-    def _tell(self, *, steps: bool = False) -> None:
+    def _tell(self, *, steps: bool = False, since: int | None = None) -> None:
         assert self._ports.collectives is not None
         places = self.told(steps=steps)
         self._ports.collectives.start_all_reduce(places).wait()
-        self.check(places)
+        self.check(places, since)
 
 
 def left_out(workers: list[int], step: int, first: int | None = None) -> UsageError:

@@ -16,6 +16,7 @@ from typing import Any
 
 from paceline.calibration import probes, words
 from paceline.calibration.cluster_file import MeasuredCluster
+from paceline.calibration.codecs import measure_codecs
 from paceline.calibration.gather import WorkerGroup
 from paceline.calibration.machine import measure_link, measure_memory, measure_steps
 from paceline.calibration.measurements import QUICK, Effort, Quartiles
@@ -166,12 +167,16 @@ def measure_together(
     group.tell()  # no worker computes any more
 
     group.what = "measuring memory"
-    memory = None
+    memory, codecs = None, {}
     if machines.index(machines[worker_id]) == worker_id:
         on_progress("memory")
         with probes.ProcessTeam(max(2, num_cores())) as team:
             memory = asdict(measure_memory(team, steps.vector_bytes, effort, lambda _: None))
+        on_progress("codecs")
+        codecs = measure_codecs(effort.codec_s)
     memories = group.gather(memory, lambda _, said: words.memory(said))
+
+    all_codecs = group.gather(codecs, lambda _, said: words.codec_rates(said))
 
     group.what = "measuring links"
     trips_s = _link_trips_s(group, machines, _QUICK_LINK if quick else _LINK, on_progress)
@@ -182,7 +187,10 @@ def measure_together(
         task=steps.task,
         batch_size=steps.batch_size,
         vector_bytes=steps.vector_bytes,
-        workers=[replace(one, machine=at, memory=its) for at, one, its in zip(machines, told, memories, strict=True)],
+        workers=[
+            replace(one, machine=at, memory=its, codecs=rates)
+            for at, one, its, rates in zip(machines, told, memories, all_codecs, strict=True)
+        ],
         round_trips_s={(a, b): by_size for a, of_worker in enumerate(all_trips) for b, by_size in of_worker},
     )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from paceline.calibration.codecs import CodecRate, codec_table
 from paceline.calibration.fits import (
     CLEARLY_SLOW_LINK,
     CLEARLY_SLOW_WORKER,
@@ -47,6 +48,7 @@ class MeasuredWorker:
         steps_s: consecutive times of a step of the cluster's batch size, without its update.
         update_s: one plain SGD step of the optimizer.
         memory: where this worker measured its machine's; one worker of each machine does.
+        codecs: by name, how fast one core of its machine codes and decodes, where this worker measured that.
     """
 
     machine: int
@@ -56,6 +58,7 @@ class MeasuredWorker:
     steps_s: list[float]
     update_s: Quartiles
     memory: MemoryTimes | None
+    codecs: dict[str, CodecRate] = field(default_factory=dict)
 
     def spreads(self) -> dict[str, Quartiles]:
         """Everything that it measured, by name."""
@@ -113,9 +116,19 @@ class MeasuredCluster:
             latency_s=rounded(link.latency_s),
             bandwidth_bytes_per_s=rounded(link.without_copy(figures["core_bytes_per_s"])),
             slowness=tuple(sorted(slowness.items())),
+            codecs=codec_table(self._codecs()),
             link_factors=tuple((*pair, factor) for pair, factor in slow_links(links, self.vector_bytes).items()),
             **rounded_figures,
         )
+
+    def _codecs(self) -> dict[str, CodecRate]:
+        """Medians over machines."""
+        measured = [worker.codecs for worker in self.workers if worker.codecs]
+        names = set.intersection(*(set(one) for one in measured)) if measured else set()
+        return {
+            name: CodecRate(*(statistics.median(rates) for rates in zip(*(one[name] for one in measured), strict=True)))
+            for name in names
+        }
 
     def summary(self, cluster: Cluster) -> list[str]:
         """What a person wants to know first, a line each."""
@@ -156,6 +169,8 @@ class MeasuredCluster:
             f"where a message of the parameters' {self.vector_bytes:,} bytes takes over"
             f" {CLEARLY_SLOW_LINK - 1:.0%} longer or shorter.",
             "Workers on one machine share its cores and its network here; in the simulator each has its own.",
+            "Under [codecs], what one core codes and decodes in a second, in bytes of a float32 vector: medians over"
+            " machines.",
             "Not measured, but the simulator's defaults: racing_blocks, detection_s.",
         ]
         for ids, cores in self._crowded():
@@ -202,6 +217,7 @@ class MeasuredCluster:
                     **({"host": worker.host} if hosts else {}),
                     "about": worker.about,
                     "measured": {name: in_seconds(spread) for name, spread in worker.spreads().items()},
+                    "codecs": {name: rate._asdict() for name, rate in worker.codecs.items()},
                 }
                 for number, worker in enumerate(self.workers)
             ],

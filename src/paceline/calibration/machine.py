@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from paceline.calibration import probes
+from paceline.calibration.codecs import CodecRate, codec_table, measure_codecs
 from paceline.calibration.measurements import (
     QUICK,
     SMALL_BYTES,
@@ -71,6 +72,7 @@ class Calibration:
         slice_s: what a process computes at a stretch where there is one more than cores.
         cold_steps_s: full steps after pauses, in one process.
         few_cold_steps_s: the same with batches of a quarter.
+        codecs: by name, how fast one core codes and decodes; empty: not measured.
     """
 
     task: str
@@ -88,6 +90,7 @@ class Calibration:
     slice_s: Quartiles | None = None
     cold_steps_s: ColdSteps = field(default_factory=dict, repr=False)
     few_cold_steps_s: ColdSteps = field(default_factory=dict, repr=False)
+    codecs: dict[str, CodecRate] = field(default_factory=dict)
 
     def spreads(self) -> dict[str, Quartiles]:
         """Everything measured, by name."""
@@ -143,6 +146,8 @@ def measure(
         shared = measure_shared_cores(team, task_reference, samples, steps, effort, on_progress)
         on_progress("messages between two processes")
         trips_s = _round_trips_s(team, effort)
+    on_progress("codecs")
+    codecs = measure_codecs(effort.codec_s)
     return Calibration(
         task=steps.task,
         batch_size=steps.batch_size,
@@ -153,6 +158,7 @@ def measure(
         round_trips_s=trips_s,
         cold_steps_s=cold_steps_s,
         few_cold_steps_s=few_cold_steps_s,
+        codecs=codecs,
         **shared,
     )
 
@@ -295,6 +301,7 @@ def as_cluster(measured: Calibration, workers: int | None = None) -> Cluster:
         update_vectors=rounded(vectors),
         latency_s=rounded(link.latency_s),
         bandwidth_bytes_per_s=rounded(link.bandwidth_bytes_per_s),
+        codecs=codec_table(measured.codecs),
         **shared,
     )
 
@@ -323,6 +330,7 @@ def as_json(measured: Calibration, cluster: Cluster, out: Path) -> dict[str, Any
         "batch_size": measured.batch_size,
         "cluster": as_table(cluster),
         "measured": {name: in_seconds(spread) for name, spread in measured.spreads().items()},
+        "codecs": {name: rate._asdict() for name, rate in measured.codecs.items()},
         "machine": machine(),
         "versions": versions(),
     }
@@ -338,6 +346,7 @@ def _comments(measured: Calibration) -> list[str]:
         "Workers talk over loopback here: between machines, put in your network's latency_s and bandwidth_bytes_per_s, and",
         "leave out cores, slice_s, spin_s, crowding, cold_s, cold_factor and cooling_s: without them every worker has a core",
         "to itself.",
+        "Under [codecs], what one core codes and decodes in a second, in bytes of a float32 vector.",
         "Not measured, but the simulator's defaults: racing_blocks, detection_s.",
         "",
         "What was measured: median, and the middle half.",

@@ -78,13 +78,14 @@ class Effort:
     large_repeats: int = 20
     large_bytes: tuple[int, ...] = (1_000_000, 2_000_000, 4_000_000, 8_000_000)
     slices_s: float = 1.0
+    codec_s: float = 0.2  # of each
     pauses_s: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03)
     pauses: int = 5  # at least, of each length
 
 
 QUICK = Effort(
-    steps=10, steps_s=0.1, copies_s=0.05, slices_s=0.1, repeats=20, large_repeats=4, large_bytes=(1_000_000, 4_000_000),
-    pauses_s=(0.001, 0.003, 0.01), pauses=2,
+    steps=10, steps_s=0.1, copies_s=0.05, slices_s=0.1, codec_s=0.02, repeats=20, large_repeats=4,
+    large_bytes=(1_000_000, 4_000_000), pauses_s=(0.001, 0.003, 0.01), pauses=2,
 )  # fmt: skip
 
 

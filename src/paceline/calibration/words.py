@@ -10,9 +10,11 @@ from dataclasses import fields
 from typing import Any
 
 from paceline.calibration.cluster_file import MeasuredWorker
+from paceline.calibration.codecs import CodecRate
 from paceline.calibration.measurements import MemoryTimes, Quartiles
+from paceline.compression.registry import probed_codecs
 
-__all__ = ["hello", "machine_numbers", "measured_worker", "memory", "round_trips"]
+__all__ = ["codec_rates", "hello", "machine_numbers", "measured_worker", "memory", "round_trips"]
 
 _MOST = 1e15  # seconds
 
@@ -55,6 +57,16 @@ def memory(words: Any) -> MemoryTimes | None:
         raise ValueError("no copies")
     copy_s, atomic_s, wake_s = (_of(dict, words, name) for name in ("copy_s", "atomic_s", "wake_s"))
     return MemoryTimes(_quartiles(copy_s, least=0.0), crowded_s, _quartiles(atomic_s), _quartiles(wake_s))
+
+
+def codec_rates(words: Any) -> dict[str, CodecRate]:
+    """By codec, bytes that one core codes and decodes in a second; empty from a worker that did not measure it."""
+    found = {}
+    for name, rates in _is(dict, words).items():
+        if name not in probed_codecs() or len(_is(list, rates)) != 2:
+            raise ValueError(f"{name!r}: {rates!r} of a codec")
+        found[name] = CodecRate(*(_number(rate, least=0.0) for rate in rates))
+    return found
 
 
 def round_trips(words: Any, worker_id: int, num_workers: int) -> Trips:

@@ -25,6 +25,7 @@ __all__ = [
     "load_program",
     "load_rule_state",
     "load_worker",
+    "load_workers",
     "same_round",
     "save_parameters",
     "save_server",
@@ -242,6 +243,12 @@ def load_worker(
     if "random on the GPU" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["random on the GPU"])
     return state["taken"]
+
+
+def load_workers(checkpoint: Path) -> list[dict[str, Any]]:
+    """All workers' parts as they saved them: `optimizer`, `taken`, and `program` where the program kept something."""
+    found = (_load_worker(checkpoint, worker) for worker in sorted(describe(checkpoint)["workers"]))
+    return [one for one in found if one is not None]
 
 
 def load_model(checkpoint: Path, worker_id: int) -> tuple[int, int, torch.Tensor] | None:

@@ -13,6 +13,7 @@ from paceline.specs.bounds import FLOPS_PER_S, PLANNED_WORKERS, SHARE
 
 if TYPE_CHECKING:
     from paceline.planner.balance import Balance
+    from paceline.planner.layout_choice import LayoutChoice
 
 __all__ = ["layers"]
 
@@ -33,8 +34,8 @@ def layers(
 ) -> None:
     """Which layers to train with data, model or hybrid parallelism: Das et al.'s balance equations.
 
-    Hybrid means G groups: the layer is cut over the workers of a group, and groups have batches of their own. It is advice for
-    frameworks that can cut layers; Paceline's own algorithms are data parallel.
+    Hybrid means G groups: the layer is cut over the workers of a group, and groups have batches of their own. The last
+    lines name the fastest layout for `--layout`, with latency and computing at the shapes of a part, and the next best.
 
     Example: paceline advise layers --task cifar10-cnn --workers 16
     """
@@ -47,8 +48,10 @@ def layers(
 
     import torch
 
+    from paceline.model_parallel.hybrid.choose import candidates_of, measured_s
     from paceline.model_parallel.layers import model_layers
     from paceline.planner.balance import balance
+    from paceline.planner.layout_choice import choose_layouts
     from paceline.simulator import Cluster
     from paceline.tasks import load_task
     from paceline.tasks.base import fetch
@@ -57,8 +60,11 @@ def layers(
     loaded = load_task(task or "digits-mlp")
     train_set, _ = loaded.load(data)
     points = batch_size or loaded.batch_size
+    sample, _ = fetch(train_set, torch.arange(1))
     with torch.random.fork_rng(devices=[]):
-        found = model_layers(loaded.model(), fetch(train_set, torch.arange(1))[0])
+        model = loaded.model()
+        found, candidates = model_layers(model, sample), candidates_of(model, sample)
+    measured = flops_per_s is None and cluster is None
     operations = sum(layer.operations(points) for layer in found)
     if flops_per_s is not None:
         source = "as given"
@@ -74,10 +80,19 @@ def layers(
     )
     about = {"task": loaded.name, "workers": nodes, "batch_size": points, "overlap": overlap}
     about |= {"flops_per_s": flops_per_s, "bandwidth_bytes_per_s": link}
+    choices = choose_layouts(
+        candidates,
+        nodes=nodes,
+        batch=nodes * points,
+        latency_s=described.latency_s,
+        bytes_per_s=link,
+        compute_s=measured_s(flops_per_s) if measured else lambda layer, n: layer.operations(n) / flops_per_s,
+    )
     if as_json:
-        print_json(about | _as_json(result))
+        print_json(about | _as_json(result) | {"layouts": [_layout_json(one) for one in choices]})
     else:
         _show(result, about, source)
+        _show_layouts(choices)
 
 
 def _step_s(task: Any, train_set: Any, batch_size: int) -> float:
@@ -136,3 +151,36 @@ def _show(result: Balance, about: dict[str, Any], source: str) -> None:
         " what computation does not hide of data parallelism's sending.",
         soft_wrap=True,
     )
+
+
+def _spec(choice: LayoutChoice) -> str:
+    from paceline.model_parallel.hybrid.choose import layout_for
+    from paceline.model_parallel.hybrid.layout import layout_registry
+
+    return layout_registry.spec(layout_for(choice)) if choice.cut else "none"
+
+
+def _layout_json(choice: LayoutChoice) -> dict[str, Any]:
+    layers = [
+        {"layer": one.name, "how": one.how, "sent_bytes": one.sent_bytes, "exposed_s": one.exposed_s}
+        for one in choice.layers
+    ]
+    figures = {"sent_bytes": choice.sent_bytes, "exposed_s": choice.exposed_s, "step_s": choice.time_s}
+    return {"layout": _spec(choice), "groups": choice.groups, **figures, "layers": layers}
+
+
+def _show_layouts(choices: list[LayoutChoice]) -> None:
+    from paceline.observe.words import seconds_text, whole_percent_text
+
+    console = out()
+    best, *others = choices
+    named = f'--layout "{_spec(best)}"' if best.cut else "no layout: all layers data-parallel"
+    figures = f"sends {best.sent_bytes / 1e6:,.3f} MB, of which {seconds_text(best.exposed_s)} are waited for"
+    console.print(f"Fastest: {named}; a worker {figures}, in a step of {seconds_text(best.time_s)}.", soft_wrap=True)
+    for one in best.layers if best.cut else ():
+        if one.how != "whole":
+            sends = f"{one.sent_bytes / 1e6:,.3f} MB, {seconds_text(one.exposed_s)} waited for"
+            console.print(f"  {one.name}: cut {one.how}, sends {sends}", soft_wrap=True)
+    if others:
+        gap = whole_percent_text(others[0].time_s / best.time_s - 1) if best.time_s else "0 %"
+        console.print(f"Next: {_spec(others[0])}, {gap} slower.", soft_wrap=True)

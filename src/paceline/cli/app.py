@@ -24,6 +24,7 @@ from paceline.cli.console import complain, page_about
 from paceline.cli.doctor import doctor
 from paceline.cli.key import key
 from paceline.cli.launch import LaunchCommand, launch
+from paceline.cli.place import place
 from paceline.cli.plan import plan
 from paceline.cli.simulate import simulate
 from paceline.cli.sparse import sparse
@@ -89,6 +90,7 @@ app.command(epilog=page_about("security"))(key)
 app.command(epilog=page_about("which_algorithm"))(algorithms)
 app.command(epilog=page_about("start"))(doctor)
 app.command(epilog=page_about("method_cards"))(cite)
+app.command(epilog=page_about("placement"))(place)
 app.add_typer(advise, name="advise")
 app.add_typer(plan, name="plan", epilog=page_about("late_gradients"))
 app.add_typer(sparse, name="sparse", epilog=page_about("sparse"))
@@ -126,7 +128,8 @@ def main() -> None:
         if message := error.format_message().rstrip(
             "."
         ):  # empty where a group of verbs was called without one: it is help
-            complain(_sentence(f"{message}. See {command} --help."))
+            end = "" if message.endswith("?") else "."
+            complain(_sentence(f"{message}{end} See {command} --help."))
         code = error.exit_code
     except (typer.Abort, KeyboardInterrupt) as error:  # before a verb began; the first is Typer's word for the second
         complain("Stopped.")

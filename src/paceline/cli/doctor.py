@@ -8,6 +8,7 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +17,7 @@ import typer
 
 import paceline
 from paceline.cli.console import out, print_json
+from paceline.cli.installed import integrations
 
 __all__ = ["Check", "doctor", "examine"]
 
@@ -34,7 +36,7 @@ class Check:
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="A list of JSON objects.")] = False) -> None:
-    """Check this machine: cores, memory, versions, atomic operations, starting workers.
+    """Check this machine: cores, memory, versions, atomic operations, starting workers, packages to work with.
 
     Exits with 1 if something that Paceline needs does not work. Example: paceline doctor
     """
@@ -69,6 +71,9 @@ def examine() -> list[Check]:
         "starting workers": _fork_server,
         "CUDA": _cuda,
     }
+    examinations |= {
+        name: partial(Check, name, True, *found) for name, found in integrations().items()
+    }  # missing ones are no failure
     return [_safely(name, examination) for name, examination in examinations.items()]
 
 

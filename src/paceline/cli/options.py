@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.console import say
-from paceline.errors import OverrideWarning, UsageError
+from paceline.errors import AlgorithmWarning, OverrideWarning, UsageError
 from paceline.specs.bounds import check_run
 from paceline.storage import files
 from paceline.storage.folder_lock import is_empty
@@ -48,6 +48,7 @@ def slow_workers(panel: str) -> Any:
 
 Task = Annotated[str | None, typer.Option(help="Built-in task, or path/to/file.py:function; default digits-mlp")]
 Algorithm = Annotated[str | None, typer.Option(help="Spec, as leashed(persistence=1); default hogwild")]
+Layout = Annotated[str | None, typer.Option(help="Cuts the model, as hybrid(groups=2); default: whole")]
 Epochs = Annotated[
     float | None, typer.Option(help="Passes over the data, all workers together.", rich_help_panel=_LENGTH)
 ]
@@ -56,12 +57,10 @@ TargetLoss = Annotated[float | None, typer.Option(help="Stop at this training lo
 TargetAccuracy = Annotated[float | None, typer.Option(help="Or at this test accuracy.", rich_help_panel=_LENGTH)]
 BatchSize = Annotated[int | None, typer.Option(help="Samples per gradient; default: the task's", rich_help_panel=_SGD)]
 LearningRate = Annotated[
-    float | None, typer.Option(help="Step size; default: the algorithm's own, or the task's", rich_help_panel=_SGD)
+    float | None, typer.Option(help="Step size; default: algorithm's, else task's", rich_help_panel=_SGD)
 ]
 Momentum = Annotated[float | None, typer.Option(help="For optimizers with one.", rich_help_panel=_SGD)]
-Optimizer = Annotated[
-    str | None, typer.Option(help="Spec, as adamw(weight_decay=0.1); default sgd", rich_help_panel=_SGD)
-]
+Optimizer = Annotated[str | None, typer.Option(help="Spec: adamw(weight_decay=0.1); default sgd", rich_help_panel=_SGD)]
 OptimizerState = Annotated[
     _OptimizerState | None, typer.Option(help="One state per worker, or one for all.", rich_help_panel=_SGD)
 ]
@@ -84,6 +83,9 @@ Restarts = Annotated[int | None, typer.Option(help="Dead workers to replace; def
 Seed = Annotated[int | None, typer.Option(help="Of parameters, order, algorithm; default 0", rich_help_panel=_RUN)]
 Data = Annotated[Path | None, typer.Option(help="Folder of data sets; default $PACELINE_DATA", rich_help_panel=_RUN)]
 Out = Annotated[Path | None, typer.Option(help="Folder for results; default runs/<task>-...", rich_help_panel=_RUN)]
+TensorBoard = Annotated[
+    bool, typer.Option("--tensorboard", help="Curves, into tensorboard/ of --out.", rich_help_panel=_RUN)
+]
 Json = Annotated[bool, typer.Option("--json", help="Result as JSON, in stdout's last line.", rich_help_panel=_RUN)]
 
 
@@ -111,24 +113,32 @@ def check_specs(config: TrainConfig) -> None:
     from paceline.algorithms import registry
     from paceline.data.plan import partition_registry
     from paceline.memory.placement import placement_registry
+    from paceline.model_parallel.hybrid.layout import layout_of
     from paceline.specs.registry import check_optimizer
     from paceline.tasks import load_task
 
     registry.build(config.algorithm)
     partition_registry.build(config.partition)
     placement_registry.build(config.placement)
+    if config.layout is not None:
+        layout_of(config.layout)
     check_optimizer(config.optimizer, config.learning_rate, config.momentum)
     load_task(config.task)
 
 
 def tell_what_is_overridden(configs: Iterable[TrainConfig]) -> None:
-    """Says, once for each algorithm, where a method leaves out what the user has said about the optimizer."""
+    """Says, once for each algorithm, where it leaves out what the user has said about the optimizer, or hardly trains."""
     from paceline.algorithms import registry
 
-    for spec in dict.fromkeys(config.algorithm for config in configs):
-        if said := getattr(registry.build(spec), "overrides", ""):
-            say(f"{spec}: {said}")
-    warnings.simplefilter("ignore", OverrideWarning)  # which says so to a Python program
+    lines = []
+    for config in configs:
+        algorithm = registry.build(config.algorithm)
+        for said in filter(None, (algorithm.overrides, algorithm.caution(config.workers))):
+            lines.append(f"{config.algorithm}: {said}")
+    for line in dict.fromkeys(lines):
+        say(line)
+    for category in (OverrideWarning, AlgorithmWarning):  # which say so to a Python program
+        warnings.simplefilter("ignore", category)
 
 
 def check_out(out: Path | None) -> None:

@@ -22,6 +22,7 @@ from paceline.supervisor.fork_server import fork_server_context
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from paceline.observe.progress import Progress
     from paceline.records.run_data import RunData
     from paceline.run.config import TrainConfig
 
@@ -34,6 +35,7 @@ def train(
     task: options.Task = None,
     algorithm: options.Algorithm = None,
     workers: Annotated[int | None, typer.Option(help="How many; default 2")] = None,
+    layout: options.Layout = None,
     epochs: options.Epochs = None,
     steps: options.Steps = None,
     target_loss: options.TargetLoss = None,
@@ -53,6 +55,7 @@ def train(
     seed: options.Seed = None,
     data: options.Data = None,
     out: options.Out = None,
+    tensorboard: options.TensorBoard = False,
     resume: Annotated[
         Path | None, typer.Option(help="Go on with this run, as configured there.", rich_help_panel="The run")
     ] = None,
@@ -60,7 +63,7 @@ def train(
 ) -> None:
     """Train one task with one algorithm; write trace, report and result.
 
-    Example: paceline train --task mnist-mlp --algorithm "leashed(persistence=2)" --workers 4 --target-accuracy 0.97
+    Example: paceline train --task mnist-mlp --algorithm "leashed(persistence=2)" --workers 4
     """
     given = settings(locals())  # before anything else becomes a local name
     if slow:
@@ -74,6 +77,10 @@ def train(
     fork_server_context()  # it loads PyTorch while this process does
     from paceline.run.config import TrainConfig
 
+    if tensorboard:
+        from paceline.integrations.tensorboard import check_tensorboard
+
+        check_tensorboard()
     known = {one.name for one in dataclasses.fields(TrainConfig)}
     given = {key: value for key, value in given.items() if key in known}
     try:
@@ -91,14 +98,15 @@ def train(
 
     words = options.task_word(config.task), config.algorithm.partition("(")[0]
     with options.out_folder(out or resume, *words) as folder:
-        run, not_written = execute(config, folder, resume=resume)
+        run, not_written = execute(config, folder, resume=resume, tensorboard=tensorboard)
     show(run, not_written, folder, as_json=as_json)
 
 
 def settings(arguments: dict[str, Any]) -> dict[str, Any]:
     """TrainConfig's fields among a verb's arguments, as far as the user gave them."""
     others = (
-        "out", "resume", "as_json", "repeats", "cluster", "slow", "slow_link", "kill", "timing_only", "parameters",
+        "out", "resume", "as_json", "tensorboard", "repeats",
+        "cluster", "slow", "slow_link", "kill", "timing_only", "parameters",
     )  # fmt: skip
     return {
         key: getattr(value, "value", value)  # of an enumeration's member
@@ -107,7 +115,9 @@ def settings(arguments: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def execute(config: TrainConfig, folder: Path, *, resume: Path | None = None) -> tuple[RunData, NotWrittenError | None]:
+def execute(
+    config: TrainConfig, folder: Path, *, resume: Path | None = None, tensorboard: bool = False
+) -> tuple[RunData, NotWrittenError | None]:
     """Train into a folder, with live figures on stderr; returns the run, and what of its files could not be written."""
     from paceline.observe.progress import LiveTable
     from paceline.run.train import train as run_training
@@ -117,12 +127,31 @@ def execute(config: TrainConfig, folder: Path, *, resume: Path | None = None) ->
     title = f"{config.task}: {config.algorithm}, {workers}, into {folder}"
     try:
         with LiveTable(title, console=err()) as live:
-            start = partial(run_training, config, out=folder, resume=resume, command=command, on_progress=live.update)
-            return finished(start)
+            start = partial(run_training, config, out=folder, resume=resume, command=command)
+            if not tensorboard:
+                return finished(partial(start, on_progress=live.update))
+            return _with_curves(start, folder, live.update)
     except KeyboardInterrupt:
         if (folder / "checkpoint").is_dir():
             say(f"Go on from the last checkpoint: paceline train --resume {folder}")
         raise
+
+
+def _with_curves(
+    start: Callable[..., RunData], folder: Path, update: Callable[[Progress], None]
+) -> tuple[RunData, NotWrittenError | None]:
+    """The same, with curves in the folder's `tensorboard/`."""
+    from paceline.integrations.tensorboard import TensorBoard
+
+    with TensorBoard(folder / "tensorboard") as board:
+
+        def told(progress: Progress) -> None:
+            update(progress)
+            board.update(progress)
+
+        run, not_written = finished(partial(start, on_progress=told))
+        board.end(run)
+        return run, not_written
 
 
 def finished(run: Callable[[], Run]) -> tuple[Run, NotWrittenError | None]:
@@ -181,6 +210,11 @@ def _resumed(resume: Path, given: dict[str, Any]) -> dict[str, Any]:
     if not (resume / "checkpoint").is_dir():
         raise UsageError(f"--resume {resume} has no checkpoint to go on from; start it anew with another --out.")
     saved = files.read_json(path, {})
+    if "limit_samples" in saved:  # what launch writes, of a goal
+        raise UsageError(
+            f"--resume {resume} is a run of paceline.launch: go on with it in Python, by launch(..., resume='{resume}') of the"
+            " same function."
+        )
     for one, other in (("epochs", "steps"), ("target_loss", "target_accuracy")):
         if one in given or other in given:
             saved.pop(one, None)

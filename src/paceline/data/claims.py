@@ -80,6 +80,8 @@ class WorkerClaims:
         number = self._in_round()
         if number != END:
             self._round += 1
+        if self.batches.shares is not None:
+            self.batches.shares.next_round = self._round
         return number
 
     @property

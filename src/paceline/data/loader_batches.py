@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import warnings
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -20,16 +16,13 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from paceline.data.plan import BatchPlan, derived_seed
+from paceline.data.drawn_batches import DrawnBatches, DrawnShares, fetcher, name_of
+from paceline.data.plan import BatchPlan
 from paceline.data.wrappers import device_of, unwrapped_loader
 from paceline.errors import UsageError
-from paceline.system.global_randomness import SeparateRandomness
+from paceline.ports.round_shares import RoundShares
 
 __all__ = ["DrawnBatches", "LoaderBatches", "PlannedBatches", "shared_batches"]
-
-_DRAWN_AT_ONCE = 1024  # more than that are drawn when they are asked for: some samplers never end
-_DRAWN_EPOCH = 1 << 32  # numbers from one drawn epoch to the next, which may have another length
-_drawing = threading.Lock()  # worker threads share the global generators
 
 
 class LoaderBatches(Protocol):
@@ -41,6 +34,7 @@ class LoaderBatches(Protocol):
         length: batches in an epoch; None: not known before it ends.
         epoch_numbers: from an epoch's first batch number to the next one's.
         device: where batches are brought; None: they stay where they were made.
+        shares: sizes of the batches, where rounds are dealt by speed; None: they are the loader's.
     """
 
     loader: Any
@@ -48,6 +42,7 @@ class LoaderBatches(Protocol):
     length: int | None
     epoch_numbers: int
     device: torch.device | None
+    shares: RoundShares | None
 
     def begin(self, epoch: int) -> None:
         """Draws the epoch's order; called for each epoch, one after the other."""
@@ -62,7 +57,7 @@ class LoaderBatches(Protocol):
         ...
 
     def samples(self, place: int) -> int:
-        """How many that batch has, without its being fetched; 0: nobody knows."""
+        """How many that batch has, without its being fetched; 0: nobody knows. By speed, only a round's sum is right."""
         ...
 
     def fetch(self, place: int) -> Any:
@@ -77,10 +72,14 @@ class PlannedBatches:
         loader: the user's.
         plan: its epochs.
         fetch: makes a batch of sample indices.
+        shares: if the plan deals by speed.
     """
 
-    def __init__(self, loader: Any, plan: BatchPlan, fetch: Callable[[list[int]], Any]) -> None:
+    def __init__(
+        self, loader: Any, plan: BatchPlan, fetch: Callable[[list[int]], Any], shares: RoundShares | None = None
+    ) -> None:
         self.loader = loader
+        self.shares = shares
         self.device: torch.device | None = None
         self.key: object = (plan.num_samples, plan.batch_size)
         self.epoch_numbers = plan.batches_per_epoch
@@ -99,7 +98,9 @@ class PlannedBatches:
 
     def indices(self, place: int) -> list[int]:
         """Indices of its samples."""
-        return self._plan.indices(self._first + place).tolist()
+        number = self._first + place
+        indices = self._plan.indices(number) if self.shares is None else self._plan.share(number, self.shares)
+        return indices.tolist()
 
     def samples(self, place: int) -> int:
         """How many it has, where the loader makes batches of samples."""
@@ -110,91 +111,23 @@ class PlannedBatches:
         return self._fetch(self.indices(place))
 
 
-class DrawnBatches:
-    """Batches as the loader's own sampler or batch sampler draws them.
-
-    Every worker draws for itself, each epoch from generators that are seeded alike: Python's, NumPy's and torch's, and those
-    that samplers keep as `generator`. So a worker that is replaced, or a run that is resumed, needs no other worker to know an
-    epoch's order. What samplers draw from elsewhere has to be equal on all workers; the first epoch's first batches are
-    compared.
-
-    Costs: each worker draws the whole order, 1,024 batches at a time. Epochs may differ in length: their numbers leave room.
+def shared_batches(
+    loader: Iterable[Any], seed: int, agree: Callable[[int], int], shares: RoundShares | None = None
+) -> LoaderBatches | None:
+    """The loader's batches one by one; None where it can only be iterated.
 
     Args:
         loader: the user's.
-        sampler: yields what each batch is fetched by.
         seed: the run's.
-        agree: maps this worker's digest of an order to the first worker's.
-
-    Raises:
-        UsageError: another worker has drawn another order.
-    """
-
-    def __init__(self, loader: DataLoader[Any], sampler: Iterable[Any], seed: int, agree: Callable[[int], int]) -> None:
-        self.loader = loader
-        self.device: torch.device | None = None
-        self.key: object = "drawn"
-        self.length: int | None = None
-        self.epoch_numbers = _DRAWN_EPOCH
-        self._sampler = sampler
-        self._seed = seed
-        self._agree = agree
-        self._fetch = fetcher(loader)
-        self._drawn: list[Any] = []
-        self._order: Iterator[Any] | None = None
-        self._randomness = SeparateRandomness(0)
-        with contextlib.suppress(TypeError, NotImplementedError):
-            self.length = len(sampler)  # type: ignore[arg-type]
-
-    def begin(self, epoch: int) -> None:
-        """Begins to draw anew."""
-        self._randomness = SeparateRandomness(derived_seed(self._seed, epoch))
-        self._drawn, self._order = [], None
-        self._draw()
-        if not epoch:
-            digest = 1 + zlib.crc32(repr(self._drawn).encode())
-            if self._agree(digest) != digest:
-                raise UsageError(
-                    f"{_name(self._sampler)} draws another order on each worker, so they cannot share its batches: let it draw"
-                    " from torch's, NumPy's or Python's global generator, or from one with the same seed on all workers."
-                )
-
-    def _draw(self) -> None:
-        with _drawing, self._randomness, _own_generators(self._sampler, self._randomness.generator):
-            self._order = iter(self._sampler) if self._order is None else self._order
-            self._drawn += map(_as_data, islice(self._order, _DRAWN_AT_ONCE))
-
-    def has(self, place: int) -> bool:
-        """Whether the epoch has this batch."""
-        while place >= (before := len(self._drawn)):
-            self._draw()
-            if len(self._drawn) == before:
-                return False
-        return True
-
-    def indices(self, place: int) -> Any:
-        """What was drawn."""
-        return self._drawn[place]
-
-    def samples(self, place: int) -> int:
-        """As many as were drawn for it."""
-        drawn = self._drawn[place]
-        return len(drawn) if isinstance(drawn, Sequence) else 0
-
-    def fetch(self, place: int) -> Any:
-        """The batch itself."""
-        return self._fetch(self._drawn[place])
-
-
-def shared_batches(loader: Iterable[Any], seed: int, agree: Callable[[int], int]) -> LoaderBatches | None:
-    """The loader's batches one by one; None where it can only be iterated.
+        agree: as of `DrawnBatches`.
+        shares: how the samples of a round of batches are dealt; None: each batch goes to one worker.
 
     Raises:
         UsageError: it has no batch, or its batches cannot be shared; the message names what stands in the way.
     """
     plain = unwrapped_loader(loader)
     if isinstance(plain, DataLoader):
-        batches = _of_data_loader(plain, seed, agree)
+        batches = _of_data_loader(plain, seed, agree, shares)
         if batches is not None:
             batches.device = device_of(loader)
         return batches
@@ -204,12 +137,16 @@ def shared_batches(loader: Iterable[Any], seed: int, agree: Callable[[int], int]
                 f"worker.batches was given an empty {type(loader).__name__}, so there is nothing to train on: see what should"
                 " have filled it."
             )
+        if shares is not None:
+            raise _cannot_be_cut(f"a {type(loader).__name__} of batches")
         plan = BatchPlan(num_samples=len(loader), batch_size=1, seed=seed, shuffle=False)
         return PlannedBatches(loader, plan, lambda indices: loader[indices[0]])
     return None
 
 
-def _of_data_loader(loader: DataLoader[Any], seed: int, agree: Callable[[int], int]) -> LoaderBatches | None:
+def _of_data_loader(
+    loader: DataLoader[Any], seed: int, agree: Callable[[int], int], shares: RoundShares | None
+) -> LoaderBatches | None:
     dataset: Any = loader.dataset
     if type(loader).__iter__ is not DataLoader.__iter__:
         raise UsageError(
@@ -220,28 +157,39 @@ def _of_data_loader(loader: DataLoader[Any], seed: int, agree: Callable[[int], i
         _refuse_parts(dataset)
         return None
     outer: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
-    if _name(outer) == "BatchSamplerShard":  # Accelerate's
+    if name_of(outer) == "BatchSamplerShard":  # Accelerate's
         if _number(outer, "num_processes") > 1:
             _warn_of_parts(outer)
         outer = outer.batch_sampler
     inner, is_plain = loader.sampler, type(outer) is BatchSampler
     if is_plain:
         inner = outer.sampler
+    elif shares is not None:
+        raise _cannot_be_cut("a DataLoader without batch_size" if loader.batch_sampler is None else name_of(outer))
     if is_plain and isinstance(inner, DistributedSampler):
         _warn_of_parts(inner)
-        return _planned(loader, outer.batch_size, seed, shuffle=inner.shuffle, drop_last=outer.drop_last)
+        return _planned(loader, outer, seed, shares, shuffle=inner.shuffle)
     _refuse_parts(outer)
     _refuse_parts(inner)
     if is_plain and _is_in_order(inner, dataset):
         shuffle = _is_random(inner)
-        return _planned(loader, outer.batch_size, seed, shuffle=shuffle, drop_last=outer.drop_last)
+        return _planned(loader, outer, seed, shares, shuffle=shuffle)
+    if shares is not None:
+        return DrawnShares(loader, outer, seed, agree, shares)
     return DrawnBatches(loader, outer, seed, agree)
+
+
+def _cannot_be_cut(what: str) -> UsageError:
+    return UsageError(
+        f"shares=auto deals out each round's samples by the workers' speeds, and the batches of {what} are whole: give"
+        " worker.batches a DataLoader with a batch_size, whose sampler may be any, or leave out shares."
+    )
 
 
 def _warn_of_parts(sampler: Any) -> None:
     warnings.warn(
-        f"{_name(sampler)} would leave each worker a part of its part: worker.batches shares the whole data set by itself, so"
-        " it was ignored. Leave it out.",
+        f"{name_of(sampler)} would leave each worker a part of its part: worker.batches shares the whole data set by itself,"
+        " so it was ignored. Leave it out.",
         stacklevel=2,
     )
 
@@ -249,7 +197,7 @@ def _warn_of_parts(sampler: Any) -> None:
 def _refuse_parts(one: Any) -> None:
     if max(_number(one, "num_replicas"), _number(one, "num_processes")) > 1:
         raise UsageError(
-            f"{_name(one)} gives each worker a part of its own, and so does worker.batches: leave {_name(one)} out, as the"
+            f"{name_of(one)} gives each worker a part of its own, and so does worker.batches: leave {name_of(one)} out, as the"
             " workers share the whole data set."
         )
 
@@ -264,59 +212,30 @@ def _is_in_order(sampler: Any, dataset: Any) -> bool:
 def _is_random(sampler: Any) -> bool:
     """Also Accelerate's, which differs in how it is seeded."""
     return type(sampler) is RandomSampler or (
-        isinstance(sampler, RandomSampler) and _name(sampler) == "SeedableRandomSampler"
+        isinstance(sampler, RandomSampler) and name_of(sampler) == "SeedableRandomSampler"
     )
 
 
-def _planned(loader: DataLoader[Any], batch_size: int, seed: int, *, shuffle: bool, drop_last: bool) -> PlannedBatches:
+def _planned(
+    loader: DataLoader[Any], sampler: BatchSampler, seed: int, shares: RoundShares | None, *, shuffle: bool
+) -> PlannedBatches:
     dataset: Any = loader.dataset
     if not len(dataset):
         raise UsageError("worker.batches was given a DataLoader of an empty data set, so there is nothing to train on.")
-    plan = BatchPlan(num_samples=len(dataset), batch_size=batch_size, seed=seed, shuffle=shuffle, drop_last=drop_last)
-    return PlannedBatches(loader, plan, fetcher(loader))
-
-
-def fetcher(loader: DataLoader[Any]) -> Callable[[Any], Any]:
-    """Fetches as the loader does, in this process."""
-    dataset: Any = loader.dataset
-    collate = loader.collate_fn
-    if loader.batch_sampler is None:
-        return lambda index: collate(dataset[index])
-    if hasattr(dataset, "__getitems__"):
-        return lambda indices: collate(dataset.__getitems__(indices))
-    return lambda indices: collate([dataset[index] for index in indices])
-
-
-class _own_generators:  # noqa: N801  (used like a function)
-    """Lets samplers that have an attribute `generator` draw from this one meanwhile."""
-
-    def __init__(self, sampler: Any, generator: torch.Generator) -> None:
-        self._generator = generator
-        self._before: list[tuple[Any, Any]] = []
-        while sampler is not None:
-            if isinstance(getattr(sampler, "generator", self), torch.Generator | None):
-                self._before.append((sampler, sampler.generator))
-            sampler = getattr(sampler, "sampler", None)
-
-    def __enter__(self) -> None:
-        for sampler, _ in self._before:
-            sampler.generator = self._generator
-
-    def __exit__(self, *exception: object) -> None:
-        for sampler, before in self._before:
-            sampler.generator = before
-
-
-def _as_data(drawn: Any) -> Any:
-    """What lasts: samplers may reuse their lists, and orders are compared as text."""
-    return list(drawn) if isinstance(drawn, list | tuple) else drawn
+    plan = BatchPlan(
+        num_samples=len(dataset),
+        batch_size=sampler.batch_size,
+        seed=seed,
+        shuffle=shuffle,
+        num_workers=shares.num_workers if shares is not None else 1,
+        drop_last=sampler.drop_last,
+        by_speed=shares is not None,
+    )
+    if shares is not None:
+        shares.know_batch_size(plan.batch_size)
+    return PlannedBatches(loader, plan, fetcher(loader), shares)
 
 
 def _number(sampler: Any, name: str) -> int:
     value = getattr(sampler, name, 1)
     return value if isinstance(value, int) else 1
-
-
-def _name(sampler: Any) -> str:
-    name = type(sampler).__name__
-    return f"{name} of {_name(sampler.sampler)}" if type(sampler) is BatchSampler else name

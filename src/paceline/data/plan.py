@@ -6,7 +6,9 @@ whole run, `epoch * batches_per_epoch + index`, so that a batch can be named in 
 
 from __future__ import annotations
 
+import bisect
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol
 
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import UsageError
+from paceline.ports.round_shares import RoundShares, divided
 from paceline.specs.bounds import ABOVE_0
 from paceline.specs.registry import Registry
 from paceline.specs.types import check_fields
@@ -85,6 +88,8 @@ class BatchPlan:
         num_workers: workers; `Dynamic` batches do not depend on it.
         drop_last: leave out the short last batch of an epoch (of a part).
         labels: class of each sample (num_samples,), for `Skewed` only.
+        by_speed: batches are those of rounds of `num_workers`, whose samples are dealt anew each time (`share`); also those of
+            an epoch's last round, so that all have a part of it.
     """
 
     num_samples: int
@@ -95,19 +100,25 @@ class BatchPlan:
     num_workers: int = 1
     drop_last: bool = False
     labels: Tensor | None = field(default=None, repr=False, compare=False)
+    by_speed: bool = False
     _parts: tuple[Tensor, ...] = field(init=False, repr=False, compare=False)
     _first_batches: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    _orders: dict[str, tuple[tuple[int, Tensor, tuple[Tensor, ...]], ...]] = field(
-        init=False, repr=False, compare=False
-    )
+    _recent: list[tuple[tuple[int, Tensor, tuple[Tensor, ...]], ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, least in (("num_samples", 1), ("batch_size", 1), ("num_workers", 1), ("seed", 0)):
             if getattr(self, name) < least:
                 raise UsageError(f"{name} must be {least} or more, not {getattr(self, name)}.")
+        if self.by_speed and not isinstance(self.partition, Dynamic):
+            spec = partition_registry.spec(self.partition)
+            raise UsageError(
+                f"shares=auto deals out each round's samples by the workers' speeds, and the {spec} partition gives each"
+                " worker samples of its own: take the dynamic partition, or leave out shares."
+            )
         parts = _parts(self)
-        counts = [self._num_batches(len(part)) for part in parts]
+        cuts = [self._cut(len(part)) for part in parts]
+        counts = [len(sizes) for sizes in cuts]
         if min(counts) == 0:
             raise UsageError(
                 f"batch_size {self.batch_size} with drop_last leaves a part of {min(map(len, parts))} samples "
@@ -116,10 +127,8 @@ class BatchPlan:
         firsts = tuple(int(first) for first in np.cumsum([0, *counts]))
         object.__setattr__(self, "_parts", parts)
         object.__setattr__(self, "_first_batches", firsts)
-        object.__setattr__(self, "_orders", {"recent": ()})
-        starts = (range(0, count * self.batch_size, self.batch_size) for count in counts)
-        sizes = (min(self.batch_size, len(part) - at) for part, own in zip(parts, starts, strict=True) for at in own)
-        object.__setattr__(self, "_sizes", tuple(sizes))
+        object.__setattr__(self, "_recent", [()] * len(parts))
+        object.__setattr__(self, "_sizes", tuple(size for sizes in cuts for size in sizes))
 
     @property
     def batches_per_epoch(self) -> int:
@@ -142,30 +151,30 @@ class BatchPlan:
 
     def order(self, epoch: int) -> Tensor:
         """Sample indices of one epoch in training order (num_samples,), int64; part after part if workers own them."""
-        return self._epoch(epoch)[0]
+        orders = [self._part_order(part, epoch)[0] for part in range(len(self._parts))]
+        return orders[0] if len(orders) == 1 else torch.cat(orders)
 
     def indices(self, batch_number: int) -> Tensor:
         """Sample indices of a batch (batch_size or fewer,), int64."""
         epoch, index = divmod(batch_number, self.batches_per_epoch)
-        return self._epoch(epoch)[1][index]
+        part = bisect.bisect_right(self._first_batches, index) - 1
+        return self._part_order(part, epoch)[1][index - self._first_batches[part]]
 
     def size(self, batch_number: int) -> int:
         """Samples of a batch: `len(indices(batch_number))`, without an order being drawn."""
         return self._sizes[batch_number % self.batches_per_epoch]
 
-    def _epoch(self, epoch: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """An epoch's order, and the same cut into batches: cut once, a batch costs no slicing in the training loop."""
-        recent = self._orders["recent"]
+    def _part_order(self, part: int, epoch: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """A part's order in an epoch, and the same cut into batches: cut once, no batch costs a slice in the training loop."""
+        recent = self._recent[part]
         for known, order, batches in recent:
             if known == epoch:
                 return order, batches
-        parts = [self._shuffled(part, epoch, index) for index, part in enumerate(self._parts)]
-        batches = tuple(
-            batch for part in parts for batch in part.split(self.batch_size)[: self._num_batches(len(part))]
-        )
-        order = torch.cat(parts)
-        # Two epochs, since near the end of one, some workers are already in the next. One assignment: threads may race.
-        self._orders["recent"] = ((epoch, order, batches), *recent[:1])
+        order = self._shuffled(self._parts[part], epoch, part)
+        batches = self._batches_of(order)
+        # Of each part, as its worker may be in another epoch than the others. Two epochs, since near the end of one, some
+        # workers that share a part are already in the next. One assignment: threads may race.
+        self._recent[part] = ((epoch, order, batches), *recent[:1])
         return order, batches
 
     def worker_batches(self, worker_id: int, epoch: int) -> range:
@@ -197,8 +206,40 @@ class BatchPlan:
         owned = self.worker_batches(worker_id, epoch)
         return owned[index] if index < len(owned) else None
 
-    def _num_batches(self, samples: int) -> int:
-        return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
+    def share(self, batch_number: int, shares: RoundShares) -> Tensor:
+        """Sample indices of the batch that has this number, once the samples of its round are dealt by speed."""
+        part = self._part_of(batch_number, shares)
+        return self.order(batch_number // self.batches_per_epoch)[part.start : part.stop]
+
+    def share_size(self, batch_number: int, shares: RoundShares) -> int:
+        """How many they are."""
+        return len(self._part_of(batch_number, shares))
+
+    def _part_of(self, batch_number: int, shares: RoundShares) -> range:
+        """Where they are in the epoch's order."""
+        epoch, index = divmod(batch_number, self.batches_per_epoch)
+        round, worker_id = divmod(index, self.num_workers)
+        first = round * self.num_workers
+        samples = sum(self._sizes[first : first + self.num_workers])
+        part = shares.part(epoch * self.rounds_per_epoch() + round, samples, worker_id)
+        begin = first * self.batch_size
+        return range(begin + part.start, begin + part.stop)
+
+    def _cut(self, samples: int) -> list[int]:
+        """Sizes of the batches in a part of so many samples."""
+        whole, rest = divmod(samples, self.batch_size)
+        sizes = [self.batch_size] * whole + [rest] * (rest > 0 and not self.drop_last)
+        if self.by_speed and sizes:
+            first = (len(sizes) - 1) // self.num_workers * self.num_workers
+            sizes[first:] = filter(None, divided(sum(sizes[first:]), (1,) * self.num_workers))
+        return sizes
+
+    def _batches_of(self, part: Tensor) -> tuple[Tensor, ...]:
+        if self.by_speed:
+            sizes = list(self._sizes)
+            return part[: sum(sizes)].split(sizes)
+        count = len(part) // self.batch_size if self.drop_last else None
+        return part.split(self.batch_size)[:count]
 
     def _part_range(self, part: int) -> range:
         return range(self._first_batches[part], self._first_batches[part + 1])
@@ -260,15 +301,15 @@ def _skewed_parts(plan: BatchPlan, alpha: float) -> tuple[Tensor, ...]:
 
 def length_of(batch: Any) -> int:
     """Length of the first tensor in a batch, however nested; 0 if there is none."""
-    if type(batch) is tuple and type(batch[0]) is torch.Tensor and batch[0].dim():
-        return batch[0].shape[0]
+    if type(batch) in (list, tuple) and batch and type(batch[0]) is torch.Tensor and batch[0].dim():
+        return batch[0].size(0)
     if isinstance(batch, torch.Tensor):
         return len(batch) if batch.dim() else 1
-    if isinstance(batch, dict):
-        return length_of(next(iter(batch.values()), None))
-    if isinstance(batch, list | tuple) and batch:
-        return length_of(batch[0])
-    return 0
+    if isinstance(batch, Mapping):
+        batch = batch.values()
+    elif not isinstance(batch, list | tuple):
+        return 0
+    return next(filter(None, map(length_of, batch)), 0)
 
 
 class BatchSource(Protocol):

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from paceline.data.plan import BatchPlan, Dynamic
+from paceline.ports.round_shares import RoundShares
 
 __all__ = ["ABSENT", "END", "BatchClaims", "DatasetBatches"]
 
@@ -39,6 +40,9 @@ class BatchClaims:
         max_steps: batches for this worker; None: no limit.
         taken: batches that this worker took before (a resumed run, or an earlier incarnation).
         done: batches that are left out: a resumed run begins with their updates.
+
+    Attributes:
+        shares: sizes of the batches, where the plan deals them by speed.
     """
 
     def __init__(
@@ -64,6 +68,10 @@ class BatchClaims:
         self._max_steps = max_steps
         self._own_parts = not isinstance(plan.partition, Dynamic)
         self._limit = None if max_epochs is None else self._claims_in(max_epochs)
+        self.shares: RoundShares | None = None
+        if plan.by_speed:
+            self.shares = RoundShares(worker_id, num_workers)
+            self.shares.know_batch_size(plan.batch_size)
 
     def _claims_in(self, epochs: float) -> int:
         """How many claims `epochs` make: batches for all, or rounds or own batches for this worker."""
@@ -87,7 +95,17 @@ class BatchClaims:
                 return END
         if number != END:
             self.taken += 1
+        if self.shares is not None:
+            self.shares.next_round = self.taken
         return number
+
+    def indices(self, number: int) -> torch.Tensor:
+        """Sample indices of a batch that was handed out, int64."""
+        return self.plan.indices(number) if self.shares is None else self.plan.share(number, self.shares)
+
+    def size(self, number: int) -> int:
+        """How many they are."""
+        return self.plan.size(number) if self.shares is None else self.plan.share_size(number, self.shares)
 
     def _next_in_order(self) -> int:
         if self._limit is not None and self.taken >= self._limit:
@@ -132,8 +150,7 @@ class DatasetBatches:
             if self._on_epoch is not None:
                 self._on_epoch(epoch, index == 0)
             self._epoch = epoch
-        indices = plan.indices(number)
-        return (number, *self._load(indices))
+        return (number, *self._load(self._claims.indices(number)))
 
     def _load(self, indices: torch.Tensor) -> tuple[Any, Any]:
         if self._tensors is not None:

@@ -46,6 +46,7 @@ class AttachedGradient(BaseReplica):
         self._g_version = 0  # PyTorch's count of changes of `g` when it was handed out
         self._own: OwnBatches | None = None  # of a loop that fetches its batches by itself, as long as it seems to
         self._told_samples = 0  # by the loop, of this step
+        self._waited_within_s = 0.0  # before the last backward pass ended
         self._weighed = 0  # samples of this step's backward passes that have been handed out before the present one
         self._waits_for_step = False  # whose gradients these are is not known before an optimizer steps
         self._progress: RunProgress | None = None
@@ -69,7 +70,13 @@ class AttachedGradient(BaseReplica):
         if self._progress is not None:
             self._progress.add(self.samples, self.round_samples)
         self.round_samples = 0
-        super()._record(applied_version, gradient_version, failed_publishes)
+        if self._append is not None:
+            super()._record(applied_version, gradient_version, failed_publishes)
+
+    @property
+    def _work_s(self) -> float:
+        """What the step has taken without its waits."""
+        return super()._work_s - self._waited_within_s
 
     def _hand_over(self, waiting_for: str) -> None:
         """Lets the loop go on until it has what the program waits for."""
@@ -105,7 +112,7 @@ class AttachedGradient(BaseReplica):
         Raises:
             NoGradient: the loop has ended.
         """
-        self._read_version = version
+        self._read_version, self._waited_within_s = version, 0.0
         self.binding.bind(at)
         self._g_is_mine = self._handed_out = False
         self._missing = self.ranges if self._absent else None
@@ -117,7 +124,9 @@ class AttachedGradient(BaseReplica):
         self._gradient_started_s = self._now_s()
         if self._absent:
             self._gradient_ended_s = self._gradient_started_s
-            if ready is not None:
+            if ready is not None and self.without_batch is not None:
+                self._hand_out_empty(ready, self.without_batch)
+            elif ready is not None:
                 self._hand_out_nothing(ready)
         else:
             if self.outside is not None:
@@ -203,12 +212,37 @@ class AttachedGradient(BaseReplica):
         if self._slowness is not None:
             self._slowness.sleep(self._gradient_started_s)
         self._gradient_ended_s = self._now_s()  # what follows are waits
+        if self.shares is not None:  # and between several passes
+            self._waited_within_s = sum(one.waited_s for one in self._waits)
         self._buckets.complete_all()
         if self._finish is not None:
             self._finish()
         self.binding.bind_gradients(self._g, self.missing)
         self._g_version = self._g._version
         self._handed_out = True
+
+    def _hand_out_empty(self, ready: Callable[[torch.Tensor], None], take_part: Callable[[], None]) -> None:
+        """The same where layers are cut over several workers, which need this one in their passes."""
+        assert self._buckets is not None
+        self.binding.leave_out(self.ranges)
+        self._missing = None
+        self._buckets.begin(ready)
+        take_part()
+        self._buckets.complete_all()
+        if self._finish is not None:
+            self._finish()
+        assert self._g is not None
+        self.binding.bind_gradients(self._g, self.missing)
+
+    @property
+    def has_changed_gradients(self) -> bool:
+        """Whether the loop has changed, before its step, what came back from the others."""
+        return self._handed_out and self._g is not None and self._g._version != self._g_version
+
+    def accept_gradients(self) -> None:
+        """All workers have changed them alike."""
+        if self._g is not None:
+            self._g_version = self._g._version
 
     def _hand_out_nothing(self, ready: Callable[[torch.Tensor], None]) -> None:
         """Takes part without a batch; `g` becomes what the others' gradients come to."""

@@ -157,7 +157,9 @@ class OutsideChanges:
     def digest(self) -> float:
         """Of the parameters where all workers have the same; 0: they need not."""
         x = self._binding.bound_to
-        return float(1 + int(x.view(torch.int64).sum()) % _DIGESTS) if x is not None and self._is_common else 0.0
+        if x is None or not self._is_common:
+            return 0.0
+        return float(1 + int(x[: self._binding.cut_from].view(torch.int64).sum()) % _DIGESTS)
 
     def settle(self) -> bool:
         """The program is about to go on: what the loop has changed takes effect.

@@ -11,6 +11,7 @@ from torch import nn
 from paceline.data.plan import length_of
 from paceline.loop.hidden_hooks import HiddenHook
 from paceline.loop.same_inputs import SameInputs
+from paceline.loop.step_calls import is_in_backward
 
 __all__ = ["OwnBatches"]
 
@@ -87,6 +88,9 @@ class OwnBatches:
         self._before = self._pass = 0
 
     def _called(self, args: Sequence[Any], kwargs: dict[str, Any], *, is_whole: bool) -> None:
+        if is_in_backward():  # it recomputes what was checkpointed, which may have been called without gradients before
+            self._pass = self._pass or _first_length(args, kwargs)
+            return
         if self._backward.came:
             self._before, self._pass, self._backward.came = self.samples, 0, False
             self.num_passes += 1
@@ -97,7 +101,11 @@ class OwnBatches:
         self._was_called = True
         if self._inputs is not None:
             self._inputs.call((*args, *kwargs.values()))
-        self._pass = next(filter(None, map(length_of, (*args, *kwargs.values()))), self._pass)
+        self._pass = _first_length(args, kwargs) or self._pass
+
+
+def _first_length(args: Sequence[Any], kwargs: dict[str, Any]) -> int:
+    return length_of((*args, *kwargs.values()))
 
 
 class _Backward:

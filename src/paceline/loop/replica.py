@@ -17,11 +17,11 @@ import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 from torch import nn
 
-from paceline.data.plan import length_of
 from paceline.errors import DivergedError, NoGradient, RunStopped, UsageError, WorkerLostError
 from paceline.loop.gradient import AttachedGradient
 from paceline.loop.own_batches import OwnBatches
 from paceline.loop.same_inputs import SameInputs
+from paceline.loop.step_calls import check_step_call
 from paceline.optim.settings import OptimizerSettings, raw_step, scaled_step, settings_of, state_of
 from paceline.optim.several_optimizers import SeveralOptimizers
 from paceline.ports.ports import Collectives
@@ -58,6 +58,7 @@ class AttachedReplica(AttachedGradient):
         if self._append is not None:
             self._append = self._records.append
         self.num_begun = 0
+        self._batch_samples = 0  # of the last batch, with which a loop may step again, or for the first time
         self._optimizer = optimizer
         self._several = optimizer if isinstance(optimizer, SeveralOptimizers) else None
         self._waits_for_step = self._several is not None and self._several.in_turn
@@ -118,15 +119,16 @@ class AttachedReplica(AttachedGradient):
             self._gradient_started_s = self._gradient_ended_s = self._now_s()
             self._program.throw(NoGradient)
 
-    def begin(self, started_s: float, batch_number: int, batch: Any, *, absent: bool = False) -> None:
-        """Begins a step: the program reads the parameters that the gradient will be computed at."""
+    def begin(self, started_s: float, batch_number: int, samples: int, *, absent: bool = False) -> None:
+        """Begins a step with so many samples: the program reads the parameters that the gradient will be computed at."""
         if self.awaited is not None:
             self.awaited.look()
-        samples = 0 if absent else max(1, length_of(batch))  # one whose length cannot be told weighs as one
         if self._several is not None:
             self._several.check_begin(absent=absent)
+        self._batch_samples = samples or self._batch_samples
         if self._state != "gradient":
-            self._records.settle(self.loss)
+            if self._records.without_loss is not None:
+                self._records.settle(self.loss)
             self._begin(started_s, batch_number, samples, absent=absent)
         elif self._is_untouched:
             self._give(batch_number, samples)
@@ -229,16 +231,14 @@ class AttachedReplica(AttachedGradient):
         """The optimizer is about to step: the gradient is ready, and the program says on what it is applied."""
         if self._inside:
             return
-        if (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None:  # args[0] is the optimizer
-            raise UsageError(
-                "Optimizers with closures evaluate several gradients per step; attach needs one: use step()."
-            )
+        check_step_call()
         self.awaited = None
         if self._several is not None and not self._several.begins(optimizer):
             return
         if self._state == "idle":  # nothing of the model was called, or the loop makes several steps with one batch
-            self._begin_without_batch(self.samples if self._own is None else 0)
-        self._records.settle(_NAN)
+            self._begin_without_batch(self._batch_samples if self._own is None else 0)
+        if self._records.without_loss is not None:
+            self._records.settle(_NAN)
         self.settle_outside()
         if self._own is not None:
             self._weigh()
@@ -338,8 +338,7 @@ class AttachedReplica(AttachedGradient):
             UsageError: the loop has changed its gradients, of which the workers see different parts.
         """
         begun_s = self._now_s()
-        changed = self._handed_out and self._g is not None and self._g._version != self._g_version
-        if changed or self._scaled:
+        if self.has_changed_gradients or self._scaled:
             raise UsageError(
                 "Under all-reduce(sharded=true) a worker sees its own part of the mean gradient only, so a loop cannot clip or"
                 " change gradients between backward and step, nor scale them with GradScaler: use all-reduce without sharded."

@@ -77,6 +77,8 @@ class SupervisedEnvironment(WorkerEnvironment):
         slow: by worker, how many times as long its gradients take.
         batches_done: batches that a resumed run leaves out.
         done_before: steps and samples of a resumed run's earlier part.
+        plan: of a placed model, the same for all workers.
+        step_deadline_s: how long its workers wait for each other in a step.
     """
 
     connection: Connection | None = None
@@ -93,6 +95,8 @@ class SupervisedEnvironment(WorkerEnvironment):
     slow: Mapping[int, float] = field(default_factory=dict[int, float])
     batches_done: Container[int] = ()
     done_before: tuple[int, int] = (0, 0)
+    plan: object = None
+    step_deadline_s: float = 60.0
     default_algorithm: ClassVar[str] = "hogwild"
 
     @property
@@ -190,10 +194,19 @@ def named_algorithm() -> str | None:
 
 
 def _invited() -> Invitation | None:
-    """Read from PACELINE_JOIN, which `paceline launch` or the user sets."""
+    """Read from PACELINE_JOIN, which `paceline launch` or the user sets.
+
+    Raises:
+        UsageError: `accelerate launch` has made this process one of several, too: its Accelerator would make a run of them.
+    """
     address = os.environ.get("PACELINE_JOIN")
     if not address:
         return None
+    if "ACCELERATE_MIXED_PRECISION" in os.environ and _number("WORLD_SIZE", COUNT, "1") > 1:
+        raise UsageError(
+            "paceline launch and accelerate launch have both started this worker, and each would make a run of its own: leave"
+            " accelerate launch out, as in `paceline launch -- SCRIPT.py`."
+        )
     key, out = os.environ.get("PACELINE_KEY"), os.environ.get("PACELINE_OUT")
     of = _number("PACELINE_OF", COUNT) if os.environ.get("PACELINE_OF") else None
     return Invitation(

@@ -18,6 +18,7 @@ from paceline.membership.environment import LaunchedEnvironment
 from paceline.membership.rendezvous import address_of, common_store, missing_keys, own_part, wait_for_readers
 from paceline.membership.tables import StoredTables
 from paceline.ports.shared import Needs
+from paceline.transport.axes import AxisCollectives, make_axes
 from paceline.transport.collectives import DistributedCollectives
 
 __all__ = ["LaunchedRun", "check_algorithm"]
@@ -108,6 +109,16 @@ class LaunchedRun:
         self.collectives = DistributedCollectives(
             self._group, self.store, self._worker_id, self._num_workers, timeout_s=self.deadline_s
         )
+
+    def axes(self, groups: int) -> tuple[AxisCollectives | None, AxisCollectives | None]:
+        """Collectives within this worker's group, and across the groups; None where it is alone. All call it alike."""
+
+        def make(group: Any, size: int) -> AxisCollectives:
+            own = self._worker_id, self._num_workers
+            counts = self.collectives.counts
+            return AxisCollectives(group, size, self.store, *own, timeout_s=self.deadline_s, counts=counts)
+
+        return make_axes(groups, self._worker_id, self._num_workers, self.deadline_s + _GROUP_EXTRA_S, make)
 
     def start_from_worker_0(self, tensors: Iterable[torch.Tensor]) -> None:
         """Every worker's tensors become worker 0's; those on a GPU go through the host's memory."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from paceline.memory import atomics
+from paceline.memory.axes import Axes, AxesPlan, plan_axes
 from paceline.memory.collectives import SharedMemoryCollectives
 from paceline.memory.epoch_claims import SharedEpochClaims
 from paceline.memory.locked import LockedVector
@@ -18,12 +19,14 @@ from paceline.memory.replicated import ReplicatedVector
 from paceline.memory.ring import RecordRing
 from paceline.memory.segment import LINE_BYTES, Layout, Segment
 from paceline.memory.served import ServedVector
+from paceline.memory.sharded import ShardedVectors
 from paceline.memory.shared_store import SharedStore
 from paceline.memory.slots import SlotPool
 from paceline.memory.staleness import SharedStalenessCounts
 from paceline.ports.ports import Ports, ServerPorts
 from paceline.ports.shared import AVERAGE, Needs
 from paceline.system.clock import RealClock
+from paceline.vectors.sharding import Sharding
 
 __all__ = ["Arena", "ArenaPlan", "plan_arena"]
 
@@ -39,6 +42,7 @@ _CONTROL_WORDS = (
     "initial_version",
     "workers_done",
     "unresolved_exchanges",
+    "delay",
     "final",
 )
 _CONTROL_STRIDE_BYTES = 64
@@ -63,6 +67,8 @@ class ArenaPlan:
     store: int | None
     ended: int  # one word per worker: nonzero once its program has ended
     extra: Mapping[str, tuple[int, tuple[int, ...], torch.dtype]]  # named tensors: buffers, shared optimizer state
+    sharding: Sharding | None = None  # workers' vectors have shards; `num_elements` are the whole model's
+    axes: AxesPlan | None = None  # of the groups that share a model each
 
     @property
     def num_members(self) -> int:
@@ -82,6 +88,7 @@ def plan_arena(
     num_elements: int,
     dtype: torch.dtype,
     extra: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+    sharding: Sharding | None = None,
 ) -> ArenaPlan:
     """Lays out the memory for `num_workers` workers, the servers that they need, and one evaluator.
 
@@ -91,19 +98,26 @@ def plan_arena(
         num_elements: length P of the flat vector, padding included.
         dtype: its type.
         extra: further tensors that all workers share, by name: shape and type.
+        sharding: where the workers of a group hold a model between them.
     """
     layout = Layout()
     control = layout.reserve("control", _CONTROL_STRIDE_BYTES * len(_CONTROL_WORDS), alignment_bytes=64)
     num_servers = needs.servers if num_workers > 1 else 0  # a lone worker needs none
     num_participants = num_workers + num_servers * needs.copies + 1
-    kind = _KINDS[needs.kind]
+    kind = _kind(needs, sharding)
     options: dict[str, Any] = {}
+    own_elements = num_elements
+    if sharding is not None:
+        options, own_elements = {"sharding": sharding}, sharding.num_local
     if needs.kind == "served":
         options = {"num_servers": num_servers, "num_copies": needs.copies, "averaged": needs.averaged}
-    shared = kind.reserve(layout, num_elements, num_participants, num_evaluators=1, dtype=dtype, **options)
+    shared = kind.reserve(layout, own_elements, num_participants, num_evaluators=1, dtype=dtype, **options)
     collectives = (
-        SharedMemoryCollectives.reserve(layout, num_elements, num_workers, dtype=dtype) if needs.collectives else None
+        SharedMemoryCollectives.reserve(layout, own_elements, num_workers, dtype=dtype) if needs.collectives else None
     )
+    axes = None
+    if sharding is not None:
+        axes = plan_axes(layout, num_workers, num_workers // sharding.parts, own_elements, dtype)
     staleness = SharedStalenessCounts.reserve(layout)
     rings = tuple(
         RecordRing.reserve(layout, capacity=_RING_RECORDS, name=f"ring {worker}") for worker in range(num_workers)
@@ -131,6 +145,8 @@ def plan_arena(
         store=store,
         ended=ended,
         extra=places,
+        sharding=sharding,
+        axes=axes,
     )
 
 
@@ -156,7 +172,7 @@ class Arena:
         options: dict[str, Any] = {"kind": plan.needs.lock} if plan.needs.kind == "locked" else {}
         if plan.needs.kind == "replicated":
             options = {"own_models": plan.needs.own_models}
-        self.shared: Any = _KINDS[plan.needs.kind](
+        self.shared: Any = _kind(plan.needs, plan.sharding)(
             segment, plan.shared, participant_id, incarnation, abort_address=abort, **options
         )
         if plan.needs.averaged:
@@ -167,6 +183,7 @@ class Arena:
             if plan.collectives is not None
             else None
         )
+        self.axes = Axes(segment, plan.axes, participant_id, abort) if plan.axes is not None else None
         self.staleness = SharedStalenessCounts(segment, plan.staleness)
 
     def address(self, word: str) -> int:
@@ -195,11 +212,17 @@ class Arena:
 
     def mark_gone(self, worker_id: int) -> None:
         """Says the same of one that is not there any more, so that nobody waits for it, nor for what worker 0 leaves."""
-        if self.collectives is not None:
-            self.collectives.mark_lost(worker_id)
+        self.mark_lost(worker_id)
         self.mark_ended(worker_id)
         if not worker_id and not self.load("final"):
             self.store("final", 1)
+
+    def mark_lost(self, worker_id: int) -> None:
+        """Lets others know that this worker comes to no further round."""
+        if self.collectives is not None:
+            self.collectives.mark_lost(worker_id)
+        if self.axes is not None:
+            self.axes.mark_lost(worker_id)
 
     def all_ended(self) -> bool:
         """Whether no worker makes a further update."""
@@ -249,7 +272,8 @@ class Arena:
 
     def waits(self, clock: RealClock) -> list[Any]:
         """Everything whose `waited_s` is this worker's waiting time."""
-        return [clock, *(port for port in (self.shared, self.collectives) if hasattr(port, "waited_s"))]
+        ports = (self.shared, self.collectives, *(self.axes.both if self.axes is not None else ()))
+        return [clock, *(port for port in ports if hasattr(port, "waited_s"))]
 
 
 _KINDS: dict[str, Any] = {
@@ -259,6 +283,10 @@ _KINDS: dict[str, Any] = {
     "replicated": ReplicatedVector,
     "served": ServedVector,
 }
+
+
+def _kind(needs: Needs, sharding: Sharding | None) -> Any:
+    return _KINDS[needs.kind] if sharding is None else ShardedVectors
 
 
 def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:

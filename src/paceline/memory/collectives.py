@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -46,6 +47,7 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
 
     Args:
         timeout_s: how long to wait for a worker that nobody has declared lost.
+        names: the participants' ids in the run, where these are some of its workers only.
 
     Attributes:
         waited_s: seconds spent at barriers; the caller reads it and sets it back to 0.
@@ -63,6 +65,7 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         abort_address: int = 0,
         *,
         timeout_s: float = 600.0,
+        names: Sequence[int] | None = None,
     ) -> None:
         SegmentPart.__init__(self, segment, plan, participant_id, incarnation, abort_address)
         CarriedOutTogether.__init__(self)
@@ -75,6 +78,7 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         self._losses = self._word("losses")
         self._worker_id = participant_id
         self._timeout_s = timeout_s
+        self._names = names if names is not None else range(num_workers)
         first = plan.num_parameters * participant_id // num_workers
         self._part = slice(first, plan.num_parameters * (participant_id + 1) // num_workers)
         self._num_barriers = 0
@@ -131,6 +135,8 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
                 operation.part.copy_(operation.vector)
             elif operation.kind == "all-gather":
                 operation.vector.copy_(operation.part)
+            elif operation.kind == "all-to-all":
+                operation.part.copy_(operation.vector)
 
     def _rounds(self, operations: list[Operation]) -> list[list[tuple[int, Operation]]]:
         """Operations with their offsets in the shared areas, as many per round as fit."""
@@ -157,6 +163,10 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
             if kind == "all-gather":
                 for worker, piece in zip(workers, vector.chunk(self._num_workers), strict=True):
                     piece.copy_(self._area(worker, offset, part))
+                continue
+            if kind == "all-to-all":
+                for worker, piece in zip(workers, part.chunk(self._num_workers), strict=True):
+                    piece.copy_(self._area(worker, offset, vector).chunk(self._num_workers)[me])
                 continue
             first = vector.numel() * me // self._num_workers
             mine = slice(first, vector.numel() * (me + 1) // self._num_workers)
@@ -224,8 +234,9 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         return [worker for worker, word in enumerate(words) if load(word) < self._num_barriers]
 
     def _lost(self, what_happened: str) -> WorkerLostError:
-        missing = self._missing()
-        present = [worker for worker in range(self._num_workers) if worker not in missing]
+        behind = self._missing()
+        present = [name for worker, name in enumerate(self._names) if worker not in behind]
+        missing = [self._names[worker] for worker in behind]
         round_number = (self._num_barriers + 1) // 2
         return WorkerLostError(
             f"all-reduce {round_number}: {name_workers(present)} arrived, {name_workers(missing)} did not; "

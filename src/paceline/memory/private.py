@@ -8,6 +8,8 @@ import torch
 
 __all__ = ["PrivateVector"]
 
+_UNMARKED = nullcontext()
+
 
 class PrivateVector:
     """A vector `x` (P,) that no other process sees, with a version; stands in for shared kinds of a single owner.
@@ -30,7 +32,7 @@ class PrivateVector:
 
     def writing(self) -> AbstractContextManager[None]:
         """Marks nothing: nobody looks on."""
-        return nullcontext()
+        return _UNMARKED
 
     def advance(self, updates: int = 1) -> int:
         """Counts one update, or with 0 a change that is none; returns the version that it made."""

@@ -19,6 +19,7 @@ from paceline.vectors.half_types import sum_type
 __all__ = ["COUNTED", "PrivateShard", "ServedVector"]
 
 COUNTED = ("dropped", "duplicate", "incomplete", "backups", "malformed")
+_CHOSEN = ("last", "fewest", "most")
 _COPY = 16 + 8 * len(COUNTED)
 
 
@@ -90,6 +91,9 @@ class ServedVector(SegmentPart[ServedPlan]):
         at = {"x": layout.vector("served.x", plan.num_parameters, plan.dtype)}
         # Of each shard, on a line of its own: version, sequence, one for each of COUNTED, the copy's incarnation + 1.
         at["words"] = layout.words("served.words", max(1, plan.num_servers))
+        at["chosen"] = layout.words(
+            "served.chosen", 1
+        )  # on one line, one word for each of _CHOSEN; 0: nothing is chosen
         if plan.averaged:
             at["average"] = layout.vector("served.average", plan.num_parameters, sum_type(plan.dtype))
         return at
@@ -138,6 +142,18 @@ class ServedVector(SegmentPart[ServedPlan]):
     def count(self, what: str, number: int = 1) -> None:
         """Counts something for the run's result."""
         fetch_add(self._version + 16 + 8 * COUNTED.index(what), number)
+
+    def choose(self, number: int) -> None:
+        """Notes what the one server has chosen, 1 or more; its successors go on with it."""
+        chosen = self.chosen() or {}
+        values = (number, min(number, chosen.get("fewest", number)), max(number, chosen.get("most", number)))
+        for place in reversed(range(len(_CHOSEN))):  # the first word says that all are there
+            store(self._word("chosen") + 8 * place, values[place])
+
+    def chosen(self) -> dict[str, int] | None:
+        """What was chosen last, and the range of it; None: nothing is to be chosen."""
+        values = [load(self._word("chosen") + 8 * place) for place in range(len(_CHOSEN))]
+        return dict(zip(_CHOSEN, values, strict=True)) if values[0] else None
 
     def counts(self) -> list[dict[str, int]]:
         """What each shard has counted, and its version."""
@@ -221,6 +237,9 @@ class PrivateShard:
 
     def count(self, what: str, number: int = 1) -> None:
         """The server counts."""
+
+    def choose(self, number: int) -> None:
+        """The server notes it."""
 
     def name_copy(self, incarnation: int | None) -> None:
         """There is no third."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.observe.batch_sizes import sizes_of_batches
 from paceline.observe.compare import failed, figure, group_runs, run_labels
 from paceline.observe.drawing import Figure, add_rule, log_axis, method_colour, numbers, thin
 from paceline.observe.panels import lanes, shares, staleness
@@ -30,6 +31,7 @@ def figures(runs: Sequence[RunData]) -> list[Figure]:
         staleness(runs, labels, colours),
         shares(runs, labels),
         lanes(runs, labels),
+        sizes_of_batches(runs, labels),
     ]
     return [one for one in drawn if one is not None and one.traces]
 

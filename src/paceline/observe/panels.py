@@ -141,7 +141,7 @@ def lanes(runs: Sequence[RunData], labels: Sequence[str]) -> Figure | None:
 
 def _bars(run: RunData, workers: Sequence[int], window_s: float) -> dict[str, list[tuple[float, float, str, str]]]:
     """By activity: from when until when, whose, and what for."""
-    begin_s = steady_start_s(run.records)
+    begin_s, by_speed = steady_start_s(run.records), bool(run.result.get("batch_sizes"))
     bars: dict[str, list[tuple[float, float, str, str]]] = {kind: [] for kind in (*_LANE_KINDS, "dropped")}
     for worker in workers:
         own = run.records[worker]
@@ -153,7 +153,14 @@ def _bars(run: RunData, workers: Sequence[int], window_s: float) -> dict[str, li
                 made = int(step["applied_version"])
                 fate = {-1: "dropped", 0: "without a batch"}.get(made, f"made version {made}")
                 shown_as = "dropped" if fate == "dropped" and KINDS[kind] == "gradient" else KINDS[kind]
-                bars[shown_as].append((low, high, f"worker {worker}", f"step {step['step']}, {fate}"))
+                bars[shown_as].append(
+                    (
+                        low,
+                        high,
+                        f"worker {worker}",
+                        f"step {step['step']}, {fate}" + (f", {step['samples']} samples" if by_speed else ""),
+                    )
+                )
     return bars
 
 

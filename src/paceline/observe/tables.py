@@ -10,7 +10,7 @@ from rich.text import Text
 
 from paceline.observe.compare import Column, evaluated_notes, failed, figure, run_labels, target_text
 from paceline.observe.terminal import BEST, figures_table
-from paceline.observe.words import ABSENT, number_text, percent_text, workers_text
+from paceline.observe.words import ABSENT, counted, number_text, percent_text, workers_text
 from paceline.records.summary import FRACTIONS
 
 __all__ = ["comparison_table", "result_table"]
@@ -109,11 +109,22 @@ def _lines(result: Mapping[str, Any]) -> list[tuple[str, str | None]]:
         ),
         ("worst worker's own", said("worst_worker_accuracy", lambda value: f"{percent_text(value)} test accuracy")),
         ("averages", _averages(result)),
+        ("late averages", _late(result) if result.get("delay") else None),
+        ("chosen by auto", _chosen(result.get("chosen_gradients"))),
         ("sent per gradient", _sent(result)),
+        ("bits per element", said("bits_per_element") if result.get("bits_per_element") else None),
+        ("coding", said("codec_share", lambda value: f"{percent_text(value)} of the workers' time")),
         ("fewest updates", _fewest_updates(result) if gossip else None),
         ("failed exchanges", said("peer_failures") if result.get("peer_failures") else None),
         ("unresolved exchanges", said("unresolved_exchanges") if result.get("unresolved_exchanges") else None),
         ("updates per worker", _updates(result.get("updates_per_worker") or [])),
+        ("batch sizes", _batch_sizes(result.get("batch_sizes") or [])),
+        (
+            "ideal step",
+            said("ideal_step_s", lambda value: f"{1e3 * value:.3g} ms, if nobody waited")
+            if result.get("ideal_step_s")
+            else None,
+        ),
         # With gossip every gradient is applied, to the worker's own model.
         ("dropped gradients", None if gossip else said("dropped_updates")),
         ("failed publishes", None if gossip else said("failed_publishes")),
@@ -142,6 +153,21 @@ def _averages(result: Mapping[str, Any]) -> str | None:
     return f"{averages:.2f} per gradient, counted at every worker that takes part" if averages else None
 
 
+def _late(result: Mapping[str, Any]) -> str | None:
+    delay, factor = figure(result, "delay"), figure(result, "progress_factor")
+    kept = "" if factor is None else f", which leaves {factor:.2f} of the progress"
+    return None if delay is None else f"by {counted(round(delay), 'step')}{kept}"
+
+
+def _chosen(chosen: Any) -> str | None:
+    """The number chosen last, and the range of all."""
+    last, fewest, most = (figure({"chosen": chosen}, "chosen", key) for key in ("last", "fewest", "most"))
+    if last is None or fewest is None or most is None:
+        return None
+    before = f", {fewest:.0f} to {most:.0f} in all" if most > fewest else ""
+    return f"{counted(round(last), 'gradient')} at the end{before}"
+
+
 def _sent(result: Mapping[str, Any]) -> str | None:
     messages, sent_bytes = figure(result, "messages_per_step"), figure(result, "bytes_per_step")
     return f"{messages:.2f} messages, {number_text(sent_bytes)} bytes" if messages and sent_bytes is not None else None
@@ -158,6 +184,14 @@ def _fewest_updates(result: Mapping[str, Any]) -> str | None:
 def _updates(counts: Sequence[int]) -> str | None:
     more = ", ..." if len(counts) > _MOST_WORKERS else ""
     return ", ".join(f"{count:,}" for count in counts[:_MOST_WORKERS]) + more or None
+
+
+def _batch_sizes(changes: Sequence[Mapping[str, Any]]) -> str | None:
+    """The last ones, and how often they have changed."""
+    if not changes:
+        return None
+    times = len(changes) - 1
+    return f"{_updates(changes[-1]['sizes'])} samples, by worker, after {times} change{'s' * (times != 1)}"
 
 
 def _outcome(result: Mapping[str, Any], *, with_reason: bool = False) -> Text:

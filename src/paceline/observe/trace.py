@@ -53,6 +53,8 @@ def write_trace(run: RunData, path: str | Path, *, max_steps_per_worker: int = 1
         events.extend(_slices(worker_id, kept))
         events.extend(_dropped(worker_id, kept))
         events.extend(_counters(worker_id, kept))
+        if run.result.get("batch_sizes"):
+            events.extend(_batch_sizes(worker_id, kept))
     other: dict[str, Any] = {
         "what": "Paceline run",
         "placement": "A step's record knows how long it waited and applied, not when: waiting is drawn right after the "
@@ -132,6 +134,16 @@ def _dropped(worker_id: int, records: np.ndarray) -> Iterator[str]:
         yield (
             f'{{"ph": "i", "name": "gradient dropped", "cat": "step", "s": "t", "pid": {_PROCESS_ID}, '
             f'"tid": {worker_id + 1}, "ts": {time}, "args": {{"step": {step}, "failed_publishes": {failed}}}}}'
+        )
+
+
+def _batch_sizes(worker_id: int, records: np.ndarray) -> Iterator[str]:
+    """Where they differ from the step before."""
+    rows = records[np.flatnonzero(np.diff(records["samples"], prepend=-1))]
+    for time, samples in zip(_us(rows["started_s"]), rows["samples"].tolist(), strict=True):
+        yield (
+            f'{{"ph": "C", "name": "batch size, worker {worker_id} (samples)", "pid": {_PROCESS_ID}, '
+            f'"ts": {time}, "args": {{"samples": {samples}}}}}'
         )
 
 

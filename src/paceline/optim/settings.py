@@ -17,8 +17,8 @@ from paceline.errors import UsageError
 from paceline.vectors.flat import Ranges
 
 __all__ = [
-    "ELEMENTWISE", "FlatOptimizer", "OptimizerSettings", "SettingsGroup", "cut_state", "is_plain_sgd", "raw_step",
-    "scaled_step", "settings_of", "state_of",
+    "ELEMENTWISE", "FlatOptimizer", "OptimizerSettings", "SettingsGroup", "check_elementwise", "cut_state", "is_plain_sgd",
+    "raw_step", "scaled_step", "settings_of", "state_of",
 ]  # fmt: skip
 
 # With these, every element of a parameter is updated from its own gradient and state alone, so one step over the whole flat
@@ -28,6 +28,22 @@ ELEMENTWISE = {
     torch.optim.ASGD, torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Rprop,
 }  # fmt: skip
 _BY_NAME = {kind.__name__: kind for kind in ELEMENTWISE}
+
+
+def check_elementwise(optimizer: torch.optim.Optimizer, why: str, otherwise: str = "") -> None:
+    """Refuses an optimizer that may look at more than one element at a time.
+
+    Args:
+        optimizer: any.
+        why: it matters; `{optimizer}` stands for its name.
+        otherwise: what helps besides another optimizer.
+
+    Raises:
+        UsageError: with the remedy.
+    """
+    if type(optimizer) not in ELEMENTWISE:
+        why = why.format(optimizer=type(optimizer).__name__)
+        raise UsageError(f"{why}: choose one of {', '.join(sorted(_BY_NAME))}{otherwise}.")
 
 
 class SettingsGroup(NamedTuple):

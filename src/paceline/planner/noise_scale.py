@@ -18,6 +18,7 @@ import numpy as np
 
 from paceline.errors import UsageError
 from paceline.planner.estimate import Estimate, deviations
+from paceline.planner.noise_norms import gradient_and_noise
 
 __all__ = ["NoiseScale", "noise_scale", "squared_norms"]
 
@@ -85,8 +86,7 @@ def noise_scale(
             f"A noise scale needs gradients of two batch sizes, the small one first, not {small_batch:g} and"
             f" {big_batch:g}: with one worker there is only one."
         )
-    squared = (big_batch * many - small_batch * few) / (big_batch - small_batch)
-    trace = (few - many) / (1 / small_batch - 1 / big_batch)
+    squared, trace = gradient_and_noise(few, many, small_batch, big_batch)
     return NoiseScale(
         squared_gradient=float(squared.mean()), trace=float(trace.mean()), batch_size=_ratio(trace, squared)
     )

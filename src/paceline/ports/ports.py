@@ -9,7 +9,7 @@ Shapes: `x` and every vector here is flat, `(P,)`, one element per parameter of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Generic, NamedTuple, Protocol, TypedDict, TypeVar
@@ -35,6 +35,7 @@ __all__ = [
     "Ports",
     "Received",
     "ServerPorts",
+    "Shards",
     "Storage",
 ]
 
@@ -80,6 +81,13 @@ class Collectives(Protocol):
 
     def start_all_gather(self, part: torch.Tensor, vector: torch.Tensor) -> Handle:
         """Begins collecting every worker's `part` (n / num_workers,), in the order of their ids, in `vector` (n,)."""
+        ...
+
+    def start_all_to_all(self, given: torch.Tensor, taken: torch.Tensor) -> Handle:
+        """Begins sending piece k of `given` (n,) to worker k, for every k; `taken` (n,) becomes what all have for this worker.
+
+        Pieces have n / num_workers elements, and are in the order of the workers' ids; both vectors may be bytes.
+        """
         ...
 
 
@@ -129,6 +137,13 @@ class PeerBack(NamedTuple):
 
 
 Event = Received | PeerLeft | PeerBack
+
+
+class Shards(NamedTuple):
+    """Where workers of a group hold a model between them: which elements are this worker's own, and who else has them."""
+
+    first: int  # the elements of `x` from here on
+    collectives: Collectives | None  # of the workers with the same shards, one in each group; None: there are no others
 
 
 class Filter(TypedDict, total=False):
@@ -221,7 +236,7 @@ class Joinable(Protocol):
 
 
 class Storage(Protocol):
-    """Where a server keeps what must outlive it."""
+    """Where a server's or a worker's program keeps what must outlive it."""
 
     def restore(self) -> dict[str, Any] | None:
         """The newest state that was kept, by a process before this one or by the run that this one resumes."""
@@ -250,7 +265,13 @@ class Counts:
     sent_bytes: int = 0  # in them, headers included
     averages: int = 0  # of this worker's parameters with those of others, in its own turns and in theirs
     peer_failures: int = 0  # exchanges given up because a peer had left or did not answer in time
+    coded_elements: int = (
+        0  # of vectors that codecs have made payloads of, and the payloads' bytes with all that frames them
+    )
+    coded_bytes: int = 0
+    codec_s: float = 0.0  # that coding and decoding has taken
     unresolved_exchanges: int = 0  # of these, those of which it never became known whether the peer has averaged
+    delay: int = 0  # steps that averages arrive late, where the program has chosen it
 
 
 @dataclass(frozen=True)
@@ -274,7 +295,11 @@ class Ports(Generic[S_co]):
     counts: Counts = field(default_factory=Counts)
     incarnation: int = 0  # above 0: this worker takes a dead one's place, or comes late; its parameters may be stale
     num_servers: int = 0  # in the mailbox, servers' ids come after the workers'
-    storage: Storage | None = None  # a server's, or a lone worker's in its place; None: nothing outlives it
+    codec_moves: Mapping[str, tuple[float, float]] = field(
+        default_factory=dict
+    )  # by name: what coding and decoding moves
+    shards: Shards | None = None  # of a layout that cuts parameters; None: every worker has all of them
+    storage: Storage | None = None  # this server's or worker's; None: nothing outlives it
 
 
 @dataclass(frozen=True)

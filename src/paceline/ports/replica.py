@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from paceline.optim.settings import OptimizerSettings
+from paceline.ports.round_shares import RoundShares
 from paceline.vectors.flat import Ranges
 
 __all__ = ["Piece", "Replica"]
@@ -34,6 +35,8 @@ class Replica(Protocol):
     changed_outside: bool  # the loop has changed parameters by itself, and not all workers know it yet
     round: int | None  # of batches in lockstep, that the loop has gone on to; None: its steps are never left out
     round_samples: int  # of all workers, where a mean over them has told the program, which tells it here
+    shares: RoundShares | None  # of each round's samples, where batches are dealt by speed
+    before_meeting: Callable[[], None] | None  # called before this worker waits for all others in `worker.sum`
 
     @property
     def g(self) -> torch.Tensor:
@@ -48,6 +51,11 @@ class Replica(Protocol):
     @property
     def ranges(self) -> Ranges:
         """The elements of each parameter in the flat vector; none where only time is simulated."""
+        ...
+
+    @property
+    def shapes(self) -> Sequence[tuple[int, ...]]:
+        """The parameters' shapes, as `ranges`."""
         ...
 
     def digest(self) -> float:

@@ -127,6 +127,10 @@ class ServedParameters(WritableParameters, Protocol):
         """Counts for the result: `dropped` and `duplicate` updates, `incomplete` rounds, `backups`, `malformed` messages."""
         ...
 
+    def choose(self, number: int) -> None:
+        """Notes for the result what number of gradients, or which threshold, `auto` has chosen, instead of the last one."""
+        ...
+
     def restore(self, x: torch.Tensor, version: int | None = None) -> None:
         """Gives this server's shard the values of `x` (n,), however it was left, and this version; None: it goes on."""
         ...

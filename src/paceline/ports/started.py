@@ -14,9 +14,9 @@ __all__ = ["CarriedOutTogether", "Operation"]
 class Operation(NamedTuple):
     """An operation that has been started and not been carried out."""
 
-    kind: Literal["all-reduce", "reduce-scatter", "all-gather"]
-    vector: torch.Tensor  # (n,)
-    part: torch.Tensor  # (n / num_workers,); for all-reduce, the vector itself
+    kind: Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all"]
+    vector: torch.Tensor  # (n,); for all-to-all, what is given
+    part: torch.Tensor  # (n / num_workers,); for all-reduce, the vector itself; for all-to-all, what is taken (n,)
 
 
 class CarriedOutTogether:
@@ -37,6 +37,10 @@ class CarriedOutTogether:
     def start_all_gather(self, part: torch.Tensor, vector: torch.Tensor) -> Handle:
         """Begins collecting every worker's `part` (n / num_workers,) in `vector` (n,)."""
         return self._start(Operation("all-gather", vector, part))
+
+    def start_all_to_all(self, given: torch.Tensor, taken: torch.Tensor) -> Handle:
+        """Begins sending piece k of `given` (n,) to worker k; `taken` (n,) becomes what all have for this worker."""
+        return self._start(Operation("all-to-all", given, taken))
 
     def _start(self, operation: Operation) -> Handle:
         self._num_started += 1

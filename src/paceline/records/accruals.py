@@ -51,24 +51,27 @@ class LateLosses:
 
     Args:
         write: takes a record's fields.
+
+    Attributes:
+        without_loss: the record that waits for its loss; None: none does.
     """
 
     def __init__(self, write: Callable[..., None]) -> None:
         self.write = write
-        self._without_loss: tuple[float, ...] | None = None
+        self.without_loss: tuple[float, ...] | None = None
 
     def append(self, *fields: float) -> None:
         """Takes one record; a round without a batch has no loss."""
         if fields[_SAMPLES] and math.isnan(fields[_LOSS]):
-            self._without_loss = fields
+            self.without_loss = fields
         else:
             self.write(*fields)
 
     def settle(self, loss: float, samples: int | None = None) -> bool:
         """Gives the record that waits for its loss that loss, and its number of samples; returns whether one waits."""
-        if self._without_loss is None:
+        if self.without_loss is None:
             return False
-        fields, self._without_loss = list(self._without_loss), None
+        fields, self.without_loss = list(self.without_loss), None
         fields[_LOSS] = loss
         if samples is not None:
             fields[_SAMPLES] = samples

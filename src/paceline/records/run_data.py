@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import UsageError
-from paceline.records.step_record import RECORD_DTYPE, without_waiting
+from paceline.records.step_record import CODED, RECORD_DTYPE, without_waiting
 from paceline.storage import files
 
 __all__ = [
@@ -225,7 +225,10 @@ def _groups(records: Mapping[int, np.ndarray], *, without_gaps: bool) -> Iterato
 def _lines(records: np.ndarray) -> Iterator[str]:
     """One line per record. Most of its time is writing numbers so that they round-trip: each is written once per column."""
     columns, parts = [], []
+    left_out = () if any(records[name].any() for name in CODED) else CODED
     for name in records.dtype.names or ():
+        if name in left_out:
+            continue
         values = np.ascontiguousarray(records[name])
         distinct, of_each = np.unique(
             values.view(np.int64), return_inverse=True
@@ -251,7 +254,7 @@ def _texts(values: np.ndarray) -> list[str]:
 
 
 def read_events(path: str | Path) -> np.ndarray:
-    """Read a file of `write_events`; keys that a record does not have are ignored.
+    """Read a file of `write_events`; keys that a record does not have are ignored, and `CODED` ones that it lacks are 0.
 
     A last line without its line end is what a killed writer leaves: it counts if it is complete and is skipped if not.
 
@@ -305,6 +308,7 @@ def check_records(records: np.ndarray, path: Path) -> None:
 
 
 def _row(event: dict[str, Any], dtype: np.dtype[Any]) -> tuple[float, ...]:
+    event = {**dict.fromkeys(CODED, 0), **event}
     return tuple(math.nan if (value := event[name]) is None else value for name in dtype.names or ())
 
 

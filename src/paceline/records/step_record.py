@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 
-__all__ = ["RECORD_DTYPE", "RECORD_STRUCT", "PackedRecords", "without_waiting"]
+__all__ = ["CODED", "RECORD_DTYPE", "RECORD_STRUCT", "PackedRecords", "Recorder", "without_waiting"]
 
 # One row per computed gradient, and per round that has no batch for this worker. Times are seconds on the run's shared
 # monotonic clock.
@@ -25,6 +26,8 @@ _INTEGERS = (
     "sent_bytes",
     "averages",  # of this worker's parameters with others'
     "peer_failures",
+    "coded_elements",  # of vectors that a codec made smaller, since the last record
+    "coded_bytes",  # what they were sent as, scales and framing included
 )
 _FLOATS = (
     "started_s",  # the step began (input wait is before gradient_started_s and inside the step)
@@ -33,12 +36,15 @@ _FLOATS = (
     "gradient_ended_s",
     "wait_s",  # of the step: waiting for locks, barriers, back-off
     "apply_s",  # of the step: copying and updating parameters
+    "codec_s",  # coding and decoding, since the last record
     "ended_s",
     "loss",  # mean loss of the batch at the parameters read; NaN if the loop did not report it
 )
 RECORD_DTYPE = np.dtype([(name, "<i8") for name in _INTEGERS] + [(name, "<f8") for name in _FLOATS])
 RECORD_STRUCT = struct.Struct(f"<{len(_INTEGERS)}q{len(_FLOATS)}d")
-assert RECORD_STRUCT.size == RECORD_DTYPE.itemsize == 160
+#: What only runs with a codec have: files of events leave it out where nothing was coded, and it then counts as 0.
+CODED = ("coded_elements", "coded_bytes", "codec_s")
+assert RECORD_STRUCT.size == RECORD_DTYPE.itemsize == 184
 
 
 def without_waiting(records: Mapping[int, np.ndarray], version: int) -> dict[int, np.ndarray]:
@@ -51,6 +57,14 @@ def without_waiting(records: Mapping[int, np.ndarray], version: int) -> dict[int
             rows["applied_version"][waiting] = -1
         found[worker] = rows
     return found
+
+
+class Recorder(Protocol):
+    """Where the record of a step goes."""
+
+    def append(self, *fields: float) -> None:
+        """Writes one record."""
+        ...
 
 
 class PackedRecords:

@@ -149,8 +149,9 @@ def summarize(
         `mean_after_gradient`), `gradients_per_update` (how many updates were made of so many gradients, where workers make
         them together), `updates_per_worker`, `waiting_share`, `waiting_share_per_worker`, `compute_share`,
         `input_share`, `apply_share`, `failed_publishes`, `dropped_updates`, `computed_gradients`, `share_of_updates`,
-        `averages_per_step`, `messages_per_step`, `bytes_per_step`, `peer_failures` and `wall_s`. "Per step" is per computed
-        gradient of one worker; an average counts at every worker that takes part in it, so that a pair's counts twice.
+        `averages_per_step`, `messages_per_step`, `bytes_per_step`, `peer_failures`, `bits_per_element`, `codec_share` and
+        `wall_s`. "Per step" is per computed gradient of one worker; an average counts at every worker that takes part in it,
+        so that a pair's counts twice.
     """
     rows = _concatenate(records)
     applied = rows[rows["applied_version"] >= 1]
@@ -187,6 +188,8 @@ def summarize(
         "messages_per_step": _per_step(rows, "messages"),
         "bytes_per_step": _per_step(rows, "sent_bytes"),
         "peer_failures": int(rows["peer_failures"].sum()),
+        "bits_per_element": _bits_per_element(rows),
+        "codec_share": _share(rows, rows["codec_s"]) if rows["coded_elements"].any() else None,
     }
 
 
@@ -293,6 +296,11 @@ def _share(rows: np.ndarray, seconds: np.ndarray) -> float | None:
 def _per_step(rows: np.ndarray, column: str) -> float | None:
     computed = np.count_nonzero(rows["samples"])
     return float(rows[column].sum()) / computed if computed else None
+
+
+def _bits_per_element(rows: np.ndarray) -> float | None:
+    elements = int(rows["coded_elements"].sum())
+    return 8 * int(rows["coded_bytes"].sum()) / elements if elements else None
 
 
 def _last(evaluations: Sequence[Mapping[str, Any]], key: str) -> float | None:

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,27 +21,21 @@ from paceline.optim.flat_parameters import FlatParameters
 from paceline.optim.settings import ELEMENTWISE, OptimizerSettings, is_plain_sgd, raw_step, scaled_step, settings_of
 from paceline.ports.ports import Counts
 from paceline.ports.replica import Piece
+from paceline.ports.round_shares import RoundShares
 from paceline.ports.shared import BUCKET_BYTES
 from paceline.records.accruals import ACCRUED, Accruals
+from paceline.records.step_record import Recorder
 from paceline.replica.buckets import GradientBuckets
-from paceline.replica.sharded import check_elementwise, cut_flat_state, in_pieces
+from paceline.replica.new_counts import NO_COUNTS, NewCounts
+from paceline.replica.sharded import check_sharded, cut_flat_state, in_pieces
 from paceline.replica.slowness import Slowness
 from paceline.vectors.flat import FlatBinding, Ranges
 
-__all__ = ["BaseReplica", "Recorder", "TaskReplica"]
+__all__ = ["BaseReplica", "TaskReplica"]
 
 _UPDATE_TIME_SMOOTHING = 0.1
 _NAN = math.nan
-_NO_COUNTS = (0, 0, 0, 0)
 _NO_GRADIENT = 0  # as a record's applied version
-
-
-class Recorder(Protocol):
-    """Where the record of a step goes (see `records/step_record.py` for the fields)."""
-
-    def append(self, *fields: float) -> None:
-        """Writes one record."""
-        ...
 
 
 class BaseReplica:
@@ -78,27 +72,24 @@ class BaseReplica:
         self.ranges: Ranges = binding.ranges if binding is not None else ()
         self.now_s = self._now_s = now_s
         self.samples = self.round_samples = 0
-        self.update_time_s = 0.0
-        self.step = 0
+        self.step, self.update_time_s, self.loss = 0, 0.0, math.nan
         self.round: int | None = None  # every round is a step
         self.changed_outside = False  # and nobody else changes parameters
-        self.loss = math.nan
+        self.shares: RoundShares | None = None  # batches are dealt alike
+        self.before_meeting: Callable[[], None] | None = None
+        self.without_batch: Callable[[], None] | None = None  # takes part in others' passes, where layers are cut
         self._append = recorder.append if recorder is not None else None
         self._accruals: Accruals | None = None
-        self._waits = waits
-        self._staleness = staleness
-        self._stopped = stopped
-        self._incarnation = incarnation
-        self._counts = counts
-        self._counted = (0, 0, 0, 0)
+        self._waits, self._staleness = waits, staleness
+        self._stopped, self._incarnation = stopped, incarnation
+        self._counts = NewCounts(counts) if counts is not None else None
         self._private: torch.Tensor | None = None
         self._slowness = Slowness(slow, stopped) if slow > 1 else None
         self._bucket_bytes = bucket_bytes
         self._buckets: GradientBuckets | None = None
         self._hands_out = False  # the present gradient, in buckets
         self._missing: Ranges | None = None
-        self._batch = -1
-        self._read_version = 0
+        self._batch, self._read_version = -1, 0
         self._started_s = self._input_s = self._gradient_started_s = self._gradient_ended_s = self._apply_s = 0.0
 
     @property
@@ -112,6 +103,11 @@ class BaseReplica:
     @missing.setter
     def missing(self, agreed: Ranges) -> None:
         self._missing = agreed
+
+    @property
+    def shapes(self) -> Sequence[tuple[int, ...]]:
+        """The parameters' shapes; none where only time is simulated."""
+        return [tuple(one.shape) for one in self.binding.parameters] if self.binding is not None else ()
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
         """Nothing: the optimizer is our own, and begins."""
@@ -174,38 +170,40 @@ class BaseReplica:
         self._apply_s += took_s
         self.update_time_s += _UPDATE_TIME_SMOOTHING * (took_s - self.update_time_s) if self.update_time_s else took_s
 
+    @property
+    def _work_s(self) -> float:
+        """What the step has taken without its waits."""
+        return self._input_s + self._gradient_ended_s - self._gradient_started_s + self._apply_s
+
     def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
+        if self.shares is not None and self.samples:
+            self.shares.note(self.samples, self._work_s)
         if self._append is None:
             return
         waited_s = 0.0
         for wait in self._waits:
             waited_s += wait.waited_s
+        new = self._counts.take() if self._counts is not None else NO_COUNTS
         self._append(
             self.step,
             self._batch,
             self._incarnation,
-            self.samples,
+            self.samples if applied_version != _NO_GRADIENT else 0,
             self._read_version,
             gradient_version,
             applied_version,
             failed_publishes,
-            *(self._new_counts() if self._counts is not None else _NO_COUNTS),
+            *new[:-1],
             self._started_s,
             self._input_s,
             self._gradient_started_s,
             self._gradient_ended_s,
             waited_s,
             self._apply_s,
+            new[-1],
             self._now_s(),
             self.loss,
         )
-
-    def _new_counts(self) -> tuple[int, int, int, int]:
-        """What was communicated since the last record."""
-        counts, before = self._counts, self._counted
-        assert counts is not None
-        now = self._counted = (counts.messages, counts.sent_bytes, counts.averages, counts.peer_failures)
-        return now[0] - before[0], now[1] - before[1], now[2] - before[2], now[3] - before[3]
 
 
 class TaskReplica(BaseReplica):
@@ -320,6 +318,8 @@ class TaskReplica(BaseReplica):
                 )
             if self._slowness is not None:
                 self._slowness.sleep(self._gradient_started_s)
+        elif self.without_batch is not None:
+            self.without_batch()
         if ready is not None:
             assert self._buckets is not None
             self._buckets.complete_all()
@@ -364,7 +364,7 @@ class TaskReplica(BaseReplica):
     def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
         """Lets the optimizer take its one step on `to` (S,), whose gradient is `g` (S,)."""
         begun_s = self._now_s()
-        check_elementwise(self.optimizer)
+        check_sharded(self.optimizer)
         assert self._flat is not None
         if self._is_plain_sgd:
             torch.add(to, g, alpha=-self.optimizer.param_groups[0]["lr"], out=to)

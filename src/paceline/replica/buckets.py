@@ -34,14 +34,17 @@ def bucket_ranges(binding: FlatBinding, bucket_bytes: int = BUCKET_BYTES) -> lis
     """Where the buckets of a flat gradient begin and end, the last parameters' first: what backward completes first.
 
     They are contiguous and end where a parameter ends; one is closed when it has reached `bucket_bytes`. The last one has the
-    padding in front.
+    padding in front. One begins where the shards do, so that none has both shards and what all workers have.
     """
     ranges, end = [], binding.num_elements
     for index, offset in reversed(list(enumerate(binding.offsets))):
-        begin = offset if index else 0
-        if (end - begin) * binding.dtype.itemsize >= bucket_bytes or not index:
+        is_first_cut = offset == binding.cut_from
+        begin = offset if index or is_first_cut else 0
+        if (end - begin) * binding.dtype.itemsize >= bucket_bytes or not index or is_first_cut:
             ranges.append((begin, end))
             end = begin
+    if end:
+        ranges.append((0, end))  # all parameters are shards: what travels with the last bucket has padding of its own
     return ranges
 
 

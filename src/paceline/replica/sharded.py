@@ -8,27 +8,25 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from paceline.errors import UsageError
-from paceline.optim.settings import ELEMENTWISE, raw_step
+from paceline.optim.settings import check_elementwise, raw_step
 from paceline.ports.ports import Collectives
 from paceline.ports.replica import Piece
 from paceline.vectors.flat import FlatBinding, Ranges
 
-__all__ = ["OwnedPieces", "check_elementwise", "cut_flat_state", "in_pieces"]
+__all__ = ["OwnedPieces", "check_sharded", "cut_flat_state", "in_pieces"]
 
 
-def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
+def check_sharded(optimizer: torch.optim.Optimizer) -> None:
     """Refuses optimizers that may look at more than one element at a time.
 
     Raises:
         UsageError: with the remedy.
     """
-    if type(optimizer) not in ELEMENTWISE:
-        known = ", ".join(sorted(kind.__name__ for kind in ELEMENTWISE))
-        raise UsageError(
-            f"all-reduce(sharded=true) lets every worker update some elements only, which {type(optimizer).__name__} may not"
-            f" allow: choose one of {known}, or all-reduce without sharded."
-        )
+    check_elementwise(
+        optimizer,
+        "all-reduce(sharded=true) lets every worker update some elements only, which {optimizer} may not allow",
+        ", or all-reduce without sharded",
+    )
 
 
 def cut_flat_state(state: dict[str, Any], num_elements: int, size: int, pieces: Sequence[Piece]) -> None:
@@ -75,7 +73,7 @@ class OwnedPieces:
     """
 
     def __init__(self, binding: FlatBinding, optimizer: torch.optim.Optimizer, pieces: Sequence[Piece]) -> None:
-        check_elementwise(optimizer)
+        check_sharded(optimizer)
         self._binding = binding
         self._optimizer = optimizer
         self._spans = [

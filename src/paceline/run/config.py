@@ -18,6 +18,7 @@ from paceline.data.plan import BatchPlan, Partition, Skewed, partition_registry
 from paceline.errors import UsageError
 from paceline.evaluation.goal import Goal
 from paceline.memory.placement import placement_registry
+from paceline.model_parallel.hybrid.layout import layout_of, layout_registry
 from paceline.replica.slowness import checked_factors
 from paceline.run.injection import delay_spec
 from paceline.specs.bounds import check_run
@@ -36,6 +37,7 @@ class TrainConfig:
         task: built-in name, or `path/to/file.py:function`.
         algorithm: spec.
         workers: number of workers.
+        layout: spec: how the model is divided among the workers, beside the algorithm; None: every worker has all of it.
         backend: "processes" or "threads".
         epochs: passes over the training data, all workers together; fractions allowed.
         steps: instead of epochs: gradients per worker.
@@ -64,6 +66,7 @@ class TrainConfig:
     task: str = "digits-mlp"
     algorithm: str = "hogwild"
     workers: int = 2
+    layout: str | None = None
     backend: str = "processes"
     epochs: float | None = None
     steps: int | None = None
@@ -128,6 +131,7 @@ class TrainConfig:
             batch_size=self.batch_size,
             seed=self.seed,
             partition=partition,
+            by_speed=self.workers > 1 and registry.build(self.algorithm).by_speed,
             num_workers=self.workers,
             labels=targets_of(train_set) if isinstance(partition, Skewed) else None,
         )
@@ -147,6 +151,7 @@ class TrainConfig:
             algorithm=registry.spec(algorithm),
             partition=partition_registry.spec(partition_registry.build(self.partition)),
             placement=placement_registry.spec(placement_registry.build(self.placement)),
+            layout=layout_registry.spec(layout_of(self.layout)) if self.layout else None,
             epochs=epochs,
             batch_size=self.batch_size or task.batch_size,
             learning_rate=next(rate for rate in rates if rate is not None),

@@ -66,7 +66,7 @@ class Driver:
     def warn(self) -> None:
         """Says what the algorithm warns of."""
         if self._loop.algorithm is not None:
-            self._loop.algorithm.warn(stacklevel=4)
+            self._loop.algorithm.warn(self._loop.config.workers, stacklevel=4)
 
     def run(self) -> RunData:
         """Returns when all has ended and is written; call it once.
@@ -132,6 +132,8 @@ class Driver:
                 slow=config.slow or {},
                 batches_done=self._earlier.batches_done,
                 done_before=self._earlier.done_before,
+                plan=loop.plan,
+                step_deadline_s=loop.step_deadline_s,
             ),
             backend=config.backend,
             restarts=config.restarts,

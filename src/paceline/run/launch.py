@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.algorithms import Algorithm
+from paceline.algorithms import Algorithm, Placed
+from paceline.errors import UsageError, shown
 from paceline.evaluation.goal import Goal
+from paceline.model_parallel.graph.plan import Plan
 from paceline.observe.progress import Progress
 from paceline.records.run_data import RunData
 from paceline.run.config import TrainConfig
@@ -42,6 +44,8 @@ def launch(
     limit_samples: int | None = None,
     evaluate_every_samples: int | None = None,
     slow: Mapping[int, float] | None = None,
+    plan: Plan | None = None,
+    step_deadline_s: float = 60.0,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> RunData:
     """Calls `train()` in every worker; inside, `attach` makes them one run.
@@ -71,6 +75,9 @@ def launch(
         evaluate_every_samples: call `evaluate` so often, unless it is still at it; None: every quarter of an epoch with a
             target accuracy, else every epoch (10,000 samples where `worker.batches` cannot know how long one is).
         slow: by worker, how many times as long its gradients take: it sleeps the rest of that time before it goes on.
+        plan: of a model whose parts the workers have, from `place`; their loop attaches `plan.part(model)`, and all get the
+            same batches in the same order.
+        step_deadline_s: with a plan: how long a worker waits for another in a step. One that dies is noticed sooner.
         on_progress: called at every look at the workers, about 20 times a second.
 
     A run that is stopped hands out no more batches, so that its loops end by themselves; whoever waits for others then goes on
@@ -90,6 +97,8 @@ def launch(
             none has made an update.
     """
     named = given_algorithm(algorithm)
+    if plan is not None:
+        named = _placed(plan, named, workers, backend)
     servers = named.needs.server_programs if named is not None else 0
     check_launch(num_workers=workers, backend=backend, placement=placement, num_servers=servers)
     given = {
@@ -116,6 +125,33 @@ def launch(
     )
     earlier_folder = Path(resume) if resume is not None else None
     folder = Path(out) if out is not None else earlier_folder
-    loop = Loop(function=train, config=config, algorithm=named, goal=goal, command=" ".join(sys.argv))
+    loop = Loop(
+        function=train,
+        config=config,
+        algorithm=named,
+        goal=goal,
+        command=" ".join(sys.argv),
+        plan=plan,
+        step_deadline_s=step_deadline_s,
+    )
     with run_folder(folder, earlier_folder):
         return Driver(loop, folder, EarlierPart.of(earlier_folder), on_progress=on_progress).run()
+
+
+def _placed(plan: Plan, named: Algorithm | None, workers: int, backend: str) -> Algorithm:
+    """What the workers of a placed model run.
+
+    Raises:
+        UsageError: the plan does not fit the launch.
+    """
+    if not isinstance(plan, Plan):
+        raise UsageError(f"plan must be what paceline.place returns, not {shown(plan)}.")
+    if named is not None:
+        raise UsageError("With a plan, each worker trains its own part of the model: leave the algorithm out.")
+    if workers != plan.workers:
+        raise UsageError(
+            f"The plan is for {plan.workers} workers, not {workers}: place the model on {workers} devices."
+        )
+    if backend != "processes":
+        raise UsageError("The parts of a placed model wait for each other: launch them as processes.")
+    return Placed()

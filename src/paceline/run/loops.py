@@ -51,6 +51,8 @@ class Loop:
         goal: when the run ends before the loops do, and when it is evaluated.
         command: the command line, for the result and the report.
         task: more, where it is a task's; None: it is a user's.
+        plan: of a placed model.
+        step_deadline_s: how long its workers wait for each other.
     """
 
     function: Callable[[], Any]
@@ -59,6 +61,8 @@ class Loop:
     goal: Goal
     command: str
     task: TaskParts | None = None
+    plan: Any = None
+    step_deadline_s: float = 60.0
 
     def record(self) -> dict[str, Any]:
         """What `config.json` says."""

@@ -162,6 +162,7 @@ class Recording(RunRecord):
             shared=arena.shared if arena is not None else None,
             own_models=own_models,
             unresolved_exchanges=arena.load("unresolved_exchanges") if arena is not None else 0,
+            delay=arena.load("delay") if arena is not None else 0,
             records_lost=self._records_lost(recorded),
             has_ended_itself=arena is not None and not arena.load("abort"),
         )
@@ -174,10 +175,21 @@ class Recording(RunRecord):
             "batches_repeated": repeated_batches(records),
             "batches_missed": self.batches_missed,
             "ready_after_s": supervisor.ready_after_s,
-            "notes": outcome.notes,
+            "notes": [*outcome.notes, *self._lost_with_workers(), *self._of_choices()],
             "machine": machine(),
             "versions": versions(),
         }
+
+    def _lost_with_workers(self) -> list[str]:
+        algorithm, outcome = self.supervisor.algorithm, self.supervisor.outcome
+        if algorithm is None or self.supervisor.num_workers == 1:
+            return []
+        return [note for note in (algorithm.lost_with(outcome.workers_lost),) if note]
+
+    def _of_choices(self) -> list[str]:
+        supervisor, arena = self.supervisor, self.supervisor.arena
+        delay = arena.load("delay") if arena is not None else 0
+        return self.choice_notes(supervisor.algorithm, supervisor.num_workers, delay)
 
     def _records_lost(self, recorded: Mapping[int, np.ndarray]) -> int:
         """Updates without a record."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from paceline.algorithms import Algorithm
 from paceline.evaluation.goal import Goal
+from paceline.records.batch_sizes import batch_sizes, ideal_step_s
 from paceline.records.summary import NO_UPDATE, WINDOW, summarize
 from paceline.worker.supervised import Outcome
 
@@ -68,6 +69,14 @@ class RunRecord:
             outcome.name = "diverged"
             outcome.reason = f"The parameters are not finite at version {self.evaluations[-1]['version']}."
 
+    @staticmethod
+    def choice_notes(algorithm: Algorithm | None, num_workers: int, delay: int) -> list[str]:
+        """What is to be warned of as programs have chosen this delay, and was not before."""
+        if algorithm is None:
+            return []
+        now, before = algorithm.caution(num_workers, delay), algorithm.caution(num_workers)
+        return [now] if now and now != before else []
+
     def figures(
         self,
         records: Mapping[int, np.ndarray],
@@ -80,6 +89,7 @@ class RunRecord:
         shared: Any,
         own_models: Mapping[str, float | None],
         unresolved_exchanges: int,
+        delay: int,
         records_lost: int,
         has_ended_itself: bool,
     ) -> dict[str, Any]:
@@ -95,6 +105,7 @@ class RunRecord:
             shared: the shared parameters; None: there are none.
             own_models: figures of the workers' own models, where they have some.
             unresolved_exchanges: of all workers.
+            delay: that the workers' programs have chosen.
             records_lost: updates without a record.
             has_ended_itself: whether nothing has stopped it.
         """
@@ -115,7 +126,8 @@ class RunRecord:
             outcome.name = "converged"
         if outcome.name == "stopped" and has_ended_itself and not figures["steps"]:
             outcome.name, outcome.kind, outcome.reason = "crashed", "error", NO_UPDATE
-        touched = getattr(shared, "touched_slots", None)
+        by_speed = algorithm is not None and algorithm.by_speed
+        touched, chosen = getattr(shared, "touched_slots", None), getattr(shared, "chosen", lambda: None)()
         return {
             **about,
             "outcome": outcome.name,
@@ -123,7 +135,10 @@ class RunRecord:
             "outcome_trace": outcome.trace,
             **figures,
             "gossip": gossip,
+            **(algorithm.figures(delay, num_workers) if algorithm is not None else {}),
             **own_models,
+            **({"batch_sizes": batch_sizes(records), "ideal_step_s": ideal_step_s(records)} if by_speed else {}),
+            **({"chosen_gradients": chosen} if chosen else {}),
             "unresolved_exchanges": unresolved_exchanges,
             "workers_lost": outcome.workers_lost,
             "restarts": outcome.restarts,

@@ -21,6 +21,7 @@ from paceline.data.sources import BatchClaims, DatasetBatches
 from paceline.errors import DivergedError, UsageError
 from paceline.evaluation.model import Evaluator, about_evaluated, initial_loss, task_evaluator
 from paceline.memory.placement import Bind, Interleave, placement_registry
+from paceline.ports.round_shares import RoundShares
 from paceline.records.run_data import RunData
 from paceline.replica.base import BaseReplica
 from paceline.replica.buckets import bucket_bytes_for, bucket_ranges
@@ -92,7 +93,7 @@ def simulate_task(
 
     def make() -> TaskSimulation:
         simulation = TaskSimulation(config, cluster, timing_only, num_parameters, faults)
-        simulation.algorithm.warn(stacklevel=5)
+        simulation.algorithm.warn(simulation.cluster.workers, stacklevel=5)
         return simulation
 
     host = {"command": command, "data": str(config.data) if config.data is not None else None}
@@ -182,6 +183,8 @@ class TaskSimulation:
         self.faults.check(config.workers)
         if config.optimizer_state == "shared":
             raise UsageError("Optimizer state that workers share is not simulated; leave it per worker.")
+        if config.layout is not None:
+            raise UsageError("Layouts are not simulated: leave the layout out, or train with real workers.")
         if config.slow is not None:
             raise UsageError("Simulated workers are as slow as their cluster says: use Cluster.slow, or --slow.")
         if num_parameters is not None and not self.timing_only:
@@ -260,16 +263,22 @@ class TaskSimulation:
                 random_states.begin_anew(worker_id, seed_of(worker_id, ports.incarnation))
             if self.timing_only:
                 if self.declared:
-                    batches: Any = DeclaredBatches(numbers, cast(int, self.config.steps) - taken, self._batch_size)
+                    by_speed = self.algorithm.by_speed and self.config.workers > 1
+                    shares = RoundShares(worker_id, self.config.workers) if by_speed else None
+                    steps = cast(int, self.config.steps) - taken
+                    batches: Any = DeclaredBatches(numbers, steps, self._batch_size, shares)
                 else:
-                    batches = BatchSizes(self._claims(worker_id, taken))
+                    claims = self._claims(worker_id, taken)
+                    batches, shares = BatchSizes(claims), claims.shares
                 replica: BaseReplica = TimedReplica(batches=batches, **declared, **timing, **base)
             else:
-                data = DatasetBatches(self.train_set, self._claims(worker_id, taken))
+                claims = self._claims(worker_id, taken)
+                data, shares = DatasetBatches(self.train_set, claims), claims.shares
                 source = OwnRandomness(data, random_states, worker_id)
                 base |= {"binding": self.binding, "random_states": random_states, "buffers": buffers}
                 task = (self.model, self.task.loss, self.config.make_optimizer, source)
                 replica = SimulatedReplica(*task, **timing, **base)
+            replica.shares = shares
             machine.start(worker_id, lambda: self.algorithm.work(cast(Any, replica), ports))
             return replica
 
@@ -307,7 +316,7 @@ class TaskSimulation:
 
     def _config_record(self) -> dict[str, Any]:
         record = dataclasses.asdict(self.config)
-        for name in ("data", "placement", "checkpoint_every_s", "slow"):  # paths, and what plays no part here
+        for name in ("data", "placement", "checkpoint_every_s", "slow", "layout"):  # paths, and what plays no part here
             if name != "placement" or self.cluster.sockets is None:
                 del record[name]
         return {**record, "timing_only": self.timing_only, "cluster": as_table(self.cluster), **self.faults.as_record()}

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from paceline.data.plan import length_of
 from paceline.loop.replica import AttachedReplica
 from paceline.ports.replica import Piece
 from paceline.simulator.backward import AfterBackward
@@ -44,15 +43,15 @@ class SimulatedAttachedReplica(AttachedReplica):
         self._goes_on = False  # whether the step has computed before
         self._in_backward = False  # whether the last of these batches is in a backward pass that hands out
 
-    def begin(self, started_s: float, batch_number: int, batch: Any, *, absent: bool = False) -> None:
+    def begin(self, started_s: float, batch_number: int, samples: int, *, absent: bool = False) -> None:
         """Begins a step, or another batch of the step under way."""
         if self._state == "idle":
             self._goes_on = False
             self._uncomputed.clear()
         if not absent:
-            self._uncomputed.append(length_of(batch))
-            self._core.know_batch_size(self._uncomputed[-1])
-        super().begin(started_s, batch_number, batch, absent=absent)
+            self._uncomputed.append(samples)
+            self._core.know_batch_size(samples)
+        super().begin(started_s, batch_number, samples, absent=absent)
 
     def _begin_without_batch(self, samples: int = 0) -> None:
         self._goes_on = False

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from paceline.data.plan import BatchSource
 from paceline.data.sources import ABSENT, END, BatchClaims
+from paceline.ports.round_shares import RoundShares
 from paceline.simulator.replica import RandomStates
 
 __all__ = ["BatchSizes", "DeclaredBatches", "OwnRandomness"]
@@ -36,7 +37,7 @@ class BatchSizes:
         number = self._claims.next()
         if number == END:
             return None
-        return (-1, 0) if number == ABSENT else (number, self._claims.plan.size(number))
+        return (-1, 0) if number == ABSENT else (number, self._claims.size(number))
 
 
 class DeclaredBatches:
@@ -46,16 +47,26 @@ class DeclaredBatches:
         numbers: the run's batch numbers, shared by all workers.
         num_batches: for this worker.
         batch_size: samples in each.
+        shares: sizes of the batches, where rounds are dealt by speed; None: all are alike.
     """
 
-    def __init__(self, numbers: Iterator[int], num_batches: int, batch_size: int) -> None:
+    def __init__(
+        self, numbers: Iterator[int], num_batches: int, batch_size: int, shares: RoundShares | None = None
+    ) -> None:
         self._numbers = numbers
         self._left = num_batches
         self._batch_size = batch_size
+        self._shares = shares
+        if shares is not None:
+            shares.know_batch_size(batch_size)
 
     def next(self) -> tuple[int, int] | None:
         """The next batch, or None at the end."""
         if not self._left:
             return None
         self._left -= 1
-        return (next(self._numbers), self._batch_size)
+        if self._shares is None:
+            return (next(self._numbers), self._batch_size)
+        size = len(self._shares.part(self._shares.next_round, self._batch_size * self._shares.num_workers))
+        self._shares.next_round += 1
+        return (next(self._numbers), size)

@@ -155,9 +155,12 @@ class SimulationRecord(RunRecord):
             shared=machine.shared,
             own_models=own_models,
             unresolved_exchanges=machine.unresolved_exchanges,
+            delay=machine.delay,
             records_lost=records_lost,
             has_ended_itself=machine.all_ended,
         )
+        if notes := self.choice_notes(self._algorithm, machine.cluster.workers, machine.delay):
+            result["notes"] = [*result.get("notes", ()), *notes]
         if (counts := getattr(machine.shared, "counts", None)) is not None:
             result["shards"] = counts()
         return RunData(config, result, records, self.evaluations)

@@ -14,10 +14,11 @@ from paceline.data.shared import DatasetHandle, open_dataset
 from paceline.data.sources import BatchClaims, DatasetBatches
 from paceline.membership.environment import SupervisedEnvironment, current_environment
 from paceline.memory.waiting import RunStopped
+from paceline.model_parallel.hybrid.layout import layout_of
 from paceline.optim.shared_state import shared_state_of
 from paceline.replica.base import TaskReplica
 from paceline.run.config import TrainConfig
-from paceline.tasks.base import seeded_model
+from paceline.tasks.base import fetch, seeded_model
 from paceline.tasks.load import load_task
 from paceline.worker.memberships.supervised import SupervisedMembership
 
@@ -52,7 +53,14 @@ class TaskWorker:
                 torch.manual_seed(hash((config.seed, environment.worker_id, environment.incarnation)) & (2**63 - 1))
         shared = config.optimizer_state == "shared"
         state = shared_state_of(config.make_optimizer, model) if shared else {}
-        run = SupervisedMembership(environment, model, algorithm, shared_state=state, is_evaluated_elsewhere=True)
+        run = SupervisedMembership(
+            environment,
+            model,
+            algorithm,
+            shared_state=state,
+            is_evaluated_elsewhere=True,
+            layout=layout_of(config.layout) if config.layout else None,
+        )
         run.tell_epoch(self.plan.num_samples)
         with contextlib.closing(run):
             train_set = open_dataset(self.dataset, environment.handles)
@@ -71,6 +79,10 @@ class TaskWorker:
                 number = epoch * self.plan.batches_per_epoch
                 run.save_epoch(epoch, number, replica.optimizer, claims.taken - 1, parameters=first)
 
+            def without_batch() -> None:
+                assert run.part is not None
+                run.part.cut.empty_pass(fetch(train_set, torch.arange(1))[0])
+
             replica = TaskReplica(
                 model,
                 task.loss,
@@ -79,6 +91,8 @@ class TaskWorker:
                 shares_state=shared,
                 **run.base_arguments(),
             )
+            replica.shares = claims.shares
+            replica.without_batch = without_batch if run.part is not None else None
             claims.taken = run.restore(replica.optimizer, replica.expect_state)
             run.share_state(replica.optimizer)
             model.train()

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
 from paceline.algorithms import Algorithm, parse, registry, spec
 from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.delayed import Delayed
@@ -15,6 +18,10 @@ from paceline.algorithms.server.served import server_rule
 from paceline.data.shared import share_dataset
 from paceline.errors import UsageError
 from paceline.evaluation.model import initial_loss, task_evaluator
+from paceline.model_parallel.hybrid.choose import chosen_layout
+from paceline.model_parallel.hybrid.layout import layout_of, layout_registry
+from paceline.model_parallel.hybrid.plan import check_called, plan_cuts
+from paceline.model_parallel.hybrid.worker_part import check_layout, check_optimizer_of
 from paceline.observe.progress import Progress
 from paceline.records.run_data import RunData
 from paceline.run.config import TrainConfig
@@ -23,9 +30,11 @@ from paceline.run.earlier_part import EarlierPart
 from paceline.run.injection import inject
 from paceline.run.loops import Loop, TaskParts
 from paceline.run.task_worker import TaskWorker
+from paceline.simulator.cluster import Cluster
 from paceline.specs.bounds import check_vectors
 from paceline.specs.registry import check_optimizer
 from paceline.storage.folder_lock import run_folder
+from paceline.tasks.base import fetch
 from paceline.tasks.load import load_task
 from paceline.worker.supervised import check_launch
 
@@ -105,6 +114,9 @@ def prepared(
     assert resolved.learning_rate is not None
     parameters = evaluator.model.parameters()
     check_optimizer(config.optimizer, resolved.learning_rate, config.momentum, parameters=parameters)
+    if resolved.layout is not None:
+        sample, _ = fetch(train_set, torch.arange(1))
+        resolved = dataclasses.replace(resolved, layout=_checked_layout(resolved, algorithm, evaluator.model, sample))
     handle, segment = share_dataset(train_set)
     earlier = EarlierPart.of(resume)
     _check_same(earlier.run.config, resolved, algorithm)
@@ -122,6 +134,28 @@ def prepared(
     return Driver(loop, folder, earlier, on_progress=on_progress, progress_every_s=progress_every_s)
 
 
+def _checked_layout(config: TrainConfig, algorithm: Algorithm, model: nn.Module, inputs: Tensor) -> str:
+    """The layout's spec, once it is known that it fits the algorithm, the optimizer and the model."""
+    assert config.layout is not None
+    layout = layout_of(config.layout)
+    check_layout(layout, algorithm)
+    if layout.groups == "auto":
+        assert config.batch_size is not None
+        link = Cluster()
+        layout = chosen_layout(
+            layout,
+            model,
+            inputs,
+            workers=config.workers,
+            batch_size=config.batch_size,
+            latency_s=link.latency_s,
+            bytes_per_s=link.bandwidth_bytes_per_s,
+        )
+    check_optimizer_of(config.make_optimizer(list(model.parameters())))
+    check_called(plan_cuts(model, layout, config.workers), model, inputs)
+    return layout_registry.spec(layout)
+
+
 def _check_same(before: dict[str, Any], config: TrainConfig, algorithm: Algorithm) -> None:
     """Refuses to go on from a run whose checkpoint means something else."""
     if not before:
@@ -132,6 +166,11 @@ def _check_same(before: dict[str, Any], config: TrainConfig, algorithm: Algorith
                 f"The run was started with {name} {before.get(name)}, and can only be resumed with that, not"
                 f" {getattr(config, name)}."
             )
+    if before.get("layout") != config.layout:
+        raise UsageError(
+            f"The run was started with layout {before.get('layout') or 'none'}, whose workers' optimizers have the state of"
+            f" their own shards: it cannot be resumed with {config.layout or 'none'}."
+        )
     if before.get("algorithm") is not None:  # so is the state of the servers' rule, and no other rule's
         earlier, now = (_innermost(server_rule(one)) for one in (parse(before["algorithm"]), algorithm))
         if earlier is not None and now is not None and type(earlier) is not type(now):

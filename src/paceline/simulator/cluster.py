@@ -80,6 +80,8 @@ class Cluster:
         idle_s: of every step, before its forward and backward: slept, which needs no core.
         idleness: pairs of worker and its own `idle_s`; see `idle`.
         link_factors: triples of two workers and a factor on the time of messages between them; see `slow_link`.
+        codecs: triples of a codec's name and the bytes of a float32 vector that one core codes and decodes in a second, as
+            `paceline calibrate` measures them. Codecs that are not in it take what their own constants say.
         sockets: of the one machine whose memory the workers share; None: one memory, and a core for each worker.
     """
 
@@ -108,6 +110,7 @@ class Cluster:
     idle_s: Annotated[float, SECONDS] = 0.0
     idleness: tuple[tuple[int, float], ...] = ()
     link_factors: tuple[tuple[int, int, float], ...] = ()
+    codecs: tuple[tuple[str, float, float], ...] = ()
     sockets: Sockets | None = None
 
     def __post_init__(self) -> None:
@@ -134,6 +137,13 @@ class Cluster:
                 raise UsageError(
                     f"Link {a}-{b} cannot be slow: a link joins two of the workers from 0 to {self.workers - 1}."
                 )
+
+        for name, *rates in self.codecs:
+            from paceline.compression.registry import check_probed  # which needs PyTorch
+
+            check_probed(name)
+            for rate, what in zip(rates, ("codes", "decodes"), strict=True):
+                BYTES_PER_S.check(f"What {name} {what} in a second", rate)
 
     def _check_worker(self, worker: int, what: str) -> None:
         if not 0 <= worker < self.workers:
@@ -168,6 +178,14 @@ class Cluster:
     def idle_of(self, worker: int) -> float:
         """How many seconds of every step this worker sleeps."""
         return dict(self.idleness).get(worker, self.idle_s)
+
+    @property
+    def codec_moves(self) -> dict[str, tuple[float, float]]:
+        """Each measured codec with the number of vectors that take as long to move as coding takes, and decoding."""
+        return {
+            name: (self.core_bytes_per_s / coded, self.core_bytes_per_s / decoded)
+            for name, coded, decoded in self.codecs
+        }
 
     @classmethod
     def load(cls, path: str | Path) -> Cluster:

@@ -3,7 +3,8 @@
 `compute_s` is a number, a spec such as "normal(average_s=0.01, deviation_s=0.001)", or a list: a recorded trace. The
 table `slow` maps workers to factors on their compute time, `idle` to seconds that they sleep in every step, and `slow_link`
 pairs of workers to factors on the time of their messages. In TOML: `workers = 16`, then under `[slow]`: `0 = 100`, and under
-`[slow_link]`: `"0-1" = 10`. The table `sockets` has the fields of `Sockets`: `count = 2`, `cores = 18`; empty, it is a
+`[slow_link]`: `"0-1" = 10`. The table `codecs` maps codecs to bytes of a vector that a core codes and decodes in a second:
+`qsgd = [1e9, 2e9]`. The table `sockets` has the fields of `Sockets`: `count = 2`, `cores = 18`; empty, it is a
 two-socket machine.
 """
 
@@ -31,6 +32,7 @@ _TABLES = {
     "slow": "slowness",
     "idle": "idleness",
     "slow_link": "link_factors",
+    "codecs": "codecs",
     "sockets": "sockets",
 }  # a file's name for a field
 _FIELDS = tuple(field.name for field in dataclasses.fields(Cluster) if field.name not in _TABLES.values())
@@ -74,6 +76,8 @@ def from_table(table: Any, where: str) -> dict[str, Any]:
         )
     if "slow_link" in table:
         arguments["link_factors"] = _link_factors(where, table["slow_link"])
+    if "codecs" in table:
+        arguments["codecs"] = _codecs(where, table["codecs"])
     try:
         if "sockets" in table:
             arguments["sockets"] = _sockets(table["sockets"])
@@ -135,6 +139,8 @@ def as_table(cluster: Cluster) -> dict[str, Any]:
         table["idle"] = {str(worker): idle_s for worker, idle_s in cluster.idleness}
     if cluster.link_factors:
         table["slow_link"] = {f"{a}-{b}": factor for a, b, factor in cluster.link_factors}
+    if cluster.codecs:
+        table["codecs"] = {name: list(rates) for name, *rates in cluster.codecs}
     if cluster.sockets is not None:
         sockets = dataclasses.asdict(cluster.sockets)
         table["sockets"] = {key: value for key, value in sockets.items() if value is not None}
@@ -167,6 +173,14 @@ def _link_factors(where: str, table: Any) -> tuple[tuple[int, int, float], ...]:
         raise UsageError(f"{where}: 'slow_link' maps links to factors, as \"0-1\" = 10 under [slow_link].")
     pairs = ((sorted(map(int, link.split("-"))), factor) for link, factor in table.items())
     return tuple(sorted((a, b, factor) for (a, b), factor in pairs))
+
+
+def _codecs(where: str, table: Any) -> tuple[tuple[str, float, float], ...]:
+    if not isinstance(table, Mapping) or not all(isinstance(one, list) and len(one) == 2 for one in table.values()):
+        raise UsageError(
+            f"{where}: 'codecs' maps codecs to bytes coded and decoded in a second, as qsgd = [1e9, 2e9] under [codecs]."
+        )
+    return tuple(sorted((str(name), coded, decoded) for name, (coded, decoded) in table.items()))
 
 
 def _closest(key: str, known: tuple[str, ...] = _KEYS) -> str:

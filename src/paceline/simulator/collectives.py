@@ -14,6 +14,7 @@ from paceline.vectors.half_types import add_up, mean_into, sum_type
 __all__ = [
     "AllReduceState",
     "SimulatedCollectives",
+    "exchange_all",
     "gather_into_all",
     "lost_in_collective",
     "mean_into_all",
@@ -106,6 +107,8 @@ class AllReduceState:
                     sum_into_parts([(one.vector, one.part) for one in operations])
                 case "all-gather":
                     gather_into_all([(one.part, one.vector) for one in operations])
+                case "all-to-all":
+                    exchange_all([(one.vector, one.part) for one in operations])
         for operations in self._operations:
             operations.clear()
 
@@ -169,7 +172,7 @@ class SimulatedCollectives(CarriedOutTogether):
         """Its size, in vectors of the parameters; where only time is simulated, a whole one, or as it says."""
         whole = operation.vector
         num_bytes = whole.numel() * whole.element_size() or getattr(whole, "num_bytes", None)
-        return num_bytes / self._core.vector_bytes if num_bytes else 1.0
+        return num_bytes / self._core.vector_bytes if num_bytes else getattr(whole, "share", 1.0)
 
     def _barrier(self) -> None:
         scheduler = self._core.scheduler
@@ -228,6 +231,14 @@ def gather_into_all(given: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     whole = torch.cat([part for part, _ in given])
     for _, vector in given:
         vector.copy_(whole)
+
+
+def exchange_all(given: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """What worker k takes (n,) becomes every worker's k-th piece of what it gives (n,), in the order of their ids."""
+    pieces = [vector.chunk(len(given)) for vector, _ in given]
+    if given[0][0].numel():
+        for worker, (_, taken) in enumerate(given):
+            torch.cat([own[worker] for own in pieces], out=taken)
 
 
 def _sum(vectors: list[torch.Tensor]) -> torch.Tensor:

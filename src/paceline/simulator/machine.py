@@ -98,6 +98,7 @@ class SimulatedMachine:
         self._batch_size = batch_size
         self._seed = seed
         self._is_timing_only = not x.numel()
+        self._codec_moves = cluster.codec_moves
         self._is_gossip = is_gossip
         self._cores = Cores.of(cluster, self.scheduler) if cluster.cores else None
         self._spin_s = cluster.spin_s if cluster.workers <= (cluster.cores or 0) else 0.0  # as `have_core_each` says
@@ -225,6 +226,7 @@ class SimulatedMachine:
             "counts": counts,
             "incarnation": incarnation,
             "num_servers": self._num_servers,
+            "codec_moves": self._codec_moves,
         }
 
     def _moved(self, core: Core) -> Callable[..., None]:
@@ -236,7 +238,7 @@ class SimulatedMachine:
 
         def moved(vectors: float, of: torch.Tensor | None = None) -> None:
             num_bytes = None if of is None else of.nbytes or getattr(of, "num_bytes", None)
-            vectors *= length if not num_bytes else num_bytes / self._vector_bytes
+            vectors *= length * getattr(of, "share", 1.0) if not num_bytes else num_bytes / self._vector_bytes
             if not is_alone:
                 core.move(vectors)
                 return
@@ -250,6 +252,11 @@ class SimulatedMachine:
     def unresolved_exchanges(self) -> int:
         """How many there have been, of all workers, as `Counts` says."""
         return sum(one.unresolved_exchanges for one in self._counts)
+
+    @property
+    def delay(self) -> int:
+        """Steps that averages arrive late, where programs have chosen it."""
+        return max(one.delay for one in self._counts)
 
     @property
     def _declared_bytes(self) -> int | None:

@@ -85,7 +85,7 @@ class SimulatedMailbox:
                 message = message._replace(x=x.clone())
                 num_bytes += x.numel() * x.element_size()
             else:
-                num_bytes += self._declared_bytes
+                num_bytes += round(self._declared_bytes * getattr(x, "share", 1.0))
         me, counts = self._worker_id, self._counts
         received: Received = _new(Received, (me, self._incarnation, message))
         if to == me:

@@ -213,10 +213,12 @@ class NoVector(torch.Tensor):
     """Stands for every vector where only times are simulated: its arithmetic gives itself, a tenth of a microsecond each.
 
     Attributes:
-        num_bytes: of what it stands for; None: a whole parameter vector.
+        num_bytes: of what it stands for; None: a whole parameter vector, or of one that is sent, what a server has.
+        share: of that, in bytes, where it is a part, or coded.
     """
 
-    num_bytes: int | None
+    num_bytes: int | None = None  # also of those that PyTorch makes, as sums
+    share: float = 1.0
     # PyTorch asks a subclass for each of them, which takes ten times as long as all the arithmetic below.
     shape, dtype, nbytes = torch.Size([0]), torch.float32, 0  # type: ignore[assignment]
 
@@ -229,6 +231,20 @@ class NoVector(torch.Tensor):
     def numel(self) -> int:
         """None."""
         return 0
+
+    def chunk(self, chunks: int, dim: int = 0) -> tuple[NoVector, ...]:  # type: ignore[override]
+        """Stand-ins for equal parts."""
+        return tuple(self.coded(1 / chunks) for _ in range(chunks))
+
+    def standing_for(self, num_bytes: int) -> NoVector:
+        """One that stands for so many bytes."""
+        return NoVector(num_bytes)
+
+    def coded(self, share: float) -> NoVector:
+        """One that stands for a part, or a payload, of so many times the bytes."""
+        coded = NoVector(self.num_bytes)
+        coded.share = self.share * share
+        return coded
 
     def clone(self) -> NoVector:  # type: ignore[override]
         """Itself."""

@@ -13,6 +13,7 @@ from paceline.errors import WorkerLostError
 from paceline.ports.ports import Counts
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.collectives import (
+    exchange_all,
     gather_into_all,
     lost_in_collective,
     mean_into_all,
@@ -42,8 +43,9 @@ class Cost(NamedTuple):
 class CollectiveCosts:
     """How long an operation on vectors of B bytes takes n workers once all have come; the slowest link decides.
 
-    ring    all-reduce: 2 (n - 1) rounds of B / n bytes from each worker to the next; reduce-scatter and all-gather: half
-    tree    all-reduce: ceil(log2 n) rounds of B bytes to the root and as many back; reduce-scatter and all-gather: halving
+    ring    all-reduce: 2 (n - 1) rounds of B / n bytes from each worker to the next; reduce-scatter, all-gather, all-to-all:
+    half tree    all-reduce: ceil(log2 n) rounds of B bytes to the root and as many back; reduce-scatter and all-gather:
+    halving
             and doubling, ceil(log2 n) rounds of (n - 1) / n * B bytes in all
 
     A switch that limits is shared by all messages of a round: n in a ring, n / 2 in a tree.
@@ -51,7 +53,7 @@ class CollectiveCosts:
     Attributes:
         links: pairs of workers, ascending, that exchange messages.
         all_reduce: maps a number of bytes to the cost of an all-reduce.
-        half: maps it to the cost of a reduce-scatter or an all-gather.
+        half: maps it to the cost of a reduce-scatter, an all-gather or an all-to-all.
     """
 
     def __init__(self, cluster: Cluster, kind: Literal["ring", "tree"]) -> None:
@@ -79,7 +81,7 @@ class CollectiveCosts:
         return self._rounds(2 * self._num_rounds, num_bytes)
 
     def _half(self, num_bytes: float) -> Cost:
-        """Cost of a reduce-scatter or an all-gather."""
+        """Cost of a reduce-scatter, an all-gather or an all-to-all."""
         n = self._num_workers
         if self._kind == "ring":
             return self._rounds(n - 1, num_bytes / n)
@@ -96,6 +98,7 @@ class JoinedOperation:
 
     def __init__(self, num_workers: int) -> None:
         self.given: list[Any] = [None] * num_workers
+        self.finish: Callable[[list[Any]], None] | None = None
         self.arrived: set[int] = set()
         self.done_s = math.inf
         self.waiting: list[Program] = []
@@ -120,6 +123,9 @@ class NetworkCollectivesState:
         operation = self._operations.get(number)
         if operation is None:
             operation = self._operations[number] = JoinedOperation(self.num_workers)
+        if operation.finish not in (None, finish):
+            self._refuse_other(number, operation, worker_id, finish)
+        operation.finish = finish
         operation.given[worker_id] = given
         operation.arrived.add(worker_id)
         if len(operation.arrived) < self.num_workers or self._cut:
@@ -128,6 +134,15 @@ class NetworkCollectivesState:
         operation.given.clear()
         operation.done_s = self._done_s(cost)
         self._wake_all(operation, operation.done_s - self.scheduler.now_s)
+
+    def _refuse_other(
+        self, number: int, operation: JoinedOperation, worker_id: int, finish: Callable[[list[Any]], None]
+    ) -> None:
+        """Some have ended their loops and average their models, where the others average while they train."""
+        have_ended = {worker_id} if finish is mean_into_all else operation.arrived
+        train = (operation.arrived | {worker_id}) - have_ended
+        why = dict.fromkeys(sorted(have_ended), "its loop has ended")
+        raise lost_in_collective(f"collective operation {number}", sorted(train), why)
 
     def _wake_all(self, operation: JoinedOperation, after_s: float = 0.0) -> None:
         for program in operation.waiting:
@@ -254,11 +269,16 @@ class NetworkCollectives:
         """Begins collecting every worker's `part` (n / num_workers,) in `vector` (n,)."""
         return self._start((part, vector), gather_into_all, self._costs.half(self._bytes(vector)))
 
+    def start_all_to_all(self, given: torch.Tensor, taken: torch.Tensor) -> NetworkHandle:
+        """Begins sending piece k of `given` (n,) to worker k; `taken` (n,) becomes what all have for this worker."""
+        return self._start((given, taken), exchange_all, self._costs.half(self._bytes(given)))
+
     def _bytes(self, vector: torch.Tensor) -> int:
         if vector.numel() or self._declared_bytes is None:
             return vector.numel() * vector.element_size()
         own_bytes = getattr(vector, "num_bytes", None)
-        return self._declared_bytes if own_bytes is None else own_bytes
+        num_bytes = self._declared_bytes if own_bytes is None else own_bytes
+        return round(num_bytes * getattr(vector, "share", 1.0))
 
     def _sum_bytes(self, vector: torch.Tensor) -> int:
         if vector.numel() or self._declared_bytes is None:

@@ -42,6 +42,7 @@ class SimulatedShard:
         self.buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.version = 0
         self.counts = {"dropped": 0, "duplicate": 0, "incomplete": 0, "backups": 0, "malformed": 0}
+        self.chosen: dict[str, int] | None = None
         self.core: Core | None = None
         self._update_vectors = update_vectors
 
@@ -59,6 +60,12 @@ class SimulatedShard:
     def count(self, what: str, number: int = 1) -> None:
         """Counts for the run's result."""
         self.counts[what] += number
+
+    def choose(self, number: int) -> None:
+        """Notes what was chosen, for the run's result."""
+        before = self.chosen or {}
+        fewest, most = min(number, before.get("fewest", number)), max(number, before.get("most", number))
+        self.chosen = {"last": number, "fewest": fewest, "most": most}
 
     def restore(self, x: torch.Tensor, version: int | None = None) -> None:
         """Takes over parameters (n,) and their version."""
@@ -156,3 +163,7 @@ class ServedState:
     def counts(self) -> list[dict[str, int]]:
         """What each shard has counted, and its version."""
         return [{"version": shard.version, **shard.counts} for shard in self.shards]
+
+    def chosen(self) -> dict[str, int] | None:
+        """What was chosen last, and the range of it; None: nothing is to be chosen."""
+        return self.shards[0].chosen

@@ -94,6 +94,9 @@ FROM_0 = Bound(least=0)
 FRACTION = Bound(least=0, above=True, most=1)
 SHARE = Bound(least=0, most=1)
 DECAY = Bound(least=0, most=1, below=True)
+BITS = Bound(least=2, most=8, whole=True)
+BUCKET = Bound(least=8, most=2**31, whole=True)
+RANK = Bound(least=1, most=1024, whole=True, why="beyond it, the factors are as large as their matrix")
 BETWEEN_0_AND_1 = Bound(least=0, above=True, most=1, below=True)
 
 # How many take part, how often, and how much

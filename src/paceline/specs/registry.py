@@ -39,16 +39,20 @@ class Registry:
         self.kind = kind
         self._nested = dict(nested or {})
         self._classes: dict[str, type] = {}
+        self._unlisted: dict[str, type] = {}
 
-    def register(self, name: str, cls: type) -> type:
-        """Add a frozen dataclass under a name and return it; names and classes are registered once."""
+    def register(self, name: str, cls: type, *, listed: bool = True) -> type:
+        """Add a frozen dataclass under a name and return it; names and classes are registered once.
+
+        One that is not `listed` is found by its name, for ourselves, and is in no list of what users can choose.
+        """
         if not NAME.fullmatch(name):
             raise ValueError(f"'{name}' cannot be a spec's name: letters, digits, '-', '_' and '.' only")
         if not dataclasses.is_dataclass(cls):
             raise ValueError(f"{cls.__name__} must be a dataclass to be registered as '{name}'")
         if name in self._classes or cls in self._classes.values():
             raise ValueError(f"{self.kind} '{name}' or its class {cls.__name__} is already registered")
-        self._classes[name] = cls
+        (self._classes if listed else self._unlisted)[name] = cls
         return cls
 
     def names(self) -> list[str]:
@@ -70,6 +74,8 @@ class Registry:
 
     def __getitem__(self, name: str) -> type:
         """The class registered under `name`; UsageError names the closest match."""
+        if name in self._unlisted:
+            return self._unlisted[name]
         if name not in self._classes:
             known = ", ".join(self._classes) or "none yet"
             raise UsageError(f"Unknown {self.kind} '{name}'.{closest(name, self._classes)} Known: {known}.")
@@ -77,7 +83,7 @@ class Registry:
 
     def name_of(self, cls: type) -> str:
         """The name under which a class is registered."""
-        for name, registered in self._classes.items():
+        for name, registered in (*self._classes.items(), *self._unlisted.items()):
             if registered is cls:
                 return name
         raise UsageError(f"{cls.__name__} is no registered {self.kind}; register it first.")
@@ -96,6 +102,8 @@ class Registry:
             raise self._moved(cls, spec)
         for key, value in spec.arguments.items():
             if key not in fields:
+                if reason := getattr(cls, "refused_arguments", {}).get(key):
+                    raise UsageError(f"'{spec.name}' cannot have {key}: {reason}.")
                 valid = f"Valid: {', '.join(fields)}." if fields else "It takes none."
                 raise UsageError(f"'{spec.name}' has no argument '{key}'.{closest(key, fields)} {valid}")
             arguments[key] = self._convert(f"'{spec.name}' argument '{key}'", hints[key], value)

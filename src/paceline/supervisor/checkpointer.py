@@ -41,9 +41,7 @@ class Checkpointer:
         """Call after every drain of the records; `about` gives, by number, what a resumed run must know, as JSON."""
         assert supervisor.arena is not None
         running = [worker.worker_id for worker in supervisor.workers if worker.running]
-        # Rounds depend on how many take part: lockstep goes on from a checkpoint of all workers, or from an earlier one.
-        lockstep = supervisor.algorithm is not None and supervisor.algorithm.lockstep
-        needed = [worker.worker_id for worker in supervisor.workers] if lockstep else running
+        needed = [worker.worker_id for worker in supervisor.workers] if _needs_all(supervisor) else running
         for number in checkpoint_files.numbers(self._folder):
             if checkpoint_files.is_complete(self._folder, number) or not needed:
                 continue
@@ -90,12 +88,11 @@ class Checkpointer:
     ) -> None:
         """Writes the last checkpoint from what the workers saved when they ended.
 
-        In lockstep it stays incomplete where the run was stopped between two workers' updates of one round.
+        Where all workers' parts are needed, it stays incomplete if the run was stopped between their updates of one round.
 
         Raises:
             NotWrittenError: it, or a part of it, cannot be written; the last complete one is as it was.
         """
-        assert supervisor.algorithm is not None
         left_out = supervisor.outcome.left_out
         try:
             if None in left_out:
@@ -106,8 +103,17 @@ class Checkpointer:
             checkpoint_files.remove(self._folder, None)
             raise
         ended = [worker.worker_id for worker in supervisor.workers if worker.ended]
-        if supervisor.algorithm.lockstep and not checkpoint.same_round(self._folder / str(number), ended):
+        if _needs_all(supervisor) and not checkpoint.same_round(self._folder / str(number), ended):
             return
         self._complete(supervisor, number, ended, about(number))
         if number in left_out:
             raise NotWrittenError(left_out[number])
+
+
+def _needs_all(supervisor: Supervisor) -> bool:
+    """Whether a checkpoint without a dead worker's part is of no use, so that an earlier one of all is gone on from.
+
+    Rounds depend on how many take part, and of a placed model each worker has a part that nobody else has.
+    """
+    algorithm = supervisor.algorithm
+    return algorithm is not None and (algorithm.lockstep or algorithm.same_batches)

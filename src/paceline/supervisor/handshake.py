@@ -131,6 +131,7 @@ class Handshake:
             num_elements=hello.num_elements,
             dtype=hello.dtype,
             extra=hello.extra,
+            sharding=hello.sharding,
         )
         segment = Segment.create(plan.size_bytes)
         self.note = placement_registry.build(self._placement).place(segment)

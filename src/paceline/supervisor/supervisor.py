@@ -109,7 +109,7 @@ class Supervisor:
             launch=self._launch_server, admit=self._handshake.admit_server, fail=self._fail, outcome=self.outcome
         )
         self._folder = folder
-        self._first_death = ""
+        self._first_death, self._failed_s = "", float("inf")
         self._context = fork_server_context()
 
     # Life of the run
@@ -137,6 +137,8 @@ class Supervisor:
                     )
                 if self.ready_after_s is None and self.started_s is not None:
                     self.ready_after_s = self.started_s - begun_s
+                if time.monotonic() - self._failed_s > _INTERRUPTED_GRACE_S:
+                    self._end_all(grace_s=0.0)
                 self._drain()
                 if self._on_tick is not None and self.started_s is not None:
                     self._on_tick(self)
@@ -322,6 +324,8 @@ class Supervisor:
 
     def _fail(self, who: str, failure: Failure) -> None:
         """The first failure names the outcome, and none that follows; that a worker is missed may be heard before why."""
+        if self.algorithm is not None and self.algorithm.same_batches:  # one that the others missed may hang
+            self._failed_s = min(self._failed_s, time.monotonic())
         is_missed = self.outcome.kind == "worker-lost" and not self.outcome.workers_lost
         if self.outcome.kind == "" or (is_missed and failure.kind != "worker-lost"):
             self.outcome.name = "diverged" if failure.kind == "diverged" else "crashed"

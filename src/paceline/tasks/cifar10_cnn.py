@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from paceline.tasks.base import Task
 from paceline.tasks.readers import find_file, image_datasets, read_npz
 
-__all__ = ["cifar10_cnn"]
+__all__ = ["cifar10_cnn", "cifar10_datasets"]
 
 _REMEDY = (
     "It is an NPZ file with uint8 arrays train_images and test_images (samples, 32, 32, 3), train_labels and "
@@ -26,7 +26,9 @@ def cifar10_cnn() -> Task:
     It normalises with GroupNorm, not BatchNorm: BatchNorm's running averages are buffers, no gradient moves them, and
     what they should be while workers race on shared parameters is ambiguous.
     """
-    return Task(name="cifar10-cnn", model=SmallResNet, datasets=_datasets, batch_size=32, learning_rate=0.05, epochs=10)
+    return Task(
+        name="cifar10-cnn", model=SmallResNet, datasets=cifar10_datasets, batch_size=32, learning_rate=0.05, epochs=10
+    )
 
 
 class _Block(nn.Module):
@@ -64,7 +66,8 @@ class SmallResNet(nn.Module):
         return self.linear(F.adaptive_avg_pool2d(x, 2).flatten(1))
 
 
-def _datasets(data: Path | None) -> tuple[TensorDataset, TensorDataset]:
+def cifar10_datasets(data: Path | None) -> tuple[TensorDataset, TensorDataset]:
+    """Training and test images (samples, 3, 32, 32), standardised, with their labels."""
     candidates = ["cifar10/cifar10_12k.npz", "cifar10_12k.npz"]
     path = find_file(data, candidates, what="CIFAR-10", remedy=_REMEDY)
     image, label = (32, 32, 3), ()

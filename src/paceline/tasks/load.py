@@ -18,6 +18,7 @@ BUILT_IN = {
     "mnist-mlp": "paceline.tasks.mnist:mnist_mlp",
     "mnist-cnn": "paceline.tasks.mnist:mnist_cnn",
     "cifar10-cnn": "paceline.tasks.cifar10_cnn:cifar10_cnn",
+    "vgg-small": "paceline.tasks.vgg_small:vgg_small",
 }
 
 

@@ -12,17 +12,16 @@ import torch.distributed as dist
 
 from paceline.errors import WorkerLostError, name_workers
 from paceline.ports.ports import Counts, Handle
+from paceline.transport.roll_call import RollCall
 from paceline.vectors.half_types import add_up, to_sum_type
 
-__all__ = ["DistributedCollectives"]
+__all__ = ["SLICE", "DistributedCollectives", "has_failed"]
 
 _REMEDY = (
     "Start the workers again from the last checkpoint, or choose an algorithm that goes on without a worker"
     " (`paceline algorithms --tolerates kill`)."
 )
-_SLICE = timedelta(seconds=0.5)  # how often a waiting worker looks whether another one has given up
-_ANSWER_S = 2.0  # how long a worker that gives up waits for the others to say that they are there: several slices
-_BETWEEN_LOOKS_S = 0.01
+SLICE = timedelta(seconds=0.5)  # how often a waiting worker looks whether another one has given up
 _BETWEEN_QUERIES_S = 20e-6  # of an operation on a GPU: asking costs a microsecond
 
 # The names since PyTorch 2.13, where the old ones warn.
@@ -67,6 +66,7 @@ class DistributedCollectives:
     ) -> None:
         self._group = group
         self._store = store
+        self._roll_call = RollCall(store, worker_id, num_workers)
         self._worker_id = worker_id
         self._num_workers = num_workers
         self._timeout_s = timeout_s
@@ -126,6 +126,13 @@ class DistributedCollectives:
         self._count(1, vector)
         return self._start("all-gather", vector, lambda: _all_gather(vector, part, group=self._group, async_op=True))
 
+    def start_all_to_all(self, given: torch.Tensor, taken: torch.Tensor) -> Handle:
+        """Begins sending piece k of `given` (n,) to worker k; `taken` (n,) becomes what all have for this worker."""
+        self._count(1, given)
+        return self._start(
+            "all-to-all", given, lambda: dist.all_to_all_single(taken, given, group=self._group, async_op=True)
+        )
+
     def broadcast(self, vector: torch.Tensor) -> None:
         """Replaces `vector` (n,) by worker 0's.
 
@@ -177,22 +184,16 @@ class DistributedCollectives:
                     if _is_done_soon(work, in_slices=in_slices):
                         return
                 except RuntimeError as error:
-                    if not in_slices or work.is_completed():
+                    if not in_slices or has_failed(work):
                         raise self._lost(label, error) from error
                 if time.perf_counter() - begun_s > self._timeout_s:
                     raise self._lost(label, f"not within {self._timeout_s:g} s")
-                if self._others_gave_up():
+                if self._roll_call.somebody_gave_up():
                     raise self._lost(label, "another worker has given up")
                 if not self._has_ended and self._misses_somebody(int(label.split()[-1])):
                     raise self._lost(label, "another worker's loop has ended")
         finally:
             self.waited_s += time.perf_counter() - begun_s
-
-    def _others_gave_up(self) -> bool:
-        try:
-            return self._store.check(["gave up"])
-        except RuntimeError:
-            return True
 
     def _misses_somebody(self, number: int) -> bool:
         """Whether a worker's program has ended before it came to this operation."""
@@ -204,22 +205,14 @@ class DistributedCollectives:
 
     def _lost(self, label: str, why: object) -> WorkerLostError:
         """Tells the others, hears which are there, and names those that are not."""
-        everyone = range(self._num_workers)
-        present, left = {self._worker_id}, set()
-        until_s = time.monotonic() + _ANSWER_S
-        try:
-            self._store.set("gave up", "1")
-            self._store.set(f"there/{self._worker_id}", "1")
-            while len(present) + len(left) < self._num_workers and time.monotonic() < until_s:
-                time.sleep(_BETWEEN_LOOKS_S)
-                present = {worker for worker in everyone if self._store.check([f"there/{worker}"])}
-                left = {w for w in everyone if w not in present and self._store.check([f"ended/{w}"])}
-        except RuntimeError:
+        answers = self._roll_call.give_up()
+        if answers is None:
             return WorkerLostError(
                 f"{label}: the workers' common store is gone, most likely with worker 0, which holds it unless the launcher"
                 f" does. {_REMEDY}"
             )
-        missing = sorted(set(everyone) - present)
+        present, left = answers
+        missing = sorted(set(range(self._num_workers)) - present)
         if not missing:
             return WorkerLostError(f"{label}: all workers are there, but the operation failed: {_first_line(why)}.")
         ended = f"; {name_workers(sorted(left))} had ended its loop" if left else ""
@@ -254,15 +247,26 @@ class _GroupOperation:
             self._finish()
 
 
+def has_failed(work: Any) -> bool:
+    """Whether an operation whose wait for a slice has raised is over, and not well; it may end just after its slice."""
+    if not work.is_completed():
+        return False
+    try:
+        work.wait(SLICE)
+    except RuntimeError:
+        return True
+    return False
+
+
 def _is_done_soon(work: Any, *, in_slices: bool) -> bool:
     """Waits for an operation for a slice of time; Gloo says by an error that it is not done.
 
     NCCL's own wait returns at once, as only the stream waits, and its deadline ends the process: so it is asked instead.
     """
     if in_slices:
-        work.wait(_SLICE)
+        work.wait(SLICE)
         return True
-    until_s = time.perf_counter() + _SLICE.total_seconds()
+    until_s = time.perf_counter() + SLICE.total_seconds()
     while not work.is_completed():
         if time.perf_counter() > until_s:
             return False

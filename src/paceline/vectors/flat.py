@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from paceline.errors import UsageError
 
@@ -31,9 +32,11 @@ class FlatBinding:
     Args:
         parameters: those to be trained; all of one floating-point type, on one device.
         on_any_device: whether that may be another one than the CPU.
+        num_cut: how many of the parameters, the last ones, are this worker's shards of larger ones; padding lies before them.
 
     Attributes:
         offsets: where each parameter begins in a flat vector.
+        cut_from: where the first shard begins; P without any.
         ranges: each parameter's elements there.
         device: where the parameters are.
         bound_to: the vector that they are views of, if any.
@@ -42,10 +45,15 @@ class FlatBinding:
         UsageError: no parameters, or they differ in type or device.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], *, on_any_device: bool = False) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], *, on_any_device: bool = False, num_cut: int = 0) -> None:
         self.parameters: list[nn.Parameter] = [p for p in parameters if p.requires_grad]
         if not self.parameters:
             raise UsageError("The model has no parameters that require a gradient; there is nothing to train.")
+        if any(map(is_lazy, self.parameters)):
+            raise UsageError(
+                "Parameters of lazy modules, such as LazyLinear, have no shape yet: call the model with a first batch before"
+                " the optimizer is made and attach is entered."
+            )
         types = {(p.dtype, p.device) for p in self.parameters}
         if len(types) > 1 or not self.parameters[0].dtype.is_floating_point:
             found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in types))
@@ -64,13 +72,17 @@ class FlatBinding:
         alignment = _ALIGNMENT_BYTES // self.dtype.itemsize
         self.offsets: list[int] = []
         offset = alignment
-        for numel in self._numels:
+        first_cut = len(self._numels) - num_cut if num_cut else -1
+        for index, numel in enumerate(self._numels):
+            if index == first_cut and index and self.offsets[-1] + self._numels[index - 1] == offset:
+                offset += alignment
             self.offsets.append(offset)
             offset += math.ceil(numel / alignment) * alignment
         if self.offsets[-1] + self._numels[-1] == offset:
             offset += alignment
         self.ranges: Ranges = tuple((o, o + n) for o, n in zip(self.offsets, self._numels, strict=True))
         self.num_elements = offset  # P
+        self.cut_from = self.offsets[first_cut] if num_cut else offset
         self.num_parameters = sum(self._numels)
         self._views: dict[int, list[torch.Tensor]] = {}
         self._bindable: dict[int, list[torch.Tensor]] = {}

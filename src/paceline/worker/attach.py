@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.algorithms import Algorithm
+from paceline.algorithms import Algorithm, Placed
 from paceline.errors import DivergedError, UsageError
 from paceline.evaluation.user import Evaluate
+from paceline.loop.closures import evaluate_first
 from paceline.loop.gradient_watch import watch_gradients
 from paceline.loop.held_by_one import hold
 from paceline.loop.hidden_hooks import leave_out_of_copies
@@ -25,13 +27,16 @@ from paceline.loop.same_inputs import SameInputs
 from paceline.membership.environment import WorkerEnvironment, current_environment
 from paceline.membership.final_mean import FinalMean, LeftWeights
 from paceline.memory.waiting import RunStopped
+from paceline.model_parallel.graph.execute import Part
+from paceline.model_parallel.hybrid.layout import Hybrid
 from paceline.optim.several_optimizers import SeveralOptimizers, members_of
 from paceline.records.summary import own_figures
 from paceline.replica.grad_scaler import ask_for_every_step
 from paceline.worker.arguments import as_one_model, as_one_optimizer
 from paceline.worker.batches import Batches, WorkerBatches
 from paceline.worker.chosen_algorithm import chosen_algorithm
-from paceline.worker.memberships.entry import enter
+from paceline.worker.memberships.entry import Entry, enter
+from paceline.worker.memberships.membership import Membership
 from paceline.worker.whole_run import WholeRun
 
 __all__ = ["Worker", "attach"]
@@ -47,6 +52,8 @@ def attach(
     *,
     evaluate: Evaluate | None = None,
     same_random: bool = False,
+    layout: Hybrid | str | None = None,
+    example_inputs: torch.Tensor | None = None,
 ) -> Worker:
     """Lets a training loop take part in a run: `with paceline.attach(model, optimizer) as worker:`.
 
@@ -90,11 +97,11 @@ def attach(
         model: its parameters that require gradients are trained; all of one floating-point type, on the CPU, or
             on one CUDA GPU where workers share no memory; the loop then uses one stream, and recorded times are the host's.
             A tuple of models, such as (generator, discriminator), has the parameters of all.
-        optimizer: any torch.optim optimizer over them, without closures. Of a list of optimizers each steps once, and then
-            a step of the run is over, made with one gradient. Where models are a tuple, too, the optimizers step in turn, each
-            with a gradient of its own: every step of one of them is a step of the run, in which the parameters of the others
-            have no gradient, and under all-reduce means are taken as it steps. Several are for `hogwild`, `locked`,
-            `leashed`, `lockstep`, `all-reduce` (not sharded) and `local-sgd`.
+        optimizer: any torch.optim optimizer over them, but LBFGS; a closure given to `step` is evaluated once. Of a list of
+            optimizers each steps once, and then a step of the run is over, made with one gradient. Where models are a tuple,
+            too, the optimizers step in turn, each with a gradient of its own: every step of one of them is a step of the run,
+            in which the parameters of the others have no gradient, and under all-reduce means are taken as it steps. Several
+            are for `hogwild`, `locked`, `leashed`, `lockstep`, `all-reduce` (not sharded) and `local-sgd`.
         algorithm: how the workers agree; None: what the launcher or PACELINE_ALGORITHM says, else Hogwild!, or all-reduce
             under a launcher that is not ours.
         evaluate: maps a model to its test accuracy, from 0 to 1, or to a mapping with "accuracy", "loss" or both. It is what
@@ -102,14 +109,34 @@ def attach(
             limit, or is written to a folder: with a copy of the model, in evaluation mode and without gradients, that has the
             run's newest parameters (the mean of all workers' models where each has its own).
         same_random: the workers are meant to draw the same: all generators stay as they are.
+        layout: how the model is divided among the workers, as `hybrid(groups=2)`; None: every worker has all of it.
+        example_inputs: what the model is called with for a worker's batch (samples, ...), as long on all workers: by it a
+            layout's `groups=auto` is chosen.
 
     Raises:
         UsageError: the launcher and the loop name different algorithms, or the model cannot be shared.
     """
     environment = current_environment()
-    chosen = chosen_algorithm(algorithm, environment)
+    chosen = chosen_algorithm(Placed() if algorithm is None and isinstance(model, Part) else algorithm, environment)
+    if isinstance(model, Part) or isinstance(chosen, Placed):
+        from paceline.worker.placed import worker_of_part
+
+        return worker_of_part(model, optimizer, chosen, environment, evaluate)
     optimizer = as_one_optimizer(optimizer, chosen, in_turn=not isinstance(model, nn.Module))
     module, evaluate = as_one_model(model, evaluate)
+    if layout is not None or example_inputs is not None:
+        from paceline.worker.cut_worker import CutWorker
+
+        return CutWorker(
+            module,
+            optimizer,
+            chosen,
+            environment,
+            evaluate,
+            same_random=same_random,
+            layout=layout,
+            example_inputs=example_inputs,
+        )
     return Worker(module, optimizer, chosen, environment, evaluate, same_random=same_random)
 
 
@@ -134,7 +161,7 @@ class Worker(WholeRun):
         place = environment or WorkerEnvironment()
         self.worker_id, self.num_workers = place.worker_id, place.num_workers
         self.algorithm = algorithm
-        self._model = model
+        self._model = self._held = model
         self._optimizer = optimizer
         self._environment = environment
         self._evaluate = evaluate
@@ -149,9 +176,9 @@ class Worker(WholeRun):
         self.worker_id, self.num_workers = entry.worker_id, entry.num_workers
         device = next((p.device for p in self._model.parameters() if p.requires_grad), torch.device("cpu"))
         states = digests_of_states(device) if self.num_workers > 1 and not self._same_random else ()
-        self._undo.append(hold(self._model, members_of(self._optimizer), self.worker_id, self.num_workers))
+        self._undo.append(hold(self._held, members_of(self._optimizer), self.worker_id, self.num_workers))
         try:
-            self._membership = entry.join(self._model, self.algorithm, states, self._evaluate)
+            self._membership = self._join(entry, states)
         except BaseException:
             self._undo.pop()()
             raise
@@ -163,6 +190,9 @@ class Worker(WholeRun):
             raise
         return self
 
+    def _join(self, entry: Entry, states: tuple[int, ...]) -> Membership:
+        return entry.join(self._model, self.algorithm, states, self._evaluate)
+
     def _draw_apart(self, device: torch.device) -> None:
         """Lets generators that are in the same state on all workers go on elsewhere, but for those of the first worker 0."""
         run = self._membership
@@ -173,11 +203,12 @@ class Worker(WholeRun):
     def _begin(self) -> None:
         run = self._membership
         parameters, members = run.binding.parameters, members_of(self._optimizer)
+        self._undo += [evaluate_first(one) for one in members]
         if self.worker_id == 0 and not run.incarnation:
-            self.algorithm.warn(stacklevel=4)
+            self.algorithm.warn(self.num_workers, stacklevel=4)
             if self.num_workers > 1 and self.algorithm.clips_before_the_mean:
                 self._undo.append(watch_gradients(parameters, members))
-        taken = run.restore(self._optimizer)
+        taken = self._restore(run)
         self._replica = replica = run.replica(self._optimizer)
         if isinstance(self._optimizer, SeveralOptimizers):
             self._undo.append(self._optimizer.watch(parameters))
@@ -211,6 +242,10 @@ class Worker(WholeRun):
             # resumed run skips, or in which others had all the batches. They ask this attribute; without it, they warn.
             for one in members:
                 one._opt_called = True  # type: ignore[attr-defined]
+
+    def _restore(self, run: Membership) -> int:
+        """Gives the optimizer, and the model, what the run goes on from; returns the batches taken so far."""
+        return run.restore(self._optimizer)
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> bool:
         """A loop that the run's end met while it waited goes on after its `with`, as those do that find no more batches."""
@@ -271,6 +306,10 @@ class Worker(WholeRun):
         """
         return Batches(loader, self._batches, self._replica.takes_batches)
 
+    def _defer_steps(self) -> deque[Callable[[], None]]:
+        self._batches.deferred = deferred = deque()
+        return deferred
+
     def report(self, loss: torch.Tensor | float, samples: int | None = None) -> None:
         """Tells the run this step's loss, for its curves and targets, and to end it as diverged when it is not finite.
 
@@ -313,6 +352,7 @@ class Worker(WholeRun):
         if records is None:
             return {}
         figures = own_figures(records, self._membership.ports.counts.unresolved_exchanges, gossip=self.algorithm.gossip)
+        figures |= self.algorithm.figures(self._membership.ports.counts.delay, self.num_workers)
         return {**figures, "consensus_distance": self._consensus_distance}
 
     # Parameters at the beginning and at the end

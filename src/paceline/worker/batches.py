@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from functools import partial
@@ -21,9 +22,16 @@ from paceline.data.wrappers import moved_to
 from paceline.errors import UsageError
 from paceline.loop.run_progress import RunProgress
 from paceline.membership.final_mean import Given
+from paceline.ports.round_shares import RoundShares
 from paceline.worker.memberships.membership import BatchShare, Membership
 
 __all__ = ["Batches", "WorkerBatches"]
+
+_TWO_AT_ONCE = (
+    "The loop goes through worker.batches twice at once, as in zip(worker.batches(a), worker.batches(b)), and workers share"
+    " one epoch at a time: give it the loader that an epoch is of, and iterate the other loader itself, or put both data sets"
+    " into one, as StackDataset does."
+)
 
 
 class Batches:
@@ -67,6 +75,10 @@ class WorkerBatches:
         taken: batches that this worker took before (a resumed run, or an earlier incarnation).
         progress: is told what is handed out.
         bind_newest: binds the model to a copy of the newest parameters.
+
+    Attributes:
+        deferred: where whoever fetches batches ahead finds what begins the step of each; None: it begins as its batch is
+            handed out. A lone worker's always does.
     """
 
     def __init__(
@@ -81,9 +93,15 @@ class WorkerBatches:
         bind_newest: Callable[[], None],
     ) -> None:
         self.worker_id, self.num_workers = membership.worker_id, membership.num_workers
+        self._leads = membership.worker_id == 0
+        if algorithm.same_batches:  # each takes all, as if it were alone
+            self.worker_id, self.num_workers = 0, 1
         self.algorithm = algorithm
         self._membership = membership
         self._replica = replica
+        self._shares = (
+            RoundShares(self.worker_id, self.num_workers) if algorithm.by_speed and self.num_workers > 1 else None
+        )
         self._optimizer = optimizer
         self._taken = taken
         self._progress = progress
@@ -97,6 +115,7 @@ class WorkerBatches:
         self._processes: tuple[Any, LoaderProcesses] | None = None  # of the loader that was used last
         self._stream: tuple[Any, DataLoader[Any]] | None = None  # likewise
         self._epoch = 0
+        self.deferred: deque[Callable[[], None]] | None = None
         self._is_epoch_told = self._is_begun = False
 
     @property
@@ -110,7 +129,9 @@ class WorkerBatches:
         if not self._membership.deals_batches:
             return None
         if self._known is None or self._known[0] is not loader:
-            self._known = loader, shared_batches(loader, self._membership.seed, self._get_share().counts.agree)
+            self._replica.shares = self._shares
+            agree = self._get_share().counts.agree
+            self._known = loader, shared_batches(loader, self._membership.seed, agree, self._shares)
         return self._known[1]
 
     def length(self, loader: Any) -> int:
@@ -129,6 +150,11 @@ class WorkerBatches:
 
     def epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
         """The next epoch's batches for this worker."""
+        if self.num_workers == 1 and not self._membership.deals_batches:
+            return self._whole(iter(loader))  # drawn from the generators now, as the loader's own iterator is
+        return self._shared_epoch(loader)
+
+    def _shared_epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
         epoch, self._epoch = self._epoch, self._epoch + 1
         if (
             self._epoch > 1 and self._membership.stopped()
@@ -136,8 +162,11 @@ class WorkerBatches:
             return
         batches = self.batches_of(loader)
         if batches is None:
-            yield from self._whole(loader) if self.num_workers == 1 else self._every_nth(loader)
-            self._tell_end()
+            if self.num_workers == 1:
+                yield from self._whole(iter(loader))
+            else:
+                yield from self._every_nth(loader)
+                self._tell_end()
             return
         claims = self._claims_for(batches)
         claims.begin(epoch)
@@ -148,7 +177,7 @@ class WorkerBatches:
             if number == END or fetch is None:
                 break
             if number == ABSENT:
-                self._replica.begin(started_s, -1, None, absent=True)
+                self._replica.begin(started_s, -1, 0, absent=True)
                 continue
             batch = fetch()
             if batches.device is not None:
@@ -156,8 +185,15 @@ class WorkerBatches:
             if not self._is_epoch_told and batches.length is not None:
                 self._is_epoch_told = True
                 self._membership.tell_epoch(batches.length * length_of(batch))
-            self._replica.begin(started_s, number, batch)
+            place = claims.place(number)
+            if batches.shares is not None:  # which differ between the workers: what a batch looks like does not tell
+                samples = len(batches.indices(place))
+            else:
+                samples = length_of(batch) or batches.samples(place) or 1
+            self._begin(started_s, number, samples)
             yield batch
+            if self._epoch != epoch + 1 and not self._membership.stopped():
+                raise UsageError(_TWO_AT_ONCE)
         self._tell_end()
         # What the loop does between two epochs, such as to evaluate, it does on a copy that nobody else writes.
         if self._replica.idle:
@@ -168,6 +204,12 @@ class WorkerBatches:
                 f" {self.num_workers} workers.",
                 stacklevel=3,
             )
+
+    def _begin(self, started_s: float, number: int, samples: int) -> None:
+        if self.deferred is None:
+            self._replica.begin(started_s, number, samples)
+        else:
+            self.deferred.append(partial(self._replica.begin, started_s, number, samples))
 
     def _tell_end(self) -> None:
         """The loop has had all batches of an epoch."""
@@ -186,7 +228,8 @@ class WorkerBatches:
                     return
                 if first:
                     first = False
-                    leads = self.worker_id == 0 if self.algorithm.lockstep else claims.place(number) == 0
+                    by_number = not (self.algorithm.lockstep or self.algorithm.same_batches)
+                    leads = claims.place(number) == 0 if by_number else self._leads
                     first_batch = epoch * claims.batches.epoch_numbers
                     self._membership.begin_epoch(epoch, first_batch, self._optimizer, claims.taken, leads=leads)
                 self._membership.complete_checkpoint()
@@ -272,7 +315,7 @@ class WorkerBatches:
                 batches,
                 worker_id=self.worker_id,
                 num_workers=self.num_workers,
-                lockstep=self.algorithm.lockstep,
+                lockstep=self.algorithm.lockstep or self.algorithm.same_batches,
                 taken=self._taken,
                 **self._get_share()._asdict(),
             )
@@ -305,15 +348,16 @@ class WorkerBatches:
                 self._left_out -= 1
                 continue
             self._taken += 1
-            self._replica.begin(started_s, -1, batch)
+            self._begin(started_s, -1, length_of(batch) or 1)
             yield batch
 
-    def _whole(self, loader: Iterable[Any]) -> Iterator[Any]:
-        begin, now_s = self._replica.begin, self._replica.now_s
+    def _whole(self, own: Iterator[Any]) -> Iterator[Any]:
+        begin, now_s, is_stopped = self._replica.begin, self._replica.now_s, self._membership.stopped
         started_s = now_s()
-        for batch in loader:
-            begin(started_s, -1, batch)
+        for batch in own:
+            begin(started_s, -1, length_of(batch) or 1)  # one whose length cannot be told weighs as one
             yield batch
-            if self._membership.stopped():
-                return
+            if is_stopped():
+                break
             started_s = now_s()
+        self._tell_end()

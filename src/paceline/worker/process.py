@@ -28,6 +28,7 @@ from paceline.memory.segment import Segment
 from paceline.memory.waiting import RunStopped, have_core_each, raise_if_stopped, wait_briefly
 from paceline.system.interrupts import leave_to_supervisor
 from paceline.system.tagged_output import tagged_output
+from paceline.vectors.sharding import Sharding
 
 __all__ = ["Done", "Failure", "Hello", "NotSaved", "Ready", "Welcome", "join_run", "run_worker"]
 
@@ -42,6 +43,7 @@ class Hello:
     dtype: torch.dtype
     shapes: tuple[tuple[int, ...], ...]
     extra: dict[str, tuple[tuple[int, ...], torch.dtype]]
+    sharding: Sharding | None = None
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from paceline.errors import UsageError, shown
 from paceline.membership.environment import SupervisedEnvironment, current_environment
 from paceline.memory.placement import placement_registry
 from paceline.specs.bounds import check_run, check_workers
+from paceline.worker.by_value import pickled_function
 from paceline.worker.process import Failure, process_main, run_worker
 
 __all__ = [
@@ -145,7 +146,7 @@ def pickled(target: Callable[[], Any]) -> bytes:
     and a socket in this process to hand it out, for good.
     """
     try:
-        return pickle.dumps(target)
+        return pickled_function(target)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise UsageError(
             f"The function to train cannot be sent to a worker process ({error}); define it at the top level of a"

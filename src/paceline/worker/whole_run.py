@@ -40,20 +40,27 @@ class WholeRun:
         run = self._membership
         self._progress = RunProgress(
             worker_id=self.worker_id,
-            num_workers=self.num_workers,
+            num_workers=1 if self.algorithm.same_batches else self.num_workers,
             lockstep=self.algorithm.lockstep,
-            table=run.tables.progress,
+            table=None if self.algorithm.same_batches else run.tables.progress,
             before=run.done_before,
         )
         self._replica.count_in(self._progress)
-        if self.num_workers > 1:
+        if self.num_workers > 1 and not self.algorithm.same_batches:
             self._undo += [hook.remove for hook in watch_state(members_of(self._optimizer), self.algorithm)]
-        if self.num_workers > 1 and self.worker_id == 0:
+        if self.num_workers > 1 and self.worker_id == 0 and not self.algorithm.same_batches:
             members = members_of(self._optimizer)
             self._unfollowed = tuple(UnfollowedSchedules(one, self.num_workers) for one in members)
             for one, schedules in zip(members, self._unfollowed, strict=True):
                 self._undo.append(one.register_step_post_hook(schedules.after_step).remove)
         return self._progress
+
+    def clip_grad_norm_(self, max_norm: float) -> float:
+        """Scales the gradients so that the norm of all of them is at most `max_norm`; returns what it was.
+
+        As `torch.nn.utils.clip_grad_norm_` does, which under a layout would see this worker's part only.
+        """
+        return float(torch.nn.utils.clip_grad_norm_(self._membership.binding.parameters, max_norm))
 
     @property
     def progress(self) -> int:
@@ -126,6 +133,8 @@ class WholeRun:
             raise UsageError("worker.sum and worker.mean need the run: call them inside `with paceline.attach(...)`.")
         if self.num_workers == 1:
             return [value]
+        if self._replica.before_meeting is not None:
+            self._replica.before_meeting()
         gather = self._membership.gatherer.gather
         if not isinstance(value, torch.Tensor):
             return gather(value)

@@ -15,6 +15,7 @@ from paceline.algorithms.server.apply import Applier, ApplyRule
 from paceline.algorithms.server.modes import Mode
 from paceline.memory.served import COUNTED
 
+_PREFIX = "gathered."  # what a snapshot has of a gathering
 ROOM = 16  # elements of a shard: for each worker its last update's number, and its incarnation + 1; how often it was replaced
 MOST = ROOM // 2 - 1
 SERVERS = ROOM - 1
@@ -45,6 +46,10 @@ class Watched(Mode):
     def chosen_once(self):
         return self.mode.chosen_once
 
+    @property
+    def waits(self):
+        return self.mode.waits
+
     def admission(self, shard_id, num_workers):
         admission = self.mode.admission(shard_id, num_workers)
         join = admission.join
@@ -63,9 +68,20 @@ class Watched(Mode):
 class Marked:
     """Gradients gathered as a mode does; an update is then the mean of what is new of each worker, which marks name."""
 
+    chosen = None
+
     def __init__(self, gathering):
         self.within, self.new = gathering, {}
-        self.join, self.load, self.state, self.moves = gathering.join, gathering.load, gathering.state, 0.0
+        self.join, self.moves = gathering.join, 0.0
+
+    def state(self):
+        return {**self.within.state(), **{f"{_PREFIX}new.{worker}": one for worker, one in self.new.items()}}
+
+    def load(self, state, dtype):
+        self.within.load(state, dtype)
+        begin = f"{_PREFIX}new."
+        self.new = {int(name.removeprefix(begin)): one for name, one in state.items() if name.startswith(begin)}
+        self.chosen = None
 
     def take(self, one):
         self.new[one.update.worker_id] = one.gradient.clone()
@@ -155,6 +171,9 @@ class Memory:
 
     def count(self, what, number=1):
         self.counted[what] += number
+
+    def choose(self, number):
+        self.chosen = number
 
     def name_copy(self, incarnation):
         self.named = incarnation

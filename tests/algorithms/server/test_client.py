@@ -37,10 +37,13 @@ def client_of(*script):
     shared = SimpleNamespace(x=torch.zeros(2 * SIZE), ranges=((0, SIZE), (SIZE, 2 * SIZE)))
     ports = SimpleNamespace(
         mailbox=box,
+        incarnation=0,
+        storage=None,
         shared=shared,
         num_workers=WORKERS,
         num_servers=2,
         moved=lambda _: None,
+        codec_moves={},
         clock=SimpleNamespace(now_s=lambda: box.now_s),
         counts=Counts(),
     )

@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.algorithms.server.registries import codec_registry
-from paceline.compression.codec import BFloat16, Encoded, NoCodec, TopK
+from paceline.compression.bf16 import BFloat16
+from paceline.compression.codec import Encoded, NoCodec
+from paceline.compression.top_k import TopK
 
 CODECS = [NoCodec(), BFloat16(), BFloat16(feedback=True), TopK(), TopK(fraction=0.3), TopK(fraction=1.0)]
 WITH_MEMORY = [codec for codec in CODECS if codec.start(1, torch.float32) is not None]

@@ -246,6 +246,15 @@ def test_a_worker_that_leaves_neither_stops_a_round_nor_takes_its_gradients_alon
     assert pool.leave(0).gradient.tolist() == [6.0]
 
 
+def test_one_that_comes_again_after_the_last_and_brings_nothing_makes_no_update_twice():
+    table = WorkerTable(range(2))
+    assert table.take(held(1, [9.0])) is None
+    assert table.leave(1) is None
+    assert table.leave(0).gradient.tolist() == [9.0]
+    table.join(0)
+    assert table.leave(0) is None
+
+
 @pytest.mark.parametrize("mode", ["rennala", "ringmaster(threshold=2)", "ringleader"])
 @pytest.mark.parametrize(
     ("options", "remedy"), [("shards=2", "take shards=1"), ("durability=replica", "leave out dur")]
@@ -260,7 +269,7 @@ def test_rates_by_time_are_refused_with_a_second_copy():
         pl.parse("parameter-server(mode=async(rate=rescaled),durability=replica)")
 
 
-@pytest.mark.parametrize("spec", ["rennala(gradients=0)", "ringmaster(threshold=0)", "ringmaster(threshold=auto)"])
+@pytest.mark.parametrize("spec", ["rennala(gradients=0)", "ringmaster(threshold=0)", "ringmaster(threshold=some)"])
 def test_a_wrong_number_is_one_sentence(spec):
     with pytest.raises(pl.UsageError):
         pl.parse(f"parameter-server(mode={spec})")

@@ -65,7 +65,7 @@ def serve(
     )
     ports = SimpleNamespace(
         mailbox=mailbox, shared=shared, num_workers=workers, num_servers=1, storage=storage, copies=False,
-        moved=lambda _: None,
+        moved=lambda _: None, codec_moves={},
     )  # fmt: skip
     rules = ShardRules(
         admission=lambda _: admission or Admission(), apply=rule or SGD(), codec=NoCodec(), on_death=on_death

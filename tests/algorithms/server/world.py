@@ -77,16 +77,18 @@ class World:
     Args:
         algorithm: a parameter server; its rule is replaced by one that makes marks.
         workers: their number, 7 at most.
-        steps: of each worker.
+        steps: of each worker; or, with `epochs`, of all workers together in each.
         seed: of everything that is drawn.
         deaths: members that are killed at random moments, each replaced by a new process a little later.
         breaks: so often the connection of a server and a worker, or another server, breaks, with what is under way, and is
             made again.
         late: workers that come when the others have made a third of their steps.
+        epochs: their steps are dealt to whoever is free, and after each of them all workers meet that are alive; 0: no such
+            thing.
         slow: member -> its speed, and that of what it sends, as a share of the others'.
     """
 
-    def __init__(self, algorithm, *, workers, steps, seed, deaths=(), breaks=0, late=(), slow=()):
+    def __init__(self, algorithm, *, workers, steps, seed, deaths=(), breaks=0, late=(), epochs=0, slow=()):
         self.mode = algorithm.mode
         self.algorithm = replace(algorithm, apply=Marks(), mode=Watched(mode=algorithm.mode, world=self))
         self.num_workers, self.shards, self.steps = workers, algorithm.shards, steps
@@ -99,6 +101,8 @@ class World:
         self.updates = [[] for _ in range(self.shards)]  # of each shard, as made
         self.let_in = {}  # (shard, worker) -> the clock at which it takes part
         self.done = dict.fromkeys(range(workers), 0)
+        self.left_of = [steps] * epochs  # steps of each epoch that nobody has been dealt
+        self.epoch, self.at_meeting, self.finished = 0, set(), set()
         self.links = {}
         self.members = {}
         self.starts = {
@@ -149,6 +153,27 @@ class World:
             **others,
         )
 
+    def meet(self, member):
+        """Waits for all that are alive and go on."""
+        epoch = self.epoch
+        self.at_meeting.add(member.id)
+        self._settle_meeting()
+        while self.epoch == epoch:
+            member.ready = False
+            self.hub.switch()
+
+    def finish(self, member):
+        self.finished.add(member.id)
+        self._settle_meeting()
+
+    def _settle_meeting(self):
+        workers = {one.id for one in self.members.values() if one.alive and one.id < self.num_workers} - self.finished
+        if self.at_meeting and workers <= self.at_meeting:
+            self.epoch += 1
+            for one in self.at_meeting & workers:
+                self.members[one].ready = True
+            self.at_meeting.clear()
+
     # The network
 
     def post(self, sender, to, item):
@@ -192,6 +217,8 @@ class World:
         for link in [one for one in self.links if one[1] == member.id]:
             del self.links[link]
         member.run.throw(KilledError)
+        self.at_meeting.discard(member.id)
+        self._settle_meeting()
 
     def _start(self, member_id, incarnation):
         member = self.members[member_id] = Member(self, member_id, incarnation)
@@ -332,12 +359,23 @@ class Replica:
     """A worker's steps; each gradient takes as long as the draw says."""
 
     samples = 1
+    before_meeting = None
 
     def __init__(self, world, member):
         self.world, self.member, self.g = world, member, torch.zeros(ROOM * world.shards, dtype=torch.float64)
 
     def steps(self):
-        yield from range(1, self.world.steps + 1)
+        if not self.world.left_of:
+            yield from range(1, self.world.steps + 1)
+            return
+        for epoch in range(self.world.epoch, len(self.world.left_of)):
+            while self.world.left_of[epoch]:
+                self.world.left_of[epoch] -= 1
+                yield
+            if self.before_meeting is not None:
+                self.before_meeting()
+            self.world.meet(self.member)
+        self.world.finish(self.member)
 
     def optimizer_settings(self):
         return SETTINGS

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from paceline.algorithms.server.backups import BackupController
+from paceline.algorithms.server.noise import NoiseMeter
 from paceline.algorithms.server.update import UpdateInfo
 
 __all__ = ["Admission", "AutoQuorum", "Clocks", "Follower", "Quorum", "RateByTime", "Recent", "Verdict"]
@@ -35,12 +36,13 @@ class Admission:
     Attributes:
         backups: workers whose gradients this step can do without.
         incomplete: updates that were made of other gradients than shard 0's.
+        absent: workers that take part, and bring nothing until the others have come where they wait.
     """
 
     times_workers: ClassVar[bool] = False  # whether `timed` is to be called
 
-    backups = 0
-    incomplete = 0
+    backups = incomplete = 0
+    absent: frozenset[int] = frozenset()
 
     def join(self, worker_id: int, sequence: int = 0) -> None:
         """A worker takes part from now on, with its update after `sequence`; what it brought before is forgotten."""
@@ -101,18 +103,19 @@ class Recent(Admission):
     """Every gradient is applied that comes fewer than so many updates late; its worker goes on with the newest parameters.
 
     Args:
-        threshold: R; 1 admits gradients of the current version only.
+        threshold: R; 1 admits gradients of the current version only. Or what measures it: then that of the moment.
 
     Reference: Maranjyan, Tyurin and Richtárik, "Ringmaster ASGD: The First Asynchronous SGD with Optimal Time Complexity",
         ICML 2025, arXiv:2501.16168 (without stops: a gradient under way is finished, and judged as it comes).
     """
 
-    def __init__(self, threshold: int) -> None:
+    def __init__(self, threshold: int | NoiseMeter) -> None:
         self._threshold = threshold
 
     def admit(self, update: UpdateInfo) -> Verdict:
         """Whether it is recent enough."""
-        return Verdict.APPLY if update.staleness < self._threshold else Verdict.DROP
+        threshold = self._threshold if isinstance(self._threshold, int) else self._threshold.gradients
+        return Verdict.APPLY if update.staleness < threshold else Verdict.DROP
 
 
 class RateByTime(Admission):
@@ -187,7 +190,7 @@ class Clocks(Admission):
       update it is the slowest everywhere. One that was taken for dead, and is not, is told likewise.
     - A server's successor knows the clocks of its snapshot. Workers whose updates wait for an answer send them again; others
       tell it the number of their last as they hear of it, at whichever shard they wait.
-    - A worker that has left is waited for nowhere, once all shards have heard of it.
+    - A worker that has left is waited for nowhere, once all shards have heard; nor is one that is in `worker.sum`.
 
     A worker that joins at a successor which has not heard of the others yet begins at the snapshot's clocks; they wait for it.
 
@@ -226,7 +229,8 @@ class Clocks(Admission):
         """Whether the worker is at most `clock_bound` ahead of the slowest."""
         if worker_id not in self.clocks:
             return True
-        return self.clocks[worker_id] - min(self.clocks.values()) <= self._bound
+        slowest = min(clock for one, clock in self.clocks.items() if one == worker_id or one not in self.absent)
+        return self.clocks[worker_id] - slowest <= self._bound
 
     def clock(self, worker_id: int) -> int:
         """Its clock."""
@@ -263,7 +267,7 @@ class Quorum(Admission):
     @property
     def size(self) -> int:
         """How many gradients make the next update."""
-        return min(self._target, len(self._members.union(self._arrived)))
+        return min(self._target, len((self._members - self.absent).union(self._arrived)))
 
     @property
     def arrived(self) -> tuple[int, ...]:

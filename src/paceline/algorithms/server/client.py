@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from paceline.algorithms.server.loaded_state import state_to_bytes
+from paceline.algorithms.server.pushed import PushCodec
 from paceline.compression.codec import Codec, NoCodec
 from paceline.errors import PeerLostError, UsageError, WorkerLostError
 from paceline.optim.settings import OptimizerSettings
@@ -61,14 +62,14 @@ class Client:
         self._ranges = ports.shared.ranges
         self._shards = range(ports.num_servers)
         self._versions = [0] * len(self._shards)
-        self._codec = codec if codec is not None else NoCodec()
-        self._memories = [self._codec.start(end - begin, self.x.dtype) for begin, end in self._ranges]
+        self._push_codec = PushCodec(codec if codec is not None else NoCodec(), ports)
         self._echoes: list[torch.Tensor | None] = [None] * len(self._shards)
         self._settings: OptimizerSettings | None = None
         self._told: Message | None = None
         self._state: Callable[[], dict[str, torch.Tensor]] = dict
         self._aligned = aligned
         self._num_fetches = 0
+        self._has_met = False
         self._clocks: dict[int, int] = {}  # shard -> clock of what it sent, where told in the last exchange
         self._clock_of_next: dict[int, int] = {}  # shard -> clock of the parameters that it sends next
         self._left: dict[int, tuple[str, float]] = {}  # shard -> why its server has left, and when this was heard
@@ -111,10 +112,11 @@ class Client:
         """
         self.sequence += 1
         kind = "push" if fetch else "push-only"
+        payloads = self._push_codec.encode(gradient)
         return self._exchange(
             [
-                Message(kind, self.sequence, num_samples, self._coded(shard, gradient), version)
-                for shard, version in enumerate(self._versions)
+                Message(kind, self.sequence, num_samples, payload, version)
+                for payload, version in zip(payloads, self._versions, strict=True)
             ]
         )
 
@@ -123,10 +125,16 @@ class Client:
         self._num_fetches += 1
         self._exchange([Message("fetch", _FINAL - self._num_fetches) for _ in self._shards])
 
-    def _coded(self, shard: int, gradient: torch.Tensor) -> torch.Tensor:
-        part = gradient[slice(*self._ranges[shard])]
-        self._moved(self._codec.encoding_moves / len(self._ranges))
-        return self._codec.encode(part, self._memories[shard]).x if part.numel() else part
+    def meet(self) -> None:
+        """This worker waits from now on where all meet: no server lets another wait for it meanwhile."""
+        self._num_fetches += 1
+        self._request(dict.fromkeys(self._shards, Message("meet", _FINAL - self._num_fetches)))
+        self._has_met = True
+
+    def come_back(self) -> None:
+        """Before a step: after a meeting, during which others may have trained on, waits for the newest parameters."""
+        if self._has_met:
+            self._exchange([Message("join", self.sequence) for _ in self._shards])
 
     def leave(self) -> None:
         """Says goodbye: no server waits for this worker from now on."""
@@ -138,6 +146,7 @@ class Client:
         self._exchange([Message("final", _FINAL) for _ in self._shards])
 
     def _exchange(self, messages: list[Message], *, in_order: bool = False) -> Answer:
+        self._has_met = False
         self._clocks.clear()
         answers = self._request(dict(enumerate(messages)), in_order=in_order)
         while self._clocks and (behind := [one for one in self._shards if self._clocks.get(one, 0) < self.sequence]):

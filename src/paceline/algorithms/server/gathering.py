@@ -10,13 +10,16 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.server.held import Held
+from paceline.algorithms.server.noise import NoiseMeter
 from paceline.algorithms.server.update import UpdateInfo
+from paceline.ports.shared import ServedParameters
 from paceline.vectors.flat import Ranges, numbered, ranges_of
 from paceline.vectors.half_types import sum_type
 
-__all__ = ["Gathering", "NoGathering", "Pool", "WorkerTable", "without_gathered"]
+__all__ = ["Gathering", "Metered", "NoGathering", "Pool", "WorkerTable", "tell_choice", "without_gathered"]
 
 _PREFIX = "gathered."  # in a snapshot
+_NOISE = f"{_PREFIX}noise"
 
 
 class Gathering(Protocol):
@@ -24,9 +27,15 @@ class Gathering(Protocol):
 
     Attributes:
         moves: how many vectors the last `take` has read and written.
+        chosen: the number of gradients of now, where it is measured; else None.
     """
 
     moves: float
+
+    @property
+    def chosen(self) -> int | None:
+        """As above."""
+        ...
 
     def join(self, worker_id: int) -> None:
         """A worker takes part from now on."""
@@ -54,6 +63,11 @@ class NoGathering:
 
     moves = 0.0
 
+    @property
+    def chosen(self) -> int | None:
+        """Nothing."""
+        return None
+
     def join(self, worker_id: int) -> None:
         """Nothing changes."""
 
@@ -70,6 +84,37 @@ class NoGathering:
 
     def load(self, state: dict[str, Tensor], dtype: torch.dtype) -> None:
         """What another mode has gathered is lost."""
+
+
+class Metered(NoGathering):
+    """Every gradient is an update by itself, and its noise is measured before.
+
+    Args:
+        noise: measures it.
+    """
+
+    def __init__(self, noise: NoiseMeter) -> None:
+        self._noise = noise
+        self.moves = noise.moves
+
+    @property
+    def chosen(self) -> int | None:
+        """As measured."""
+        return self._noise.gradients
+
+    def take(self, one: Held) -> Held:
+        """It is due."""
+        self._noise.take(one.gradient)
+        return one
+
+    def state(self) -> dict[str, Tensor]:
+        """What was measured."""
+        return {_NOISE: self._noise.state()}
+
+    def load(self, state: dict[str, Tensor], dtype: torch.dtype) -> None:
+        """The same, where the run has measured it."""
+        if _NOISE in state:
+            self._noise.load(state[_NOISE])
 
 
 class _Sum:
@@ -124,15 +169,16 @@ class Pool:
     Once no worker is left, those that are there make the last update. Costs: one vector.
 
     Args:
-        gradients: B, that make an update.
+        gradients: B, that make an update; or what measures it: then that of the moment, until a step is complete.
         workers: those that take part from the beginning.
 
     Reference: Tyurin and Richtárik, "Optimal Time Complexities of Parallel Stochastic Optimization Methods Under a Fixed
         Computation Model", NeurIPS 2023, arXiv:2305.12387.
     """
 
-    def __init__(self, gradients: int, workers: Iterable[int]) -> None:
-        self._gradients = gradients
+    def __init__(self, gradients: int | NoiseMeter, workers: Iterable[int]) -> None:
+        self._noise = gradients if isinstance(gradients, NoiseMeter) else None
+        self._gradients = gradients if isinstance(gradients, int) else 0
         self._members = set(workers)
         self._sum: _Sum | None = None
         self._last: Held | None = None  # where the newest came from, without its vector
@@ -150,12 +196,24 @@ class Pool:
     def take(self, one: Held) -> Held | None:
         """The mean of all of them, with the last."""
         self.moves = 3.0
+        if self._noise is not None:
+            self._noise.take(one.gradient)
+            self.moves += self._noise.moves
         if self._sum is None:
             self._sum = _Sum(one)
         else:
             self._sum.add(one)
         self._last = one._replace(gradient=one.gradient[:0])
-        return self._taken() if self._sum.gradients >= self._gradients else None
+        return self._taken() if self._sum.gradients >= self._enough else None
+
+    @property
+    def chosen(self) -> int | None:
+        """As measured, where it is."""
+        return self._noise.gradients if self._noise is not None else None
+
+    @property
+    def _enough(self) -> int:
+        return self._noise.gradients if self._noise is not None else self._gradients
 
     def _taken(self) -> Held:
         gathered, last = self._sum, self._last
@@ -167,13 +225,16 @@ class Pool:
         return last._replace(update=about, gradient=gathered.mean().to(gathered.dtype))
 
     def state(self) -> dict[str, Tensor]:
-        """The sum, and the last gradient's numbers."""
+        """The sum, and the last gradient's numbers; what was measured."""
+        measured = {_NOISE: self._noise.state()} if self._noise is not None else {}
         if self._sum is None or self._last is None:
-            return {}
-        return self._sum.state(f"{_PREFIX}pool", *_numbers(self._last))
+            return measured
+        return measured | self._sum.state(f"{_PREFIX}pool", *_numbers(self._last))
 
     def load(self, state: dict[str, Tensor], dtype: torch.dtype) -> None:
         """By copy."""
+        if self._noise is not None and _NOISE in state:
+            self._noise.load(state[_NOISE])
         if f"{_PREFIX}pool.x" not in state:
             return
         self._sum, numbers = _Sum.loaded(state, f"{_PREFIX}pool", dtype)
@@ -205,6 +266,7 @@ class WorkerTable:
         self._stepped: set[int] | None = None  # workers that have made this round's update; None: the first phase
         self._unused: Held | None = None  # the newest gradient, without its vector, where no update has come after it
         self.moves = 0.0
+        self.chosen = None
 
     def join(self, worker_id: int) -> None:
         """Rounds have its update, too."""
@@ -218,7 +280,9 @@ class WorkerTable:
             return None
         if self._unused is None:
             return None
-        return self._update(self._unused, {**self._rows, **self._next_rows})
+        update = self._update(self._unused, {**self._rows, **self._next_rows})
+        self._rows, self._next_rows, self._stepped, self._unused = {}, {}, None, None  # one may come again, for nothing
+        return update
 
     def take(self, one: Held) -> Held | None:
         """The mean of the workers' means, where it is this worker's turn."""
@@ -278,6 +342,12 @@ class WorkerTable:
             self._stepped = set(map(int, state[f"{_PREFIX}stepped"].flatten().tolist()))
         if f"{_PREFIX}unused" in state:
             self._unused = _from_numbers(map(int, state[f"{_PREFIX}unused"].flatten().tolist()))
+
+
+def tell_choice(gathering: Gathering, shared: ServedParameters) -> None:
+    """Notes for the run's result what is chosen now, where anything is."""
+    if gathering.chosen is not None:
+        shared.choose(gathering.chosen)
 
 
 def without_gathered(state: dict[str, Tensor]) -> dict[str, Tensor]:

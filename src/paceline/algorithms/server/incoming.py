@@ -16,7 +16,7 @@ from paceline.vectors.flat import Ranges
 __all__ = ["check_form", "read_choice", "read_gradient", "read_settings", "read_state"]
 
 _FROM_WORKERS = frozenset(
-    ("push", "push-only", "settings", "state", "echo", "join", "bye", "fetch", "final", "clock", "save")
+    ("push", "push-only", "settings", "state", "echo", "join", "bye", "fetch", "final", "clock", "save", "meet")
 )
 _COUNTED = frozenset(("push", "push-only", "join", "clock", "choice", "save"))  # whose number counts something
 

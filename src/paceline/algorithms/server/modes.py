@@ -5,11 +5,13 @@ All in which modes differ is asked of them here: a shard is given an `Admission`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from paceline.algorithms.server.admission import Admission, AutoQuorum, Clocks, Follower, Quorum, RateByTime, Recent
-from paceline.algorithms.server.gathering import Gathering, NoGathering, Pool, WorkerTable
+from paceline.algorithms.server.gathering import Gathering, Metered, NoGathering, Pool, WorkerTable
+from paceline.algorithms.server.noise import NoiseMeter
 from paceline.errors import UsageError
 from paceline.planner.backup_times import PUBLISHED_HALF_EFFICIENT
 from paceline.specs.bounds import COUNT, COUNT_FROM_0
@@ -26,6 +28,8 @@ class Mode:
     together: ClassVar[bool] = False
     #: Whether one server alone can decide what becomes of a gradient, by what has come to it before.
     one_server: ClassVar[bool] = False
+    #: Whether a worker may wait for another one's gradient.
+    waits: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -52,6 +56,10 @@ class Mode:
     def gathering(self, num_workers: int) -> Gathering:
         """Where gradients are gathered, of which an update has several of one worker."""
         return NoGathering()
+
+    def parts(self, num_workers: int) -> tuple[Callable[[int], Admission], Gathering]:
+        """What decides, by shard, and where gradients are gathered; the two may know of each other."""
+        return lambda shard_id: self.admission(shard_id, num_workers), self.gathering(num_workers)
 
     @property
     def follows_times(self) -> bool:
@@ -94,6 +102,9 @@ class Mode:
 class Sync(Mode):
     """One update of the first N = workers - backups gradients of every step; those that come later are dropped.
 
+    With backups this is m-synchronous SGD, m = N: waiting for the fastest m of n, which is optimal in time up to logarithms
+    where times are random (Begunov and Tyurin), so long as all workers draw from the same data.
+
     Use when: results must be those of large batches, and up to `backups` slow or dead workers shall delay nobody.
     When N doubles: half as many updates of twice the batch: see `rate`.
 
@@ -108,7 +119,8 @@ class Sync(Mode):
         rate: `linear` multiplies the learning rate by the number of gradients in an update.
 
     Reference: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981, Algorithms 3 and 4. There, every
-        shard chooses for itself, and means are unweighted; here they are weighted by samples.
+        shard chooses for itself, and means are unweighted; here they are weighted by samples. Begunov and Tyurin, 2026,
+        arXiv:2602.03802, for m-synchronous SGD.
     """
 
     backups: Annotated[int, COUNT_FROM_0] | Literal["auto"] = 0
@@ -116,6 +128,7 @@ class Sync(Mode):
     rate: Literal["none", "linear"] = "none"
 
     together: ClassVar[bool] = True
+    waits: ClassVar[bool] = True
 
     @property
     def note(self) -> str:
@@ -204,6 +217,8 @@ class Bounded(Mode):
 
     clock_bound: Annotated[int, COUNT_FROM_0]
 
+    waits: ClassVar[bool] = True
+
     def admission(self, shard_id: int, num_workers: int) -> Admission:
         """Clocks, at every shard."""
         return Clocks(self.clock_bound, range(num_workers))
@@ -218,20 +233,30 @@ class Ringmaster(Mode):
 
     Args:
         threshold: R; a gradient counts that is fewer than R updates late. None: the number of workers: equally fast ones lose
-            nothing. A large one is `async`; 1 takes gradients of the newest parameters only.
+            nothing. A large one is `async`; 1 takes gradients of the newest parameters only. `auto` begins with the number of
+            workers, and rises, up to 64 times that, to the number of gradients in whose mean noise and gradient are equal, as
+            the server measures it; the learning rate does not follow. The result's `chosen_gradients` has it.
 
     Reference: Maranjyan, Tyurin and Richtárik, "Ringmaster ASGD: The First Asynchronous SGD with Optimal Time Complexity",
-        ICML 2025, arXiv:2501.16168. There R follows from the gradients' noise and the accuracy that is wanted; a gradient that
-        is too late already is not stopped here, but finished and dropped.
+        ICML 2025, arXiv:2501.16168. There R follows from the gradients' noise and the accuracy that is wanted; `auto` takes
+        the gradient's own norm of the moment for the latter, and is never below the number of workers, which is our own. A
+        gradient that is too late already is not stopped here, but finished and dropped.
     """
 
-    threshold: Annotated[int, COUNT] | None = None
+    threshold: Annotated[int, COUNT] | Literal["auto"] | None = None
 
     one_server: ClassVar[bool] = True
 
     def admission(self, shard_id: int, num_workers: int) -> Admission:
         """By how late they are."""
-        return Recent(self.threshold if self.threshold is not None else num_workers)
+        return Recent(_number(self.threshold, num_workers))
+
+    def parts(self, num_workers: int) -> tuple[Callable[[int], Admission], Gathering]:
+        """What is applied is measured, where the threshold follows from it."""
+        threshold = _number(self.threshold, num_workers)
+        if isinstance(threshold, int):
+            return super().parts(num_workers)
+        return lambda _: Recent(threshold), Metered(threshold)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,14 +272,17 @@ class Rennala(Mode):
     Not: `sync(backups=b)`, which takes one gradient from each of the fastest: a fast worker waits there, and less is lost.
 
     Args:
-        gradients: B. None: the number of workers.
+        gradients: B. None: the number of workers. `auto` begins with that, and rises, up to 64 times that, to the number in
+            whose mean noise and gradient are equal, as the server measures it. The learning rate does not follow. The result's
+            `chosen_gradients` has the number.
 
     Reference: Tyurin and Richtárik, "Optimal Time Complexities of Parallel Stochastic Optimization Methods Under a Fixed
         Computation Model", NeurIPS 2023, arXiv:2305.12387. There B follows from the gradients' noise and the accuracy that is
-        wanted; here means are weighted by samples.
+        wanted; `auto` takes the gradient's own norm of the moment for the latter, and is never below the number of workers,
+        which is our own. Here means are weighted by samples.
     """
 
-    gradients: Annotated[int, COUNT] | None = None
+    gradients: Annotated[int, COUNT] | Literal["auto"] | None = None
 
     together: ClassVar[bool] = True
     one_server: ClassVar[bool] = True
@@ -265,7 +293,7 @@ class Rennala(Mode):
 
     def gathering(self, num_workers: int) -> Gathering:
         """B of them."""
-        return Pool(self.gradients if self.gradients is not None else num_workers, range(num_workers))
+        return Pool(_number(self.gradients, num_workers), range(num_workers))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,3 +321,10 @@ class Ringleader(Mode):
     def gathering(self, num_workers: int) -> Gathering:
         """The table of rows."""
         return WorkerTable(range(num_workers))
+
+
+def _number(asked: int | Literal["auto"] | None, num_workers: int) -> int | NoiseMeter:
+    """A number of gradients, or what measures it."""
+    if asked == "auto":
+        return NoiseMeter(num_workers)
+    return num_workers if asked is None else asked

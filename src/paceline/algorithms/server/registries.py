@@ -10,7 +10,8 @@ from paceline.algorithms.server.delay import ConstantDelay, Delay, RandomDelay, 
 from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.modes import Async, Bounded, Mode, Rennala, Ringleader, Ringmaster, Sync
 from paceline.algorithms.server.user import UserOptimizer
-from paceline.compression.codec import BFloat16, Codec, NoCodec, TopK
+from paceline.compression.codec import Codec
+from paceline.compression.registry import codec_registry
 from paceline.specs.registry import Registry
 
 __all__ = ["apply_registry", "codec_registry", "delay_registry", "mode_registry", "nested"]
@@ -35,11 +36,6 @@ apply_registry = Registry("apply rule", nested={ApplyRule: _undelayed, Delay: de
 for _name, _rule in _undelayed.items():
     apply_registry.register(_name, _rule)
 apply_registry.register("delayed", Delayed)
-
-codec_registry = Registry("codec")
-codec_registry.register("none", NoCodec)
-codec_registry.register("bf16", BFloat16)
-codec_registry.register("top-k", TopK)
 
 mode_registry = Registry("mode")
 mode_registry.register("sync", Sync)

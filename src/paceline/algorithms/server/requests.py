@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from paceline.ports.ports import Message
+
 __all__ = ["Due", "Requests"]
 
 _END = -1  # number of the last request
@@ -33,6 +35,17 @@ class Requests:
         self.fetches: dict[int, tuple[int, int]] = {}
         self.ends: set[int] = set()
         self.without_x: set[int] = set()
+
+    def hear(self, worker_id: int, message: Message) -> None:
+        """Takes what a worker asks for; what is to be decided first, its shard puts into `decided`."""
+        (self.without_x.add if message.kind in ("push-only", "meet") else self.without_x.discard)(worker_id)
+        match message.kind:
+            case "join":
+                self.decided[worker_id] = (message.number, 0)
+            case "fetch" | "meet":
+                self.fetches[worker_id] = (message.number, message.version)
+            case "final":
+                self.ends.add(worker_id)
 
     def forget(self, worker_id: int) -> None:
         """It waits for nothing any more."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.delayed import Delayed
+from paceline.compression.codec import Codec, NoCodec
+from paceline.errors import name_workers
 from paceline.ports.ports import ServerPorts
 from paceline.ports.shared import Needs
 
@@ -29,6 +32,17 @@ class Served(Algorithm):
     def server_rule(self) -> ApplyRule:
         """What the servers apply gradients by. Its state is in the run's checkpoints."""
         raise TypeError(f"{type(self).__name__} must say by which rule its servers apply gradients")
+
+    @property
+    def pushes_by(self) -> Codec:
+        """What gradients look like on their way to the servers."""
+        return NoCodec()
+
+    def lost_with(self, workers: Sequence[int]) -> str:
+        """What the codecs of dead workers remembered."""
+        if not workers or not self.pushes_by.remembers:
+            return ""
+        return f"What the codec of {name_workers(sorted(set(workers)))} had kept back of gradients is lost."
 
     @property
     def needs(self) -> Needs:

@@ -10,14 +10,17 @@ from torch import Tensor
 from paceline.algorithms.server.admission import Verdict
 from paceline.algorithms.server.average import SharedAverage, without_average
 from paceline.algorithms.server.choices import Choices
-from paceline.algorithms.server.gathering import without_gathered
+from paceline.algorithms.server.gathering import tell_choice, without_gathered
 from paceline.algorithms.server.held import COUNTED, DROPPED, Held, Known, as_one, cloned, info_of, weighted_mean
 from paceline.algorithms.server.incoming import check_form, read_choice, read_gradient, read_settings, read_state
+from paceline.algorithms.server.meetings import Meetings
 from paceline.algorithms.server.requests import Requests
 from paceline.algorithms.server.rules import ShardRules
 from paceline.algorithms.server.standby_log import CopyLink
+from paceline.algorithms.server.told import Told
 from paceline.algorithms.server.update import UpdateInfo
 from paceline.algorithms.server.user import UserApplier
+from paceline.compression.measured import moves_in
 from paceline.errors import PeerLostError, WorkerLostError
 from paceline.optim.settings import OptimizerSettings
 from paceline.ports.checks import MalformedMessageError, checked_vector
@@ -46,16 +49,13 @@ class Shard:
 
     def __init__(self, shard_id: int, rules: ShardRules, ports: ServerPorts) -> None:
         assert ports.mailbox is not None
-        self._id = shard_id
-        self._rules = rules
-        self._ports = ports
-        self._mailbox = ports.mailbox
-        self._shared = ports.shared
+        self._id, self._rules = shard_id, rules
+        self._decoding_moves = moves_in(ports, rules.codec).decoding
+        self._ports, self._mailbox, self._shared = ports, ports.mailbox, ports.shared
         self._x: Tensor = ports.shared.x
         self._link: CopyLink | None = None  # to the second copy, where there is one and this is not it
         self._admission = rules.admission(shard_id)
-        self._applier = rules.apply.start(len(self._x), self._x.dtype)
-        self._gathering = rules.gathering
+        self._applier, self._gathering = rules.apply.start(len(self._x), self._x.dtype), rules.gathering
         self._average: SharedAverage | None = None
         if rules.average is not None:
             self._average = SharedAverage(ports, rules.average, with_buffers=not shard_id)
@@ -67,13 +67,13 @@ class Shard:
         self._known: dict[int, Known] = {}
         self._held: dict[int, Held] = {}
         self._echoes: dict[int, Tensor] = {}
-        self._requests = Requests()
+        self._requests, self._meetings = Requests(), Meetings()
         self._present = set(range(ports.num_workers))
         self._said_goodbye: set[int] = set()
         self._gone: set[int] = set()
         self._not_back = set(self._present)  # workers that have not been heard of
         self._patience_s = _FIRST_DEADLINE_S
-        self._counted = {"backups": 0, "incomplete": 0}  # the admission's, as counted for the run's result
+        self._told = Told()
         self._given_s: dict[int, float] = {}  # worker -> when it was given the parameters for its next gradient
 
     def run(self) -> None:
@@ -128,8 +128,9 @@ class Shard:
             "known": {worker: tuple(one) for worker, one in self._known.items()},
             "present": sorted(self._present),
             "goodbye": sorted(self._said_goodbye),
-            "backups": self._counted["backups"],
+            "backups": self._told.counted["backups"],
             "admission": self._admission.state(),
+            "meetings": self._meetings.state(),
             "settings": {worker: settings.to_tensor() for worker, settings in self._settings.items()},
             "choice": self._choices.state(),
             "rule": {
@@ -148,6 +149,7 @@ class Shard:
         elif kept is not None:
             self._load_rule(kept["rule"])
         self._admission.over(self._shared.version)
+        tell_choice(self._gathering, self._shared)
         if self._ports.copies:
             self._link = CopyLink(self._ports, self._id, self._state_and_reads)
             self._link.begin(_FIRST_DEADLINE_S)
@@ -155,13 +157,14 @@ class Shard:
     def _load(self, kept: dict[str, Any]) -> None:
         """Takes over a state, all but the parameters."""
         self._load_rule(kept["rule"])
-        self._counted["backups"] = kept["backups"]
+        self._told.counted["backups"] = kept["backups"]
         self._known = {worker: Known(*one) for worker, one in kept["known"].items()}
         self._said_goodbye, self._present = set(kept["goodbye"]), set(kept["present"])
         for worker in set(range(self._ports.num_workers)) - self._present:
             self._admission.leave(worker)
             self._gathering.leave(worker)
         self._admission.load(kept["admission"])
+        self._admission.absent = self._meetings.load(kept["meetings"])
         self._settings = {worker: OptimizerSettings.from_tensor(one) for worker, one in kept["settings"].items()}
         self._choices.load(kept["choice"])
 
@@ -180,8 +183,8 @@ class Shard:
         sender, _, message = received
         check_form(received, self._ports.num_workers)
         self._not_back.discard(sender)
-        if message.kind not in ("push", "push-only"):
-            self._requests.without_x.discard(sender)
+        self._requests.hear(sender, message)
+        self._admission.absent = self._meetings.hear(sender, message)
         match message.kind:
             case "push" | "push-only":
                 self._push(received, read_gradient(received, self._rules.codec, self._x))
@@ -196,17 +199,14 @@ class Shard:
             case "join":
                 # With a number it takes part, and counts on from where another shard has told it.
                 (self._hear_clock if message.number else self._join)(sender, message.number)
-                self._requests.decided[sender] = (message.number, 0)
+            case "meet":
+                self._log("copy-meet", about=sender, weight=message.number)
             case "bye":
                 self._said_goodbye.add(sender)
                 self._log("copy-bye", about=sender)
                 self._leave(sender)
-            case "fetch":
-                self._requests.fetches[sender] = (message.number, message.version)
-                if message.version > self._shared.version:
-                    self._admission.past(sender)
-            case "final":
-                self._requests.ends.add(sender)
+            case "fetch" if message.version > self._shared.version:
+                self._admission.past(sender)
             case "clock":
                 self._hear_clock(sender, message.number)
             case "choice":
@@ -216,7 +216,6 @@ class Shard:
 
     def _push(self, received: Received, gradient: Tensor) -> None:
         sender, incarnation, message = received
-        (self._requests.without_x.add if message.kind == "push-only" else self._requests.without_x.discard)(sender)
         if sender not in self._settings:
             return  # it told this server's predecessor: as it learns of the change, it sends both again
         if sender not in self._present:  # it was taken for dead, and is not
@@ -231,7 +230,7 @@ class Shard:
             return
         if sender in self._given_s:
             self._admission.timed(sender, self._ports.clock.now_s() - self._given_s.pop(sender))
-        self._ports.moved(self._rules.codec.decoding_moves)
+        self._ports.moved(self._decoding_moves)
         update = info_of(message, sender, self._shared, self._id, gradient, self._settings[sender].missing)
         one = Held(update, incarnation, gradient, self._echoes.pop(sender, None))
         lacks_echo = one.echo is None and self._rules.apply.echoes
@@ -256,7 +255,8 @@ class Shard:
                 self._apply([self._held.pop(worker) for worker in workers])
             else:
                 self._skip()
-            self._count()
+            for name, now in self._told.count(self._admission, self._shared).items():
+                self._log(f"copy-{name}", about=now)
             if self._link is not None:
                 self._link.commit()
                 self._choices.tell(self._mailbox)
@@ -288,6 +288,7 @@ class Shard:
             if not one.update.staleness:
                 self._requests.without_x.add(one.update.worker_id)  # it has them
         self._ports.moved(self._gathering.moves)
+        tell_choice(self._gathering, self._shared)
 
     def _make(self, update: UpdateInfo, gradient: Tensor, num_gradients: int, echo: Tensor | None) -> int:
         """Makes an update; returns the version that it becomes."""
@@ -308,15 +309,6 @@ class Shard:
         """Ends a step whose gradients are lost with their workers."""
         self._log("copy-skip", about=self._id)
         self._admission.over(self._shared.advance())
-
-    def _count(self) -> None:
-        """Counts for the run's result what the admission has changed."""
-        for name, before in self._counted.items():
-            now = getattr(self._admission, name)
-            if now != before:
-                self._shared.count(name, now - before)
-                self._counted[name] = now
-                self._log(f"copy-{name}", about=now)
 
     def _drop(self, one: Held) -> None:
         self._shared.count("dropped")
@@ -374,6 +366,7 @@ class Shard:
         self._requests.decided.pop(worker, None)
         if worker in self._present:
             self._log("copy-leave", about=worker)
+            self._meetings.leave(worker)
             self._present.discard(worker)
             self._applier.forget(worker)
             self._admission.leave(worker)

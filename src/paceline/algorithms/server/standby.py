@@ -76,12 +76,14 @@ class SecondCopy(Shard):
                 self._user.begin_with(state_from_bytes(x, self._x))
             case "copy-join":
                 self._join(worker, int(first.weight))
+            case "copy-meet":
+                self._meetings.hear(worker, Message("meet", int(first.weight)))
             case "copy-leave":
                 self._leave(worker)
             case "copy-bye":
                 self._said_goodbye.add(worker)
             case "copy-backups":
-                self._counted["backups"] = worker
+                self._told.counted["backups"] = worker
             case "copy-skip":
                 self._skip()
             case "copy-read":

@@ -11,12 +11,16 @@ from paceline.algorithms import Algorithm
 from paceline.data.epoch_claims import LocalEpochClaims
 from paceline.membership.final_mean import FinalMean, Given, LeftWeights
 from paceline.membership.tables import SharedTables, local_tables
+from paceline.model_parallel.hybrid.layout import Hybrid
+from paceline.model_parallel.hybrid.worker_part import WorkerPart
 from paceline.vectors.flat import FlatBinding
 from paceline.worker.gathering import NoGatherer
 from paceline.worker.memberships.membership import BatchShare, Membership
 from paceline.worker.memberships.memory import WorkerMemory, copies_of, named_buffers, own_arena
 
 __all__ = ["AloneMembership"]
+
+_PRIVATE_KINDS = ("replicated", "racing")  # of parameters, which are a plain vector where nobody else has them
 
 
 class AloneMembership(Membership):
@@ -25,19 +29,24 @@ class AloneMembership(Membership):
     Args:
         model: on the CPU, or on a GPU where the algorithm lets it.
         algorithm: how the workers would agree.
+        layout: of a model that several workers would share.
     """
 
     deals_batches = False
 
-    def __init__(self, model: nn.Module, algorithm: Algorithm, *_: Any) -> None:
-        self.binding = FlatBinding(model.parameters(), on_any_device=True)
-        copies = copies_of(self.binding, algorithm, kinds=("replicated", "racing"))
-        arena = own_arena(self.binding, algorithm, copies)
+    def __init__(self, model: nn.Module, algorithm: Algorithm, *_: Any, layout: Hybrid | None = None) -> None:
+        self.part = WorkerPart(model, layout, 0, 1, self.seed) if layout is not None else None
+        parameters = model.parameters() if self.part is None else self.part.cut.parameters
+        self.binding = FlatBinding(parameters, on_any_device=True)
+        copies = copies_of(self.binding, algorithm, kinds=_PRIVATE_KINDS)
+        arena = own_arena(self.binding, algorithm, is_private=algorithm.needs.kind in _PRIVATE_KINDS)
         self._memory = memory = WorkerMemory(self.binding, named_buffers(model), algorithm, arena, copies=copies)
         if algorithm.needs.mailbox:
             memory.meet(arena.shared_store())
+        if self.part is not None:
+            memory.ports = self.part.begin(memory.ports, None, None, carrier_counts=True)
         self.ports, self.replica = memory.ports, memory.replica
-        self.stopped, self.snapshot = memory.stopped, memory.snapshot
+        self.snapshot, self.stopped = memory.snapshot, _never
         self.tables, self.gatherer = SharedTables(local_tables(1).__getitem__, 0), NoGatherer()
 
     def batches(self) -> BatchShare:
@@ -59,3 +68,7 @@ class AloneMembership(Membership):
     def close(self, *, failed: bool) -> None:
         """As of `Membership`."""
         self._memory.close()
+
+
+def _never() -> bool:
+    return False

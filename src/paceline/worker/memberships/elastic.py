@@ -82,7 +82,7 @@ class ElasticMembership(Membership):
         with torch.no_grad():
             tensors = [*(p.detach() for p in self.binding.parameters), *(b.detach() for b in buffers.values())]
             peers = run.meet(tensors, random_states)
-        arena = own_arena(self.binding, algorithm, copies)
+        arena = own_arena(self.binding, algorithm, is_private=copies is not None)
         self._records = records = PackedRecords()
         incarnation = run.incarnation
         self._memory = memory = WorkerMemory(

@@ -18,6 +18,8 @@ from paceline.membership.environment import LaunchedEnvironment
 from paceline.membership.final_mean import FinalMean, Given, LeftWeights
 from paceline.membership.launched import LaunchedRun, check_algorithm
 from paceline.membership.peers import mailbox_part
+from paceline.model_parallel.hybrid.layout import Hybrid, layout_registry
+from paceline.model_parallel.hybrid.worker_part import WorkerPart
 from paceline.records.step_record import PackedRecords
 from paceline.vectors.flat import FlatBinding, model_words
 from paceline.worker.gathering import StoreGatherer
@@ -39,6 +41,7 @@ class LaunchedMembership(Membership):
         model: the loop's.
         algorithm: how the workers agree.
         random_states: of the generators.
+        layout: by which the model is cut over groups of workers; None: it is not.
 
     Raises:
         UsageError: these workers cannot run the algorithm, or they disagree.
@@ -52,6 +55,7 @@ class LaunchedMembership(Membership):
         algorithm: Algorithm,
         random_states: tuple[int, ...] = (),
         *_: Any,
+        layout: Hybrid | None = None,
     ) -> None:
         self._environment = environment
         self._algorithm = algorithm
@@ -69,6 +73,13 @@ class LaunchedMembership(Membership):
                 "PACELINE_CHECKPOINT is for algorithms whose workers go through rounds together, and"
                 f" {spec} has none: leave it out, or use paceline.launch, whose checkpoints are for all."
             )
+        if layout is not None and folder is not None:
+            raise UsageError(
+                "PACELINE_CHECKPOINT saves one worker's parameters, of which a layout leaves it a part: leave it out, or use"
+                " paceline.launch, whose checkpoints are whole."
+            )
+        if layout is not None and copies is not None:
+            raise UsageError("Layouts are for models on the CPU so far: move the model there with model.cpu().")
         buffers = named_buffers(model)
         self._storage = WorkerStorage(self.worker_id, resume, folder)
         self._first_version = self._read_checkpoint(buffers)
@@ -78,6 +89,7 @@ class LaunchedMembership(Membership):
             "model": model_words(model),
             "checkpoint": self.resumed_from or "none",
             "kind of device": self.binding.device.type,
+            "layout": layout_registry.spec(layout) if layout is not None else "none",
         }
         self._run = run = LaunchedRun(environment, words, gpu, random_states)
         self.tables = run.tables
@@ -90,7 +102,13 @@ class LaunchedMembership(Membership):
         if gpu is not None:  # what is wrong with NCCL is said here, and not within a backward pass
             run.collectives.start_all_reduce(torch.zeros(1, device=self.binding.device)).wait()
         records = PackedRecords()
+        if layout is not None:
+            self.part = WorkerPart(model, layout, self.worker_id, self.num_workers, self.seed)
+            self.binding = self.part.binding
         self._memory = memory = self._make_memory(buffers, copies, records)
+        if self.part is not None:
+            within, across = run.axes(self.num_workers // self.part.plan.parts)
+            memory.ports = self.part.begin(memory.ports, within, across, carrier_counts=True)
         self.ports, self.replica, self.own_records = memory.ports, memory.replica, records.array
         self.stopped, self.snapshot = memory.stopped, memory.snapshot
         self.gatherer = StoreGatherer(run.store, self.worker_id, self.num_workers, environment.deadline_s)
@@ -111,7 +129,7 @@ class LaunchedMembership(Membership):
         algorithm, run = self._algorithm, self._run
         is_served = algorithm.needs.kind == "served"
         places = {"num_workers": self.num_workers, "worker_id": self.worker_id} if is_served else {}
-        arena = own_arena(self.binding, algorithm, copies, **places, version=self._first_version)
+        arena = own_arena(self.binding, algorithm, is_private=copies is not None, **places, version=self._first_version)
         if is_served:
             arena.shared.is_elsewhere = True
             self.binding.read(arena.shared.x)

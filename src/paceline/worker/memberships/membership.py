@@ -13,6 +13,7 @@ from paceline.data.epoch_claims import EpochClaims
 from paceline.loop.replica import AttachedReplica
 from paceline.membership.final_mean import FinalMean, Given, LeftWeights
 from paceline.membership.tables import Tables
+from paceline.model_parallel.hybrid.worker_part import WorkerPart
 from paceline.ports.ports import Ports
 from paceline.vectors.flat import FlatBinding
 from paceline.worker.gathering import Gatherer
@@ -50,6 +51,7 @@ class Membership(Protocol):
         fetches_ahead: whether batches may be fetched before the loop asks for them.
         stopped: tells whether the run is being stopped.
         snapshot: copies the run's newest parameters into a vector (P,).
+        part: of the model that this worker has, under a layout; None: all of it.
         replica: makes the replica whose gradients the loop makes, for its optimizer.
     """
 
@@ -70,6 +72,7 @@ class Membership(Protocol):
     stopped: Callable[[], bool]
     snapshot: Callable[[torch.Tensor], object]
     replica: Callable[[torch.optim.Optimizer], AttachedReplica]
+    part: WorkerPart | None = None
 
     def tell_epoch(self, samples: int, /) -> None:
         """The loop says about how many samples an epoch has."""
@@ -123,6 +126,10 @@ class Membership(Protocol):
             WorkerLostError: another worker, whose part is needed, does not come within the deadline.
         """
         ...
+
+    def make_whole(self, part: WorkerPart) -> None:
+        """Gives the cut layers all their elements, with what the run ends with."""
+        part.cut.make_whole()
 
     def own_records(self) -> np.ndarray | None:
         """This worker's records, where no supervisor has them."""

@@ -20,7 +20,7 @@ from paceline.memory.arena import Arena, plan_arena
 from paceline.memory.private import PrivateVector
 from paceline.memory.segment import Segment
 from paceline.ports.ports import Ports, Storage
-from paceline.replica.base import Recorder
+from paceline.records.step_record import Recorder
 from paceline.replica.buckets import bucket_bytes_for
 from paceline.system.clock import RealClock
 from paceline.transport.device import DeviceCopies, StagedMailbox, device_copies
@@ -83,12 +83,18 @@ class WorkerMemory:
 
     def snapshot(self, out: torch.Tensor) -> int:
         """Copies the newest parameters into `out` (P,); returns their version."""
+        if self.arena.plan.sharding is not None:
+            return self.arena.shared.model(self.ports.worker_id, out)
         return self.arena.shared.snapshot(out)
 
     def parameters(self, next_batch: int) -> checkpoint.Parameters:
         """A copy of the parameters and buffers as they are now, for a checkpoint that goes on at `next_batch`."""
-        x = torch.empty(self.binding.num_elements, dtype=self.binding.dtype)
-        version = self.snapshot(x)
+        if (sharding := self.arena.plan.sharding) is not None:
+            x = torch.empty(sharding.num_whole, dtype=self.binding.dtype)
+            version = self.arena.shared.snapshot(x)
+        else:
+            x = torch.empty(self.binding.num_elements, dtype=self.binding.dtype)
+            version = self.snapshot(x)
         buffers = {name: buffer.detach().to("cpu", copy=True) for name, buffer in self.buffers.items()}
         return checkpoint.Parameters(x, version, next_batch, buffers)
 
@@ -183,18 +189,19 @@ def copies_of(
 def own_arena(
     binding: FlatBinding,
     algorithm: Algorithm,
-    copies: DeviceCopies | None = None,
     *,
+    is_private: bool = False,
     num_workers: int = 1,
     worker_id: int = 0,
     version: int = 0,
 ) -> Arena:
-    """Memory of this worker's own, with the model's parameters: what others get is sent. On a GPU they stay there.
+    """Memory of this worker's own, with the model's parameters: what others get is sent.
 
     Args:
         binding: the model's parameters.
         algorithm: how the workers agree.
-        copies: as of `WorkerMemory`.
+        is_private: whether the parameters are a plain vector where the model is, which needs no atomic operations: on a GPU,
+            and where there are no other workers.
         num_workers: that are to have places in it: all, where servers have the vector.
         worker_id: which of these is this worker's.
         version: of the parameters.
@@ -205,7 +212,7 @@ def own_arena(
     arena = Arena(Segment.create(plan.size_bytes), plan, participant_id=worker_id)
     x = binding.zeros()
     binding.read(x)
-    if copies is not None:
+    if is_private:
         arena.shared = PrivateVector(x, version)
     else:
         arena.shared.initialise(x, version)

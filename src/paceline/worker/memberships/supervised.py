@@ -19,6 +19,8 @@ from paceline.membership.environment import SupervisedEnvironment, call_at_end
 from paceline.membership.final_mean import FinalMean, Given, LeftWeights
 from paceline.membership.tables import SharedTables, table_shapes
 from paceline.memory.arena import Arena
+from paceline.model_parallel.hybrid.layout import Hybrid
+from paceline.model_parallel.hybrid.worker_part import WorkerPart
 from paceline.ports.ports import Message
 from paceline.ports.shared import AVERAGE
 from paceline.transport.device import device_copies
@@ -51,9 +53,11 @@ class SupervisedMembership(Membership):
         evaluate: the loop's; worker 0 starts who calls it, where the launcher wants evaluations.
         shared_state: shapes of optimizer state that all workers share, by name; empty: each keeps its own.
         is_evaluated_elsewhere: the supervisor's side evaluates, and needs no `evaluate`.
+        layout: by which the model is cut over groups of workers; None: it is not.
 
     Attributes:
         arena: the run's memory.
+        part: of the model, under a layout.
 
     Raises:
         UsageError: the model is on a GPU; or the launcher wants a target accuracy, and there is no `evaluate`.
@@ -68,6 +72,7 @@ class SupervisedMembership(Membership):
         evaluate: Evaluate | None = None,
         shared_state: dict[str, tuple[tuple[int, ...], torch.dtype]] | None = None,
         is_evaluated_elsewhere: bool = False,
+        layout: Hybrid | None = None,
     ) -> None:
         self._environment = environment
         self._algorithm = algorithm
@@ -77,6 +82,7 @@ class SupervisedMembership(Membership):
         self.random_states = random_states if environment.own_process else ()
         self.resumed_from = environment.resume.name if environment.resume is not None else ""
         self.binding = FlatBinding(model.parameters(), on_any_device=True)
+        self._whole_binding = self.binding
         if device_copies(self.binding.device) is not None:
             raise UsageError(
                 "Workers of paceline.launch share the CPU's memory: move the model there with model.cpu(), or start them with"
@@ -88,6 +94,11 @@ class SupervisedMembership(Membership):
             if evaluate is not None and self.worker_id == 0:
                 evaluator = loop_evaluator(model, evaluate, needs_accuracy=goal.target_accuracy is not None)
         is_evaluated = is_evaluated_elsewhere or (goal is not None and evaluate is not None)
+        self.part = (
+            WorkerPart(model, layout, self.worker_id, self.num_workers, self.seed) if layout is not None else None
+        )
+        if self.part is not None:
+            self.binding = self.part.binding
         self._shared_state = shared_state or {}
         self._buffers = named_buffers(model)
         self._averages = [n for n, b in self._buffers.items() if b.is_floating_point() and algorithm.needs.averaged]
@@ -107,10 +118,14 @@ class SupervisedMembership(Membership):
             self.incarnation,
             self._storage,
             self.arena.ring(self.worker_id),
-            environment.slow.get(self.worker_id, 1.0),
+            1.0 if algorithm.same_batches else environment.slow.get(self.worker_id, 1.0),  # a part is slow by itself
         )
         if algorithm.needs.mailbox:
             memory.meet(self.arena.shared_store())
+        if self.part is not None:
+            axes = self.arena.axes
+            within, across = (axes.within, axes.across) if axes is not None else (None, None)
+            memory.ports = self.part.begin(memory.ports, within, across, carrier_counts=False)
         self.ports, self.replica, self.base_arguments = memory.ports, memory.replica, memory.base_arguments
         self.stopped, self.snapshot = memory.stopped, memory.snapshot
         self.gatherer = SupervisedGatherer(environment.supervisor, self.stopped)
@@ -126,22 +141,27 @@ class SupervisedMembership(Membership):
         extra |= {AVERAGE + name: (extra[name][0], sum_type(extra[name][1])) for name in self._averages}
         return Hello(
             algorithm=registry.spec(self._algorithm),
-            num_elements=self.binding.num_elements,
-            num_parameters=self.binding.num_parameters,
+            num_elements=self._whole_binding.num_elements,
+            num_parameters=self._whole_binding.num_parameters,
             dtype=self.binding.dtype,
             shapes=tuple(self.binding.describe()),
             extra=extra | table_shapes(self.num_workers),
+            sharding=self.part.cut.sharding if self.part is not None and self.part.cut.num_cut else None,
         )
 
     def _write_initial(self, arena: Arena, x: torch.Tensor) -> None:
         """The parameters that the run starts from, into `x` (P,): the model's own, or the checkpoint's."""
         resume, buffers = self._environment.resume, self._buffers
-        saved = self._storage.load_parameters(self.binding, self.num_workers if self._algorithm.lockstep else None)
+        saved = self._storage.load_parameters(
+            self._whole_binding, self.num_workers if self._algorithm.lockstep else None
+        )
         if saved is not None and resume is not None:
             x.copy_(saved.x)
             buffers = saved.buffers
             if self._shared_state:
                 self._write_shared_state(arena, checkpoint.load_optimizer_state(resume))
+        elif self.part is not None and self.part.whole is not None:
+            x.copy_(self.part.whole)
         else:
             self.binding.read(x)
         for name, buffer in buffers.items():
@@ -236,8 +256,7 @@ class SupervisedMembership(Membership):
         if not self.ports.num_servers:
             # Servers write their last checkpoint when all have left, with what is the run's by then.
             self._memory.close_peers()
-        if arena.collectives is not None:
-            arena.collectives.mark_lost(self.worker_id)  # who waits in a round for this worker need not go on waiting
+        arena.mark_lost(self.worker_id)  # who waits in a round for this worker need not go on waiting
         arena.mark_ended(self.worker_id)
         wait_for(arena.all_ended)
         if left is not None:
@@ -254,6 +273,13 @@ class SupervisedMembership(Membership):
             self.snapshot(out)
         return None
 
+    def make_whole(self, part: WorkerPart) -> None:
+        """As of `Membership`: from shared memory, also where the run was stopped between two workers' updates."""
+        if self.arena.plan.sharding is not None:
+            whole = torch.empty(self.arena.plan.num_elements, dtype=self.binding.dtype)
+            self.arena.shared.snapshot(whole)
+            part.cut.take_whole(whole)
+
     def _put_left(self, left: LeftWeights) -> None:
         self.arena.shared.replace(left.x)
         for name, value in zip(self._buffers, left.buffers, strict=True):
@@ -264,6 +290,7 @@ class SupervisedMembership(Membership):
     def close(self, *, failed: bool = False) -> None:
         """As of `Membership`; the shared memory goes when its last user does."""
         self.arena.add("unresolved_exchanges", self.ports.counts.unresolved_exchanges)
+        self.arena.store("delay", self.ports.counts.delay)
         self._memory.close()
         self.arena.mark_gone(self.worker_id)
         for buffer in self._buffers.values():

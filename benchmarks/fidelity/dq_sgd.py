@@ -1,0 +1,348 @@
+"""DQ-SGD: its rule for bits against the numerical optimum, and what a run on AG News loses with so many bits.
+
+PACELINE_DATA=FOLDER python benchmarks/fidelity/dq_sgd.py [--write] [--runs FILE.jsonl]
+
+With `--runs`, runs that are in the file are not made again, and the others are added to it; equal runs have equal results.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import math
+import os
+import statistics
+import sys
+import warnings
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from page import show
+from torch import nn
+
+import paceline as pl
+from paceline.compression.bits_rule import BudgetRule, factor_for_budget, total_error
+from paceline.compression.codec import Encoded
+from paceline.compression.registry import codec_registry
+from paceline.compression.top_k import TopK
+
+# The rule
+
+T = 200
+ALPHAS = (1.0, 0.99)
+BITS = (3.0, 4.0, 6.0)
+WITHIN = 0.01
+SIZES: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # log2 of the gradient's norm at step t of T
+    "constant": lambda t: np.zeros(len(t)),
+    "falls to a tenth": lambda t: -math.log2(10) * t / T,
+    "falls by half twice": lambda t: -np.floor(3 * t / T),
+    "warm-up": lambda t: np.minimum(0.0, 4 * t / T - 2),
+    "swings": lambda t: 2 * np.sin(t / 8),
+}
+
+
+def weights(name: str, alpha: float) -> np.ndarray:
+    """log2(alpha^((T - t) / 2) |g_t|) of every step."""
+    t = np.arange(T)
+    return SIZES[name](t) + 0.5 * (T - t) * math.log2(alpha)
+
+
+def needed_bits(log2_sizes: np.ndarray, error: float) -> float:
+    """Least mean bits of real levels whose errors add up to that: each step's condition, solved by bisection.
+
+    With w = 4^size / 4 the error is w / s^2 and the bits log2(s + 1) + 1, so that 2 w (s + 1) / s^3 is the same of all steps.
+    """
+
+    def log2_levels(log2_price: float) -> np.ndarray:
+        low, high = np.full(len(log2_sizes), -40.0), np.full(len(log2_sizes), 60.0)
+        for _ in range(90):
+            u = (low + high) / 2
+            gain = 2 * log2_sizes - 1 + np.log2(1 + 2.0**-u) - 2 * u  # log2 of 2 w (s + 1) / s^3, with s = 2^u
+            low, high = np.where(gain > log2_price, u, low), np.where(gain > log2_price, high, u)
+        return (low + high) / 2
+
+    low, high = -200.0, 200.0
+    for _ in range(90):
+        price = (low + high) / 2
+        if total_error(list(log2_sizes), list(log2_levels(price))) > error:
+            high = price
+        else:
+            low = price
+    return float(np.mean(np.log2(2.0 ** log2_levels(low) + 1) + 1))
+
+
+def best_whole(log2_sizes: np.ndarray, total_bits: int, least: int = 2, most: int = 8) -> float:
+    """Least sum of errors with whole bits: bit by bit, where it takes away most; which is best, as errors are convex."""
+    bits = np.full(len(log2_sizes), least)
+
+    def error(of: np.ndarray) -> np.ndarray:
+        return 4.0**log2_sizes / (4.0 * (2.0 ** (of - 1) - 1) ** 2)
+
+    for _ in range(total_bits - int(bits.sum())):
+        gain = np.where(bits < most, error(bits) - error(np.minimum(most, bits + 1)), -1.0)
+        bits[int(np.argmax(gain))] += 1
+    return float(error(bits).sum())
+
+
+def by_rule(log2_sizes: np.ndarray, target_bits: float) -> float:
+    """The sum of errors of DQ-SGD's rule with so many bits on average."""
+    factor = factor_for_budget(list(log2_sizes), target_bits)
+    return total_error(list(log2_sizes), [factor + size for size in log2_sizes])
+
+
+def step_by_step(log2_sizes: np.ndarray, target_bits: float) -> tuple[float, int]:
+    """The sum of errors of `dq`, which knows no later step and gives whole bits; and the bits that it takes."""
+    rule = BudgetRule(target_bits, 2, 8)
+    bits = [rule.next(size) for size in log2_sizes]
+    return total_error(list(log2_sizes), [math.log2(2.0 ** (one - 1) - 1) for one in bits]), sum(bits)
+
+
+def misweighted(log2_sizes: np.ndarray, target_bits: float, share: float) -> float:
+    """A control: bits that follow `share` times the logarithm of the gradient, as 0 does, which is fixed bits, and 2."""
+    scaled = share * log2_sizes
+    factor = factor_for_budget(list(scaled), target_bits)
+    return total_error(list(log2_sizes), [factor + size for size in scaled])
+
+
+def rule_rows() -> list[str]:
+    """Bits over the least that the same errors need."""
+    lines = [
+        "| norm of the gradient | alpha | bits | rule | fixed bits (control) | bits by the squared norm (control) |"
+        " errors of `dq`, step by step, over those of the best whole bits |",
+        "|---" * 7 + "|",
+    ]
+    worst, apart = 0.0, {0.0: 0.0, 2.0: 0.0}
+    for name in SIZES:
+        for alpha in ALPHAS:
+            for target in BITS:
+                sizes = weights(name, alpha)
+                rule = target / needed_bits(sizes, by_rule(sizes, target))
+                assert 1 - 1e-6 <= rule <= 1 + WITHIN, (name, alpha, target, rule)
+                worst = max(worst, rule)
+                others = {share: target / needed_bits(sizes, misweighted(sizes, target, share)) for share in apart}
+                if np.ptp(sizes) > 1:
+                    assert min(others.values()) > 1 + WITHIN, ("a control is as good", name, alpha, target, others)
+                    apart = {share: max(apart[share], others[share]) for share in apart}
+                made, spent = step_by_step(sizes, target)
+                whole = made / best_whole(sizes, spent)
+                lines.append(
+                    f"| {name} | {alpha} | {target:.0f} | {rule:.4f} | {others[0.0]:.3f} | {others[2.0]:.3f} | {whole:.2f} |"
+                )
+    return [
+        *lines,
+        "",
+        f"The rule takes at most {worst - 1:.2%} more than the least bits. The controls must take more than {WITHIN:.0%} more"
+        " wherever the weighted norm changes by more than a factor of 2; they take up to"
+        f" {apart[0.0] - 1:.0%} and {apart[2.0] - 1:.0%} more. `dq` knows no later step and gives whole bits: in the last"
+        " column 1 is what could be done with the same bits if all gradients were known beforehand.",
+    ]
+
+
+# The task
+
+WORKERS, BATCH, STEPS, HIDDEN, FEATURES, CLASSES = 4, 16, 300, 32, 1024, 4
+RATE, DROP_AT, DROP_BY = 1.0, 0.7, 0.1
+SEEDS = (0, 1, 2)
+STUDENT = 4.303  # 97.5 % of Student's t with two degrees of freedom
+PLAIN = "all-reduce"
+FIXED = tuple(f"all-reduce(codec=qsgd(bits={bits}))" for bits in range(2, 9))
+METHODS = (
+    PLAIN, "all-reduce(codec=fp16)", *FIXED, "all-reduce(codec=dq(target_bits=3))", "all-reduce(codec=dq(target_bits=4))",
+    "all-reduce(codec=ternary)", "all-reduce(codec=sign)", "all-reduce(codec=power(rank=4))",
+    "parameter-server(mode=sync,codec=top-k(fraction=0.01))",
+)  # fmt: skip
+COARSE = "all-reduce(codec=qsgd(bits=2,norm=l2,bucket=none))"
+FORGETFUL = METHODS[-1].replace("top-k", "forgetful")
+CONTROLS = {COARSE: PLAIN, FORGETFUL: METHODS[-1]}  # whom each must be worse than
+
+
+class Forgetful(TopK):
+    """`top-k` without error feedback: what is not sent is lost."""
+
+    def encode(self, gradient: torch.Tensor, memory: torch.Tensor | None, key: int = 0) -> Encoded:
+        """As if nothing had been kept back."""
+        assert memory is not None
+        return super().encode(gradient, memory.zero_(), key)
+
+
+codec_registry.register("forgetful", Forgetful)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of one run: bits that an element took in a step, loss over all training samples, accuracy over all test samples."""
+
+    bits: float
+    loss: float
+    accuracy: float
+
+
+def features(files: Sequence[Path]) -> list[torch.Tensor]:
+    """Of each file, articles (N, FEATURES) and classes (N,): hashed words, rare ones more, of length 1.
+
+    What is rare follows from the first file.
+    """
+    found: list[torch.Tensor] = []
+    rarity: torch.Tensor | None = None
+    for file in files:
+        with gzip.open(file, "rt", encoding="utf-8") as lines:
+            articles = list(csv.DictReader(lines))
+        x = torch.zeros(len(articles), FEATURES)
+        for row, article in zip(x, articles, strict=True):
+            row[sorted({zlib.crc32(word.encode()) % FEATURES for word in article["content"].lower().split()})] = 1.0
+        if rarity is None:
+            rarity = torch.log((1 + len(x)) / (1 + x.sum(0)))
+        x = x * rarity
+        labels = torch.tensor([int(article["label"]) for article in articles])
+        found += [x / x.norm(dim=1, keepdim=True).clamp(min=1e-6), labels - labels.min()]
+    return found
+
+
+def train(algorithm: str, data: Sequence[torch.Tensor], seed: int, steps: int = STEPS) -> Found:
+    """One run of four simulated workers; equal seeds have equal beginnings and batches."""
+    x, y, test_x, test_y = data
+    models: list[nn.Module] = []
+    draws = torch.Generator().manual_seed(seed)
+    order = torch.cat([torch.randperm(len(x), generator=draws) for _ in range(1 + steps * WORKERS * BATCH // len(x))])
+    batches = [(x[at], y[at]) for at in order[: steps * WORKERS * BATCH].split(BATCH)]
+
+    def loop() -> None:
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES))
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        with pl.attach(model, optimizer) as worker:
+            for step, (inputs, labels) in enumerate(worker.batches(batches)):
+                if step == int(DROP_AT * steps):
+                    optimizer.param_groups[0]["lr"] = RATE * DROP_BY
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(inputs), labels).backward()
+                optimizer.step()
+        models.append(model)
+
+    result = pl.simulate(loop, workers=WORKERS, algorithm=algorithm, seed=seed).result
+    with torch.no_grad():
+        loss = float(nn.functional.cross_entropy(models[0](x), y))
+        accuracy = float((models[0](test_x).argmax(1) == test_y).double().mean())
+    return Found(result["bits_per_element"] or 32.0, loss, accuracy)
+
+
+def made(algorithm: str, data: Sequence[torch.Tensor], seed: int, file: Path | None) -> Found:
+    """One run; where a file is given, as it is there, or added to it."""
+    about = {"algorithm": algorithm, "seed": seed, "steps": STEPS, "rate": RATE}
+    for line in file.read_text().splitlines() if file is not None and file.is_file() else ():
+        known = json.loads(line)
+        if {name: known.get(name) for name in about} == about:
+            return Found(**known["found"])
+    found = train(algorithm, data, seed)
+    line = json.dumps({**about, "found": asdict(found)})
+    print(line, file=sys.stderr, flush=True)
+    if file is not None:
+        with file.open("a") as out:
+            out.write(line + "\n")
+    return found
+
+
+def interval(ones: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
+    """The mean of paired differences, and half the width of its 95 % interval."""
+    pairs = [one - other for one, other in zip(ones, others, strict=True)]
+    return statistics.fmean(pairs), STUDENT * statistics.stdev(pairs) / math.sqrt(len(pairs))
+
+
+def losses(runs: Sequence[Found]) -> list[float]:
+    """Their losses."""
+    return [one.loss for one in runs]
+
+
+def compared(found: dict[str, list[Found]], one: str, other: str) -> str:
+    """A sentence on two methods."""
+    mean, half = interval(losses(found[one]), losses(found[other]))
+    said = "no difference is seen" if abs(mean) <= half else "more" if mean > 0 else "less"
+    bits = [statistics.fmean(run.bits for run in found[name]) for name in (one, other)]
+    return (
+        f"- `{one}` at {bits[0]:.2f} bits against `{other}` at {bits[1]:.2f}: {mean:+.4f} ± {half:.4f} in loss: {said}."
+    )
+
+
+def task_rows(found: dict[str, list[Found]], num_parameters: int) -> list[str]:
+    """Every method's bits, loss and accuracy, and how its loss differs from float32's."""
+    lines = [
+        "| method | bits per element and step | Mbit of a worker | training loss | less float32's | test accuracy |",
+        "|---" * 6 + "|",
+    ]
+    for name, runs in found.items():
+        bits = statistics.fmean(one.bits for one in runs)
+        mean, half = interval(losses(runs), losses(found[PLAIN]))
+        differ = "" if name == PLAIN else f"{mean:+.4f} ± {half:.4f}"
+        lines.append(
+            f"| `{name}`{' (control)' if name in CONTROLS else ''} | {bits:.2f} | {bits * num_parameters * STEPS / 1e6:,.0f} |"
+            f" {statistics.fmean(losses(runs)):.4f} | {differ} | {statistics.fmean(one.accuracy for one in runs):.2%} |"
+        )
+    return lines
+
+
+def findings(found: dict[str, list[Found]]) -> list[str]:
+    """Sentences of the figures, and the controls."""
+    told = [name for name in FIXED if (one := interval(losses(found[name]), losses(found[PLAIN])))[0] <= one[1]]
+    lines = [f"- The coarsest fixed bits whose loss is not told from float32's: `{told[0]}`."] if told else []
+    lines += [compared(found, f"all-reduce(codec=dq(target_bits={bits}))", FIXED[bits - 2]) for bits in (3, 4)]
+    lines += [compared(found, FIXED[bits - 2], PLAIN) for bits in (2, 4, 8)]
+    lines += [compared(found, METHODS[-1], PLAIN), compared(found, "all-reduce(codec=sign)", PLAIN)]
+    lines += ["", "The controls must lose, with an interval that is all above 0:", ""]
+    for control, other in CONTROLS.items():
+        mean, half = interval(losses(found[control]), losses(found[other]))
+        assert mean > half, ("the task cannot tell a control", control, mean, half)
+        lines.append(compared(found, control, other))
+    return lines
+
+
+def main() -> None:
+    """Print the page."""
+    warnings.simplefilter("ignore")
+    lines = ["# Bits that gradients are worth", "", "Printed by `python benchmarks/fidelity/dq_sgd.py`."]
+    lines += [
+        "",
+        "## The rule",
+        "",
+        f"Mean bits of {T} steps whose gradients' norms change as named, over the least with which as large a sum of error"
+        " bounds can be had (real numbers of levels, solved step by step by bisection).",
+        "",
+        *rule_rows(),
+    ]
+    folder = Path(os.environ.get("PACELINE_DATA") or "no-such-folder") / "ag_news"
+    if not (folder / "train.csv.gz").is_file():
+        print("\n".join(lines))
+        print("\nThe runs need AG News: PACELINE_DATA names no folder with ag_news/train.csv.gz. No page is written.")
+        return
+    data = features([folder / f"{part}.csv.gz" for part in ("train", "test")])
+    num_parameters = FEATURES * HIDDEN + HIDDEN + HIDDEN * CLASSES + CLASSES
+    file = Path(sys.argv[sys.argv.index("--runs") + 1]) if "--runs" in sys.argv else None
+    found = {name: [made(name, data, seed, file) for seed in SEEDS] for name in (*METHODS, *CONTROLS)}
+    lines += [
+        "",
+        "## Runs",
+        "",
+        f"AG News ({len(data[0]):,} articles, {len(data[2]):,} to test): words hashed to {FEATURES:,} features, rare ones"
+        f" weighing more, a network of {HIDDEN} hidden units ({num_parameters:,} parameters), {WORKERS} simulated workers with"
+        f" batches of {BATCH}, {STEPS} steps of plain SGD at a rate of {RATE}, from {DROP_AT:.0%} on {DROP_BY * RATE:.1f}:"
+        " half of what is best of 1, 2, 4 and 8 for float32, and the same for all. Loss over all training articles at the end;"
+        " means of three seeds, whose beginnings and batches are the same under all methods, and paired 95 % intervals"
+        " (Student's t). Bits are those of a worker's gradient as sent, scales and framing included; at the parameter server"
+        " parameters come back as they are. No method has a rate of its own: a loss below float32's says that its steps come"
+        " to more at this one. No time is measured here.",
+        "",
+        *task_rows(found, num_parameters),
+        "",
+        "## What was found",
+        "",
+        *findings(found),
+    ]
+    show(lines, __file__)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Four workers whose links are slow: the networks, what each system runs in them, and what came of it."""

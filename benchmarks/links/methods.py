@@ -1,0 +1,59 @@
+"""Who trains on slow links, and what each is told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A system's method.
+
+    Args:
+        system: whose it is.
+        program: which of `worker.py`'s loops.
+        spec: what the loop is told.
+        full: trained to the target on the links of 100 Mbit/s; of the others only a step is timed there.
+        hidden: its average takes place beside steps: its step is compared to one without communication.
+    """
+
+    system: str
+    program: str
+    spec: str
+    full: bool = False
+    hidden: bool = False
+
+
+def _ours(spec: str, *, full: bool = False, hidden: bool = False) -> Method:
+    return Method(system="Paceline", program="paceline", spec=spec, full=full, hidden=hidden)
+
+
+def _torch(spec: str, *, full: bool = False) -> Method:
+    return Method(system="PyTorch", program="ddp", spec=spec, full=full)
+
+
+#: A step without communication: what a method that hides its average is compared to.
+SILENT = "no communication"
+
+METHODS = {
+    "DistributedDataParallel": _torch("plain", full=True),
+    "DDP, fp16": _torch("fp16"),
+    "DDP, PowerSGD rank 4": _torch("power-4", full=True),
+    "torchft DiLoCo": Method(
+        system="torchft",
+        program="torchft",
+        spec=json.dumps({"period": 20, "fragments": 1, "delay": 0}),
+        full=True,
+    ),
+    SILENT: _ours("local-sgd(period=1000000)"),
+    "all-reduce": _ours("all-reduce"),
+    "all-reduce, fp16": _ours("all-reduce(codec=fp16)"),
+    "all-reduce, qsgd of 4 bits": _ours("all-reduce(codec=qsgd(bits=4))"),
+    "all-reduce, dq of 4 bits": _ours("all-reduce(codec=dq(target_bits=4))", full=True),
+    "all-reduce, power of rank 4": _ours("all-reduce(codec=power(rank=4))"),
+    "local-sgd": _ours("local-sgd(period=20)"),
+    "da-sgd": _ours("da-sgd(period=20,delay=16,merge=corrected)", full=True, hidden=True),
+    "diloco in 4 fragments": _ours("diloco(period=20,fragments=4,delay=4)", full=True, hidden=True),
+    "ad-psgd": _ours("ad-psgd"),
+}

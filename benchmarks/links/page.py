@@ -1,0 +1,182 @@
+"""`benchmarks/results/slow_network.md`, from the runs that have been made."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import Any
+
+from links.course import SNAPSHOT_EVERY
+from links.methods import METHODS, SILENT
+from paceline.system.machine import machine, versions
+
+Record = dict[str, Any]
+
+
+def of(records: Iterable[Record], **wanted: Any) -> list[Record]:
+    """Records with these values."""
+    return [one for one in records if all(one.get(key) == value for key, value in wanted.items())]
+
+
+def reached(record: Record) -> tuple[int, float] | None:
+    """The update and the seconds after which a run was at its target first; None: never."""
+    for step, at_s, accuracy in record.get("curve", ()):
+        if accuracy >= record["target"]:
+            return step, at_s
+    return None
+
+
+def best_rate(records: Sequence[Record], method: str) -> float | None:
+    """The learning rate with which an unshaped run was at the target after the fewest updates; None: no rate was."""
+    tried = [(found[0], one["learning_rate"]) for one in _tuning(records, method) if (found := reached(one))]
+    return min(tried)[1] if tried else None
+
+
+def updates_needed(records: Sequence[Record], method: str) -> int | None:
+    """With that rate."""
+    needed = [found[0] for one in _tuning(records, method) if (found := reached(one))]
+    return min(needed, default=None)
+
+
+def markdown(records: Sequence[Record], target: float) -> str:
+    """The whole page."""
+    about, used = machine(), versions()
+    if not records:
+        return ""
+    first = records[0]
+    quiet = sum(bool(one["quiet"]) for one in records)
+    how = (
+        "A network of 2,730,314 parameters (three convolutions, one wide linear layer) on CIFAR-10's images,"
+        f" {first['workers']} processes with a batch of {first['batch_size']} each, SGD with momentum 0.9, to a test"
+        f" accuracy of {100 * target:g} %. Each process has a network namespace of its own, whose link is shaped in both"
+        " directions; bytes are what the interfaces counted, acknowledgements and headers with them. The parameters of"
+        f" all workers are written down every {SNAPSHOT_EVERY} steps and their mean evaluated afterwards; the clock starts"
+        " when all workers have met. A step's time leaves out the first ten."
+    )
+    made = (
+        f"{about['processor']}, {about['cores']} cores; Python {used['python']}, torch {used['torch']}. {quiet} of the"
+        f" {len(records)} runs were made while nothing else ran on the machine; the others beside other programs. Made by"
+        " `python benchmarks/slow_network.py --python torchft=...`; the runs are in [slow_network.jsonl](slow_network.jsonl)."
+    )
+    text = ["# Slow links: ours and others' on 20, 100 and 1,000 Mbit/s", ""]
+    for paragraph in (summary(records, target), how, made):
+        if paragraph:
+            text += [textwrap.fill(paragraph, 125, break_on_hyphens=False, break_long_words=False), ""]
+    text += ["## Trained to the target on 100 Mbit/s", "", *full_table(records), ""]
+    text += ["## A step's time, times the updates that the target took", "", *steps_table(records), ""]
+    text += ["## Averages beside steps", "", *hidden_lines(records), ""]
+    text += ["## Learning rates", "", *rates_table(records), ""]
+    return "\n".join(text)
+
+
+def summary(records: Sequence[Record], target: float) -> str:
+    """The best of ours beside plain DDP and the best of the others."""
+    times = _full_times(records)
+    plain = times.get("DistributedDataParallel")
+    ours = {name: value for name, value in times.items() if METHODS[name].system == "Paceline"}
+    others = {name: value for name, value in times.items() if METHODS[name].system != "Paceline"}
+    if plain is None or not ours or not others or not math.isfinite(min(ours.values())):
+        return ""
+    own, other = min(ours, key=lambda name: ours[name]), min(others, key=lambda name: others[name])
+    return (
+        f"On 100 Mbit/s, plain DistributedDataParallel took {plain:.0f} s to {100 * target:g} %, the fastest of the others,"
+        f" {other}, {others[other]:.0f} s, and the fastest of ours, {own}, {ours[own]:.0f} s: {plain / ours[own]:.1f} and"
+        f" {others[other] / ours[own]:.2f} times sooner. All of ours are in the table."
+    )
+
+
+def full_table(records: Sequence[Record]) -> list[str]:
+    """Medians of the runs to the target; the fastest first."""
+    rows = _head("method", "of", "seconds to the target", "updates to it", "MB sent per worker and step", "runs")
+    times = _full_times(records)
+    for name in sorted(times, key=lambda one: times[one]):
+        runs = of(records, part="full", method=name)
+        came = [found for one in runs if (found := reached(one))]
+        seconds = f"{len(came)} of {len(runs)} runs: " if 0 < len(came) < len(runs) else ""
+        seconds += _spread([at_s for _, at_s in came], 1) if came else "never"
+        sent = _spread([one["sent_bytes_per_step"] / 1e6 for one in runs], 2)
+        updates = _spread([float(step) for step, _ in came], 0) if came else "-"
+        rows.append(_row(name, METHODS[name].system, seconds, updates, sent, len(runs)))
+    return rows
+
+
+def steps_table(records: Sequence[Record]) -> list[str]:
+    """What a step takes on each link; and, times the updates needed on unshaped links, what the target would take."""
+    links = sorted({one["rate_mbit"] for one in of(records, part="steps")})
+    rows = _head(
+        "method", "updates", "MB per step", *(f"{link:g} Mbit/s: ms per step, s to the target" for link in links)
+    )
+    for name in METHODS:
+        needed = updates_needed(records, name)
+        cells, sent = [], "-"
+        for link in links:
+            runs = [one for one in of(records, part="steps", method=name, rate_mbit=link) if "failed" not in one]
+            if not runs:
+                cells.append("-")
+                continue
+            step_s = median(one["step_s"] for one in runs)
+            sent = f"{median(one['sent_bytes_per_step'] for one in runs) / 1e6:.2f}"
+            cells.append(f"{1e3 * step_s:,.0f}, {'-' if needed is None else f'{step_s * needed:,.0f}'}")
+        if any(cell != "-" for cell in cells):
+            rows.append(_row(name, "-" if needed is None else needed, sent, *cells))
+    return rows
+
+
+def hidden_lines(records: Sequence[Record]) -> list[str]:
+    """A step of the methods that average beside steps, over one without communication."""
+    lines = []
+    for name, method in METHODS.items():
+        for link in sorted({one["rate_mbit"] for one in of(records, part="steps")}) if method.hidden else ():
+            own, silent = (
+                [one["step_s"] for one in of(records, part="steps", method=who, rate_mbit=link) if "failed" not in one]
+                for who in (name, SILENT)
+            )
+            if own and silent:
+                ratio = median(own) / median(silent)
+                lines.append(f"- {name}, {link:g} Mbit/s: a step takes {ratio:.2f} times one without communication.")
+    return lines or ["Not measured yet."]
+
+
+def rates_table(records: Sequence[Record]) -> list[str]:
+    """After how many updates each rate reached the target on unshaped links."""
+    rates = sorted({one["learning_rate"] for one in of(records, part="tune")})
+    rows = [
+        "Updates to the target on unshaped links, one run of each; the fewest are taken. Outer optimizers have their usual"
+        " rate, which was not searched for.",
+        "",
+        *_head("method", *(f"{rate:g}" for rate in rates)),
+    ]
+    for name in METHODS:
+        own = {one["learning_rate"]: one for one in of(records, part="tune", method=name)}
+        if own:
+            cells = [str((reached(own[rate]) or ("never",))[0]) if rate in own else "-" for rate in rates]
+            rows.append(_row(name, *cells))
+    return rows
+
+
+def _tuning(records: Sequence[Record], method: str) -> list[Record]:
+    return of(records, part="tune", method=method)
+
+
+def _full_times(records: Sequence[Record]) -> dict[str, float]:
+    times = {}
+    for name in METHODS:
+        runs = of(records, part="full", method=name)
+        if runs:
+            times[name] = median(found[1] if (found := reached(one)) else math.inf for one in runs)
+    return times
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    middle = f"{median(values):,.{digits}f}"
+    return middle if len(values) == 1 else f"{middle} ({min(values):,.{digits}f} to {max(values):,.{digits}f})"
+
+
+def _head(*cells: str) -> list[str]:
+    return [_row(*cells), _row(*["---"] * len(cells))]
+
+
+def _row(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"

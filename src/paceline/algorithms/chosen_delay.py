@@ -1,0 +1,58 @@
+"""`delay=auto`: how late averages arrive, chosen from what a step and an average take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from statistics import median
+
+import torch
+
+from paceline.algorithms.means import MeanUnderWay
+from paceline.ports.ports import Ports
+from paceline.ports.shared import ReplicatedParameters
+
+__all__ = ["ChosenDelay"]
+
+_MEASURED_STEPS = 4
+_SHORTEST_S = 1e-9
+
+
+class ChosenDelay:
+    """The smallest delay that hides an average, from times that are measured once; the same on all workers.
+
+    Args:
+        ports: this worker's.
+        most: the longest.
+    """
+
+    def __init__(self, ports: Ports[ReplicatedParameters], most: int) -> None:
+        self._ports = ports
+        self._most = most
+        self._ends_s: list[float] = [ports.clock.now_s()]
+
+    def count_step(self) -> None:
+        """A step has ended."""
+        self._ends_s.append(self._ports.clock.now_s())
+
+    def is_ready(self) -> bool:
+        """Whether a step's time is known: the first ones are longer, as libraries begin their work in them."""
+        return len(self._ends_s) > _MEASURED_STEPS
+
+    def take(self, start: Callable[[], MeanUnderWay]) -> int:
+        """The delay, after two averages, as `start` begins, whose results nobody uses: the first may open connections."""
+        ports, collectives = self._ports, self._ports.collectives
+        assert collectives is not None
+        step_s = median(after - before for before, after in pairwise(self._ends_s))
+        average_s = 0.0
+        for _ in range(2):
+            collectives.start_all_reduce(torch.zeros(1, dtype=torch.float64)).wait()  # so that nobody is waited for
+            average_s = -ports.clock.now_s()
+            start().wait()
+            average_s += ports.clock.now_s()
+        told = torch.zeros(2, ports.num_workers, dtype=torch.float64)
+        told[:, ports.worker_id] = torch.tensor([step_s, average_s])
+        collectives.start_all_reduce(told.view(-1)).wait()
+        steps_s, averages_s = told.tolist()
+        return min(self._most, math.ceil(max(averages_s) / max(min(steps_s), _SHORTEST_S)))

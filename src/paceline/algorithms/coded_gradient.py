@@ -1,0 +1,113 @@
+"""The mean gradient through a codec: buckets are coded and sent while backward still computes."""
+
+from __future__ import annotations
+
+import torch
+
+from paceline.algorithms.agreed_gradient import AgreedGradient
+from paceline.compression.codec import Codec
+from paceline.compression.coded_mean import CodedMean
+from paceline.compression.mean import Mean
+from paceline.ports.ports import Handle, Ports
+from paceline.ports.replica import Replica
+from paceline.ports.shared import ReplicatedParameters
+
+__all__ = ["work_coded"]
+
+
+def work_coded(replica: Replica, ports: Ports[ReplicatedParameters], codec: Codec, *, by_speed: bool = False) -> None:
+    """x: this worker's parameters (P,), g: its gradient, which becomes the decoded mean of all.
+
+    A step of several backward passes codes after each of them what has come out so far plus the new gradient; what a codec
+    keeps back of one pass goes into the next. Within `worker.accumulate()` passes only add up, and are coded once.
+    """
+    shared = ports.shared
+    gradient = AgreedGradient(replica, ports, by_speed=by_speed)
+    mean = _CodedGradient(replica, gradient, ports, codec)
+    storage = ports.storage
+    if storage is not None:
+        mean.coded.load(storage.restore())
+    for _ in replica.steps():
+        version = shared.version
+        replica.gradient(at=shared.x, version=version, ready=mean.begin, finish=mean.finish)
+        if mean.num_absent:  # as where nothing is coded: they are told what the others' loops have made of the mean
+            mean.meet(steps=True)
+            gradient.average(weight=float(replica.samples > 0))
+        with shared.writing():
+            replica.apply(to=shared.x)
+            replica.applied(shared.advance(), gradient_version=version)
+        if storage is not None:
+            storage.keep(mean.coded.state, version + 1)
+
+
+class _CodedGradient:
+    """sum_k w_k g_k / sum_k w_k, w_k: worker k's samples; each bucket by itself.
+
+    The last bucket's number adds up how many workers have other parameters with gradients than before, and how many no batch.
+
+    A codec that remembers is told beforehand what all weigh, by one small all-reduce, so that what it has kept back counts as
+    much as it was worth also in a round in which some have no batch, or a smaller one. So it begins when backward has ended.
+
+    Attributes:
+        coded: the buckets' means.
+        num_absent: workers without a batch.
+    """
+
+    def __init__(
+        self, replica: Replica, gradient: AgreedGradient, ports: Ports[ReplicatedParameters], codec: Codec
+    ) -> None:
+        assert ports.collectives is not None
+        self._replica = replica
+        self._gradient = gradient
+        self._collectives = ports.collectives
+        self._num_workers = ports.num_workers
+        self._num_elements = ports.shared.x.numel()
+        self._num_left = self._num_elements  # elements that have not been handed out
+        self._waiting: list[torch.Tensor] = []  # buckets
+        self._under_way: list[Mean] = []
+        self._weights = torch.zeros(1, dtype=torch.float64)  # of all, once summed
+        self._weighed: Handle | None = None
+        self.coded = CodedMean(codec, ports, replica.ranges, replica.shapes)
+        self.num_absent = 0
+
+    def meet(self, *, steps: bool) -> None:
+        """As where nothing is coded."""
+        self._gradient.rounds.meet(steps=steps)
+        self.num_absent = 0
+
+    def begin(self, bucket: torch.Tensor) -> None:
+        """Codes a bucket (n,), and starts averaging it in place; with a codec that remembers, notes it."""
+        if self.num_absent:
+            self.meet(steps=False)
+        if not self.coded.remembers:
+            self._start(bucket, None)
+            return
+        if not self._waiting:
+            self._weights.fill_(self._replica.samples)
+            self._weighed = self._collectives.start_all_reduce(self._weights)
+        self._waiting.append(bucket)
+
+    def _start(self, bucket: torch.Tensor, total: float | None) -> None:
+        self._num_left -= bucket.numel()
+        said = 0.0
+        if bucket.numel() and not self._num_left:  # by now it is known which parameters have gradients
+            said = self._gradient.changed() + (self._num_workers + 1) * (not self._replica.samples)
+        number, weight = len(self._under_way), self._replica.samples
+        self._under_way.append(self.coded.start(number, bucket, weight, said, first=self._num_left, total=total))
+
+    def finish(self) -> None:
+        """Adds up this worker's pieces of all buckets, in their order, and waits for the means."""
+        if self._weighed is not None:
+            self._weighed.wait()
+            self._weighed = None
+            for bucket in self._waiting:
+                self._start(bucket, self._weights.item())
+            self._waiting.clear()
+        for mean in self._under_way:
+            mean.advance()
+        totals = [mean.wait() for mean in self._under_way]
+        self._under_way.clear()
+        self._num_left = self._num_elements
+        self._replica.round_samples += round(totals[0].weight)
+        self.num_absent, num_changed = divmod(totals[-1].number, 1 + self._num_workers)
+        self._gradient.settle(num_changed)

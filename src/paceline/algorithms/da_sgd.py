@@ -1,0 +1,133 @@
+"""DaSGD: local SGD whose average arrives some steps after it was begun, while the workers go on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from paceline.algorithms.base import Algorithm
+from paceline.algorithms.fragments import Averages, Schedule, train
+from paceline.algorithms.merges import (
+    MeanOfModels,
+    Merge,
+    progress_of,
+    refuse_no_progress,
+    rule_of_models,
+    slow_progress,
+)
+from paceline.compression.carriers import check_carrier
+from paceline.compression.codec import Codec, NoCodec
+from paceline.compression.registry import codec_registry
+from paceline.errors import UsageError
+from paceline.ports.ports import Ports
+from paceline.ports.replica import Replica
+from paceline.ports.shared import Needs, ReplicatedParameters
+from paceline.specs.bounds import COUNT, COUNT_FROM_0, DECAY
+
+__all__ = ["DaSGD"]
+
+_DEFAULT_WEIGHT = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class DaSGD(Algorithm):
+    """DaSGD: every H steps the models' average is begun, and merged `delay` steps later, in lockstep; nobody waits meanwhile.
+
+    With `merge=paper` a merge keeps `local_weight` of what a worker has learnt during the delay and drops the rest, so that
+    1 - (1 - local_weight) delay / period of its steps count, 0.81 by default: the result's `progress_factor`. The learning
+    rate is divided by it, which makes up for that, unless `compensate=false`. The other merges drop nothing.
+
+    Costs per step: 1/H of an all-reduce of the parameters, beside the computation of `delay` steps; two more copies of the
+    parameters while it is under way. On shared memory there is nothing to hide: the cores that compute also add up.
+    Clipping acts on the worker's own gradient, which its own model takes.
+    Use when: as `local-sgd`, and waiting for the average is what costs.
+    Not: `local-sgd`, where all wait for the average (`delay=0, local_weight=0`); `diloco`, which steps with an outer optimizer
+    on the averaged change. CoCoD-SGD is `merge=cocod` with a delay of a whole period.
+
+    Args:
+        period: H, steps between two averages.
+        delay: d, steps from the snapshot to the merge, at most a period; `auto` measures a step and an average, and takes the
+            smallest that hides it, the same on all workers.
+        local_weight: xi, of the worker's own parameters in the merge; small where workers' data differ. `cocod` has none.
+        merge: `paper`: x = xi x + (1 - xi) mean; `corrected`: x = x + (1 - xi) (mean - snapshot);
+            `cocod`: x = mean + (x - snapshot).
+        compensate: whether steps are as much longer as merges drop of them.
+        codec: what changes since the last average look like on their way, such as `qsgd(bits=4)`: see `all-reduce`.
+
+    Differs from the paper: there the learning rate is not divided (`compensate=false`). The workers' models are averaged at
+    the end; BatchNorm's statistics are worker 0's. With delay 0 every worker merges, where the authors' code lets only the
+    last one. A lone worker trains plainly: its result has the delay 0 and the progress factor 1.
+
+    Reference: Zhou et al., "DaSGD: Squeezing SGD Parallelization Performance in Distributed Training Using Delayed Averaging",
+        2020, arXiv:2006.00441; `cocod`: Shen et al., "Faster Distributed Deep Net Training: Computation and Communication
+        Decoupled Stochastic Gradient Descent", 2019, arXiv:1906.12043.
+    """
+
+    period: Annotated[int, COUNT] = 4
+    delay: Annotated[int, COUNT_FROM_0] | Literal["auto"] = 1
+    local_weight: Annotated[float, DECAY] = _DEFAULT_WEIGHT
+    merge: Merge = "paper"
+    compensate: bool = True
+    codec: Codec = field(default_factory=NoCodec)
+
+    lockstep: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_carrier(self.codec, "all-to-all", "da-sgd", codec_registry.spec(self.codec))
+        if self.delay != "auto" and self.delay > self.period:
+            raise UsageError(
+                f"A delay of {self.delay} steps is above the period of {self.period}, so that the next average would leave"
+                f" before the last is merged: write delay={self.period} or less, or a longer period."
+            )
+        if self.merge == "cocod" and self.local_weight not in (0, _DEFAULT_WEIGHT):
+            raise UsageError("merge=cocod takes the whole mean: leave local_weight out, or write merge=corrected.")
+        if self.delay != "auto":
+            refuse_no_progress(self.progress_factor(self.delay))
+
+    @property
+    def needs(self) -> Needs:
+        """A replica per worker, and all-reduce."""
+        return Needs("replicated", collectives=True, own_models=True)
+
+    def progress_factor(self, delay: int) -> float:
+        """Which share of the local steps is still there after a merge."""
+        return progress_of(self.period, delay, self.local_weight) if self.merge == "paper" else 1.0
+
+    def rate_factor(self, delay: int) -> float:
+        """What the learning rate is multiplied by."""
+        return 1 / self.progress_factor(delay) if self.compensate else 1.0
+
+    def caution(self, num_workers: int, delay: int | None = None) -> str:
+        """Where merges drop most of the local steps, and steps are made so much longer; a lone worker merges nothing."""
+        if self.delay != "auto":
+            chosen, delay = "", self.delay
+        else:
+            chosen = f"delay=auto has chosen {delay} steps. "
+        if delay is None or num_workers == 1:
+            return ""
+        said = slow_progress(self.progress_factor(delay), self.rate_factor(delay))
+        return said and chosen + said
+
+    def figures(self, delay: int, num_workers: int) -> dict[str, Any]:
+        """The delay, and what it leaves of the progress."""
+        delay = 0 if num_workers == 1 else delay if self.delay == "auto" else self.delay
+        return {
+            "delay": delay,
+            "progress_factor": self.progress_factor(delay),
+            "rate_factor": self.rate_factor(delay),
+        }
+
+    def work(self, replica: Replica, ports: Ports[ReplicatedParameters]) -> None:
+        """Every `period` steps the mean of all models is begun, and merged `delay` steps later."""
+        most = self.period if self.progress_factor(self.period) else self.period - 1
+        averages = Averages(
+            replica,
+            ports,
+            Schedule(self.period, self.delay),
+            lambda common: rule_of_models(MeanOfModels(self.merge, self.local_weight), self.codec, common),
+            most,
+            codec=self.codec,
+            caution=self.caution,
+        )
+        train(replica, ports, averages, rate_factor=self.rate_factor)

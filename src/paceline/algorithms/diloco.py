@@ -1,0 +1,120 @@
+"""DiLoCo and Streaming DiLoCo: local steps, and an outer optimizer that steps with the mean of what they have changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from paceline.algorithms.base import Algorithm
+from paceline.algorithms.fragments import Averages, Schedule, train
+from paceline.algorithms.merges import OuterStep, progress_of, refuse_no_progress, slow_progress
+from paceline.compression.carriers import check_carrier
+from paceline.compression.codec import Codec, NoCodec
+from paceline.compression.registry import codec_registry
+from paceline.errors import UsageError
+from paceline.optim.outer import Nesterov, Outer
+from paceline.ports.ports import Ports
+from paceline.ports.replica import Replica
+from paceline.ports.shared import Needs, ReplicatedParameters
+from paceline.specs.bounds import COUNT, COUNT_FROM_0, DECAY
+
+__all__ = ["DiLoCo"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiLoCo(Algorithm):
+    """DiLoCo: H local steps, then an outer optimizer steps with the mean of all workers' changes, in lockstep.
+
+    With `fragments` and `delay` it is Streaming DiLoCo: the tensors leave in parts, one after the other, and a part's outer
+    step is merged `delay` steps after it left. A merge keeps `local_weight` of what a worker has learnt meanwhile and drops
+    the rest, which leaves 1 - (1 - local_weight) delay / period of the progress: the result's `progress_factor`.
+
+    Costs per step: 1/H of an all-reduce of the parameters, with a delay beside the computation; on every worker the outer
+    parameters and their momentum, and two copies of each fragment under way.
+    Clipping acts on the worker's own gradient, which its own model takes.
+    Use when: links are slow, as between sites: with 100 local steps a hundredth of the traffic of all-reduce.
+    Not: `local-sgd`, which has no outer optimizer (`outer=sgd(rate=1)`); `da-sgd`, which merges late averages of the models.
+
+    Args:
+        period: H, steps between two averages of a fragment.
+        outer: the outer optimizer, `sgd` or `nesterov`. Its best rate rises with the number of workers and with H.
+        fragments: P, parts that leave one after the other, H / P steps apart.
+        delay: tau, steps from a fragment's departure to its merge, fewer than H / P; `auto` measures a step and an average,
+            and takes the smallest that hides it, the same on all workers.
+        local_weight: alpha, of the worker's own parameters in the merge.
+        codec: what the changes look like on their way, such as `qsgd(bits=4)`: see `all-reduce`.
+
+    Differs from the paper: fragments are whole tensors, dealt so that all are about as large, as a flat vector knows no
+    layers. Changes are quantised only where `codec` says so, and not to floats of 4 bits. The model that is evaluated, and
+    that the run ends with, is the mean of the workers' models, which is the outer model after every merge without a delay;
+    later it has their local steps, too. The local optimizer's state, such as momentum, stays each worker's own. A lone worker
+    makes outer steps as well, by a fixed delay late; `auto` is then 0.
+
+    Reference: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023, arXiv:2311.08105,
+        Algorithm 1; "Streaming DiLoCo with overlapping communication", 2025, arXiv:2501.18512, Algorithm 2.
+    """
+
+    period: Annotated[int, COUNT] = 100
+    outer: Outer = field(default=Nesterov())
+    fragments: Annotated[int, COUNT] = 1
+    delay: Annotated[int, COUNT_FROM_0] | Literal["auto"] = 0
+    local_weight: Annotated[float, DECAY] = 0.0
+    codec: Codec = field(default_factory=NoCodec)
+
+    lockstep: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_carrier(self.codec, "all-to-all", "diloco", codec_registry.spec(self.codec))
+        if self.fragments > self.period:
+            raise UsageError(
+                f"{self.fragments} fragments cannot leave at different steps of a period of {self.period}: write"
+                f" fragments={self.period} or less, or a longer period."
+            )
+        if self.delay != "auto":
+            refuse_no_progress(self.progress_factor(self.delay))
+            if self.delay > self._most_delay:
+                raise UsageError(
+                    f"With a delay of {self.delay} steps an average would still be under way as the next fragment leaves,"
+                    f" which is every {self.period / self.fragments:.3g} steps: write delay={self._most_delay} or less, fewer"
+                    " fragments or a longer period."
+                )
+
+    @property
+    def _most_delay(self) -> int:
+        return (self.period - 1) // self.fragments
+
+    @property
+    def needs(self) -> Needs:
+        """A replica per worker, and all-reduce."""
+        return Needs("replicated", collectives=True, own_models=True)
+
+    def progress_factor(self, delay: int) -> float:
+        """Which share of the local steps is still there after a merge."""
+        return progress_of(self.period, delay, self.local_weight)
+
+    def caution(self, num_workers: int, delay: int | None = None) -> str:
+        """Where merges drop most of the local steps; a lone worker's, too."""
+        if self.delay != "auto":
+            return slow_progress(self.progress_factor(self.delay))
+        said = slow_progress(self.progress_factor(delay)) if delay is not None else ""
+        return said and f"delay=auto has chosen {delay} steps. {said}"
+
+    def figures(self, delay: int, num_workers: int) -> dict[str, Any]:
+        """The delay, and what it leaves of the progress."""
+        delay = delay if self.delay == "auto" else self.delay
+        return {"delay": delay, "progress_factor": self.progress_factor(delay)}
+
+    def work(self, replica: Replica, ports: Ports[ReplicatedParameters]) -> None:
+        """Fragments leave in turn; `delay` steps later the outer optimizer steps with the mean of their changes."""
+        averages = Averages(
+            replica,
+            ports,
+            Schedule(self.period, self.delay, self.fragments),
+            lambda common: OuterStep(self.outer, self.local_weight, common()),
+            self._most_delay,
+            codec=self.codec,
+            of_changes=True,
+            caution=self.caution,
+        )
+        train(replica, ports, averages)

@@ -1,0 +1,372 @@
+"""The engine of local-sgd, da-sgd and diloco: local steps, and averages of fragments, which may arrive some steps late.
+
+A fragment is some of the parameters. A flight is its average under way: there is no second thread, as the operation makes
+progress by itself. Which fragment leaves when follows from the number of steps, so that all workers start the same operations
+in the same order.
+
+Shapes: x: (P,), n elements of a fragment.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import astuple, dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from paceline.algorithms.agreed_gradient import AgreedGradient
+from paceline.algorithms.chosen_delay import ChosenDelay
+from paceline.algorithms.means import Layout, Means, MeanUnderWay
+from paceline.algorithms.merges import Rule, fits
+from paceline.algorithms.same_rounds import SameRounds
+from paceline.compression.codec import Codec, NoCodec
+from paceline.errors import AlgorithmWarning, NoGradient, RunStopped, UsageError
+from paceline.ports.ports import Ports
+from paceline.ports.replica import Replica
+from paceline.ports.shared import ReplicatedParameters
+from paceline.vectors.flat import Ranges
+from paceline.vectors.half_types import sum_type
+
+__all__ = ["Averages", "Flight", "Fragment", "Schedule", "cut", "train"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When which fragment leaves.
+
+    Args:
+        period: H, steps between two departures of a fragment.
+        delay: steps from a departure to the merge; "auto": not known yet.
+        num_fragments: they leave one after the other, evenly spread over the period.
+    """
+
+    period: int
+    delay: int | Literal["auto"] = 0
+    num_fragments: int = 1
+
+    def leaving(self, k: int) -> list[int]:
+        """The fragments that leave after step `k`, which counts from 1.
+
+        >>> [Schedule(4, num_fragments=2).leaving(k) for k in (1, 2, 3, 4)]
+        [[], [1], [], [0]]
+        """
+        offsets = [index * self.period // self.num_fragments for index in range(self.num_fragments)]
+        return [index for index, offset in enumerate(offsets) if (k - offset) % self.period == 0]
+
+
+class Fragment(NamedTuple):
+    """Some elements of the flat vector, in their order there."""
+
+    ranges: Ranges
+
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        """Its elements of `x` (P,): a view where they lie together, else a copy."""
+        parts = [x[begin:end] for begin, end in self.ranges]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def put(self, x: torch.Tensor, values: torch.Tensor) -> None:
+        """Writes its elements (n,) to `x` (P,)."""
+        at = 0
+        for begin, end in self.ranges:
+            x[begin:end].copy_(values[at : at + end - begin])
+            at += end - begin
+
+
+def cut(ranges: Ranges, num_elements: int, num_fragments: int) -> list[Fragment]:
+    """Whole tensors dealt to fragments: the largest first, each to the fragment that is the smallest so far.
+
+    >>> [one.ranges for one in cut(((0, 50), (50, 60), (60, 100)), 100, 2)]
+    [((0, 50),), ((50, 60), (60, 100))]
+
+    Raises:
+        UsageError: there are fewer tensors than fragments.
+    """
+    if num_fragments == 1:
+        return [Fragment(((0, num_elements),))]
+    if num_fragments > len(ranges):
+        raise UsageError(
+            f"{num_fragments} fragments cannot be made of {len(ranges)} tensors of parameters: write"
+            f" fragments={len(ranges)} or less."
+        )
+    dealt: list[list[tuple[int, int]]] = [[] for _ in range(num_fragments)]
+    sizes = [0] * num_fragments
+    for begin, end in sorted(ranges, key=lambda one: (one[0] - one[1], one[0])):
+        smallest = sizes.index(min(sizes))
+        dealt[smallest].append((begin, end))
+        sizes[smallest] += end - begin
+    return [Fragment(tuple(sorted(own))) for own in dealt]
+
+
+def layouts(fragments: list[Fragment], replica: Replica) -> list[Layout]:
+    """What the fragments' vectors (n,) are made of: one fragment is the whole flat vector, with what lies between tensors."""
+    if len(fragments) == 1:
+        return [Layout(replica.ranges, replica.shapes, is_padded=True)]
+    shapes = dict(zip(replica.ranges, replica.shapes, strict=True))
+    found = []
+    for fragment in fragments:
+        ends = list(accumulate(end - begin for begin, end in fragment.ranges))
+        own = tuple(pairwise([0, *ends]))
+        found.append(Layout(own, [shapes[one] for one in fragment.ranges], is_padded=False))
+    return found
+
+
+class Flight(NamedTuple):
+    """A fragment whose average is under way."""
+
+    fragment: int
+    sent: torch.Tensor  # (n,), what this worker gave to the average
+    due: int  # the step after which it is merged
+    mean: MeanUnderWay
+
+
+class Averages:
+    """The fragments, and their flights.
+
+    Args:
+        replica: this worker's.
+        ports: this worker's.
+        schedule: when which leaves.
+        make_rule: makes the method's rule, given a function that returns the fragments of parameters that all workers have.
+        most_delay: the longest that "auto" may choose.
+        codec: what fragments look like on their way; the rule should send what shrinks.
+        of_changes: whether changes are averaged, for an outer optimizer, which steps for a lone worker, too; else models.
+        caution: what to warn of where "auto" has chosen, by the number of workers and the delay.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        ports: Ports[ReplicatedParameters],
+        schedule: Schedule,
+        make_rule: Callable[[Callable[[], list[torch.Tensor]]], Rule],
+        most_delay: int = 0,
+        *,
+        codec: Codec | None = None,
+        of_changes: bool = False,
+        caution: Callable[[int, int], str] = lambda *_: "",
+    ) -> None:
+        self._replica, self._ports = replica, ports
+        self._codec = codec or NoCodec()
+        self._schedule = schedule
+        x = ports.shared.x
+        self._only_time, self._caution = not x.numel(), caution
+        self._fragments = [] if self._only_time else cut(replica.ranges, x.numel(), schedule.num_fragments)
+        self._rounds = [SameRounds(replica, ports) for _ in range(schedule.num_fragments)]
+        self._flights: list[Flight] = []
+        self._of_changes = of_changes or not isinstance(self._codec, NoCodec)
+        self._is_on = of_changes or ports.num_workers > 1
+        kept = ports.storage.restore() if ports.storage is not None and self._is_on else None
+        self._kept = kept if kept is not None and self._is_as_kept(kept) else None
+        if self._kept is not None:
+            self._schedule = schedule = Schedule(*self._kept["schedule"])
+        self._choice = None
+        if schedule.delay == "auto":
+            self._schedule = replace(schedule, delay=0)
+            self._choice = ChosenDelay(ports, most_delay) if ports.num_workers > 1 else None
+        self._rule = make_rule(self._common)
+        self._keeps = self._is_on and bool(schedule.delay or self._rule.state())
+        self._means = self._new_means(keeps=self._keeps and ports.storage is not None)
+        ports.counts.delay = int(self._schedule.delay)
+        if self._kept is not None and self._keeps:
+            self._load(self._kept)
+
+    def _new_means(self, *, keeps: bool) -> Means:
+        return Means(self._ports, self._codec, layouts(self._fragments, self._replica), keeps=keeps)
+
+    @property
+    def delay(self) -> int:
+        """By how many steps averages are late; 0 for a lone worker, and as long as it is not chosen."""
+        return int(self._schedule.delay) if self._is_on else 0
+
+    def _is_as_kept(self, kept: dict[str, Any]) -> bool:
+        """Whether a checkpoint is of this method and schedule; `auto` goes on with the delay that was chosen."""
+        period, delay, num_fragments = astuple(self._schedule)
+        schedule = kept.get("schedule")
+        if kept.get("of_changes") is not self._of_changes or not isinstance(schedule, list) or len(schedule) != 3:
+            return False
+        is_chosen = delay == "auto" and type(schedule[1]) is int and schedule[1] >= 0
+        return schedule == [period, schedule[1] if is_chosen else delay, num_fragments]
+
+    def _parts(self, x: torch.Tensor) -> list[torch.Tensor]:
+        if self._only_time:
+            return list(x.chunk(self._schedule.num_fragments))
+        return [fragment.of(x) for fragment in self._fragments]
+
+    def _common(self) -> list[torch.Tensor]:
+        """Fragments that all workers have: at the beginning their own; where another method has begun the run, their mean."""
+        x, collectives = self._ports.shared.x, self._ports.collectives
+        if self._kept is None and self._ports.shared.version and not self._only_time:
+            assert collectives is not None
+            x = x.clone()
+            collectives.all_reduce_mean(x, 1.0)
+        return self._parts(x)
+
+    def after_step(self, k: int) -> None:
+        """After the `k`-th step: merges what is due, and lets leave whose turn it is."""
+        if not self._is_on:
+            return
+        ports = self._ports
+        if self._choice is not None:
+            self._choice.count_step()
+        while self._flights and self._flights[0].due <= k:
+            self._land(self._flights[0])
+            del self._flights[0]
+        for flight in self._flights:
+            if flight.due - k == int(self._schedule.delay) // 2:
+                flight.mean.advance()
+        for index in self._schedule.leaving(k):
+            if self._choice is not None and self._choice.is_ready():
+                means = self._new_means(keeps=False)
+                delay = self._choice.take(lambda means=means, index=index: means.start(index, self._part(index), 0.0))
+                self._schedule, self._choice = replace(self._schedule, delay=delay), None
+                ports.counts.delay = delay
+                if not ports.worker_id and (said := self._caution(ports.num_workers, delay)):
+                    warnings.warn(said, AlgorithmWarning, stacklevel=2)
+            if self._schedule.delay:
+                self._depart(index, k + int(self._schedule.delay))
+            else:
+                self._average_now(index)
+        if ports.storage is not None and self._keeps:
+            ports.storage.keep(self._state, k)
+
+    def _average_now(self, index: int) -> None:
+        """Nobody goes on before the mean is there."""
+        replica, ports, rule, x = self._replica, self._ports, self._rule, self._part(index)
+        assert ports.collectives is not None
+        surprised = float(self._rounds[index].surprised())
+        is_whole = self._schedule.num_fragments == 1
+        vector = replica.copy(x) if is_whole and rule.sends_a_copy else x
+        if not (is_whole and rule.sends_a_copy):
+            ports.moved(4 + rule.moved_out, of=x)
+        vector = vector if self._only_time else rule.outgoing(index, vector)
+        if is_whole and rule.sends_a_copy:
+            num_surprised = ports.collectives.all_reduce_mean(vector, 1.0, number=surprised)
+            mean, vector = vector, x
+        else:
+            mean, num_surprised = self._means.start(index, vector, surprised).wait()
+            self._means.landed(index)
+            ports.moved(2, of=x)
+        self._rounds[index].meet_after(num_surprised)
+        self._write(index, x, vector, mean)
+
+    def _depart(self, index: int, due: int) -> None:
+        rounds, x = self._rounds[index], self._part(index)
+        surprised = float(rounds.surprised())
+        rounds.met()
+        self._ports.moved(4 + self._rule.moved_out, of=x)
+        sent = x
+        if not self._only_time:
+            sent = self._rule.outgoing(index, x)
+            sent = sent.clone() if self._rule.sends_a_copy else sent
+        self._flights.append(Flight(index, sent, due, self._means.start(index, sent, surprised)))
+
+    def _land(self, flight: Flight) -> None:
+        mean, num_surprised = flight.mean.wait()
+        self._means.landed(flight.fragment)
+        self._rounds[flight.fragment].tell_if(num_surprised)
+        x = self._part(flight.fragment)
+        self._ports.moved(2, of=x)
+        self._write(flight.fragment, x, flight.sent, mean)
+
+    def _write(self, index: int, x: torch.Tensor, sent: torch.Tensor, mean: torch.Tensor) -> None:
+        ports, rule = self._ports, self._rule
+        merged = mean if self._only_time else rule.merged(index, x, sent, mean)
+        with ports.shared.writing():
+            if not self._only_time:
+                self._fragments[index].put(ports.shared.x, merged)
+            ports.moved(2 + rule.moved_in, of=x)
+        ports.counts.averages += ports.num_workers > 1
+
+    def _part(self, index: int) -> torch.Tensor:
+        if self._only_time:
+            return self._parts(self._ports.shared.x)[index]
+        return self._fragments[index].of(self._ports.shared.x)
+
+    def drain(self) -> None:
+        """Waits for what is under way, so that no worker leaves others alone with it.
+
+        It is not merged: a run that goes on from here merges it when it is due, as this one would have.
+        """
+        with suppress(RunStopped):
+            for flight in self._flights:
+                flight.mean.end()
+
+    def _state(self) -> dict[str, Any]:
+        flights = [{"fragment": one.fragment, "due": one.due, "sent": one.sent.clone()} for one in self._flights]
+        period, delay, num_fragments = astuple(self._schedule)
+        delay = delay if self._choice is None else "auto"
+        schedule = [period, delay, num_fragments]
+        return {
+            "of_changes": self._of_changes,
+            "schedule": schedule,
+            "rule": self._rule.state(),
+            "flights": flights,
+            "means": self._means.state(),
+        }
+
+    def _load(self, kept: dict[str, Any]) -> None:
+        """Goes on from `kept`: what was under way is sent once more, as every worker gives the same to it as before."""
+        rule, flights = kept.get("rule"), kept.get("flights")
+        if (
+            not isinstance(rule, dict)
+            or not isinstance(flights, list)
+            or not all(isinstance(one, dict) for one in flights)
+        ):
+            raise UsageError(_NO_FLIGHT)
+        self._rule.load(rule)
+        self._means.load(kept.get("means"))
+        for one in flights:
+            index, due, sent = one.get("fragment"), one.get("due"), one.get("sent")
+            if type(index) is not int or not 0 <= index < len(self._fragments) or type(due) is not int:
+                raise UsageError(_NO_FLIGHT)
+            x = self._part(index)
+            if not any(fits(sent, like) for like in (x, x.to(sum_type(x.dtype)))):
+                raise UsageError(_NO_FLIGHT)
+            self._flights.append(Flight(index, sent, due, self._means.start(index, sent, 0.0)))
+
+
+_NO_FLIGHT = (
+    "The checkpoint holds an average under way that does not fit this model: resume with the task and the algorithm that the"
+    " run was started with."
+)
+
+
+def train(
+    replica: Replica,
+    ports: Ports[ReplicatedParameters],
+    averages: Averages,
+    *,
+    warmup_steps: int = 0,
+    rate_factor: Callable[[int], float] = lambda _: 1.0,
+) -> None:
+    """One worker's program. x: its parameters (P,), k: steps made.
+
+    The first `warmup_steps` average every gradient instead. `rate_factor` says what the learning rate is multiplied by with a
+    delay.
+    """
+    shared = ports.shared
+    gradient = AgreedGradient(replica, ports)
+    try:
+        for _ in replica.steps():
+            k = shared.version
+            warms_up = k < warmup_steps
+            replica.gradient(at=shared.x, version=k)
+            if warms_up:
+                gradient.average(weight=replica.samples)
+            if warms_up or replica.samples:  # alone and without a batch, a worker makes no step
+                with shared.writing():
+                    replica.apply(to=shared.x, scale=rate_factor(averages.delay))
+            if not warms_up:
+                averages.after_step(k + 1)
+            if replica.samples:
+                replica.applied(shared.advance(), gradient_version=k)
+            else:
+                replica.absent(shared.advance(updates=0))
+    except NoGradient:
+        averages.drain()
+        raise
+    averages.drain()

@@ -1,0 +1,171 @@
+"""The mean of a fragment over all workers, under way while they do other things; as it is, or through a codec."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from paceline.compression.codec import Codec, NoCodec
+from paceline.compression.coded_mean import CodedMean
+from paceline.compression.mean import Mean
+from paceline.ports.ports import Collectives, Handle, Ports
+from paceline.ports.shared import ReplicatedParameters
+from paceline.vectors.flat import Ranges
+from paceline.vectors.half_types import sum_type
+
+__all__ = ["Layout", "MeanUnderWay", "Means"]
+
+
+class Layout(NamedTuple):
+    """What a fragment's vector (n,) is made of.
+
+    Args:
+        ranges: of its tensors.
+        shapes: theirs.
+        is_padded: whether its last element is padding, in whose place a number can travel.
+    """
+
+    ranges: Ranges
+    shapes: Sequence[tuple[int, ...]]
+    is_padded: bool
+
+
+class MeanUnderWay(Protocol):
+    """A mean that has been started; a number of each worker travels with it, to be added up."""
+
+    def advance(self) -> None:
+        """Does what has to be done half-way; all workers call it at the same step, or none does."""
+        ...
+
+    def end(self) -> None:
+        """Waits for its end; nobody uses it."""
+        ...
+
+    def wait(self) -> tuple[torch.Tensor, float]:
+        """The mean (n,), of half types in float32, and the sum of the numbers."""
+        ...
+
+
+class Means:
+    """Starts the means of a method's fragments.
+
+    Args:
+        ports: this worker's.
+        codec: what vectors look like on their way.
+        layouts: of the fragments; none where only time is simulated.
+        keeps: whether a checkpoint may be written while a mean is under way.
+    """
+
+    def __init__(
+        self, ports: Ports[ReplicatedParameters], codec: Codec, layouts: Sequence[Layout], *, keeps: bool
+    ) -> None:
+        self._ports = ports
+        self._layouts = layouts
+        self._keeps = keeps
+        self._coded: list[CodedMean] | None = None
+        if not isinstance(codec, NoCodec):
+            nothing = Layout((), (), is_padded=False)
+            shapes = [shape for one in layouts for shape in one.shapes]
+            self._coded = [CodedMean(codec, ports, one.ranges, one.shapes, shapes) for one in layouts or [nothing]]
+        self._before: dict[int, dict[str, Any]] = {}
+
+    def start(self, fragment: int, vector: torch.Tensor, number: float) -> MeanUnderWay:
+        """Begins the mean of `vector` (n,), which is only read, over all workers."""
+        ports = self._ports
+        assert ports.collectives is not None
+        if self._coded is None:
+            is_padded = bool(self._layouts) and self._layouts[fragment].is_padded
+            return _PlainMean(ports.collectives, ports.num_workers, vector, number, is_padded=is_padded)
+        only_time = not vector.numel()
+        coded = self._coded[0 if only_time else fragment]
+        if self._keeps:
+            self._before[fragment] = copy.deepcopy(coded.state())
+        buffer = vector if only_time else vector.to(sum_type(vector.dtype), copy=True)
+        return _CodedMean(coded.start(fragment if only_time else 0, buffer, 1.0, number), buffer)
+
+    def landed(self, fragment: int) -> None:
+        """The mean has come: a checkpoint is of what the codec remembers now."""
+        self._before.pop(fragment, None)
+
+    def state(self) -> list[dict[str, Any]]:
+        """What codecs remember: of a fragment under way from before it left, as a run that goes on sends it once more."""
+        return [self._before.get(index) or one.state() for index, one in enumerate(self._coded or ())]
+
+    def load(self, state: Any) -> None:
+        """Goes on from there, if there are as many fragments."""
+        if self._coded is not None and isinstance(state, list) and len(state) == len(self._coded):
+            for one, kept in zip(self._coded, state, strict=True):
+                one.load(kept)
+
+
+class _PlainMean:
+    """Implements `MeanUnderWay` for a vector that travels as it is.
+
+    Args:
+        collectives: what adds up.
+        num_workers: of the run.
+        vector: (n,), of which a copy is made.
+        number: this worker's.
+        is_padded: whether the number travels in the place of the last element; else it makes one more.
+    """
+
+    def __init__(
+        self, collectives: Collectives, num_workers: int, vector: torch.Tensor, number: float, *, is_padded: bool
+    ) -> None:
+        self._num_workers = num_workers
+        self._is_padded = is_padded
+        self._only_time = not vector.numel()  # where nothing else is simulated, nothing is sent along
+        self._buffer = vector
+        if not self._only_time:
+            n = vector.numel()
+            self._buffer = vector.new_empty(n + (not is_padded), dtype=sum_type(vector.dtype))
+            self._buffer[:n].copy_(vector)
+            self._buffer[-1] = number
+        self._handle: Handle = collectives.start_all_reduce(self._buffer)
+
+    def advance(self) -> None:
+        """Nothing: it makes progress by itself."""
+
+    def end(self) -> None:
+        """As of `MeanUnderWay`."""
+        self._handle.wait()
+
+    def wait(self) -> tuple[torch.Tensor, float]:
+        """The mean (n,), of half types in float32, and the sum of the numbers."""
+        self._handle.wait()
+        if self._only_time:
+            return self._buffer, 0.0
+        total, number = self._buffer, self._buffer[-1].item()
+        if self._is_padded:
+            total[-1] = 0.0
+        else:
+            total = total[:-1]
+        return total.div_(self._num_workers), number
+
+
+class _CodedMean:
+    """Implements `MeanUnderWay` for a vector that travels through a codec, which writes the mean over it.
+
+    Args:
+        mean: it, under way.
+        buffer: (n,), the vector.
+    """
+
+    def __init__(self, mean: Mean, buffer: torch.Tensor) -> None:
+        self._mean, self._buffer = mean, buffer
+
+    def advance(self) -> None:
+        """Adds up this worker's piece, and lets it travel."""
+        self._mean.advance()
+
+    def end(self) -> None:
+        """As of `MeanUnderWay`."""
+        self._mean.wait()
+
+    def wait(self) -> tuple[torch.Tensor, float]:
+        """As of `MeanUnderWay`."""
+        totals = self._mean.wait()
+        return self._buffer, totals.number if self._buffer.numel() else 0.0

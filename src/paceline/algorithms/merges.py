@@ -1,0 +1,243 @@
+"""What is averaged of a worker's fragment, and what the fragment becomes when the mean arrives, perhaps some steps late.
+
+Shapes: x, sent, mean: (n,), elements of one fragment. Where parameters are of a half type, means are made and merged in
+float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import torch
+
+from paceline.compression.codec import Codec, NoCodec
+from paceline.errors import UsageError
+from paceline.optim.outer import Outer
+from paceline.vectors.half_types import sum_type
+
+__all__ = [
+    "MeanOfModels",
+    "Merge",
+    "OfChanges",
+    "OuterStep",
+    "Rule",
+    "fits",
+    "progress_of",
+    "refuse_no_progress",
+    "rule_of_models",
+    "slow_progress",
+]
+
+Merge = Literal["paper", "corrected", "cocod"]
+
+_NOT_ITS_STATE = (
+    "The checkpoint holds parameters of the last average that do not fit this model: resume with the task and the algorithm"
+    " that the run was started with."
+)
+
+
+class Rule(Protocol):
+    """A method's own part of the engine.
+
+    Attributes:
+        sends_a_copy: whether what is sent is the fragment itself, of which a copy has to be made.
+        moved_out: vectors that are read and written to make what is sent, beside that copy.
+        moved_in: the same of the merge, beside the copy of its result to the parameters.
+    """
+
+    sends_a_copy: bool
+    moved_out: float
+    moved_in: float
+
+    def outgoing(self, fragment: int, x: torch.Tensor) -> torch.Tensor:
+        """What is averaged (n,): `x` itself, or a new vector."""
+        ...
+
+    def merged(self, fragment: int, x: torch.Tensor, sent: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+        """What `x` becomes (n,), `sent` being what this worker has sent, and `mean` that of all, which may be overwritten."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What must outlive the worker."""
+        ...
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Goes on from `state`."""
+        ...
+
+
+class MeanOfModels:
+    """Parameters are averaged: of local SGD, DaSGD and CoCoD-SGD.
+
+    Args:
+        merge: "paper": local_weight * x + (1 - local_weight) * mean; "corrected": x + (1 - local_weight) * (mean - sent);
+            "cocod": mean + (x - sent).
+        local_weight: xi.
+    """
+
+    sends_a_copy = True
+    moved_out = 0.0
+
+    def __init__(self, merge: Merge = "paper", local_weight: float = 0.0) -> None:
+        self._merge = merge
+        self._local_weight = 0.0 if merge == "cocod" else local_weight
+        self.moved_in = 6.0 if merge != "paper" else 3.0 * (local_weight > 0)
+
+    def outgoing(self, fragment: int, x: torch.Tensor) -> torch.Tensor:
+        """The parameters."""
+        return x
+
+    def merged(self, fragment: int, x: torch.Tensor, sent: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+        """As of `Rule`."""
+        if self._merge == "paper":
+            return torch.lerp(mean, x.to(mean.dtype), self._local_weight) if self._local_weight else mean
+        return torch.add(x, mean - sent, alpha=1 - self._local_weight)
+
+    def state(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Nothing."""
+
+
+class OfChanges:
+    """Averages of models of which the changes since the last mean travel: what a codec drops of them shrinks with them.
+
+    Costs: the last mean, on every worker.
+
+    Args:
+        rule: what becomes of the models.
+        anchors: by fragment, the parameters (n,) that all workers had at last.
+    """
+
+    sends_a_copy = False
+    moved_out = 1.0
+
+    def __init__(self, rule: MeanOfModels, anchors: list[torch.Tensor]) -> None:
+        self._rule = rule
+        self._anchors = [anchor.to(sum_type(anchor.dtype), copy=True) for anchor in anchors]
+        self.moved_in = rule.moved_in + 6.0
+
+    def outgoing(self, fragment: int, x: torch.Tensor) -> torch.Tensor:
+        """This worker's change."""
+        return x - self._anchors[fragment]
+
+    def merged(self, fragment: int, x: torch.Tensor, sent: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+        """As of `Rule`."""
+        anchor = self._anchors[fragment]
+        self._anchors[fragment] = anchor + mean
+        return self._rule.merged(fragment, x, anchor + sent, self._anchors[fragment])
+
+    def state(self) -> dict[str, Any]:
+        """The last means."""
+        return {"anchors": list(self._anchors)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """As of `OuterStep`."""
+        self._anchors = _fitting(state.get("anchors"), self._anchors)
+
+
+class OuterStep:
+    """Changes since the last merge are averaged, and an outer optimizer steps with their mean: of DiLoCo.
+
+    Costs: the outer parameters, and their momentum if there is one, on every worker: all are equal.
+
+    Args:
+        outer: the optimizer.
+        local_weight: alpha, of what the worker has come to since it sent its change.
+        anchors: by fragment, the outer parameters (n,) at its last merge, from which changes are counted.
+    """
+
+    sends_a_copy = False
+    moved_out = 1.0
+
+    def __init__(self, outer: Outer, local_weight: float, anchors: list[torch.Tensor]) -> None:
+        self._outer = outer
+        self._local_weight = local_weight
+        self._anchors = [anchor.to(sum_type(anchor.dtype), copy=True) for anchor in anchors]
+        self._momenta = [one.new_zeros(one.shape) if outer.has_momentum else None for one in self._anchors]
+        self.moved_in = 3.0 + 6.0 * outer.has_momentum + 3.0 * (local_weight > 0)
+
+    def outgoing(self, fragment: int, x: torch.Tensor) -> torch.Tensor:
+        """The outer parameters minus this worker's."""
+        return self._anchors[fragment] - x
+
+    def merged(self, fragment: int, x: torch.Tensor, sent: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+        """As of `Rule`."""
+        anchor, self._momenta[fragment] = self._outer.step(self._anchors[fragment], mean, self._momenta[fragment])
+        self._anchors[fragment] = anchor
+        return torch.lerp(anchor, x.to(anchor.dtype), self._local_weight) if self._local_weight else anchor
+
+    def state(self) -> dict[str, Any]:
+        """The outer parameters, and their momentum if there is one."""
+        momenta = {str(index): one for index, one in enumerate(self._momenta) if one is not None}
+        return {"anchors": list(self._anchors), "momenta": momenta}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """As of `Rule`.
+
+        Raises:
+            UsageError: it is of another model.
+        """
+        anchors, momenta = _fitting(state.get("anchors"), self._anchors), state.get("momenta")
+        own = {str(index): one for index, one in enumerate(self._anchors)}
+        if not (isinstance(momenta, dict) and all(fits(one, own.get(key)) for key, one in momenta.items())):
+            raise UsageError(_NOT_ITS_STATE)
+        self._anchors = anchors
+        if self._outer.has_momentum:
+            self._momenta = [momenta.get(key, rest) for key, rest in zip(own, self._momenta, strict=True)]
+
+
+def rule_of_models(rule: MeanOfModels, codec: Codec, common: Callable[[], list[torch.Tensor]]) -> Rule:
+    """The rule itself where models travel as they are; with a codec, of their changes since the parameters of `common`."""
+    return rule if isinstance(codec, NoCodec) else OfChanges(rule, common())
+
+
+def _fitting(anchors: Any, own: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Those of a checkpoint, if they are of this model."""
+    if not (isinstance(anchors, list) and len(anchors) == len(own) and all(map(fits, anchors, own))):
+        raise UsageError(_NOT_ITS_STATE)
+    return anchors
+
+
+def fits(one: Any, like: torch.Tensor | None) -> bool:
+    """Whether a value from a file is a vector as `like`."""
+    return isinstance(one, torch.Tensor) and like is not None and one.shape == like.shape and one.dtype == like.dtype
+
+
+def progress_of(period: int, delay: int, local_weight: float) -> float:
+    """Which share of the local steps is still there after a merge that weighs a worker's newest parameters `local_weight`.
+
+    >>> progress_of(period=4, delay=1, local_weight=0.25), progress_of(period=4, delay=4, local_weight=0.0)
+    (0.8125, 0.0)
+    """
+    return 1 - (1 - local_weight) * delay / period
+
+
+def refuse_no_progress(factor: float) -> None:
+    """Refuses merges that drop every local step.
+
+    Raises:
+        UsageError: they do.
+    """
+    if factor <= 0:
+        raise UsageError(
+            "With a delay of a whole period and local_weight 0, every merge drops all that was learnt since the last one, so"
+            " that the model never moves: choose a shorter delay, or a local_weight above 0."
+        )
+
+
+def slow_progress(factor: float, rate_factor: float = 1.0) -> str:
+    """A warning where less than half of the progress is left, or steps are as much longer; else nothing."""
+    if factor >= 0.5:
+        return ""
+    made_up = (
+        "" if rate_factor == 1 else f", so that the learning rate is multiplied by {rate_factor:.3g} to make up for it"
+    )
+    otherwise = "" if rate_factor == 1 else ", or compensate=false where training does not bear such steps"
+    return (
+        f"Merges drop what was learnt during the delay, which leaves {factor:.2f} of the progress of the same steps without a"
+        f" delay{made_up}: choose a shorter delay, a longer period or a larger local_weight{otherwise}."
+    )

@@ -1,0 +1,44 @@
+"""What the workers of a placed model do: each steps on its own part. A layout, and no way of agreeing on parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from paceline.algorithms.base import Algorithm
+from paceline.ports.ports import Ports
+from paceline.ports.replica import Replica
+from paceline.ports.shared import Needs, RacingParameters
+
+__all__ = ["Placed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed(Algorithm):
+    """Every worker computes and trains a part of one model; `launch(plan=...)` chooses it, and no one else can.
+
+    All workers have the same batches in the same order. The parameters are one vector, of which each worker writes the
+    elements of its own part. Worker 0 records the steps; the others record theirs without samples, as theirs are the same.
+
+    Costs per step: the plan's transfers.
+    """
+
+    same_batches: ClassVar[bool] = True
+
+    @property
+    def needs(self) -> Needs:
+        """One vector, whose parts have one writer each; and messages."""
+        return Needs("racing", mailbox=True)
+
+    def work(self, replica: Replica, ports: Ports[RacingParameters]) -> None:
+        """x: all parameters (P,), of which this worker's step changes its own."""
+        shared = ports.shared
+        for _ in replica.steps():
+            version = shared.version
+            replica.gradient(at=shared.x, version=version)
+            with shared.writing():
+                replica.apply(to=shared.x)
+                if ports.worker_id == 0:
+                    replica.applied(shared.advance(), gradient_version=version)
+                else:
+                    replica.absent(version)

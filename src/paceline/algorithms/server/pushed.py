@@ -1,0 +1,122 @@
+"""Gradients as they are pushed to servers: coded shard by shard, with what was not sent kept for the next one."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from torch import Tensor
+
+from paceline.compression.codec import Codec, NoCodec, NotFiniteError, key_of, share_of
+from paceline.compression.measured import moves_in
+from paceline.errors import NotFiniteWarning
+from paceline.ports.ports import Ports
+from paceline.ports.shared import ServedParameters
+from paceline.vectors.half_types import is_finite
+
+__all__ = ["PushCodec"]
+
+
+class PushCodec:
+    """One worker's side of a codec.
+
+    Each gradient is coded once, however often it is sent. One that is not finite is left out: zeros are sent in its place, and
+    what is remembered stays as it was. Checkpoints have the memories; one that takes a dead worker's place begins with none.
+
+    Args:
+        codec: of gradients.
+        ports: the worker's.
+    """
+
+    def __init__(self, codec: Codec, ports: Ports[ServedParameters]) -> None:
+        self._ports = ports
+        self._codec = codec
+        self._ranges = ports.shared.ranges
+        self._is_plain = isinstance(codec, NoCodec)
+        self._tuner = codec.tuner()
+        self._moves = moves_in(ports, codec)
+        dtype = ports.shared.x.dtype
+        self._memories = [codec.start(end - begin, dtype) for begin, end in self._ranges]
+        self._seed = 0 if self._is_plain else key_of(ports.random.getrandbits(63), ports.incarnation)
+        self._count = 0
+        self._has_warned = False
+        remembers = any(memory is not None for memory in self._memories)
+        if ports.incarnation and remembers:
+            warnings.warn(
+                f"Worker {ports.worker_id} takes a dead one's place: what that one's codec had kept back of its gradients is"
+                " lost, and the codec begins anew.",
+                stacklevel=2,
+            )
+        storage = ports.storage
+        if storage is not None and not self._is_plain:
+            if not ports.incarnation:
+                self._load(storage.restore())
+            storage.keep(self._state, 0)
+
+    def encode(self, gradient: Tensor) -> list[Tensor]:
+        """The payload for each shard, of the gradient (P,)."""
+        ports, num_shards = self._ports, len(self._ranges)
+        if self._is_plain:
+            return [gradient[begin:end] for begin, end in self._ranges]
+        begun_s = ports.clock.now_s()
+        ports.moved(self._moves.encoding)
+        if not gradient.numel():
+            coded = getattr(gradient, "coded", None)
+            payloads = [gradient if coded is None else coded(share_of(self._tuner.codec))] * num_shards
+        else:
+            payloads = self._encode(gradient)
+        ports.counts.codec_s += ports.clock.now_s() - begun_s
+        return payloads
+
+    def _encode(self, gradient: Tensor) -> list[Tensor]:
+        self._count += 1
+        key = key_of(self._seed, self._count)
+        is_finite_ = is_finite(gradient)
+        if is_finite_ and self._tuner.wants_size:
+            self._tuner.tell(sum(self._tuner.size_of(gradient[begin:end]) for begin, end in self._ranges))
+        payloads = []
+        for shard, (begin, end) in enumerate(self._ranges):
+            part, codec = gradient[begin:end], self._tuner.codec
+            try:
+                if not is_finite_:
+                    raise NotFiniteError
+                payload = codec.encode(part, self._memories[shard], key_of(key, shard)).x
+            except NotFiniteError:
+                payload = codec.encode(part.new_zeros(len(part)), codec.start(len(part), part.dtype)).x
+                self._left_out()
+            self._ports.counts.coded_elements += len(part)
+            self._ports.counts.coded_bytes += payload.nbytes
+            payloads.append(payload)
+        return payloads
+
+    def _left_out(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"A gradient of worker {self._ports.worker_id} is not finite: zeros are sent in its place, and what its codec"
+                " remembers is as it was. Lower the learning rate or clip, if it happens again: this is said once.",
+                NotFiniteWarning,
+                stacklevel=2,
+            )
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "codec": repr(self._codec), "ranges": [list(one) for one in self._ranges], "count": self._count,
+            "memories": self._memories, "tuner": self._tuner.state(),
+        }  # fmt: skip
+
+    def _load(self, state: dict[str, Any] | None) -> None:
+        if state is None:
+            return
+        if state.get("codec") != repr(self._codec) or state.get("ranges") != [list(one) for one in self._ranges]:
+            warnings.warn(
+                "The checkpoint is of another codec or of other shards: what was kept back of gradients is left out.",
+                stacklevel=2,
+            )
+            return
+        self._count = state["count"]
+        for own, before in zip(self._memories, state["memories"], strict=True):
+            if own is not None:
+                own.copy_(before)
+        if state["tuner"]:
+            self._tuner.load(state["tuner"])

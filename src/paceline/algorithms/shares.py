@@ -1,0 +1,103 @@
+"""Batches as large as their workers are fast: how all workers come to the same sizes, from one measurement that all know."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from paceline.errors import UsageError
+from paceline.ports.ports import Ports
+from paceline.ports.replica import Replica
+from paceline.ports.round_shares import divided
+from paceline.ports.shared import SharedParameters
+
+__all__ = ["MEETINGS_BETWEEN", "SharesBySpeed", "limited", "next_sizes"]
+
+MEETINGS_BETWEEN = 5  # few enough to see a change soon, and enough for a median that one disturbed step does not move
+_LEAST_GAIN = 0.05  # of a round's time: less is noise, and other batch sizes have costs of their own
+_RESOLUTION = 1 << 40  # of the fastest worker's speed
+
+_OWN_BATCHES = (
+    "shares=auto deals out each round's samples by the workers' speeds, and this loop fetches its batches by itself: let it"
+    " ask for them as `for batch in worker.batches(loader)`, or leave out shares."
+)
+
+
+@lru_cache(maxsize=16)  # workers that are simulated all ask for the same
+def next_sizes(sizes: tuple[int, ...], times_s: tuple[float, ...]) -> tuple[int, ...]:
+    """Sizes of batches with which all workers would need the same time; the present ones, where that gains less than 5 %.
+
+    A pure function: the same on every worker, and the sum stays.
+
+    Args:
+        sizes: at present.
+        times_s: per sample, by worker; 0: not known, and the sizes stay.
+
+    >>> next_sizes((64, 64), (0.002, 0.001))
+    (43, 85)
+    >>> next_sizes((64, 64), (0.00105, 0.001))
+    (64, 64)
+    """
+    if min(times_s) <= 0:
+        return sizes
+    fastest_s = min(times_s)
+    found = divided(sum(sizes), tuple(int(_RESOLUTION * (fastest_s / one)) for one in times_s))
+    before_s, after_s = (
+        max(size * one for size, one in zip(all_sizes, times_s, strict=True)) for all_sizes in (sizes, found)
+    )
+    return found if after_s < (1 - _LEAST_GAIN) * before_s else sizes
+
+
+def limited(sizes: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
+    """The wanted sizes, or some way towards them: before all are brought to the same sum, none is halved or doubled further.
+
+    Steps have costs that do not grow with their batch. Where these are most of a step, a sample takes long on a worker that
+    has few, and one disturbed measurement that took it to a single sample would confirm itself.
+
+    >>> limited((8, 8, 8), (6, 9, 9))
+    (6, 9, 9)
+    >>> limited((8, 8, 8), (1, 22, 1))
+    (4, 16, 4)
+    """
+    parts = [min(max(new, -(-size // 2)), 2 * size) for size, new in zip(sizes, wanted, strict=True)]
+    return divided(sum(sizes), tuple(parts))
+
+
+class SharesBySpeed:
+    """Lets the workers exchange, every few times that they meet, how long a sample takes each of them.
+
+    All get the same numbers, so all compute the same sizes, which hold from the first round of which no worker has claimed
+    its batch: a worker whose loader fetches ahead says how far.
+
+    Costs: every 5 meetings one all-reduce of two numbers for each worker.
+    """
+
+    def __init__(self, replica: Replica, ports: Ports[SharedParameters]) -> None:
+        self._replica = replica
+        self._ports = ports
+        self._times_s = [0.0] * ports.num_workers  # as they were measured last
+        self._num_meetings = 0
+
+    def meet(self) -> None:
+        """All workers have met, and come from the same round.
+
+        Raises:
+            UsageError: the loop fetches its batches by itself.
+        """
+        shares, collectives = self._replica.shares, self._ports.collectives
+        if shares is None:
+            raise UsageError(_OWN_BATCHES)
+        self._num_meetings += 1
+        if self._num_meetings % MEETINGS_BETWEEN:
+            return
+        assert collectives is not None
+        told = torch.zeros(2, self._ports.num_workers, dtype=torch.float64)
+        told[0, self._ports.worker_id] = shares.time_per_sample_s()
+        told[1, self._ports.worker_id] = shares.next_round
+        collectives.start_all_reduce(told.view(-1)).wait()
+        times_s, next_rounds = told.tolist()
+        self._times_s = [new or old for new, old in zip(times_s, self._times_s, strict=True)]
+        sizes = limited(shares.sizes, next_sizes(shares.sizes, tuple(self._times_s)))
+        if sizes != shares.sizes:
+            shares.change(sizes, from_round=int(max(next_rounds)))

@@ -1,0 +1,191 @@
+"""`paceline place`: which worker runs which part of a model, and what that gains."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli.console import out, print_json, say
+from paceline.errors import UsageError, shown
+from paceline.storage.paths import check_new_file
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.model_parallel.graph.plan import Plan
+    from paceline.model_parallel.graph.schedule import Event
+
+__all__ = ["place"]
+
+_WRITTEN = "path/to/file.py:function"
+_SHAPE = re.compile(r"[1-9]\d{0,6}(x[1-9]\d{0,6})*", re.ASCII)
+_UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9}
+
+
+def place(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE.py:FUNCTION",
+            help="Returns a model and an example batch, or a model (see --shape); or a placed run's folder, for its plan.",
+        ),
+    ],
+    devices: Annotated[int, typer.Option(help="Workers, one device each.")] = 2,
+    slow: Annotated[list[str] | None, typer.Option(help="DEVICE:FACTOR on its compute time; again for more.")] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="Of the example, as 32x3x64x64, where the function has none.")
+    ] = None,
+    throughput: Annotated[
+        int | None, typer.Option(metavar="MICROBATCHES", help="Plan for so many in flight, not for one step's latency.")
+    ] = None,
+    memory: Annotated[str | None, typer.Option(help="Of each device, as 500MB.")] = None,
+    pin: Annotated[list[str] | None, typer.Option(help="MODULE:DEVICE, a number or a kind; again for more.")] = None,
+    placer: Annotated[str | None, typer.Option(help="Take this placer's; default: the best in simulation.")] = None,
+    wire: Annotated[str | None, typer.Option(help="Send float32 as bfloat16 or bfloat16-truncated.")] = None,
+    cluster: Annotated[Path | None, typer.Option(help="Cluster file, for latency and bandwidth.")] = None,
+    force: Annotated[bool, typer.Option(help="Plan although the cost model is more than 25 % off.")] = False,
+    plan: Annotated[Path | None, typer.Option(help="Write the plan as JSON, for paceline.Plan.load.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write a page: graph, lanes; of a run, measured ones, too.")
+    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write the step for ui.perfetto.dev.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, in stdout's last line.")] = False,
+) -> None:
+    """Which of several workers runs which part of a model: measured, simulated, explained.
+
+    It helps models with branches (towers, encoders, experts), unequal devices, and models too large for one. A chain of layers
+    gains nothing in one step: the plan says so; try --throughput 8. Train with paceline.launch(train, workers=..., plan=plan).
+
+    Given the folder of a run that launch(..., plan=plan, out=FOLDER) has made, the report and the trace show a measured step
+    below the simulated one.
+
+    Example: paceline place examples/placement.py:model --devices 2 --slow 1:3
+    """
+    for path, what in ((plan, "The plan"), (report, "The report"), (trace, "The trace")):
+        if path is not None:
+            check_new_file(path, what)
+    slowness = _pairs("--slow", slow, "DEVICE:FACTOR, as 1:3")
+    factors = {_number("--slow", k, int): _number("--slow", v, float) for k, v in slowness.items()}
+    pins = {k: int(v) if v.isdecimal() else v for k, v in _pairs("--pin", pin, "MODULE:DEVICE, as encoder:0").items()}
+    memory_bytes = _bytes(memory) if memory is not None else None
+
+    from paceline.model_parallel.graph.placing import place as placed
+    from paceline.simulator import Cluster
+
+    if Path(model).is_dir():
+        if any(one is not None for one in (slow, shape, throughput, memory, pin, placer, wire, cluster)):
+            raise UsageError(f"The run in {model} has its plan: leave options that would make another one out.")
+        from paceline.model_parallel.graph.measured import read_measured
+
+        run, measured = read_measured(Path(model))
+        _write(run, plan, report, trace, measured)
+        _tell(run, as_json=as_json)
+        return
+    built, example = _built(model, shape)
+    found = placed(
+        built,
+        example,
+        devices=devices,
+        objective="latency" if throughput is None else "throughput",
+        microbatches=throughput,
+        slow=factors,
+        memory_bytes=memory_bytes,
+        pins=pins,
+        placer=placer,
+        wire=wire or "",
+        cluster=Cluster.load(cluster) if cluster is not None else None,
+        force=force,
+    )
+    _write(found, plan, report, trace)
+    _tell(found, as_json=as_json)
+
+
+def _tell(found: Plan, *, as_json: bool) -> None:
+    if as_json:
+        from paceline.model_parallel.graph.explain import verdict
+
+        extra = {"verdict": verdict(found), "makespan_s": found.makespan_s, "one_device_s": found.one_device_s}
+        print_json(extra | found.as_json())
+    else:
+        out().print(found.explain(), soft_wrap=True)
+
+
+def _write(
+    found: Plan, plan: Path | None, report: Path | None, trace: Path | None, measured: Sequence[Event] = ()
+) -> None:
+    if plan is not None:
+        found.save(plan)
+        say(f"Plan: {plan}")
+    if report is not None:
+        from paceline.model_parallel.graph.page import write_plan_page
+
+        write_plan_page(found, report, measured)
+        say(f"Report: {report}")
+    if trace is not None:
+        from paceline.model_parallel.graph.page import write_plan_trace
+
+        write_plan_trace(found, trace, measured)
+        say(f"Trace: {trace}")
+
+
+def _built(reference: str, shape: str | None) -> tuple[Any, Any]:
+    """The model and the example that a function of a file returns."""
+    import torch
+
+    from paceline.specs.user_file import load_function, run_user_code
+
+    path_text, _, name = reference.rpartition(":")
+    if not path_text.endswith(".py") or not name:
+        raise UsageError(f"{shown(reference)} names no function of a file, as {_WRITTEN} does.")
+    path = Path(path_text)
+    function = load_function(path, name, what="File", written=_WRITTEN)
+    made = function if isinstance(function, torch.nn.Module) else run_user_code(path, f"{name} of {path}", function)
+    example = None
+    if isinstance(made, tuple) and len(made) == 2:
+        made, example = made
+    if not isinstance(made, torch.nn.Module):
+        raise UsageError(
+            f"{name} of {path} returns a {type(made).__name__}: return a model, or a model and an example."
+        )
+    if shape is not None:
+        if not _SHAPE.fullmatch(shape):
+            raise UsageError(f"--shape must be numbers with x between them, as 32x3x64x64, not {shown(shape)}.")
+        example = torch.randn(*map(int, shape.split("x")))
+    if example is None:
+        raise UsageError(
+            f"{name} of {path} returns no example batch: return (model, example), or give --shape 32x3x64x64."
+        )
+    return made, example
+
+
+def _pairs(option: str, texts: list[str] | None, written: str) -> dict[str, str]:
+    found = {}
+    for text in texts or ():
+        key, colon, value = text.rpartition(":")
+        if not (key and colon and value):
+            raise UsageError(f"{option} must be {written}, not {shown(text)}.")
+        if key in found:
+            raise UsageError(f"{option} names {shown(key)} twice: leave one out.")
+        found[key] = value
+    return found
+
+
+def _number(option: str, text: str, kind: Any) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise UsageError(f"{option} must be DEVICE:FACTOR, as 1:3, and {shown(text)} is no number.") from None
+
+
+def _bytes(text: str) -> int:
+    unit = text[-2:].upper()
+    try:
+        number = float(text[:-2]) * _UNITS[unit]
+    except (KeyError, ValueError):
+        raise UsageError(f"--memory must be a number with KB, MB or GB, as 500MB, not {shown(text)}.") from None
+    if not 0 < number < 1e18:
+        raise UsageError(f"--memory must be above 0, not {shown(text)}.")
+    return int(number)

@@ -1,0 +1,58 @@
+"""Gradients rounded to bfloat16."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.compression.codec import Codec, Encoded, NotFiniteError, check_payload
+from paceline.vectors.half_types import is_finite
+
+__all__ = ["BFloat16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BFloat16(Codec):
+    """Every number rounded to bfloat16: half of float32's bytes, two to three decimal digits.
+
+    Args:
+        feedback: whether the sender adds each rounding error to its next gradient; costs one vector of memory. Without it, a
+            gradient that is small next to the others is still sent, since bfloat16 has float32's range.
+    """
+
+    feedback: bool = False
+
+    @property
+    def encoding_moves(self) -> float:
+        """Of float32: rounded; with feedback, first added to the memory, which then loses what was sent."""
+        return 7.0 if self.feedback else 1.5
+
+    @property
+    def decoding_moves(self) -> float:
+        """Half a vector read and one written."""
+        return 1.5
+
+    def start(self, num_elements: int, dtype: torch.dtype) -> Tensor | None:
+        """Zeros if there is feedback."""
+        return torch.zeros(num_elements, dtype=dtype) if self.feedback else None
+
+    def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
+        """(elements,) bfloat16."""
+        given = gradient if memory is None else gradient + memory
+        sent = given.to(torch.bfloat16)
+        if sent.numel() and not is_finite(sent):
+            raise NotFiniteError("A gradient is not finite.")
+        if memory is not None:
+            torch.sub(given, sent, out=memory)
+        return Encoded(sent)
+
+    def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:
+        """(elements,) of the wanted type."""
+        check_payload(encoded.x, torch.bfloat16, num_elements)
+        return encoded.x.to(dtype)
+
+    def payload_bytes(self, num_elements: int, dtype: torch.dtype) -> int:
+        """Two per element."""
+        return 2 * num_elements

@@ -1,0 +1,187 @@
+"""The weighted mean of all workers' vectors, through a codec: started, and finished later, like any collective.
+
+Each worker codes the pieces of its vector and sends piece k to worker k (all-to-all), which decodes all it gets, adds them up
+in float32, codes the mean anew, and all collect all pieces (all-gather). Every worker decodes the same bytes, its own piece's,
+too: so the means are equal, bit for bit. Both operations are started by the program, in its order, never when another has
+ended: workers would start them in different orders.
+"""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from paceline.compression.codec import Codec, Tuner
+from paceline.compression.low_rank_mean import LowRankMean
+from paceline.compression.mean import Mean
+from paceline.compression.measured import Moves, measured_moves, moves_of
+from paceline.compression.pieces import Pieces
+from paceline.compression.power import Power
+from paceline.errors import NotFiniteWarning, UsageError
+from paceline.ports.ports import Collectives, Ports
+from paceline.vectors.flat import Ranges
+from paceline.vectors.half_types import is_finite
+
+__all__ = ["CodedMean"]
+
+
+class CodedMean:
+    """Averages vectors over all workers through a codec; all call it alike, in the same order.
+
+    A vector has a number, such as that of its bucket or fragment, by which its memory is known; always of the same length.
+    With one worker, nothing is coded. A worker of weight 0, or whose vector is not finite, sends nothing and keeps its memory;
+    if nobody's is, the mean is NaN, so that whoever looks for that, such as a GradScaler, finds it.
+
+    Costs: about 2 (n - 1) / n of a coded vector sent by each of n workers; memory as the codec says, and buffers of two
+        vectors.
+
+    Args:
+        codec: of an all-to-all's kinds, or `Power`.
+        ports: the worker's.
+        ranges: of the parameters in the flat vector (P,); what lies between them is kept 0. None: there is nothing between.
+        shapes: theirs, for `Power`.
+        model_shapes: of all parameters of the model, where these are some of them.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        ports: Ports[Any],
+        ranges: Ranges | None = None,
+        shapes: Sequence[tuple[int, ...]] = (),
+        model_shapes: Sequence[tuple[int, ...]] | None = None,
+    ) -> None:
+        assert ports.collectives is not None
+        self.codec = codec
+        self.collectives: Collectives = ports.collectives
+        self.worker_id, self.num_workers = ports.worker_id, ports.num_workers
+        self.counts, self.moved, self.clock = ports.counts, ports.moved, ports.clock
+        self.ranges, self.shapes = ranges, shapes
+        self.model_shapes = shapes if model_shapes is None else model_shapes
+        self.seed = ports.random.getrandbits(63)
+        self.tuner: Tuner = codec.tuner()
+        self._measured = measured_moves(codec, ports)
+        self.fingerprint = zlib.crc32(repr(codec).encode())
+        self._slots: dict[int, Any] = {}
+        self._kept: dict[int, dict[str, Any]] = {}  # of a checkpoint, for vectors that have not come yet
+        self._sizes: dict[int, float] = {}  # of the means since the tuner was last told
+        self._has_warned = self._has_said_lost = False
+
+    def start(
+        self,
+        number: int,
+        vector: Tensor,
+        weight: float,
+        said: float = 0.0,
+        first: int = 0,
+        total: float | None = None,
+    ) -> Mean:
+        """Begins replacing `vector` (n,) by the mean, weighted by `weight`; it is not touched before `wait`.
+
+        Args:
+            number: the vector's.
+            vector: what this worker has.
+            weight: 0: nothing.
+            said: a number to be added up over all workers, exactly.
+            first: where in the flat vector (P,) this one begins.
+            total: of all workers' weights, where it is known: then what is remembered counts in this mean as much as it would
+                have in the one that it was left over from, though weights are others now. None: taken for what it was.
+        """
+        if number in self._sizes:
+            self.tuner.tell(sum(self._sizes.values()))
+            self._sizes.clear()
+        slot = self._slots.get(number)
+        if slot is None:
+            if vector.device.type != "cpu":
+                raise UsageError("Codecs code vectors on the CPU, and this model is on a GPU: leave out codec.")
+            make = LowRankMean if isinstance(self.codec, Power) and self.num_workers > 1 else Pieces
+            slot = self._slots[number] = make(self, number, vector, first)
+            slot.load(self._kept.pop(number, None))
+        if weight and total and vector.numel() and is_finite(vector):
+            slot.shares(weight / total)
+        return slot.start(vector, weight, said)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether anything is kept for later means."""
+        return isinstance(self.codec, Power) or self.codec.remembers
+
+    def is_usable(self, vector: Tensor, weight: float) -> bool:
+        """Whether a vector takes part; says so, once, where that is because it is not finite."""
+        if not weight or not vector.numel():
+            return bool(weight)
+        if is_finite(vector):
+            return True
+        self.left_out()
+        return False
+
+    def left_out(self) -> None:
+        """This worker's vector is not finite: it is left out of the mean."""
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"A gradient of worker {self.worker_id} is not finite, and is left out of the mean; what its codec remembers"
+                " is as it was. Lower the learning rate or clip, if it happens again: this is said once.",
+                NotFiniteWarning,
+                stacklevel=2,
+            )
+
+    def does_not_fit(self) -> None:
+        """What a checkpoint remembers is of vectors cut otherwise."""
+        if not self._has_said_lost:
+            self._has_said_lost = True
+            warnings.warn(
+                "The checkpoint is of another number of workers, or of other buckets or fragments: what the codec had kept"
+                " back is left out.",
+                stacklevel=2,
+            )
+
+    def finished(self, number: int, mean: Tensor) -> None:
+        """A mean is in place."""
+        if self.tuner.wants_size and mean.numel():
+            self._sizes[number] = self.tuner.size_of(mean)
+
+    def moves_of(self, codec: Codec) -> Moves:
+        """What coding by the present step's `codec` moves, and decoding."""
+        return self._measured or moves_of(codec)
+
+    @contextmanager
+    def coding(self, vectors: float, of: Tensor) -> Iterator[None]:
+        """Counts the seconds that coding takes; where time is virtual, as of so many vectors read and written."""
+        begun_s = self.clock.now_s()
+        self.moved(vectors, of=of)
+        yield
+        self.counts.codec_s += self.clock.now_s() - begun_s
+
+    def count(self, num_elements: int, num_bytes: int) -> None:
+        """So many elements were coded, and sent as so many bytes."""
+        self.counts.coded_elements += num_elements
+        self.counts.coded_bytes += num_bytes
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: memories, counts, what the tuner knows."""
+        slots = {number: slot.state() for number, slot in self._slots.items()}
+        return {
+            "codec": self.fingerprint,
+            "slots": {**self._kept, **slots},
+            "tuner": self.tuner.state(),
+            "sizes": dict(self._sizes),
+        }
+
+    def load(self, state: dict[str, Any] | None) -> None:
+        """Goes on from there; None, or another codec's: begins anew."""
+        if state is None or state.get("codec") != self.fingerprint:
+            if state is not None:
+                warnings.warn(
+                    "The checkpoint is of another codec: what that had kept back of gradients is left out.",
+                    stacklevel=2,
+                )
+            return
+        self._kept, self._sizes = dict(state["slots"]), dict(state["sizes"])
+        if state["tuner"]:
+            self.tuner.load(state["tuner"])

@@ -1,0 +1,64 @@
+"""What the codecs with packed codes have in common: scales of buckets in front, codes behind, in bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.compression.codec import check_payload
+
+__all__ = ["Buckets", "as_float32", "keys"]
+
+
+class Buckets:
+    """A payload's parts: `scales` float32 (buckets,), and `codes` uint8, views of one tensor `x`.
+
+    Args:
+        num_elements: of the vector.
+        bucket: elements with one scale; None: all.
+        code_bytes: bytes of all codes.
+        x: a payload that has come; None: a new one.
+
+    Raises:
+        ValueError: what has come is no such payload.
+    """
+
+    def __init__(self, num_elements: int, bucket: int | None, code_bytes: int, x: Tensor | None = None) -> None:
+        self.bucket = bucket if bucket is not None else max(8, -(-num_elements // 8) * 8)
+        num_buckets = self.number_of(num_elements, bucket)
+        size = 4 * num_buckets + code_bytes
+        if x is None:
+            x = torch.zeros(size, dtype=torch.uint8)
+        else:
+            check_payload(x, torch.uint8, size)
+        self.x = x
+        content = x.numpy()
+        if content.ctypes.data % 4:
+            content = content.copy()  # scales begin where a float32 may
+        self.scales = content[: 4 * num_buckets].view(np.float32)
+        self.codes = content[4 * num_buckets :]
+
+    @staticmethod
+    def number_of(num_elements: int, bucket: int | None) -> int:
+        """How many buckets there are."""
+        return -(-num_elements // bucket) if bucket is not None else min(1, num_elements)
+
+    def check_scales(self) -> None:
+        """Refuses scales that no codec sends.
+
+        Raises:
+            ValueError: one is negative, infinite or NaN.
+        """
+        if not bool(np.isfinite(self.scales).all()) or (self.scales < 0).any():
+            raise ValueError("A payload has a scale that is not finite, or negative.")
+
+
+def as_float32(x: Tensor) -> np.ndarray:
+    """A vector (n,) as kernels take it, in its own memory if it is of that type."""
+    return x.detach().to(torch.float32).contiguous().numpy()
+
+
+def keys(key: int) -> tuple[np.uint32, np.uint32]:
+    """64 bits as two words."""
+    return np.uint32(key & 0xFFFFFFFF), np.uint32(key >> 32 & 0xFFFFFFFF)

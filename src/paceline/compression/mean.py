@@ -1,0 +1,40 @@
+"""What a mean is that has been started, and is finished later."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+__all__ = ["Alone", "Mean", "Totals"]
+
+
+class Totals(NamedTuple):
+    """What comes along with a mean."""
+
+    weight: float  # of all workers' vectors, those that were left out included
+    number: float  # the sum of all workers' numbers
+
+
+class Mean(Protocol):
+    """A mean under way."""
+
+    def advance(self) -> None:
+        """Waits for the first operation and starts the second; may be left out."""
+        ...
+
+    def wait(self) -> Totals:
+        """Returns with the mean in place."""
+        ...
+
+
+class Alone:
+    """The mean of one worker's vector: itself."""
+
+    def __init__(self, totals: Totals) -> None:
+        self._totals = totals
+
+    def advance(self) -> None:
+        """There is nothing to wait for."""
+
+    def wait(self) -> Totals:
+        """It is there."""
+        return self._totals

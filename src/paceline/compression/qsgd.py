@@ -1,0 +1,138 @@
+"""QSGD: gradients rounded to a few levels, at random, so that they are right on average."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.compression.codec import Codec, Encoded, Kind, NotFiniteError
+from paceline.compression.levels import Buckets, as_float32, keys
+from paceline.errors import UsageError
+from paceline.specs.bounds import BITS, BUCKET
+
+__all__ = ["QSGD"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class QSGD(Codec):
+    """Every element rounded to one of 2^B - 1 levels between minus and plus its bucket's scale, up or down at random.
+
+    What is decoded is right on average (to 2^-16 of a level), so nothing is made up for. The squared error is on average at
+    most n / (4 s^2) times the scale's square for a bucket of n, with s = 2^(B-1) - 1 levels on each side.
+
+    Costs: B bits per element, and 32 for every bucket. Packed for every B.
+    Use when: the network, not computing, is what a step waits for, and the batch's own noise is larger than that of rounding.
+    Not: `sign` and `top-k`, which send less, are wrong on average, and remember what they have not sent.
+
+    Args:
+        bits: B, from 2 to 8.
+        norm: scales are the largest magnitude (`linf`), or the Euclidean norm (`l2`), as in the papers: that is larger by up
+            to the root of n, and so is the error.
+        bucket: elements with a scale of their own, a multiple of 8; `none`: one scale for the whole vector.
+
+    Differs from the paper: levels are sent as they are, without Elias codes, so that sizes are known beforehand.
+
+    Reference: Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", NIPS 2017,
+        arXiv:1610.02132, section 3.1.
+    """
+
+    bits: Annotated[int, BITS] = 4
+    norm: Literal["linf", "l2"] = "linf"
+    bucket: Annotated[int, BUCKET] | None = 512
+
+    kind: ClassVar[Kind] = "unbiased"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_bucket(self.bucket)
+
+    @property
+    def levels(self) -> int:
+        """s, on each side of zero."""
+        return 2 ** (self.bits - 1) - 1
+
+    @property
+    def encoding_moves(self) -> float:
+        """As measured (`benchmarks/codecs.py`): a copy moves 2."""
+        return 4.0
+
+    @property
+    def decoding_moves(self) -> float:
+        """As measured."""
+        return 2.5
+
+    def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
+        """uint8: scales as float32, then codes, eight in B bytes."""
+        from paceline.compression import kernels
+
+        x = as_float32(gradient)
+        parts = self._parts(len(x))
+        scale(parts, x, self.norm)
+        kernels.encode_levels(x, parts.scales, parts.bucket, self.levels, self.bits, *keys(key), parts.codes)
+        return Encoded(parts.x)
+
+    def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:
+        """(elements,): multiples of a scale's s-th part."""
+        from paceline.compression import kernels
+
+        parts = self._parts(num_elements, encoded.x)
+        parts.check_scales()
+        out = np.empty(num_elements, np.float32)
+        kernels.decode_levels(parts.codes, parts.scales, parts.bucket, self.levels, self.bits, out)
+        return torch.from_numpy(out).to(dtype)
+
+    def payload_bytes(self, num_elements: int, dtype: torch.dtype) -> int:
+        """Four for each bucket, B for each eight elements."""
+        return 4 * Buckets.number_of(num_elements, self.bucket) + -(-num_elements // 8) * self.bits
+
+    def error_bound(self, vector: Tensor) -> float:
+        """The most that the squared error of decoding `vector` (n,) is on average."""
+        return error_size(vector, self.norm, self.bucket) / (4 * self.levels**2)
+
+    def _parts(self, num_elements: int, x: Tensor | None = None) -> Buckets:
+        return Buckets(num_elements, self.bucket, -(-num_elements // 8) * self.bits, x)
+
+
+def check_bucket(bucket: int | None) -> None:
+    """Refuses buckets that end within a byte.
+
+    Raises:
+        UsageError: says so.
+    """
+    if bucket is not None and bucket % 8:
+        raise UsageError(f"bucket must be a multiple of 8, so that each begins with a whole byte, not {bucket}.")
+
+
+def scale(parts: Buckets, x: np.ndarray, norm: str) -> None:
+    """Writes the scales of x (n,).
+
+    Raises:
+        NotFiniteError: x has infinite elements or NaN, or its norm is none.
+    """
+    from paceline.compression import kernels
+
+    finite = kernels.largest(x.view(np.uint32), parts.bucket, parts.scales.view(np.uint32))
+    if finite and norm == "l2":
+        for number in range(len(parts.scales)):
+            part = x[number * parts.bucket : (number + 1) * parts.bucket].astype(np.float64)
+            parts.scales[number] = min(math.sqrt(float(part @ part)), 3e38)
+    if not finite:
+        raise NotFiniteError("A gradient is not finite.")
+
+
+def error_size(vector: Tensor, norm: str, bucket: int | None) -> float:
+    """4 s^2 times the bound of the squared error of rounding `vector` (n,) to s levels; NaN if it is not finite."""
+    from paceline.compression import kernels
+
+    x = as_float32(vector)
+    parts = Buckets(len(x), bucket, 0)
+    try:
+        scale(parts, x, norm)
+    except NotFiniteError:
+        return math.nan
+    return float(kernels.sum_of_peaks(parts.scales, len(x), parts.bucket))

@@ -1,0 +1,80 @@
+"""Only the largest elements of a gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+
+from paceline.compression.codec import Codec, Encoded, Kind, NotFiniteError, check_payload
+from paceline.specs.bounds import FRACTION
+from paceline.vectors.half_types import is_finite
+
+__all__ = ["TopK"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopK(Codec):
+    """Only the largest elements are sent; the sender adds the rest to its next gradient (error feedback).
+
+    Costs: 8 bytes per float32 that is sent, so below fraction 0.5 it saves; one vector of memory at the sender, and a partial
+    sort. Every element is sent at last, later the smaller it is: added staleness, so lower the learning rate, or warm up.
+    Not: sending random elements, which is unbiased, but forgets most of the gradient.
+
+    Args:
+        fraction: share of the elements that is sent, at least one.
+
+    Reference: Stich, Cordonnier, Jaggi, "Sparsified SGD with Memory", NeurIPS 2018, arXiv:1809.07599, Algorithm 1, with the
+        learning rate applied by the receiver.
+    """
+
+    fraction: Annotated[float, FRACTION] = 0.01
+
+    kind: ClassVar[Kind] = "biased"
+
+    def start(self, num_elements: int, dtype: torch.dtype) -> Tensor | None:
+        """Zeros."""
+        return torch.zeros(num_elements, dtype=dtype)
+
+    @property
+    def encoding_moves(self) -> float:
+        """Of float32: added to the memory, absolute values, and one pass to choose, which takes longer; then what is kept."""
+        return 6.0 + 22.0 * self.fraction
+
+    @property
+    def decoding_moves(self) -> float:
+        """A vector of zeros written, and what was kept."""
+        return 1.0 + 14.0 * self.fraction
+
+    def num_kept(self, num_elements: int) -> int:
+        """How many of so many elements are sent."""
+        if num_elements >= 2**31:
+            raise ValueError(f"top-k counts elements with 32 bits, and cannot take {num_elements}: use more shards.")
+        return min(num_elements, max(1, round(self.fraction * num_elements)))
+
+    def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
+        """uint8 (k * (4 + bytes of an element),): indices as int32, ascending; then values in the gradient's own type."""
+        assert memory is not None, "top-k without its memory would lose what it does not send"
+        if gradient.numel() and not is_finite(gradient):
+            raise NotFiniteError("A gradient is not finite.")
+        memory.add_(gradient)
+        kept = memory.abs().topk(self.num_kept(memory.numel()), sorted=False).indices.sort().values
+        values = memory[kept]
+        memory[kept] = 0
+        return Encoded(torch.cat([kept.to(torch.int32).view(torch.uint8), values.view(torch.uint8)]))
+
+    def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:
+        """Zeros (elements,) with the values at their places."""
+        k = self.num_kept(num_elements)
+        check_payload(encoded.x, torch.uint8, self.payload_bytes(num_elements, dtype))
+        indices = encoded.x[: 4 * k].clone().view(torch.int32).to(torch.int64)  # a copy starts where an int32 may
+        values = encoded.x[4 * k :].clone().view(dtype)
+        if k and (int(indices.min()) < 0 or int(indices.max()) >= num_elements):
+            raise ValueError(f"A top-k payload names elements beyond the {num_elements} that there are.")
+        return torch.zeros(num_elements, dtype=dtype).index_copy_(0, indices, values)
+
+    def payload_bytes(self, num_elements: int, dtype: torch.dtype) -> int:
+        """Four more than a number's, for every element sent."""
+        return self.num_kept(num_elements) * (4 + dtype.itemsize)

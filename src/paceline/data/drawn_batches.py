@@ -1,0 +1,210 @@
+"""A loader's batches as its own sampler draws them, and how a batch is fetched."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader
+
+from paceline.data.plan import derived_seed
+from paceline.errors import UsageError
+from paceline.ports.round_shares import RoundShares, divided, num_parts
+from paceline.system.global_randomness import SeparateRandomness
+
+__all__ = ["DrawnBatches", "DrawnShares", "fetcher", "name_of"]
+
+_DRAWN_AT_ONCE = 1024  # more than that are drawn when they are asked for: some samplers never end
+_DRAWN_EPOCH = 1 << 32  # numbers from one drawn epoch to the next, which may have another length
+_drawing = threading.Lock()  # worker threads share the global generators
+
+
+class DrawnBatches:
+    """Batches as the loader's own sampler or batch sampler draws them.
+
+    Every worker draws for itself, each epoch from generators that are seeded alike: Python's, NumPy's and torch's, and those
+    that samplers keep as `generator`. So a worker that is replaced, or a run that is resumed, needs no other worker to know an
+    epoch's order. What samplers draw from elsewhere has to be equal on all workers; the first epoch's first batches are
+    compared.
+
+    Costs: each worker draws the whole order, 1,024 batches at a time. Epochs may differ in length: their numbers leave room.
+
+    Args:
+        loader: the user's.
+        sampler: yields what each batch is fetched by.
+        seed: the run's.
+        agree: maps this worker's digest of an order to the first worker's.
+
+    Raises:
+        UsageError: another worker has drawn another order.
+    """
+
+    def __init__(self, loader: DataLoader[Any], sampler: Iterable[Any], seed: int, agree: Callable[[int], int]) -> None:
+        self.loader = loader
+        self.shares: RoundShares | None = None
+        self.device: torch.device | None = None
+        self.key: object = "drawn"
+        self.length: int | None = None
+        self.epoch_numbers = _DRAWN_EPOCH
+        self._sampler = sampler
+        self._seed = seed
+        self._agree = agree
+        self._fetch = fetcher(loader)
+        self._drawn: list[Any] = []
+        self._order: Iterator[Any] | None = None
+        self._randomness = SeparateRandomness(0)
+        with contextlib.suppress(TypeError, NotImplementedError):
+            self.length = len(sampler)  # type: ignore[arg-type]
+
+    def begin(self, epoch: int) -> None:
+        """Begins to draw anew."""
+        self._randomness = SeparateRandomness(derived_seed(self._seed, epoch))
+        self._drawn, self._order = [], None
+        self._draw()
+        if not epoch:
+            digest = 1 + zlib.crc32(repr(self._drawn).encode())
+            if self._agree(digest) != digest:
+                raise UsageError(
+                    f"{name_of(self._sampler)} draws another order on each worker, so they cannot share its batches: let it"
+                    " draw from torch's, NumPy's or Python's global generator, or from one with the same seed on all workers."
+                )
+
+    def _draw(self) -> None:
+        with _drawing, self._randomness, _own_generators(self._sampler, self._randomness.generator):
+            self._order = iter(self._sampler) if self._order is None else self._order
+            self._drawn += map(_as_data, islice(self._order, _DRAWN_AT_ONCE))
+
+    def has(self, place: int) -> bool:
+        """Whether the epoch has this batch."""
+        while place >= (before := len(self._drawn)):
+            self._draw()
+            if len(self._drawn) == before:
+                return False
+        return True
+
+    def indices(self, place: int) -> Any:
+        """What was drawn."""
+        return self._drawn[place]
+
+    def samples(self, place: int) -> int:
+        """As many as were drawn for it."""
+        drawn = self._drawn[place]
+        return len(drawn) if isinstance(drawn, Sequence) else 0
+
+    def fetch(self, place: int) -> Any:
+        """The batch itself."""
+        return self._fetch(self._drawn[place])
+
+
+class DrawnShares(DrawnBatches):
+    """Rounds of drawn batches, whose samples are dealt anew.
+
+    Args:
+        loader: the user's.
+        sampler: makes batches of samples.
+        seed: the run's.
+        agree: as of `DrawnBatches`.
+        shares: sizes of the batches.
+    """
+
+    length: int | None
+    shares: RoundShares | None
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        sampler: BatchSampler,
+        seed: int,
+        agree: Callable[[int], int],
+        shares: RoundShares,
+    ) -> None:
+        super().__init__(loader, sampler, seed, agree)
+        shares.know_batch_size(sampler.batch_size)
+        self.shares, self._round_shares = shares, shares
+        self._num_workers, self._first_round = shares.num_workers, 0
+        self._round: tuple[int, list[Any]] = (-1, [])  # and its samples
+        if self.length is not None:
+            samples, size = len(sampler.sampler), sampler.batch_size  # type: ignore[arg-type]
+            samples -= samples % size if sampler.drop_last else 0
+            self.length = num_parts(samples, size, self._num_workers)
+
+    def begin(self, epoch: int) -> None:
+        """Begins to draw anew."""
+        super().begin(epoch)
+        self._round = (-1, [])
+        self._first_round = epoch * -(-self.epoch_numbers // self._num_workers)
+
+    def has(self, place: int) -> bool:
+        """Whether its round has so many samples."""
+        round, worker_id = divmod(place, self._num_workers)
+        return worker_id < len(self._drawn_for(round))
+
+    def indices(self, place: int) -> list[Any]:
+        """This worker's part of the round."""
+        round, worker_id = divmod(place, self._num_workers)
+        drawn = self._drawn_for(round)
+        part = self._round_shares.part(self._first_round + round, len(drawn), worker_id)
+        return drawn[part.start : part.stop]
+
+    def samples(self, place: int) -> int:
+        """As many as it has if all are equally fast."""
+        round, worker_id = divmod(place, self._num_workers)
+        return divided(len(self._drawn_for(round)), (1,) * self._num_workers)[worker_id]
+
+    def fetch(self, place: int) -> Any:
+        """The batch itself."""
+        return self._fetch(self.indices(place))
+
+    def _drawn_for(self, round: int) -> list[Any]:
+        if self._round[0] != round:
+            first, end = round * self._num_workers, (round + 1) * self._num_workers
+            super().has(end - 1)
+            self._round = round, [one for batch in self._drawn[first:end] for one in batch]
+        return self._round[1]
+
+
+def fetcher(loader: DataLoader[Any]) -> Callable[[Any], Any]:
+    """Fetches as the loader does, in this process."""
+    dataset: Any = loader.dataset
+    collate = loader.collate_fn
+    if loader.batch_sampler is None:
+        return lambda index: collate(dataset[index])
+    if hasattr(dataset, "__getitems__"):
+        return lambda indices: collate(dataset.__getitems__(indices))
+    return lambda indices: collate([dataset[index] for index in indices])
+
+
+class _own_generators:  # noqa: N801  (used like a function)
+    """Lets samplers that have an attribute `generator` draw from this one meanwhile."""
+
+    def __init__(self, sampler: Any, generator: torch.Generator) -> None:
+        self._generator = generator
+        self._before: list[tuple[Any, Any]] = []
+        while sampler is not None:
+            if isinstance(getattr(sampler, "generator", self), torch.Generator | None):
+                self._before.append((sampler, sampler.generator))
+            sampler = getattr(sampler, "sampler", None)
+
+    def __enter__(self) -> None:
+        for sampler, _ in self._before:
+            sampler.generator = self._generator
+
+    def __exit__(self, *exception: object) -> None:
+        for sampler, before in self._before:
+            sampler.generator = before
+
+
+def _as_data(drawn: Any) -> Any:
+    """What lasts: samplers may reuse their lists, and orders are compared as text."""
+    return list(drawn) if isinstance(drawn, list | tuple) else drawn
+
+
+def name_of(sampler: Any) -> str:
+    """What a message calls a sampler, or a batch sampler."""
+    name = type(sampler).__name__
+    return f"{name} of {name_of(sampler.sampler)}" if type(sampler) is BatchSampler else name

@@ -1,0 +1,67 @@
+"""One parameter vector per worker, of which the workers of a group hold different shards: together they are the model."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline.memory.atomics import load, store
+from paceline.memory.replicated import ReplicatedVector
+from paceline.memory.segment import Segment
+from paceline.memory.segment_part import PartPlan
+from paceline.vectors.sharding import Sharding
+
+__all__ = ["ShardedVectors"]
+
+_TRIES = 200  # to find all shards at the same version: workers of a round differ only while some have made its update
+_BETWEEN_TRIES_S = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ShardedPlan(PartPlan):
+    sharding: Sharding
+
+
+class ShardedVectors(ReplicatedVector):
+    """A worker's own vector `x` (P,) with its shards; what comes from outside, or goes there, is the whole model (W,).
+
+    Costs: a snapshot copies the vectors of one group.
+    """
+
+    plan_type = _ShardedPlan
+
+    def __init__(self, segment: Segment, plan: Any, *arguments: Any, own_models: bool = False, **named: Any) -> None:
+        assert not own_models
+        super().__init__(segment, plan, *arguments, **named)
+        self._sharding: Sharding = plan.sharding
+
+    def initialise(self, x: torch.Tensor, version: int = 0) -> None:
+        """Gives every worker's vector its part of `x` (W,)."""
+        for worker in range(self._plan.num_writers):
+            self._sharding.cut(x, worker % self._sharding.parts, self._vector(f"x{worker}"))
+            store(self._word("words", worker), version)
+
+    def snapshot(self, out: torch.Tensor) -> int:
+        """Copies the model into `out` (W,), put together from the first group's vectors; returns its version.
+
+        All are of one version, unless the run was stopped between two workers' updates of a round.
+        """
+        workers = range(self._sharding.parts)
+        locals_ = [torch.empty_like(self.x) for _ in workers]
+        versions: list[int] = []
+        for _ in range(_TRIES):
+            versions = [self.model(worker, local) for worker, local in zip(workers, locals_, strict=True)]
+            if len(set(versions)) == 1 and all(load(self._word("words", w)) == versions[0] for w in workers):
+                break
+            time.sleep(_BETWEEN_TRIES_S)
+        self._sharding.assemble(locals_, out)
+        return max(versions)
+
+    def replace(self, x: torch.Tensor) -> None:
+        """Gives every worker's vector its part of `x` (W,), once nobody writes any more."""
+        for worker in range(self._plan.num_writers):
+            with self._lock(worker).writing():
+                self._sharding.cut(x, worker % self._sharding.parts, self._vector(f"x{worker}"))

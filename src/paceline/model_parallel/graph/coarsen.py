@@ -1,0 +1,295 @@
+"""From operations to groups: what shares memory or cannot be sent stays together, and what is not worth moving does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from paceline.errors import UsageError, shown
+from paceline.model_parallel.graph.problem import Group, Problem, Tensor
+from paceline.model_parallel.graph.trace import Node, Traced
+from paceline.specs.text import closest
+
+__all__ = ["Blocks", "blocks_of", "coarsened", "find_nodes", "merged", "tensors_of"]
+
+_MOST_GROUPS = 200  # chains are merged down to so many
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A partition of the operations: groups as lists of names, in the graph's order, and sets that must be on one device.
+
+    Args:
+        groups: by index.
+        together: sets of groups' indices.
+    """
+
+    groups: tuple[tuple[str, ...], ...]
+    together: tuple[tuple[int, ...], ...]
+
+
+def find_nodes(traced: Traced, name: str) -> list[str]:
+    """The operations that a name of the user's means: one's own name, or a module's path, with all that is in it.
+
+    Raises:
+        UsageError: there are none.
+    """
+    found = [n.name for n in traced.nodes if name in (n.name, n.path) or n.path.startswith(f"{name}.")]
+    if not found:
+        known = list(dict.fromkeys([n.path for n in traced.nodes if n.path] + [n.name for n in traced.nodes]))
+        known += list(dict.fromkeys(part for one in known if "." in one for part in [one.split(".")[0]]))
+        raise UsageError(
+            f"The model has no module or operation {shown(name)} to pin.{closest(name, known)} It has"
+            f" {', '.join(known[:12])}{', ...' if len(known) > 12 else ''}."
+        )
+    return found
+
+
+def blocks_of(traced: Traced, labels: Mapping[str, object] | None = None) -> Blocks:
+    """Groups that nothing is known of yet but what the graph says.
+
+    An operation joins the one that it shares memory with, as a view does, and one whose value is no tensor, such as a tuple,
+    is joined by its readers; as long as no group then waits for another that waits for it. Where it would, both only have
+    to be on one device; so have operations that share a parameter or a buffer, or memory that one of them changes in place.
+
+    Args:
+        traced: the graph.
+        labels: of operations, by name: those with different ones do not join.
+    """
+    nodes = [one for one in traced.nodes if not one.is_local]
+    index = {one.name: at for at, one in enumerate(nodes)}
+    edges = {(index[i], at) for at, one in enumerate(nodes) for i in one.inputs if i in index}
+    changed = {i for one in nodes for i in one.changes}
+    sharing = _sharing(nodes, lambda one: one.state)
+    sharing += _sharing(nodes, lambda one: [i for i in one.storages if i in changed])
+    in_order = {pair for users in sharing for pair in pairwise(users)}
+    merger = _Merger(len(nodes), edges | in_order, [(labels or {}).get(one.name) for one in nodes])
+    for u, v in sorted(edges):
+        if not nodes[u].is_tensor or (nodes[u].storages & nodes[v].storages):
+            merger.merge(u, v)
+    sets = [[u, v] for u, v in edges if not nodes[u].is_tensor] + sharing
+    _check_changes(nodes, edges, merger)
+    return merger.blocks([one.name for one in nodes], sets)
+
+
+def _check_changes(nodes: Sequence[Node], edges: set[tuple[int, int]], merger: _Merger) -> None:
+    """Refuses a change in place that could come before or after a reader of the memory that it came after or before."""
+    behind: list[set[int]] = [set() for _ in nodes]  # what each follows from
+    for u, v in sorted(edges, key=lambda one: one[1]):
+        behind[v] |= behind[u] | {u}
+    for at in (at for at, one in enumerate(nodes) if one.changes):
+        for source, reader in edges:
+            if reader == at or not nodes[source].storages & nodes[at].changes:
+                continue
+            is_with = merger.root(source) == merger.root(at)
+            if reader < at:
+                is_safe = reader in behind[at] or merger.root(reader) == merger.root(at)
+            else:
+                is_safe = is_with or source == at or at in behind[source]
+            if not is_safe:
+                raise UsageError(
+                    f"{nodes[at].name} ({nodes[at].line}) changes in place what {nodes[reader].name} ({nodes[reader].line})"
+                    " reads, and nothing else says which of them is first: make a new tensor there instead."
+                )
+
+
+def _sharing(nodes: Sequence[Node], what: Callable[[Node], Sequence[object]]) -> list[list[int]]:
+    users: dict[object, list[int]] = {}
+    for at, one in enumerate(nodes):
+        for shared in what(one):
+            users.setdefault(shared, []).append(at)
+    return [one for one in users.values() if len(one) > 1]
+
+
+def coarsened(
+    problem: Problem, labels: Sequence[object], move_s: Callable[[int], float] | None = None
+) -> list[list[int]]:
+    """Sets of groups to merge: those that are not worth a transfer between them.
+
+    A group and its only reader, or its only source, merge where moving the tensor there and its gradient back takes longer
+    than the shorter of the two runs; those first between which most would be sent, so that cuts stay where least is. If more
+    than 200 are left, the shortest neighbours in chains do, too.
+
+    Args:
+        problem: groups with their times.
+        labels: by group: those with different ones do not merge.
+        move_s: seconds of a tensor's way, by its bytes; None: the problem's link's.
+    """
+    move_s = move_s or problem.link.move_s
+    edges = {(before, after) for after, earlier in enumerate(problem.earlier) for before in earlier}
+    moved: dict[tuple[int, int], float] = {}
+    for one in problem.tensors:
+        for r in one.consumers:
+            ways = 2 if one.has_gradient else 1
+            moved[one.producer, r] = moved.get((one.producer, r), 0.0) + ways * move_s(one.num_bytes)
+    merger = _Merger(len(problem.groups), edges, labels)
+    took = [one.step_s for one in problem.groups]
+
+    def merge_one(worth: Callable[[int, int, float], bool]) -> bool:
+        """Merges the two between which most would be sent, of those that it is worth it for."""
+        ways: dict[tuple[int, int], float] = {}
+        for (u, v), moved_s in moved.items():
+            a, b = merger.root(u), merger.root(v)
+            if a != b:
+                ways[a, b] = ways.get((a, b), 0.0) + moved_s
+        for (a, b), ways_s in sorted(ways.items(), key=lambda one: (-one[1], one[0])):
+            is_only = merger.after(a) == {b} or merger.before(b) == {a}
+            if is_only and worth(a, b, ways_s) and merger.merge(a, b):
+                took[merger.root(a)] = took[a] + took[b]
+                return True
+        return False
+
+    while merge_one(lambda a, b, ways_s: ways_s > min(took[a], took[b])):
+        pass
+    while merger.number > _MOST_GROUPS:
+        neighbours = {(merger.root(u), merger.root(v)) for u, v in moved}
+        limit_s = 2 * min((took[a] + took[b] for a, b in neighbours if a != b), default=0.0)
+        if not merge_one(lambda a, b, _, limit_s=limit_s: took[a] + took[b] <= limit_s):
+            break
+    return merger.sets()
+
+
+class _Merger:
+    """Groups that merge as long as the graph between them stays without cycles."""
+
+    def __init__(self, number: int, edges: set[tuple[int, int]], labels: Sequence[object]) -> None:
+        self._root = list(range(number))
+        self._after: dict[int, set[int]] = {one: set() for one in range(number)}
+        self._before: dict[int, set[int]] = {one: set() for one in range(number)}
+        for u, v in edges:
+            self._after[u].add(v)
+            self._before[v].add(u)
+        self._labels = list(labels)
+        self.number = number
+
+    def root(self, one: int) -> int:
+        """The group that it is in."""
+        while self._root[one] != one:
+            one = self._root[one]
+        return one
+
+    def after(self, one: int) -> set[int]:
+        """Those that read from it."""
+        return self._after[self.root(one)]
+
+    def before(self, one: int) -> set[int]:
+        """Those that it reads from."""
+        return self._before[self.root(one)]
+
+    def merge(self, u: int, v: int) -> bool:
+        """Merges the two, the second of which reads from the first, if no other way leads from one to the other."""
+        a, b = self.root(u), self.root(v)
+        if a == b:
+            return True
+        if self._labels[a] != self._labels[b] or self._leads(a, b):
+            return False
+        keep, gone = min(a, b), max(a, b)
+        self._root[gone] = keep
+        for mine, theirs in ((self._after, self._before), (self._before, self._after)):
+            mine[keep] = (mine[keep] | mine.pop(gone)) - {keep, gone}
+            for other in mine[keep]:
+                theirs[other] = (theirs[other] - {gone}) | {keep}
+        self.number -= 1
+        return True
+
+    def _leads(self, a: int, b: int) -> bool:
+        """Whether a way of two steps or more leads from one to the other."""
+        seen, todo = set(), [one for one in self._after[a] if one != b]
+        while todo:
+            one = todo.pop()
+            if one == b:
+                return True
+            if one not in seen:
+                seen.add(one)
+                todo += self._after[one]
+        return False
+
+    def sets(self) -> list[list[int]]:
+        """The members of each group; groups come in an order in which each is after those that it reads from."""
+        members: dict[int, list[int]] = {}
+        for one in range(len(self._root)):
+            members.setdefault(self.root(one), []).append(one)
+        waiting = {one: len(self._before[one]) for one in members}
+        ready, order = [one for one, number in waiting.items() if not number], []
+        while ready:
+            one = min(ready, key=lambda r: members[r][0])
+            ready.remove(one)
+            order.append(members[one])
+            for other in sorted(self._after[one]):
+                waiting[other] -= 1
+                if not waiting[other]:
+                    ready.append(other)
+        return order
+
+    def blocks(self, names: Sequence[str], together: Sequence[Sequence[int]]) -> Blocks:
+        """As `Blocks`, with sets of operations that must be on one device."""
+        groups = self.sets()
+        group_of = {one: at for at, members in enumerate(groups) for one in members}
+        joined = {tuple(sorted({group_of[one] for one in members})) for members in together}
+        return Blocks(
+            tuple(tuple(names[one] for one in members) for members in groups),
+            tuple(sorted(one for one in joined if len(one) > 1)),
+        )
+
+
+def tensors_of(traced: Traced, groups: Sequence[Sequence[str]], wire_bytes: Callable[[Node], int]) -> list[Tensor]:
+    """The tensors that groups make for others, or for the loss.
+
+    Args:
+        traced: the graph.
+        groups: names of operations, by group.
+        wire_bytes: of an operation's value, as it is sent.
+    """
+    group_of = {name: at for at, names in enumerate(groups) for name in names}
+    readers: dict[str, dict[int, list[str]]] = {}
+    local = {one.name: one for one in traced.nodes if one.is_local}
+    for one in traced.nodes:
+        for i in one.inputs:
+            if one.name in group_of and i in group_of and group_of[i] != group_of[one.name]:
+                readers.setdefault(i, {}).setdefault(group_of[one.name], []).append(one.name)
+    changed = {i for one in traced.nodes for i in one.changes}
+    found = []
+    for one in traced.nodes:
+        is_output = one.name in traced.outputs
+        if one.name in group_of and one.name not in local and (readers.get(one.name) or is_output) and one.is_tensor:
+            consumers = tuple(sorted(readers.get(one.name, ())))
+            added = tuple(reader.name for reader in traced.nodes if one.name in reader.inputs)
+            is_ordered = one.has_gradient and len(added) + is_output > 2 and not one.storages & changed
+            found.append(
+                Tensor(
+                    node=one.name,
+                    producer=group_of[one.name],
+                    consumers=consumers,
+                    num_bytes=wire_bytes(one),
+                    has_gradient=one.has_gradient,
+                    is_output=is_output,
+                    shape=one.shape,
+                    dtype=one.dtype,
+                    readers=tuple(tuple(readers[one.name][group]) for group in consumers),
+                    added=added if is_ordered else (),
+                )
+            )
+    return found
+
+
+def merged(problem: Problem, sets: Sequence[Sequence[int]]) -> list[Group]:
+    """Each set of groups as one."""
+    result = []
+    for members in sets:
+        own = [problem.groups[one] for one in members]
+        heaviest = max(own, key=lambda one: one.step_s)
+        states = tuple(dict.fromkeys(name for one in own for name in one.state))
+        result.append(
+            Group(
+                name=heaviest.name,
+                nodes=tuple(name for one in own for name in one.nodes),
+                forward_s=sum(one.forward_s for one in own),
+                backward_s=sum(one.backward_s for one in own),
+                state=states,
+                state_bytes=sum(one.state_bytes for one in own),
+                saved_bytes=sum(one.saved_bytes for one in own),
+                flops=sum(one.flops for one in own),
+            )
+        )
+    return result

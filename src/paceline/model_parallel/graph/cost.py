@@ -1,0 +1,241 @@
+"""What groups of operations take: measured in blocks while the other cores are busy, and compared with a whole step."""
+
+from __future__ import annotations
+
+import copy
+import os
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from paceline.model_parallel.graph.problem import Group
+from paceline.model_parallel.graph.trace import Traced, tensors_in
+
+__all__ = ["LEAST_BLOCK_S", "Measured", "measure", "spread"]
+
+#: Of both passes: beside less than this, what starting a backward pass takes is too much of what is measured.
+LEAST_BLOCK_S = 1e-3
+_FLOPS_PER_BYTE = 5.0  # that a core computes while it reads or writes a byte: some 50 GFLOP/s and 10 GB/s
+_STATE_COPIES = 4  # a parameter, its gradient, and two of an optimizer such as Adam
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Groups with their times, and how far these are off.
+
+    Args:
+        groups: as given, with times and bytes.
+        step_s: of a whole forward and backward pass in one piece.
+        sum_s: of the groups' times.
+    """
+
+    groups: tuple[Group, ...]
+    step_s: float
+    sum_s: float
+
+    @property
+    def error(self) -> float:
+        """How far the sum is from the whole, as a share of that."""
+        return abs(self.sum_s - self.step_s) / self.step_s if self.step_s else 0.0
+
+
+def measure(
+    model: nn.Module,
+    traced: Traced,
+    groups: Sequence[Sequence[str]],
+    arguments: dict[str, Any],
+    *,
+    repeats: int = 5,
+    busy_cores: int = 1,
+) -> Measured:
+    """Medians of `repeats` runs after one that is not counted, each group between two whole steps, with one thread.
+
+    Gradients of ones stand for those that come from the loss.
+
+    Costs: a copy of the model, and `2 * (repeats + 1)` steps.
+
+    Args:
+        model: in the mode that it was traced in.
+        traced: its graph.
+        groups: names of operations.
+        arguments: the example's.
+        repeats: how often.
+        busy_cores: further cores that compute meanwhile, as the other workers will.
+    """
+    twin = copy.deepcopy(model)
+    runner = _Runner(twin, traced)
+    times: list[list[tuple[float, float]]] = [[] for _ in groups]
+    steps: list[float] = []
+    flops = [0.0] * len(groups)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), _one_thread(), _busy(busy_cores):
+        for repeat in range(repeats + 1):
+            steps.append(runner.whole(arguments))
+            for at, names in enumerate(groups):
+                times[at].append(runner.group(names))
+                if not repeat:
+                    flops[at] = runner.flops(names)
+    sizes = dict((*twin.named_parameters(), *twin.named_buffers()))
+    trained = dict(twin.named_parameters())
+    result = []
+    for at, names in enumerate(groups):
+        own = [one for one in traced.nodes if one.name in set(names)]
+        state = tuple(dict.fromkeys(name for one in own for name in one.state))
+        copies = [_STATE_COPIES if name in trained and trained[name].requires_grad else 1 for name in state]
+        result.append(
+            Group(
+                name=names[-1],
+                nodes=tuple(names),
+                forward_s=statistics.median(one for one, _ in times[at][1:]),
+                backward_s=statistics.median(one for _, one in times[at][1:]),
+                state=state,
+                state_bytes=sum(sizes[name].nbytes * c for name, c in zip(state, copies, strict=True)),
+                saved_bytes=sum(one.num_bytes for one in own),
+                flops=flops[at],
+            )
+        )
+    return Measured(tuple(result), statistics.median(steps[1:]), sum(one.step_s for one in result))
+
+
+def spread(groups: Sequence[Group], blocks: Sequence[Sequence[int]], measured: Sequence[Group]) -> tuple[Group, ...]:
+    """The groups with shares of the times of the blocks that they were measured in.
+
+    Shares go by floating-point operations. What a group makes is written and read, and counts by its bytes: activation
+    functions, pooling and norms have few operations that PyTorch counts.
+
+    Args:
+        groups: those that make up the blocks.
+        blocks: by block, indices of its groups.
+        measured: each block as one group, with its times.
+    """
+    found = list(groups)
+    for members, block in zip(blocks, measured, strict=True):
+        weights = [groups[one].flops + 2 * _FLOPS_PER_BYTE * groups[one].saved_bytes for one in members]
+        total = sum(weights)
+        for one, weight in zip(members, weights, strict=True):
+            share = weight / total if total else 1.0 / len(members)
+            found[one] = replace(groups[one], forward_s=share * block.forward_s, backward_s=share * block.backward_s)
+    return tuple(found)
+
+
+class _Runner(fx.Interpreter):
+    def __init__(self, model: nn.Module, traced: Traced) -> None:
+        super().__init__(model, garbage_collect_values=False, graph=traced.graph)
+        self._traced = traced
+        self._by_name = {node.name: node for node in traced.graph.nodes}
+        self._kinds = {one.name: one for one in traced.nodes}
+
+    def whole(self, arguments: dict[str, Any]) -> float:
+        """Seconds of one step in one piece."""
+        self._clear()
+        begun_s = time.perf_counter()
+        out = self.module(**arguments)  # type: ignore[operator]
+        _backward([one for one in tensors_in(out) if one.requires_grad])
+        return time.perf_counter() - begun_s
+
+    def group(self, names: Sequence[str]) -> tuple[float, float]:
+        """Seconds of a group's forward and backward pass."""
+        self._clear()
+        self._prepare(names)
+        begun_s = time.perf_counter()
+        self._forward(names)
+        done_s = time.perf_counter()
+        inner = {i for name in names for i in self._kinds[name].inputs}
+        ends = [self.env[self._by_name[name]] for name in names if name not in inner or name in self._traced.outputs]
+        ends = [one for value in ends for one in tensors_in(value) if one.requires_grad]
+        gradients = [torch.ones_like(one) for one in ends]
+        ready_s = time.perf_counter()
+        if ends:
+            torch.autograd.backward(ends, gradients)
+        return done_s - begun_s, time.perf_counter() - ready_s
+
+    def flops(self, names: Sequence[str]) -> float:
+        """Floating-point operations of a group's forward pass, as far as PyTorch knows them."""
+        with torch.no_grad():  # PyTorch's counter hangs hooks on what needs gradients; counting needs none
+            self._prepare(names, leaves=True)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            self._forward(names)
+        return float(counter.get_total_flops())
+
+    def _prepare(self, names: Sequence[str], *, leaves: bool = False) -> None:
+        """Puts what a group reads into its place, as if it had come from elsewhere, or without any history."""
+        self.env = {}
+        own = set(names)
+        for name in names:
+            for one in self._by_name[name].all_input_nodes:
+                if one.name in own or one in self.env:
+                    continue
+                if one.op == "get_attr":
+                    self.env[one] = self.fetch_attr(str(one.target))
+                    continue
+                value = _fresh(self._traced.values[one.name])
+                self.env[one] = _detached(value) if leaves else value
+
+    def _forward(self, names: Sequence[str]) -> None:
+        for name in names:
+            node = self._by_name[name]
+            self.env[node] = self.run_node(node)
+
+    def _clear(self) -> None:
+        for one in self.module.parameters():
+            one.grad = None
+
+
+def _fresh(value: Any) -> Any:
+    """The value as if it had come from elsewhere; not a leaf, so that it may be changed in place."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone().requires_grad_().clone() if value.requires_grad else value.detach().clone()
+    if isinstance(value, tuple | list):
+        return tuple(map(_fresh, value))
+    return value
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    return tuple(map(_detached, value)) if isinstance(value, tuple | list) else value
+
+
+def _backward(ends: list[torch.Tensor]) -> None:
+    if ends:
+        torch.autograd.backward(ends, [torch.ones_like(one) for one in ends])
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _busy(cores: int) -> Iterator[None]:
+    """Keeps so many further cores at matrix products, which need the interpreter for microseconds at a time."""
+    cores = min(cores, (os.cpu_count() or 1) - 1)
+    over = threading.Event()
+
+    def work() -> None:
+        a = torch.ones(384, 384)
+        out = torch.empty(384, 384)
+        while not over.is_set():
+            torch.mm(a, a, out=out)
+
+    threads = [threading.Thread(target=work, name="paceline-busy", daemon=True) for _ in range(cores)]
+    for one in threads:
+        one.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for one in threads:
+            one.join()

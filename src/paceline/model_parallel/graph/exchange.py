@@ -1,0 +1,148 @@
+"""Tensors between the parts of a placed model: over a mailbox, with one number each, cast on the way if the plan says so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from paceline.errors import PeerLostError, WorkerLostError
+from paceline.model_parallel.graph.measured import Recorder
+from paceline.model_parallel.graph.problem import Tensor
+from paceline.model_parallel.graph.wire import from_wire, to_wire
+from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Received
+
+__all__ = ["Exchange"]
+
+_call_after_backward = torch.autograd.Variable._execution_engine.queue_callback  # pyright: ignore
+
+
+class Exchange:
+    """One worker's messages with the others.
+
+    Args:
+        mailbox: of the run.
+        worker: this one.
+        wire: what floats are cast to.
+        deadline_s: how long it waits for a message.
+        slowness: how many times as long this worker computes, on purpose: it sleeps before it sends or waits.
+        sleep: for so many seconds.
+        recorder: of when messages were sent and read, or None.
+
+    Attributes:
+        sent: what was sent since the last forward pass began, in order: "move" or "return", operation, from, to.
+        waited_s: time in which it waited for messages, of the same step.
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        worker: int,
+        *,
+        wire: str = "",
+        deadline_s: float = 60.0,
+        slowness: float = 1.0,
+        sleep: Callable[[float], object] = time.sleep,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self._mailbox = mailbox
+        self._worker = worker
+        self._wire = wire
+        self._deadline_s = deadline_s
+        self._slowness = slowness
+        self._sleep = sleep
+        self.recorder = recorder
+        self._since_s = time.perf_counter()
+        self._is_computing = False
+        self.sent: list[tuple[str, str, int, int]] = []
+        self.waited_s = 0.0
+
+    @staticmethod
+    def alone() -> Exchange:
+        """Of a worker that sends nothing."""
+        nobody: Any = None
+        return Exchange(nobody, 0)
+
+    def begin_forward(self) -> None:
+        """A forward pass begins; what was computed before it is the loop's own."""
+        self.sent, self.waited_s = [], 0.0
+        self._go_on()
+
+    def end_forward(self) -> None:
+        """It has ended; what follows is the loss, and the backward pass."""
+        self._pause()
+        self._go_on()
+
+    def begin_backward(self) -> None:
+        """A backward pass begins; what it computes after its last message is computing, too."""
+        _call_after_backward(self._end_backward)
+
+    def _end_backward(self) -> None:
+        self._pause()
+        if self.recorder is not None:
+            self.recorder.end_backward()
+
+    def send(self, to: int, kind: str, number: int, value: torch.Tensor | None, tensor: Tensor) -> None:
+        """Sends a tensor, or its gradient, or word that there is none.
+
+        Raises:
+            WorkerLostError: the other has left.
+        """
+        self._pause()
+        self.sent.append((kind, tensor.node, self._worker, to))
+        begun_s = time.perf_counter()
+        x = None if value is None else to_wire(value, self._wire_of(tensor))
+        try:
+            self._mailbox.send(to, Message(kind, number, x=x))
+        except PeerLostError as error:
+            raise self._lost(to, kind, tensor, str(error).rstrip(".")) from error
+        if self.recorder is not None:
+            self.recorder.message("out", kind, number, tensor, (self._worker, to), begun_s)
+        self._go_on()
+
+    def receive(self, sender: int, kind: str, number: int, tensor: Tensor) -> Any:
+        """What `sender` has sent under this number; None: word that there is no gradient.
+
+        Raises:
+            WorkerLostError: it has left, or nothing comes within the deadline.
+        """
+        self._pause()
+        begun_s = time.perf_counter()
+        while True:
+            match self._mailbox.receive(self._deadline_s, kind=kind, sender=sender, number=number):
+                case None:
+                    raise self._lost(sender, kind, tensor, f"nothing came within {self._deadline_s:g} s")
+                case PeerLeft(reason=reason):
+                    raise self._lost(sender, kind, tensor, f"it has left ({reason})")
+                case Received(message=message):
+                    value = None if message.x is None else from_wire(message.x, tensor, self._wire_of(tensor))
+                    break
+                case PeerBack():
+                    pass
+        self.waited_s += time.perf_counter() - begun_s
+        if self.recorder is not None:
+            self.recorder.message("in", kind, number, tensor, (sender, self._worker), begun_s)
+        self._go_on()
+        return value
+
+    def _wire_of(self, tensor: Tensor) -> str:
+        """The model's output travels as it is: every worker computes the same loss."""
+        return "" if tensor.is_output else self._wire
+
+    def _pause(self) -> None:
+        """Computing stops for a message: one that is slow on purpose has taken longer until here."""
+        if self._is_computing and self._slowness > 1:
+            self._sleep((self._slowness - 1) * (time.perf_counter() - self._since_s))
+        self._is_computing = False
+
+    def _go_on(self) -> None:
+        self._since_s, self._is_computing = time.perf_counter(), True
+
+    def _lost(self, worker: int, kind: str, tensor: Tensor, why: str) -> WorkerLostError:
+        what = f"{tensor.node}'s gradient" if kind == "return" else tensor.node
+        return WorkerLostError(
+            f"Worker {self._worker} waited for worker {worker}, which has part of the model, over {what}: {why}. The step has"
+            " ended on all workers; go on from the newest checkpoint with resume=, with as many workers as are left."
+        )

@@ -1,0 +1,316 @@
+"""One worker's part of a placed model: its operations in the plan's order, with sends and receives that autograd goes through.
+
+The forward pass follows the plan's global order. Autograd goes back through its operations latest first, and so through the
+same order reversed: what was sent forward waits for its gradient there, and what was received sends one. Every wait is
+therefore for something that comes earlier in an order that all workers share, and no two wait for each other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from paceline.errors import UsageError
+from paceline.membership.environment import current_environment
+from paceline.model_parallel.graph.exchange import Exchange
+from paceline.model_parallel.graph.gradients import LOSS, Anchor, Give, InOrder, Take, added_in_another_order
+from paceline.model_parallel.graph.partition import MOST_READERS, Operation, programs
+from paceline.model_parallel.graph.plan import Plan
+from paceline.model_parallel.graph.trace import arguments_of, digest, replace_constants, tensors_in, trace_graph
+
+__all__ = ["Part", "node_seed"]
+
+_ONES = 2**63 - 1
+
+
+def node_seed(seed: int, call: int, index: int) -> int:
+    """The seed of one operation that draws random numbers, in one call of the model: the same wherever it is placed.
+
+    Args:
+        seed: the plan's.
+        call: how many forward passes the model has made before, micro-batches counted.
+        index: of the operation, among those of the graph that draw.
+    """
+    mixed = (seed * 0x9E3779B97F4A7C15 + call * 0xBF58476D1CE4E5B9 + index * 0x94D049BB133111EB + 1) & (2**64 - 1)
+    mixed ^= mixed >> 31
+    return (mixed * 0xD6E8FEB86659FD93) & _ONES
+
+
+class Part(nn.Module):
+    """What one worker holds of a placed model. Called as the model is, with the same inputs on every worker.
+
+    Every worker gets the model's output and computes the loss; gradients flow from the loss of the worker that has made the
+    output. Each sees, and trains, only the parameters that its operations use.
+
+    Args:
+        plan: where everything runs.
+        model: the whole, as every worker builds it.
+        worker: whose part; None: this worker's.
+
+    Attributes:
+        plan: as given.
+        worker: whose part this is.
+        calls: forward passes so far, micro-batches counted.
+    """
+
+    def __init__(self, plan: Plan, model: nn.Module, worker: int | None = None) -> None:
+        super().__init__()
+        environment = current_environment()
+        if worker is None:
+            worker = environment.worker_id if environment is not None else 0 if plan.workers == 1 else None
+        if worker is None:
+            raise UsageError(
+                f"This plan is for {plan.workers} workers: call plan.part in the function that paceline.launch runs, with"
+                " plan=plan, or say whose part with worker=."
+            )
+        if not 0 <= worker < plan.workers:
+            raise UsageError(f"There is no worker {worker} in a plan for {plan.workers} workers, from 0.")
+        self.plan, self.worker, self.calls = plan, worker, 0
+        self._whole = (model,)  # not one of the part's own modules, whose parameters would be its own
+        self._graph = _graph_of(plan, model)
+        self._program = programs(plan.problem, plan.placement.device_of, plan.placement.order)[worker]
+        self._transfers = {one: at for at, one in enumerate(plan.transfers())}
+        self._nodes = {node.name: node for node in self._graph.nodes}
+        self._seeds = {name: at for at, name in enumerate(plan.random)}
+        self._runner = fx.Interpreter(model, garbage_collect_values=False, graph=self._graph)
+        self._output = next(node for node in self._graph.nodes if node.op == "output")
+        self._added = added_in_another_order(plan, worker)
+        self._read_as: dict[tuple[str, fx.Node], torch.Tensor] = {}  # what one reader gets in place of what others get
+        self._exchange: Exchange | None = None
+        self._owned = self._own_state()
+        self.training = model.training
+        if not any(name in self._owned for name, _ in model.named_parameters()):
+            self.nothing = nn.Parameter(torch.zeros((), dtype=_dtype_of(model)))  # optimizers refuse an empty list
+
+    @property
+    def whole(self) -> nn.Module:
+        """The model that this is a part of."""
+        return self._whole[0]
+
+    def _own_state(self) -> frozenset[str]:
+        own: set[str] = set()
+        used: set[str] = set()
+        for group, device in zip(self.plan.problem.groups, self.plan.placement.device_of, strict=True):
+            used.update(group.state)
+            if device == self.worker:
+                own.update(group.state)
+        if self.worker == 0:  # what no operation uses is worker 0's
+            own |= {name for name, _ in (*self.whole.named_parameters(), *self.whole.named_buffers())} - used
+        return frozenset(own)
+
+    def connect(self, exchange: Exchange, calls: int = 0) -> None:
+        """Lets it talk to the other parts; `attach` does.
+
+        Args:
+            exchange: with the other workers.
+            calls: forward passes that the run has made before.
+        """
+        self._exchange, self.calls = exchange, calls
+
+    @property
+    def transfers(self) -> tuple[tuple[str, str, int, int], ...]:
+        """What this worker has sent since the last step began: "move" or "return", the tensor's operation, from, to."""
+        return tuple(self._exchange.sent) if self._exchange is not None else ()
+
+    # As a module
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[Any]:
+        """The parameters of its own operations, by their names in the whole model."""
+        found = [pair for pair in self.whole.named_parameters(prefix, recurse) if self._is_own(pair[0], prefix)]
+        yield from found or super().named_parameters(prefix, recurse, remove_duplicate)
+
+    def named_buffers(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[Any]:
+        """The buffers of its own operations, by their names in the whole model."""
+        yield from (pair for pair in self.whole.named_buffers(prefix, recurse) if self._is_own(pair[0], prefix))
+
+    def _is_own(self, name: str, prefix: str) -> bool:
+        return name.removeprefix(f"{prefix}." if prefix else "") in self._owned
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Its own parameters and buffers; the whole model's are in `whole.state_dict()` once the run has ended."""
+        return {name: one.detach() for name, one in (*self.named_parameters(), *self.named_buffers())}
+
+    def train(self, mode: bool = True) -> Part:
+        """Sets the mode of the whole model."""
+        self.training = mode
+        self.whole.train(mode)
+        return self
+
+    # One call
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's output, on every worker.
+
+        Raises:
+            UsageError: the inputs are not shaped as the example was, or the workers have not met.
+            WorkerLostError: another worker has left, or sends nothing within the deadline.
+        """
+        if not (self.training or self.plan.any_mode):
+            raise UsageError(
+                f"{self.plan.model} computes something else in evaluation than in training, which is what was placed: evaluate"
+                " with the whole model, as attach(..., evaluate=...) does."
+            )
+        if self._exchange is None:
+            if self._transfers:
+                raise UsageError("This part needs the others: call it inside `with paceline.attach(part, optimizer)`.")
+            self._exchange = Exchange.alone()
+        arguments = self._checked(args, kwargs)
+        self._exchange.begin_forward()
+        recorder = self._exchange.recorder
+        if recorder is not None:
+            recorder.begin_step(trains=torch.is_grad_enabled())
+        number = self.plan.problem.microbatches
+        outs: list[Any] = []
+        tokens: list[torch.Tensor] = [torch.zeros((), requires_grad=True)] if torch.is_grad_enabled() else []
+        for m in range(number):
+            part = arguments if number == 1 else {k: _cut(v, m, number) for k, v in arguments.items()}
+            if recorder is not None:
+                recorder.begin_microbatch(m)
+            outs.append(self._pass(part, tokens))
+            self.calls += 1
+        out = outs[0] if number == 1 else _joined(outs)
+        out = self._anchored(out, tokens) if tokens else out
+        self._exchange.end_forward()
+        return out
+
+    def _checked(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        if args and kwargs:
+            names = [node.target for node in self._graph.nodes if node.op == "placeholder"]
+            kwargs = {**dict(zip(map(str, names), args, strict=False)), **kwargs}
+        arguments, _ = arguments_of(self.whole, kwargs or tuple(args))
+        number = self.plan.problem.microbatches
+        shapes = tuple((tuple(one.shape), str(one.dtype)) for value in arguments.values() for one in tensors_in(value))
+        expected = tuple(((s[0] * number, *s[1:]) if number > 1 and s else s, d) for s, d in self.plan.inputs)
+        if shapes != expected or tuple(arguments) != self.plan.arguments:
+            raise UsageError(
+                f"The plan is for inputs {_shapes(expected)}, as of its example, and was given {_shapes(shapes)}: use batches"
+                " of one size (drop_last=True), or place the model with another example."
+            )
+        return arguments
+
+    def _pass(self, arguments: dict[str, Any], tokens: list[torch.Tensor]) -> Any:
+        env: dict[fx.Node, Any] = {}
+        self._read_as.clear()
+        for node in self._graph.nodes:
+            if node.op == "placeholder":
+                env[node] = arguments.get(str(node.target))
+        for one in self._program:
+            self._do(one, env, tokens)
+        return fx.map_arg(self._output.args[0], lambda node: self._read_as.get((LOSS, node), self._value(node, env)))
+
+    def _do(self, one: Operation, env: dict[fx.Node, Any], tokens: list[torch.Tensor]) -> None:
+        exchange = self._exchange
+        assert exchange is not None
+        if one.kind == "run":
+            group, begun_s = self.plan.problem.groups[one.group], time.perf_counter()
+            for name in group.nodes:
+                self._run(self._nodes[name], env)
+            if exchange.recorder is not None and tokens:
+                exchange.recorder.ran(group.name, begun_s, [env[self._nodes[name]] for name in group.nodes])
+            return
+        transfer = one.transfer
+        assert transfer is not None
+        tensor = self.plan.problem.tensors[transfer.tensor]
+        node, number = self._nodes[tensor.node], self.calls * len(self._transfers) + self._transfers[transfer]
+        returned = number * MOST_READERS + one.reader
+        if one.kind == "send":
+            exchange.send(transfer.to, "move", number, env[node].detach(), tensor)
+        elif one.kind == "receive":
+            env[node] = exchange.receive(transfer.source, "move", number, tensor)
+        elif tokens and one.kind == "take" and env[node].requires_grad:
+            value = self._read_as.pop((one.node, node), env[node])
+            tokens.append(Take.apply(value, exchange, transfer, tensor, returned))
+        elif tokens and one.kind == "give":
+            value, token = Give.apply(tokens[0], env[node], exchange, transfer, tensor, returned)
+            tokens.append(token)
+            if one.node:
+                self._read_as[one.node, node] = value
+            else:
+                self._keep(node, value, env)
+
+    def _keep(self, node: fx.Node, value: Any, env: dict[fx.Node, Any]) -> None:
+        """Where the plan's order is not the model's, each reader gets the value from a node that adds in the model's."""
+        env[node] = value
+        readers = self._added.get(node.name, ())
+        if readers and value.requires_grad:
+            for reader, own in zip(readers, InOrder.apply(value, len(readers)), strict=True):
+                self._read_as[reader, node] = own
+
+    def _run(self, node: fx.Node, env: dict[fx.Node, Any]) -> None:
+        for one in node.all_input_nodes:
+            self._value(one, env)
+        own = {
+            one: self._read_as.pop((node.name, one))
+            for one in node.all_input_nodes
+            if (node.name, one) in self._read_as
+        }
+        self._runner.env = env | own if own else env
+        if node.name not in self._seeds:
+            self._keep(node, self._runner.run_node(node), env)
+            return
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(node_seed(self.plan.seed, self.calls, self._seeds[node.name]))
+            self._keep(node, self._runner.run_node(node), env)
+
+    def _value(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
+        """Of an operation that has run here; of a parameter, or of a view of the inputs, which every worker makes."""
+        if node not in env:
+            self._run(node, env)
+        return env[node]
+
+    def _anchored(self, out: Any, tokens: list[torch.Tensor]) -> Any:
+        """The output, such that a backward pass from it reaches all that this worker has sent and received."""
+        found = [one for one in tensors_in(out) if one.is_floating_point()]
+        anchored = iter(Anchor.apply(self._exchange, len(found), *found, *tokens))
+        return _mapped(out, lambda one: next(anchored) if one.is_floating_point() else one)
+
+
+def _graph_of(plan: Plan, model: nn.Module) -> fx.Graph:
+    mode = model.training
+    try:
+        model.train()
+        given = dict.fromkeys(plan.arguments)
+        _, defaults = arguments_of(model, given)
+        graph = trace_graph(model, defaults)
+    finally:
+        model.train(mode)
+    if digest(graph) != plan.digest:
+        raise UsageError(
+            f"The plan is of another model ({plan.model}) than this {type(model).__name__}: place this one, or build it as it"
+            " was built when it was placed."
+        )
+    replace_constants(graph, dict(plan.constants))
+    return graph
+
+
+def _dtype_of(model: nn.Module) -> torch.dtype:
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+
+
+def _mapped(value: Any, change: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: _mapped(one, change) for key, one in value.items()}
+    return type(value)(_mapped(one, change) for one in value) if isinstance(value, tuple | list) else value
+
+
+def _cut(value: Any, m: int, number: int) -> Any:
+    return _mapped(value, lambda one: one.chunk(number)[m] if one.dim() else one)
+
+
+def _joined(outs: list[Any]) -> Any:
+    first = outs[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(outs) if first.dim() else torch.stack(outs).mean()
+    if isinstance(first, dict):
+        return {key: _joined([one[key] for one in outs]) for key in first}
+    return type(first)(_joined(list(parts)) for parts in zip(*outs, strict=True))
+
+
+def _shapes(shapes: Sequence[tuple[tuple[int, ...], str]]) -> str:
+    return ", ".join(f"{list(shape)} of {dtype.removeprefix('torch.')}" for shape, dtype in shapes) or "nothing"

@@ -1,0 +1,112 @@
+"""Where a placed model's gradients go another way than in one process: through messages, and added up in the model's order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from paceline.model_parallel.graph.exchange import Exchange
+from paceline.model_parallel.graph.partition import Transfer, adds_up
+from paceline.model_parallel.graph.plan import Plan
+
+__all__ = ["LOSS", "Anchor", "Give", "InOrder", "Take", "added_in_another_order"]
+
+#: As a reader of the model's outputs.
+LOSS = ""
+
+
+def added_in_another_order(plan: Plan, worker: int) -> dict[str, tuple[str, ...]]:
+    """By operation, the readers whose gradients this worker adds up, in the model's order where the plan has another."""
+    problem, placement = plan.problem, plan.placement
+    in_plan = {name: at for at, name in enumerate(name for g in placement.order for name in problem.groups[g].nodes)}
+    found = {}
+    for index, tensor in enumerate(problem.tensors):
+        ranks = [in_plan[reader] for reader in tensor.added]
+        if ranks != sorted(ranks) and adds_up(problem, placement.device_of, index) == worker:
+            found[tensor.node] = (*tensor.added, *([LOSS] if tensor.is_output else ()))
+    return found
+
+
+class Anchor(torch.autograd.Function):
+    """Passes outputs on; its backward pass lets every send and receive of this worker take part, whatever the loss reads."""
+
+    @staticmethod
+    def forward(ctx: Any, exchange: Exchange, number: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The outputs."""
+        ctx.exchange = exchange
+        ctx.needs = [one.requires_grad for one in tensors[:number]]
+        ctx.tokens = len(tensors) - number
+        ctx.set_materialize_grads(False)
+        return tuple(one.view_as(one) for one in tensors[:number])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        """Of the outputs, as they are; of each token, so that what hangs on it runs."""
+        ctx.exchange.begin_backward()
+        own = [gradient if needs else None for gradient, needs in zip(gradients, ctx.needs, strict=True)]
+        return None, None, *own, *(torch.zeros(()) for _ in range(ctx.tokens))
+
+
+class InOrder(torch.autograd.Function):
+    """One tensor for several readers; its backward pass adds their gradients up as one process does, the last reader's first.
+
+    Autograd adds gradients up as they come, which is in the order in which the plan has run the readers, latest first.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, readers: int) -> tuple[torch.Tensor, ...]:
+        """Views of it, one for each reader."""
+        ctx.set_materialize_grads(False)
+        return tuple(value.view_as(value) for _ in range(readers))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        """Their sum, in the model's order."""
+        total = None
+        for one in reversed(gradients):
+            if one is not None:
+                total = one if total is None else total + one
+        return total, None
+
+
+class Take(torch.autograd.Function):
+    """Where the gradient of a tensor that was sent comes back."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, exchange: Exchange, transfer: Transfer, tensor: Any, number: int) -> Any:
+        """A token for `Anchor`."""
+        ctx.about = exchange, transfer, tensor, number
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> Any:
+        """What comes back, or None."""
+        exchange, transfer, tensor, number = ctx.about
+        return exchange.receive(transfer.to, "return", number, tensor), None, None, None, None
+
+
+class Give(torch.autograd.Function):
+    """A tensor that has been received; its backward pass sends the gradient, or word that there is none."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: torch.Tensor,
+        value: torch.Tensor,
+        exchange: Exchange,
+        transfer: Transfer,
+        tensor: Any,
+        number: int,
+    ) -> Any:
+        """The tensor, and a token for `Anchor`."""
+        ctx.about = exchange, transfer, tensor, number
+        ctx.set_materialize_grads(False)
+        return value.view_as(value), torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        """Sends it; there is none for what came from elsewhere."""
+        exchange, transfer, tensor, number = ctx.about
+        exchange.send(transfer.source, "return", number, gradients[0], tensor)
+        return None, None, None, None, None, None

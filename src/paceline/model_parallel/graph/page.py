@@ -1,0 +1,139 @@
+"""A plan as a page and as a trace: the graph coloured by device, and what each device and link does when."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.model_parallel.graph.explain import explain, verdict
+from paceline.model_parallel.graph.plan import Plan
+from paceline.model_parallel.graph.schedule import Event
+from paceline.observe.document import figure_html, write_page
+from paceline.observe.drawing import Figure, method_colour, numbers
+from paceline.observe.markup import paragraphs, preformatted
+from paceline.storage.files import write_text
+
+__all__ = ["write_plan_page", "write_plan_trace"]
+
+
+def write_plan_page(plan: Plan, path: Path, measured: Sequence[Event] = ()) -> Path:
+    """Writes the page.
+
+    Args:
+        plan: what it shows.
+        path: the HTML file.
+        measured: of a real step, drawn below the simulated one.
+    """
+    figures = [_graph(plan), _lanes(plan, "simulated", plan.schedule().events)]
+    if measured:
+        figures.append(_lanes(plan, "measured", measured))
+    body = [*map(figure_html, figures), f"<h2>The plan</h2>\n{preformatted(explain(plan))}"]
+    title = f"{plan.model} on {plan.workers} devices"
+    answer = paragraphs("answer", [verdict(plan)])
+    return write_page(path, title=title, answer=answer, body="\n".join(body), figures=figures, kind="run")
+
+
+def write_plan_trace(plan: Plan, path: Path, measured: Sequence[Event] = ()) -> None:
+    """Writes the step as Chrome's trace events, which ui.perfetto.dev opens; a measured one as a second process."""
+    found: list[dict[str, Any]] = []
+    for process, (name, events) in enumerate((("simulated", plan.schedule().events), ("measured", measured))):
+        lanes = {lane: at for at, lane in enumerate(_lane_names(plan, events))}
+        if events:
+            found.append({"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}})
+        for lane, at in lanes.items() if events else ():
+            found.append({"ph": "M", "pid": process, "tid": at, "name": "thread_name", "args": {"name": lane}})
+        for e in events:
+            found.append(
+                {
+                    "ph": "X", "pid": process, "tid": lanes[_lane(e)], "name": f"{e.kind} {e.name}", "ts": e.start_s * 1e6,
+                    "dur": (e.end_s - e.start_s) * 1e6, "args": {"microbatch": e.microbatch, "bytes": e.num_bytes},
+                }
+            )  # fmt: skip
+    write_text(path, json.dumps({"traceEvents": found, "displayTimeUnit": "ms"}))
+
+
+def _lane(e: Event) -> str:
+    return f"device {e.place}" if e.to < 0 else f"{e.place} to {e.to}"
+
+
+def _lane_names(plan: Plan, events: Sequence[Event]) -> list[str]:
+    links = sorted({(e.place, e.to) for e in events if e.to >= 0})
+    return [*(f"device {d}" for d in range(plan.workers)), *(f"{a} to {b}" for a, b in links)]
+
+
+def _lanes(plan: Plan, what: str, events: Sequence[Event]) -> Figure:
+    names = _lane_names(plan, events)
+    traces = []
+    for kind, opacity in (("forward", 1.0), ("backward", 0.55), ("move", 0.9), ("return", 0.5)):
+        own = [e for e in events if e.kind == kind]
+        if own:
+            traces.append(
+                {
+                    "type": "bar", "orientation": "h", "name": kind, "y": [_lane(e) for e in own], "opacity": opacity,
+                    "base": numbers([e.start_s * 1e3 for e in own]), "x": numbers([(e.end_s - e.start_s) * 1e3 for e in own]),
+                    "text": [e.name for e in own], "textposition": "inside",
+                    "hovertemplate": "%{text}: %{x:.3f} ms<extra></extra>",
+                    "marker": {"color": [method_colour(e.place) for e in own], "line": {"width": 0.5, "color": "@text"}},
+                }
+            )  # fmt: skip
+    rows = [[_lane(e), e.kind, e.name, e.microbatch, e.start_s, e.end_s, e.num_bytes] for e in events]
+    layout = {
+        "barmode": "overlay", "xaxis": {"title": {"text": "ms from the step's beginning"}},
+        "yaxis": {"categoryorder": "array", "categoryarray": names[::-1], "automargin": True},
+    }  # fmt: skip
+    return Figure(
+        name=f"lanes-{what}", title=f"One step, {what}",
+        note="A lane for each device and for each direction of each link in use; forward passes, then backward passes."
+        + (" The step of median length of ten; a transfer ends when it is read." if what == "measured" else ""),
+        traces=traces, layout=layout, columns=("lane", "kind", "name", "microbatch", "start_s", "end_s", "bytes"), rows=rows,
+        table=[("lane", "what", "start", "end"),
+               *((_lane(e), f"{e.kind} {e.name}", f"{e.start_s * 1e3:.3f} ms", f"{e.end_s * 1e3:.3f} ms") for e in events)],
+        height_px=120 + 44 * len(names),
+    )  # fmt: skip
+
+
+def _graph(plan: Plan) -> Figure:
+    """Groups as points, by how many others come before them; lines where one reads from another."""
+    problem, device_of = plan.problem, plan.placement.device_of
+    depth = [0] * len(problem.groups)
+    for group in range(len(problem.groups)):
+        depth[group] = 1 + max((depth[problem.tensors[t].producer] for t in problem.reads[group]), default=-1)
+    rank: dict[int, int] = {}
+    x, y = depth, []
+    for group in range(len(problem.groups)):
+        y.append(-rank.setdefault(depth[group], 0))
+        rank[depth[group]] += 1
+    lines_x: list[float | None] = []
+    lines_y: list[float | None] = []
+    for tensor in problem.tensors:
+        for reader in tensor.consumers:
+            lines_x += [x[tensor.producer], x[reader], None]
+            lines_y += [y[tensor.producer], y[reader], None]
+    points = []
+    for device in sorted(set(device_of)):
+        own = [group for group, d in enumerate(device_of) if d == device]
+        points.append(
+            {
+                "type": "scatter", "mode": "markers+text", "name": f"device {device}", "x": [x[one] for one in own],
+                "y": [y[one] for one in own], "text": [problem.groups[one].name for one in own],
+                "textposition": "top center", "hovertemplate": "%{text}<extra></extra>",
+                "marker": {"size": 16, "color": method_colour(device)},
+            }
+        )  # fmt: skip
+    lines = {"type": "scatter", "mode": "lines", "x": lines_x, "y": lines_y, "hoverinfo": "skip", "showlegend": False,
+             "line": {"width": 1, "color": "@text"}}  # fmt: skip
+    plain = {"showgrid": False, "zeroline": False, "showticklabels": False}
+    rows = [
+        [g.name, d, g.forward_s, g.backward_s, " ".join(g.nodes)]
+        for g, d in zip(problem.groups, device_of, strict=True)
+    ]
+    return Figure(
+        name="graph", title="The graph, coloured by device", note="Each point is a group of operations; lines are tensors.",
+        traces=[lines, *points], layout={"xaxis": plain, "yaxis": plain},
+        columns=("group", "device", "forward_s", "backward_s", "operations"), rows=rows,
+        table=[("group", "device", "both passes"),
+               *((g.name, str(d), f"{g.step_s * 1e3:.3f} ms") for g, d in zip(problem.groups, device_of, strict=True))],
+        height_px=140 + 60 * max(rank.values(), default=1),
+    )  # fmt: skip

@@ -1,0 +1,288 @@
+"""`place`: a model and an example become a plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from torch import nn
+
+from paceline.errors import UsageError, shown
+from paceline.membership.environment import SupervisedEnvironment, current_environment
+from paceline.model_parallel.graph.bounds import bounds, check_memory
+from paceline.model_parallel.graph.coarsen import blocks_of, coarsened, find_nodes, merged, tensors_of
+from paceline.model_parallel.graph.cost import LEAST_BLOCK_S, Measured, measure, spread
+from paceline.model_parallel.graph.place import PLACERS, Placement
+from paceline.model_parallel.graph.plan import Plan
+from paceline.model_parallel.graph.problem import Device, Link, Problem
+from paceline.model_parallel.graph.trace import Node, Traced, arguments_of, tensors_in, trace
+from paceline.model_parallel.graph.wire import WIRES, wire_bytes
+from paceline.specs.text import closest
+
+__all__ = ["place"]
+
+_MOST_ERROR = 0.25
+_TRIES = 3  # that the machine gives to measure, of which other programs may spoil one
+_MOST_DEVICES = 64
+
+
+def place(
+    model: nn.Module,
+    example: Any,
+    *,
+    devices: int | Sequence[Device] = 2,
+    objective: Literal["latency", "throughput"] = "latency",
+    microbatches: int | None = None,
+    slow: Mapping[int, float] | None = None,
+    memory_bytes: int | None = None,
+    pins: Mapping[str, int | str] | None = None,
+    together: Sequence[tuple[str, str]] = (),
+    link: Link | None = None,
+    cluster: Any = None,
+    placer: str | None = None,
+    wire: str = "",
+    seed: int = 0,
+    repeats: int = 5,
+    force: bool = False,
+) -> Plan:
+    """Decides which of several workers runs which part of a model, by measuring its parts and simulating placements.
+
+    The model's forward pass is traced into a graph, and its forward and backward pass is measured in blocks, on one core while
+    the others are busy: a long operation is a block, short ones are in one with their neighbours, by whose floating-point
+    operations its time is spread. The graph is cut into groups that are worth a transfer between them. Several placers then
+    propose placements, and the one with the shortest simulated step is taken; up to 14 groups on 4 devices are placed exactly.
+
+    It helps a model with branches (towers, encoders, experts, critics), unequal devices, or a model too large for one. A chain
+    of layers, such as a plain transformer, gains nothing in a step's latency, and the plan says so; with `throughput`, several
+    micro-batches of it are in flight.
+
+    In a worker of `launch(plan=...)` it returns that run's plan, and measures nothing: a script may call it on its top level.
+
+    Costs: about `2 * repeats + 4` steps on one core, and up to some seconds of planning.
+
+    Args:
+        model: on the CPU; it is copied, and left as it is.
+        example: a batch, as `forward` is called: a tensor, a tuple, or a mapping of named arguments. Batches must be like it.
+        devices: how many workers, or `Device` for each, with its slowness, memory and kind.
+        objective: "latency" of one step, or "throughput" with several micro-batches in flight.
+        microbatches: parts of a batch, for "throughput"; 8 where nothing is said. Their number must divide the batch. Batch
+            norm then sees one of them at a time.
+        slow: by device, how many times as long it takes.
+        memory_bytes: of each device: parameters with gradients and an optimizer's state, and activations.
+        pins: by a module's path or an operation's name, the device that it is on, or the kind of device.
+        together: pairs of such names that are on one device.
+        link: what a transfer costs; None: as between two processes of one machine.
+        cluster: a `Cluster`, whose latency and bandwidth count instead.
+        placer: take this one's placement: all-on-one, finish-soonest, earliest-first, critical-path, balanced or exact.
+        wire: "bfloat16" sends float32 rounded to it; "bfloat16-truncated" cuts off, as published.
+        seed: of the operations that draw random numbers, such as dropout.
+        repeats: how often each block is measured.
+        force: plan also where the blocks' times are more than 25 % off those of a whole step.
+
+    Returns:
+        The plan: `explain()` it, `save` it, give it to `launch`, and call `plan.part(model)` in its workers.
+
+    Raises:
+        UsageError: the model has no graph; a pin, a constraint or the memory is impossible; the cost model is too far off.
+
+    Reference: Abadi et al., "TensorFlow: Large-Scale Machine Learning on Heterogeneous Distributed Systems", 2015,
+        arXiv:1603.04467, section 3.2.
+    """
+    environment = current_environment()
+    if isinstance(environment, SupervisedEnvironment) and isinstance(environment.plan, Plan):
+        return environment.plan
+    machines = _devices(devices, slow, memory_bytes)
+    number = _microbatches(objective, microbatches)
+    _check_words(wire, placer)
+    link = link or _link_of(cluster)
+    example = _one_of(model, example, number)
+    arguments, _ = arguments_of(model, example)
+    traced, any_mode = _traced(model, example)
+    labels, allowed_of, sets = _constraints(traced, machines, pins or {}, together)
+    blocks = blocks_of(traced, labels)
+    busy_cores = len(machines) - 1
+    rough = measure(model, traced, blocks.groups, arguments, repeats=1, busy_cores=busy_cores).groups
+
+    def problem_of(groups: Any, joined: Any) -> Problem:
+        names = [one.nodes for one in groups]
+        group_of = {name: at for at, own in enumerate(names) for name in own}
+        tensors = tensors_of(traced, names, lambda one: _bytes(one, "" if one.name in traced.outputs else wire))
+        asked = [sorted({group_of[a], group_of[b]}) for a, b in sets if a in group_of and b in group_of]
+        classes = {tuple(one) for one in (*joined, *asked) if len(one) > 1}
+        allowed = [next((allowed_of[name] for name in own if name in allowed_of), ()) for own in names]
+        return Problem(
+            groups=tuple(groups),
+            tensors=tuple(tensors),
+            devices=machines,
+            link=link,
+            allowed=tuple(allowed) if any(allowed) else (),
+            together=tuple(sorted(classes)),
+            microbatches=number,
+        )
+
+    singly = problem_of(rough, blocks.together)
+    whole = coarsened(singly, [None] * len(rough), lambda _: LEAST_BLOCK_S / 2)  # there and back
+    parts = [one.nodes for one in merged(singly, whole)]
+    measured = measure(model, traced, parts, arguments, repeats=repeats, busy_cores=busy_cores)
+    tries = 1
+    while measured.error > _MOST_ERROR and not force:
+        if tries == _TRIES:
+            raise UsageError(
+                f"The model's parts, measured block by block {tries} times, add up to {measured.sum_s * 1e3:.2f} ms, and a"
+                f" whole step takes {measured.step_s * 1e3:.2f} ms: {measured.error:.0%} off, too far to plan by. Take a"
+                " larger batch, or plan all the same with --force (force=True)."
+            )
+        tries += 1
+        measured = measure(model, traced, parts, arguments, repeats=repeats, busy_cores=busy_cores)
+    fine = problem_of(spread(rough, whole, measured.groups), blocks.together)
+    merging = coarsened(fine, [labels.get(one.nodes[0]) for one in fine.groups])
+    at = {one: index for index, members in enumerate(merging) for one in members}
+    joined = [sorted({at[one] for one in members}) for members in fine.together]
+    problem = problem_of(merged(fine, merging), joined)
+    return replace(
+        _decided(model, traced, problem, measured, placer),
+        arguments=tuple(arguments),
+        any_mode=any_mode,
+        objective=objective,
+        wire=wire,
+        seed=seed,
+    )
+
+
+def _decided(model: nn.Module, traced: Traced, problem: Problem, measured: Measured, placer: str | None) -> Plan:
+    check_memory(problem)
+    nowhere = Placement("", (0,) * len(problem.groups), tuple(range(len(problem.groups))), 0.0)
+    return Plan(
+        model=type(model).__name__,
+        digest=traced.digest,
+        arguments=(),
+        inputs=traced.inputs,
+        outputs=traced.outputs,
+        constants=tuple(traced.constants.items()),
+        random=tuple(one.name for one in traced.nodes if one.is_random),
+        any_mode=True,
+        problem=problem,
+        placement=nowhere,
+        others=(),
+        bounds=bounds(problem),
+        step_s=measured.step_s,
+        sum_s=measured.sum_s,
+    ).again(placer=placer)
+
+
+def _devices(
+    devices: int | Sequence[Device], slow: Mapping[int, float] | None, memory_bytes: int | None
+) -> tuple[Device, ...]:
+    number = devices if isinstance(devices, int) else len(devices)
+    if not 1 <= number <= _MOST_DEVICES:
+        raise UsageError(f"devices must be from 1 to {_MOST_DEVICES}, not {number}.")
+    found = [Device()] * devices if isinstance(devices, int) else list(devices)
+    for index, factor in (slow or {}).items():
+        if not 0 <= index < len(found):
+            raise UsageError(f"There is no device {index} to be slow among {len(found)}, from 0.")
+        found[index] = replace(found[index], slowness=found[index].slowness * factor)
+    for index, one in enumerate(found):
+        if not 0 < one.slowness < math.inf:
+            raise UsageError(f"Device {index} cannot take {one.slowness} times as long: give a number above 0.")
+    if memory_bytes is not None:
+        if memory_bytes <= 0:
+            raise UsageError(f"memory_bytes must be above 0, not {memory_bytes}.")
+        found = [replace(one, memory_bytes=memory_bytes) for one in found]
+    return tuple(found)
+
+
+def _microbatches(objective: str, microbatches: int | None) -> int:
+    if objective not in ("latency", "throughput"):
+        raise UsageError(f"objective must be latency or throughput, not {shown(objective)}.")
+    if objective == "latency":
+        if microbatches not in (None, 1):
+            raise UsageError('Micro-batches are for objective="throughput"; a step\'s latency is of one batch.')
+        return 1
+    number = 8 if microbatches is None else microbatches
+    if number < 1:
+        raise UsageError(f"microbatches must be 1 or more, not {number}.")
+    return number
+
+
+def _check_words(wire: str, placer: str | None) -> None:
+    if wire not in WIRES:
+        raise UsageError(f"wire must be one of {', '.join(one for one in WIRES if one)}, not {shown(wire)}.")
+    known = [*PLACERS, "exact"]
+    if placer is not None and placer not in known:
+        raise UsageError(f"Unknown placer {shown(placer)}.{closest(placer, known)} Known: {', '.join(known)}.")
+
+
+def _link_of(cluster: Any) -> Link:
+    if cluster is None:
+        return Link()
+    return Link(latency_s=cluster.latency_s, bytes_per_s=cluster.bandwidth_bytes_per_s)
+
+
+def _one_of(model: nn.Module, example: Any, number: int) -> Any:
+    """The first micro-batch of an example."""
+    if number == 1:
+        return example
+    arguments, _ = arguments_of(model, example)
+    sizes = sorted({len(one) for value in arguments.values() for one in tensors_in(value) if one.dim()})
+    if len(sizes) != 1 or sizes[0] % number:
+        raise UsageError(
+            f"Inputs of length {' and '.join(map(str, sizes))} cannot be cut into {number} micro-batches of one size: choose"
+            " another number."
+        )
+    size = sizes[0]
+    return {name: value[: size // number] if hasattr(value, "dim") and value.dim() else value
+            for name, value in arguments.items()}  # fmt: skip
+
+
+def _traced(model: nn.Module, example: Any) -> tuple[Traced, bool]:
+    mode = model.training
+    try:
+        model.train()
+        traced = trace(model, example)
+        model.eval()
+        try:
+            other = trace(model, example).digest
+        except UsageError:
+            other = ""
+    finally:
+        model.train(mode)
+    if not any(not one.is_local for one in traced.nodes):
+        raise UsageError(f"{type(model).__name__} computes nothing with its inputs: there is nothing to place.")
+    return traced, other == traced.digest
+
+
+def _constraints(
+    traced: Traced, machines: Sequence[Device], pins: Mapping[str, int | str], together: Sequence[tuple[str, str]]
+) -> tuple[dict[str, object], dict[str, tuple[int, ...]], list[tuple[str, str]]]:
+    """Labels that keep operations apart in groups, the devices that each may be on, and pairs that must be together."""
+    asked: dict[str, tuple[str, int | str]] = {}
+    allowed: dict[str, tuple[int, ...]] = {}
+    for name, where in pins.items():
+        if isinstance(where, str):
+            devices = tuple(d for d, one in enumerate(machines) if one.kind == where)
+            if not devices:
+                kinds = ", ".join(sorted({one.kind for one in machines}))
+                raise UsageError(f"{name} is to be on a device of kind {shown(where)}, and there are only: {kinds}.")
+        elif 0 <= where < len(machines):
+            devices = (where,)
+        else:
+            raise UsageError(f"{name} is to be on device {where}, and there are {len(machines)}, from 0.")
+        for node in find_nodes(traced, name):
+            if node in allowed and not set(allowed[node]) & set(devices):
+                other, there = asked[node]
+                raise UsageError(
+                    f"The pins {other}: {there} and {name}: {where} conflict over {node}: leave one of them out."
+                )
+            allowed[node] = tuple(d for d in allowed.get(node, devices) if d in devices)
+            asked[node] = name, where
+    pairs = []
+    for a, b in together:
+        first, *rest = [*find_nodes(traced, a), *find_nodes(traced, b)]
+        pairs += [(first, other) for other in rest]
+    return dict(allowed), allowed, pairs
+
+
+def _bytes(node: Node, wire: str) -> int:
+    return wire_bytes(node.shape, node.dtype, wire)

@@ -1,0 +1,247 @@
+"""What a placement is decided from, as data: groups of operations, the tensors between them, devices and links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+
+from paceline.errors import UsageError
+
+__all__ = ["Device", "Group", "Link", "Problem", "Tensor"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Operations that run together, one after the other, on one device.
+
+    Args:
+        name: of its last operation.
+        nodes: names of its operations, in the order of the model's forward pass.
+        forward_s: of its forward pass on a device of speed 1.
+        backward_s: of its backward pass there.
+        state: names of the parameters and buffers that it uses.
+        state_bytes: of these, with what training keeps beside each: a gradient, and an optimizer's state.
+        saved_bytes: of what lies between its forward and its backward pass.
+        flops: of its forward pass, as far as they are known.
+    """
+
+    name: str
+    nodes: tuple[str, ...] = ()
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    state: tuple[str, ...] = ()
+    state_bytes: int = 0
+    saved_bytes: int = 0
+    flops: float = 0.0
+
+    @property
+    def step_s(self) -> float:
+        """Both passes."""
+        return self.forward_s + self.backward_s
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """What one operation makes and others, or the loss, read.
+
+    Args:
+        node: the operation's name.
+        producer: index of its group.
+        consumers: indices of the other groups that read it.
+        num_bytes: on the wire.
+        has_gradient: whether a gradient comes back.
+        is_output: of the model: every worker gets it, since every worker's loop computes the loss.
+        shape: of the example's.
+        dtype: its name in torch.
+        readers: by consumer, names of the operations that read it; empty: one each.
+        added: names of all operations that read it, its producer's own too, in the model's order, by which sums of their
+            gradients must go; empty: fewer than three, whose sum is the same in any order, or one of them changes it in place.
+    """
+
+    node: str
+    producer: int
+    consumers: tuple[int, ...]
+    num_bytes: int
+    has_gradient: bool = True
+    is_output: bool = False
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+    readers: tuple[tuple[str, ...], ...] = ()
+    added: tuple[str, ...] = ()
+
+    def readers_in(self, group: int) -> tuple[str, ...]:
+        """The operations of a consumer that read it."""
+        return self.readers[self.consumers.index(group)] if self.readers else ("",)
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where groups run: one worker's.
+
+    Args:
+        slowness: how many times as long operations take as on the device that they were measured on.
+        memory_bytes: what fits; None: anything.
+        kind: such as "cpu"; groups may ask for one.
+    """
+
+    slowness: float = 1.0
+    memory_bytes: int | None = None
+    kind: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a transfer costs, between any two devices; the defaults are those of two processes of one machine.
+
+    They were measured with the mailbox (`benchmarks/results/mailbox.md`): 54 us in `send`, 52 us in `receive`, 22 us on the
+    way, and 4 MB in some 3 ms.
+
+    Args:
+        latency_s: from the end of sending to arrival, of no bytes.
+        bytes_per_s: of a link, which carries one transfer after the other.
+        busy_s: that sender and receiver each cannot compute in, for every transfer.
+        is_shared: one queue carries the transfers of all devices, as on one machine's memory; else each pair has its own in
+            each direction.
+    """
+
+    latency_s: float = 2.2e-5
+    bytes_per_s: float = 1.4e9
+    busy_s: float = 5e-5
+    is_shared: bool = False
+
+    def move_s(self, num_bytes: int) -> float:
+        """From the sender's last operation to the receiver's first, where nobody else is sending."""
+        return 2 * self.busy_s + self.latency_s + num_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Groups in an order in which each comes after those that it reads from; devices; and what must be where.
+
+    Args:
+        groups: by index.
+        tensors: between them.
+        devices: by worker.
+        link: between any two of them.
+        allowed: by group, the devices that it may be on; empty: any.
+        together: sets of groups that must be on one device: they share state, or memory.
+        microbatches: parts of a batch that are in flight; a group's times are for one of them.
+    """
+
+    groups: tuple[Group, ...]
+    tensors: tuple[Tensor, ...]
+    devices: tuple[Device, ...]
+    link: Link = field(default_factory=Link)
+    allowed: tuple[tuple[int, ...], ...] = ()
+    together: tuple[tuple[int, ...], ...] = ()
+    microbatches: int = 1
+
+    @cached_property
+    def reads(self) -> tuple[tuple[int, ...], ...]:
+        """By group, the indices of the tensors that it reads from other groups."""
+        return _listed(len(self.groups), [(g, t) for t, one in enumerate(self.tensors) for g in one.consumers])
+
+    @cached_property
+    def makes(self) -> tuple[tuple[int, ...], ...]:
+        """By group, the indices of the tensors that it makes."""
+        return _listed(len(self.groups), [(one.producer, t) for t, one in enumerate(self.tensors)])
+
+    @cached_property
+    def class_of(self) -> tuple[int, ...]:
+        """By group, the first group of those that are on its device in every placement."""
+        first = list(range(len(self.groups)))
+        for members in self.together:
+            least = min(first[one] for one in members)
+            joined = {first[one] for one in members}
+            first = [least if one in joined else one for one in first]
+        return tuple(first)
+
+    @cached_property
+    def members(self) -> dict[int, tuple[int, ...]]:
+        """By the first group of a class, all of its groups."""
+        found: dict[int, list[int]] = {}
+        for group, first in enumerate(self.class_of):
+            found.setdefault(first, []).append(group)
+        return {first: tuple(groups) for first, groups in found.items()}
+
+    @cached_property
+    def earlier(self) -> tuple[frozenset[int], ...]:
+        """By group, those that run before it in every order.
+
+        It reads from them, or shares state with them: then of these only the one before it is named. Batch norm's
+        averages depend on the order, and so do the last bits of a tied weight's gradient.
+        """
+        found = [{self.tensors[t].producer for t in reads} for reads in self.reads]
+        for groups in self.members.values():
+            for before, after in pairwise(groups):
+                found[after].add(before)
+        return tuple(map(frozenset, found))
+
+    @cached_property
+    def choices(self) -> tuple[tuple[int, ...], ...]:
+        """By group, the devices that it and all that must be with it may be on.
+
+        Raises:
+            UsageError: two of them must be together and may not be; the message names both.
+        """
+        everywhere = tuple(range(len(self.devices)))
+        own = [one or everywhere for one in self.allowed] or [everywhere] * len(self.groups)
+        found: dict[int, tuple[int, ...]] = {}
+        for first, groups in self.members.items():
+            common = everywhere
+            for group in groups:
+                common = tuple(d for d in common if d in own[group])
+                if not common:
+                    other = next(one for one in groups if not set(own[one]) & set(own[group]) or one == group)
+                    raise UsageError(
+                        f"{self.groups[other].name} is asked for on {_devices(own[other])} and {self.groups[group].name} on"
+                        f" {_devices(own[group])}, but both must be on one device, as they share state or memory: pin both to"
+                        " the same."
+                    )
+            found[first] = common
+        return tuple(found[first] for first in self.class_of)
+
+    def state_of_class(self, first: int) -> int:
+        """Bytes of the state of a class of groups, each parameter once."""
+        seen: set[tuple[str, ...]] = set()
+        total = 0
+        for group in self.members[first]:
+            one = self.groups[group]
+            if one.state not in seen:
+                seen.add(one.state)
+                total += one.state_bytes
+        return total
+
+    def memory_of_class(self, first: int) -> int:
+        """Bytes that a class of groups needs on its device."""
+        saved = sum(self.groups[group].saved_bytes for group in self.members[first])
+        return self.state_of_class(first) + saved * self.microbatches
+
+    def memory_of(self, device_of: Sequence[int]) -> list[int]:
+        """Bytes by device."""
+        used = [0] * len(self.devices)
+        for first in self.members:
+            used[device_of[first]] += self.memory_of_class(first)
+        return used
+
+    def fits(self, device_of: Sequence[int]) -> bool:
+        """Whether every device has the memory, and every group is where it may be."""
+        limits = [one.memory_bytes for one in self.devices]
+        has_room = all(
+            limit is None or used <= limit for used, limit in zip(self.memory_of(device_of), limits, strict=True)
+        )
+        together = all(device_of[group] == device_of[first] for group, first in enumerate(self.class_of))
+        return has_room and together and all(d in own for d, own in zip(device_of, self.choices, strict=True))
+
+
+def _listed(length: int, pairs: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
+    found: list[list[int]] = [[] for _ in range(length)]
+    for key, value in pairs:
+        found[key].append(value)
+    return tuple(map(tuple, found))
+
+
+def _devices(ids: Sequence[int]) -> str:
+    return f"device {ids[0]}" if len(ids) == 1 else f"devices {', '.join(map(str, ids[:-1]))} or {ids[-1]}"

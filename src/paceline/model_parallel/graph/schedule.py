@@ -1,0 +1,188 @@
+"""A placement's step, simulated in time only: devices go through their operations, and links through their transfers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.model_parallel.graph.partition import Operation, Transfer, programs
+from paceline.model_parallel.graph.problem import Problem
+
+__all__ = ["Event", "Run", "Schedule", "longest_remaining", "simulate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that took time.
+
+    Args:
+        kind: "forward" or "backward" of a group, "move" of a tensor or "return" of its gradient.
+        name: the group's, or the tensor's.
+        place: the device, or the transfer's source.
+        to: a transfer's destination; a group's: -1.
+        start_s: from the step's beginning.
+        end_s: likewise.
+        microbatch: which.
+        num_bytes: of a transfer.
+    """
+
+    kind: str
+    name: str
+    place: int
+    to: int
+    start_s: float
+    end_s: float
+    microbatch: int = 0
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a simulated step came to.
+
+    Args:
+        makespan_s: of forward and backward passes.
+        busy_s: by device, time in which it computed.
+        events: in the order in which they began; empty where nobody asked for them.
+    """
+
+    makespan_s: float
+    busy_s: tuple[float, ...]
+    events: tuple[Event, ...] = ()
+
+    @property
+    def bubble(self) -> float:
+        """Share of the devices' time in which they wait, from 0 to 1."""
+        whole = self.makespan_s * len(self.busy_s)
+        return 1.0 - sum(self.busy_s) / whole if whole else 0.0
+
+
+def longest_remaining(problem: Problem) -> tuple[int, ...]:
+    """An order of all groups: of those that could run, the one with the longest path behind it comes first."""
+    rank = remaining_s(problem)
+    waiting = [len(earlier) for earlier in problem.earlier]
+    later: dict[int, list[int]] = {}
+    for group, earlier in enumerate(problem.earlier):
+        for one in earlier:
+            later.setdefault(one, []).append(group)
+    ready = [group for group, number in enumerate(waiting) if not number]
+    order: list[int] = []
+    while ready:
+        group = min(ready, key=lambda one: (-rank[one], one))
+        ready.remove(group)
+        order.append(group)
+        for one in later.get(group, ()):
+            waiting[one] -= 1
+            if not waiting[one]:
+                ready.append(one)
+    return tuple(order)
+
+
+def remaining_s(problem: Problem) -> list[float]:
+    """By group, the longest path from its beginning to the step's end, with half of all transfers on it."""
+    speed = sum(one.slowness for one in problem.devices) / len(problem.devices)
+    share = 1.0 - 1.0 / len(problem.devices)
+    rank = [0.0] * len(problem.groups)
+    for group in reversed(range(len(problem.groups))):
+        behind = 0.0
+        for t in problem.makes[group]:
+            tensor = problem.tensors[t]
+            move_s = share * problem.link.move_s(tensor.num_bytes) * (2 if tensor.has_gradient else 1)
+            behind = max([behind, *(move_s + rank[reader] for reader in tensor.consumers)])
+        rank[group] = problem.groups[group].step_s * speed + behind
+    return rank
+
+
+def simulate(
+    problem: Problem,
+    device_of: Sequence[int],
+    order: Sequence[int] | None = None,
+    *,
+    records: bool = False,
+) -> Schedule:
+    """One step: all micro-batches' forward passes, then all their backward passes, latest first.
+
+    Costs: time proportional to groups and transfers, about 2 us each.
+
+    Args:
+        problem: groups, devices, links.
+        device_of: by group.
+        order: of all groups; None: as they are numbered.
+        records: whether events are kept.
+    """
+    order = range(len(problem.groups)) if order is None else order
+    return Run(problem, records=records).run(programs(problem, device_of, order))
+
+
+class Run:
+    """A simulated step: what is where when, as it goes on."""
+
+    def __init__(self, problem: Problem, *, records: bool) -> None:
+        self.problem, self.records = problem, records
+        num = len(problem.devices)
+        self.free = [0.0] * num
+        self.busy = [0.0] * num
+        self.links: dict[tuple[int, int], float] = {}
+        self.arrived: dict[tuple[str, int, Transfer, int], float] = {}
+        self.events: list[Event] = []
+
+    def run(self, forward: list[list[Operation]]) -> Schedule:
+        """All of it, by each device's operations of the forward pass."""
+        number = self.problem.microbatches
+        self._phase("forward", forward, range(number))
+        self._phase("backward", [list(reversed(one)) for one in forward], range(number - 1, -1, -1))
+        self.events.sort(key=lambda one: (one.start_s, one.place, one.to))
+        return Schedule(max(self.free), tuple(self.busy), tuple(self.events))
+
+    def _phase(self, phase: str, lists: list[list[Operation]], microbatches: Sequence[int]) -> None:
+        """Lets each device go on until it waits for a transfer, in turn."""
+        todo = [[(m, one) for m in microbatches for one in own] for own in lists]
+        at = [0] * len(todo)
+        moved = True
+        while moved:
+            moved = False
+            for device, own in enumerate(todo):
+                while at[device] < len(own) and self._do(phase, device, *own[at[device]]):
+                    at[device] += 1
+                    moved = True
+        assert all(a == len(own) for a, own in zip(at, todo, strict=True)), "the devices wait for each other"
+
+    def _do(self, phase: str, device: int, microbatch: int, one: Operation) -> bool:
+        if one.kind == "run":
+            group = self.problem.groups[one.group]
+            took_s = group.forward_s if phase == "forward" else group.backward_s
+            self._compute(phase, group.name, device, took_s * self.problem.devices[device].slowness, microbatch)
+            return True
+        transfer = one.transfer
+        assert transfer is not None
+        if one.kind == ("send" if phase == "forward" else "give"):
+            self._send(phase, device, microbatch, transfer, one.reader)
+            return True
+        if one.kind != ("receive" if phase == "forward" else "take"):
+            return True
+        arrived_s = self.arrived.get((phase, microbatch, transfer, one.reader))
+        if arrived_s is None:
+            return False
+        self.free[device] = max(self.free[device], arrived_s) + self.problem.link.busy_s
+        return True
+
+    def _compute(self, phase: str, name: str, device: int, took_s: float, microbatch: int) -> None:
+        start_s = self.free[device]
+        self.free[device] = start_s + took_s
+        self.busy[device] += took_s
+        if self.records:
+            self.events.append(Event(phase, name, device, -1, start_s, start_s + took_s, microbatch))
+
+    def _send(self, phase: str, device: int, microbatch: int, transfer: Transfer, reader: int) -> None:
+        link, tensor = self.problem.link, self.problem.tensors[transfer.tensor]
+        to = transfer.to if phase == "forward" else transfer.source
+        self.free[device] += link.busy_s
+        queue = (-1, -1) if link.is_shared else (device, to)
+        start_s = max(self.free[device], self.links.get(queue, 0.0))
+        self.links[queue] = end_s = start_s + tensor.num_bytes / link.bytes_per_s
+        self.arrived[phase, microbatch, transfer, reader] = end_s + link.latency_s
+        if self.records:
+            kind = "move" if phase == "forward" else "return"
+            self.events.append(
+                Event(kind, tensor.node, device, to, start_s, end_s + link.latency_s, microbatch, tensor.num_bytes)
+            )

@@ -1,0 +1,376 @@
+"""A model's forward pass as a graph of operations, by torch.fx, with what each made of an example: shapes, state, aliases."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+import operator
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from paceline.errors import UsageError, first_line
+
+__all__ = ["Node", "Traced", "arguments_of", "digest", "replace_constants", "tensors_in", "trace", "trace_graph"]
+
+_OURS, _TORCH = Path(__file__).parents[2], Path(torch.__file__).parent
+_FX = fx.Interpreter
+_SHAPE_METHODS = ("size", "dim", "numel", "ndimension", "stride")
+_SHAPE_ATTRIBUTES = ("shape", "dtype", "device", "ndim")
+_PLAIN = (int, float, bool, torch.dtype, torch.device, type(None))
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation of the forward pass, as the example went through it.
+
+    Args:
+        name: in the graph.
+        inputs: names of the operations and inputs that it reads.
+        state: names of the parameters and buffers that it uses.
+        storages: ids of the memory that its values lie in, and of what it has changed in place.
+        changes: of these, what it has changed in place.
+        num_bytes: of its value; 0: it is no single tensor.
+        shape: likewise.
+        dtype: likewise, by its name in torch.
+        is_tensor: whether its value is one tensor, which can be sent.
+        has_gradient: whether a gradient comes back to it.
+        is_random: whether it drew random numbers.
+        is_local: it is made of the model's inputs alone and shares their memory: every worker makes it by itself.
+        path: of the module that it is in, or that it calls.
+        line: where it is in the user's code.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    state: tuple[str, ...]
+    storages: frozenset[int]
+    changes: frozenset[int]
+    num_bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    is_tensor: bool
+    has_gradient: bool
+    is_random: bool
+    is_local: bool
+    path: str
+    line: str
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A model's graph and what is known of it.
+
+    Args:
+        graph: torch.fx's; values that follow from shapes are constants in it.
+        nodes: its operations, in order.
+        outputs: names of those that the model returns.
+        constants: of the values that follow from shapes, by name.
+        inputs: shape and type of each tensor of the example.
+        values: of the example, by name; kept for measuring.
+        digest: of the graph's text: another model has another.
+    """
+
+    graph: fx.Graph
+    nodes: tuple[Node, ...]
+    outputs: tuple[str, ...]
+    constants: dict[str, Any]
+    inputs: tuple[tuple[tuple[int, ...], str], ...]
+    values: dict[str, Any]
+    digest: str
+
+
+class _Tracer(fx.Tracer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.record_stack_traces = True
+        self.proxy_buffer_attributes = True
+
+
+def arguments_of(model: nn.Module, example: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """An example as arguments of the model's `forward`, by name: those given, and the defaults of the rest.
+
+    Args:
+        model: the user's.
+        example: a tensor, a tuple of positional arguments, or a mapping of named ones.
+
+    Raises:
+        UsageError: `forward` takes other ones.
+    """
+    signature = inspect.signature(model.forward)
+    given, named = ((), dict(example)) if isinstance(example, Mapping) else (example, {})
+    given = tuple(given) if isinstance(given, tuple | list) else (given,)
+    try:
+        bound = signature.bind(*given, **named)
+    except TypeError as error:
+        raise UsageError(
+            f"The example does not fit {type(model).__name__}.forward{signature}: {first_line(error)}."
+        ) from None
+    if any(signature.parameters[one].kind in (2, 4) for one in bound.arguments):
+        raise UsageError(
+            f"{type(model).__name__}.forward takes *args or **kwargs, whose number a graph cannot tell: name its arguments."
+        )
+    arguments = dict(bound.arguments)
+    bound.apply_defaults()
+    rest = {
+        k: v for k, v in bound.arguments.items() if k not in arguments and signature.parameters[k].kind not in (2, 4)
+    }
+    return arguments, rest
+
+
+def trace_graph(model: nn.Module, defaults: Mapping[str, Any]) -> fx.Graph:
+    """The model's graph, in its present mode; leaves are torch's own modules.
+
+    Args:
+        model: the user's.
+        defaults: arguments of `forward` that calls leave out: constants.
+
+    Raises:
+        UsageError: what the model computes decides which way its code goes; the message names the line.
+    """
+    for name in [one for one in vars(model) if one.startswith("_tensor_constant")]:
+        delattr(model, name)  # of an earlier trace: names in graphs begin anew
+    state = torch.get_rng_state()
+    try:
+        graph = _Tracer().trace(model, concrete_args=dict(defaults) or None)
+    except Exception as error:  # whatever the user's code makes of values that are not there
+        line = _users_line(traceback.extract_tb(error.__traceback__))
+        raise UsageError(
+            f"{type(model).__name__} has no graph: at {line} its code depends on a tensor's value or kind"
+            f" ({first_line(error)}); move that out of forward, or into a function that torch.fx.wrap hides."
+        ) from error
+    if not torch.equal(state, torch.get_rng_state()):
+        torch.set_rng_state(state)
+        raise UsageError(
+            f"{type(model).__name__} draws random numbers by none of its inputs, and its graph would have the same ones in"
+            " every step: draw them by a tensor, as torch.randn_like does."
+        )
+    for node in list(graph.nodes):  # what torch.fx adds to check that defaults are as they were
+        if node.op == "call_function" and (
+            node.target is torch._assert or "assert" in getattr(node.target, "__name__", "")
+        ):
+            graph.erase_node(node)
+    _follow_changes(graph, model)
+    graph.eliminate_dead_code(_has_effect)
+    return graph
+
+
+def replace_constants(graph: fx.Graph, constants: Mapping[str, Any]) -> None:
+    """Puts the values of operations that follow from shapes in their places."""
+    for node in list(graph.nodes):
+        if node.name in constants:
+            _replace(graph, node, constants[node.name])
+
+
+def trace(model: nn.Module, example: Any) -> Traced:
+    """Traces a model in its present mode and runs it once on the example, on a copy of it.
+
+    Costs: a copy of the model, and one forward pass.
+
+    Raises:
+        UsageError: it has no graph, or fails on the example.
+    """
+    arguments, defaults = arguments_of(model, example)
+    graph = trace_graph(model, defaults)
+    twin = copy.deepcopy(model)  # with the constants that tracing has put there
+    text = digest(graph)
+    run = _Recorder(twin, graph, _names(twin))
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        try:
+            run.run_with(arguments)
+        except Exception as error:
+            raise UsageError(f"{type(model).__name__} fails on the example: {first_line(error)}.") from error
+    replace_constants(graph, run.constants)
+    kept = {node.name for node in graph.nodes}
+    nodes = tuple(one for one in run.nodes if one.name in kept)
+    last = next(node for node in graph.nodes if node.op == "output")
+    outputs = tuple(dict.fromkeys(one.name for one in last.all_input_nodes))
+    kinds = {one.name: one for one in nodes}
+    for name in outputs:
+        if name in kinds and not kinds[name].is_tensor:
+            raise UsageError(
+                f"{type(model).__name__} returns {name}, which is no tensor but a {type(run.values[name]).__name__}: return"
+                " tensors, alone or in a tuple, list or dict."
+            )
+    shapes = tuple((tuple(one.shape), str(one.dtype)) for value in arguments.values() for one in tensors_in(value))
+    return Traced(graph, nodes, outputs, run.constants, shapes, run.values, text)
+
+
+def digest(graph: fx.Graph) -> str:
+    """Of a graph's operations and how they are connected."""
+    lines = [f"{n.op} {n.name} {n.target if isinstance(n.target, str) else getattr(n.target, '__name__', '')} {n.args}"
+             for n in graph.nodes]  # fmt: skip
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a tensor, or in a tuple, list or dict."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from tensors_in(one)
+    elif isinstance(value, tuple | list):
+        for one in value:
+            yield from tensors_in(one)
+
+
+class _Recorder(fx.Interpreter):
+    """Runs a graph on an example and writes down what each operation did."""
+
+    def __init__(self, model: nn.Module, graph: fx.Graph, names: Mapping[int, str]) -> None:
+        super().__init__(model, garbage_collect_values=False, graph=graph)
+        self._names = names
+        self.nodes: list[Node] = []
+        self.constants: dict[str, Any] = {}
+        self.values: dict[str, Any] = {}
+        self._storages: dict[int, int] = {}
+        self._held: list[Any] = []  # what has been given an id stays, so that no other memory gets its address
+        self._local: set[str] = set()
+
+    def run_with(self, arguments: Mapping[str, Any]) -> None:
+        graph: Any = self.graph
+        placeholders = [node.target for node in graph.nodes if node.op == "placeholder"]
+        self.run(*(arguments.get(str(name)) for name in placeholders))
+
+    def run_node(self, n: fx.Node) -> Any:
+        read = [self.env[one] for one in n.all_input_nodes]
+        before = [(one, one._version) for value in read for one in tensors_in(value)]
+        state = torch.get_rng_state()
+        value = super().run_node(n)
+        self.values[n.name] = value
+        if n.op == "placeholder":
+            self._local.add(n.name)
+        if n.op in ("placeholder", "output", "get_attr"):
+            if n.op == "get_attr":
+                self._storage_ids(value)
+            return value
+        if self._follows_from_shapes(n, value):
+            self.constants[n.name] = value
+            return value
+        self._note(n, value, before, is_random=not torch.equal(state, torch.get_rng_state()))
+        return value
+
+    def _note(self, n: fx.Node, value: Any, before: list[tuple[torch.Tensor, int]], *, is_random: bool) -> None:
+        changes = frozenset(i for one, version in before if one._version != version for i in self._storage_ids(one))
+        own = self._storage_ids(value)
+        states = tuple(dict.fromkeys(self._states(n)))
+        inputs = [one for one in n.all_input_nodes if one.op != "get_attr" and one.name not in self.constants]
+        of_inputs = {i for one in inputs for i in self._storage_ids(self.values[one.name])}
+        is_local = (
+            not states and not is_random and not changes and bool(inputs)
+            and all(one.name in self._local for one in inputs) and own <= of_inputs
+        )  # fmt: skip
+        if is_local:
+            self._local.add(n.name)
+        is_tensor = isinstance(value, torch.Tensor)
+        self.nodes.append(
+            Node(
+                name=n.name,
+                inputs=tuple(one.name for one in inputs),
+                state=states,
+                storages=own | changes,
+                changes=changes,
+                num_bytes=value.nbytes if is_tensor else 0,
+                shape=tuple(value.shape) if is_tensor else (),
+                dtype=str(value.dtype).removeprefix("torch.") if is_tensor else "",
+                is_tensor=is_tensor,
+                has_gradient=is_tensor and value.requires_grad,
+                is_random=is_random,
+                is_local=is_local,
+                path=_path_of(n),
+                line=_line_of(n),
+            )
+        )
+
+    def _states(self, n: fx.Node) -> Iterator[str]:
+        if n.op == "call_module":
+            module = self.fetch_attr(str(n.target))
+            for one in (*module.parameters(), *module.buffers()):
+                yield self._names[id(one)]
+        for one in n.all_input_nodes:
+            if one.op == "get_attr" and (name := self._names.get(id(self.values[one.name]))) is not None:
+                yield name
+
+    def _storage_ids(self, value: Any) -> frozenset[int]:
+        found = set()
+        for one in tensors_in(value):
+            storage = one.untyped_storage()
+            if storage.nbytes():
+                self._held.append(storage)
+                found.add(self._storages.setdefault(storage.data_ptr(), len(self._storages)))
+        return frozenset(found)
+
+    def _follows_from_shapes(self, n: fx.Node, value: Any) -> bool:
+        parts = value if isinstance(value, tuple | list) else (value,)
+        if not all(isinstance(one, _PLAIN) for one in parts):
+            return False
+        reads_shape = (n.op == "call_method" and n.target in _SHAPE_METHODS) or (
+            n.op == "call_function" and n.target is getattr and n.args[1] in _SHAPE_ATTRIBUTES
+        )
+        known = [one.name in self.constants for one in n.all_input_nodes]
+        return reads_shape or (bool(known) and all(known))
+
+
+def _names(model: nn.Module) -> dict[int, str]:
+    """By id, the first name of each parameter and buffer: a tied one has several."""
+    found: dict[int, str] = {}
+    for name, one in (*model.named_parameters(), *model.named_buffers()):
+        found.setdefault(id(one), name)
+    return found
+
+
+def _replace(graph: fx.Graph, node: fx.Node, value: Any) -> None:
+    constant: Callable[[fx.Node], Any] = lambda one: value if one is node else one  # noqa: E731
+    for user in list(node.users):
+        user.args = fx.map_arg(user.args, constant)
+        user.kwargs = fx.map_arg(user.kwargs, constant)
+    graph.erase_node(node)
+
+
+def _follow_changes(graph: fx.Graph, model: nn.Module) -> None:
+    """Lets what reads a tensor after an operation has changed it in place read that operation: the same tensor, but later."""
+    at = {node: index for index, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
+        changes = node.op != "call_module" and name.endswith("_") and not name.endswith("__")
+        changes |= node.kwargs.get("inplace") is True
+        changes |= node.op == "call_module" and getattr(model.get_submodule(str(node.target)), "inplace", False) is True
+        if changes and node.args and isinstance(node.args[0], fx.Node):
+            node.args[0].replace_all_uses_with(node, lambda user, end=at[node]: at[user] > end)
+
+
+def _has_effect(node: fx.Node) -> bool:
+    """What torch.fx may not leave out though nobody reads it: calls that may change something in place."""
+    if node.op in ("placeholder", "output"):
+        return True
+    if node.op == "call_function":
+        return str(getattr(node.target, "__name__", "")).endswith("_") or node.target in (operator.setitem,)
+    return node.op == "call_module" or (node.op == "call_method" and str(node.target).endswith("_"))
+
+
+def _path_of(node: fx.Node) -> str:
+    if node.op == "call_module":
+        return str(node.target)
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]) if stack else ""
+
+
+def _line_of(node: fx.Node) -> str:
+    lines = [one for one in (node.stack_trace or "").splitlines() if one.strip().startswith("File ")]
+    for one in reversed(lines):
+        file, _, rest = one.strip()[len('File "') :].partition('", line ')
+        if _TORCH not in Path(file).parents and _OURS not in Path(file).parents:
+            return f"{Path(file).name}:{rest.split(',')[0]}"
+    return ""
+
+
+def _users_line(frames: traceback.StackSummary) -> str:
+    own = [f for f in frames if _TORCH not in Path(f.filename).parents and _OURS not in Path(f.filename).parents]
+    return f"line {own[-1].lineno} of {own[-1].filename}" if own else "a place that torch.fx does not name"

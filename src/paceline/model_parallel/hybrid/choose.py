@@ -1,0 +1,119 @@
+"""The chooser on a model: which of its layers can be cut, how long they take at the shapes of a part, and what is fastest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import UsageError
+from paceline.model_parallel.hybrid.layout import Hybrid
+from paceline.model_parallel.hybrid.plan import cuttable_chains
+from paceline.model_parallel.layers import model_layers
+from paceline.planner.balance import Layer
+from paceline.planner.layout_choice import Candidate, LayoutChoice, choose_layouts
+
+__all__ = ["FLOPS_PER_S", "candidates_of", "chosen_layout", "counted_s", "layout_for", "measured_s"]
+
+FLOPS_PER_S = 1e10  # of one core's convolutions
+_REPEATS = 3
+
+
+def candidates_of(model: nn.Module, inputs: Tensor, layout: Hybrid | None = None) -> list[Candidate]:
+    """The model's convolutions and linear layers in the order of the forward pass; those may be cut that the layout lets.
+
+    Args:
+        model: is run once.
+        inputs: (points, ...).
+        layout: its `layers` and `min_weights` count.
+    """
+    chains = cuttable_chains(model, layout or Hybrid())
+    first = {chain[0] for chain in chains}
+    inner = {name for chain in chains for name in chain}
+    return [
+        Candidate(layer=layer, can_cut=layer.name in inner and layer.out_size == 1, follows=layer.name in inner - first)
+        for layer in model_layers(model, inputs)
+    ]
+
+
+def measured_s(flops_per_s: float) -> Callable[[Layer, float], float]:
+    """Seconds of a layer: a linear one is measured here, at its local shape; a convolution is taken by its operations."""
+
+    @cache
+    def linear_s(ifm: int, ofm: int, rows: int) -> float:
+        x, weight, gradient = torch.ones(rows, ifm), torch.ones(ofm, ifm), torch.ones(rows, ofm)
+        times = []
+        for _ in range(_REPEATS):
+            begun_s = time.perf_counter()
+            torch.mm(x, weight.t())
+            torch.mm(gradient, weight)
+            torch.mm(gradient.t(), x)
+            times.append(time.perf_counter() - begun_s)
+        return min(times)
+
+    def layer_s(layer: Layer, points: float) -> float:
+        if layer.kernel == layer.in_size == layer.out_size == 1:
+            return linear_s(layer.ifm, layer.ofm, max(1, round(points)))
+        return layer.operations(points) / flops_per_s
+
+    return layer_s
+
+
+def counted_s(flops_per_s: float) -> Callable[[Layer, float], float]:
+    """Seconds of a layer by its operations: the same on every worker, where nothing measured would be."""
+    return lambda layer, points: layer.operations(points) / flops_per_s
+
+
+def layout_for(choice: LayoutChoice, layout: Hybrid | None = None) -> Hybrid:
+    """The layout that a choice comes to."""
+    base = layout or Hybrid()
+    if not choice.cut:
+        return replace(base, groups=choice.groups)
+    return replace(base, groups=choice.groups, pairing=choice.pairing, layers="-".join(choice.cut))
+
+
+def chosen_layout(
+    layout: Hybrid,
+    model: nn.Module,
+    inputs: Tensor,
+    *,
+    workers: int,
+    batch_size: int,
+    latency_s: float,
+    bytes_per_s: float,
+    compute_s: Callable[[Layer, float], float] | None = None,
+) -> Hybrid:
+    """A layout with its groups chosen, of its own pairing; one that has them stays as it is.
+
+    Args:
+        layout: with `groups=auto` or not.
+        model: whole.
+        inputs: (points, ...) of any size.
+        workers: of the run.
+        batch_size: samples of each in a step.
+        latency_s: of a message.
+        bytes_per_s: that a worker sends.
+        compute_s: seconds of a layer, or of a part of one, for so many points; None: `measured_s` here, and convolutions at
+            10 GFLOP/s.
+    """
+    if layout.groups != "auto":
+        return layout
+    candidates = candidates_of(model, inputs, layout)
+    if not any(one.can_cut for one in candidates):
+        raise UsageError(
+            "No linear layer of the model can be cut, so there are no groups to choose: train without a layout."
+        )
+    best = choose_layouts(
+        candidates,
+        nodes=workers,
+        batch=workers * batch_size,
+        latency_s=latency_s,
+        bytes_per_s=bytes_per_s,
+        compute_s=compute_s or measured_s(FLOPS_PER_S),
+        pairings=(layout.pairing,),
+    )[0]
+    return layout_for(best, layout)

@@ -1,0 +1,90 @@
+"""Layouts: how a model is divided among workers, beside the algorithm by which they agree. Written as specs, too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from paceline.errors import UsageError
+from paceline.specs.bounds import COUNT
+from paceline.specs.registry import Registry
+from paceline.specs.types import check_fields
+
+__all__ = ["Hybrid", "layout_of", "layout_registry"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hybrid:
+    """Fully connected layers cut over groups of workers, everything else data-parallel.
+
+    N workers are G groups of N / G. Each large `nn.Linear` is cut over the workers of its group; across groups, the workers
+    that hold the same part average its gradient, and all workers average those of the other parameters. Workers of a group
+    gather their activations before a cut layer, and reduce-scatter the gradients of these on the way back. The result is that
+    of one process with all workers' samples as one batch, whatever G is.
+
+    Costs per step: instead of a cut layer's weights, its inputs for the group's batch, twice; each operation waits for the
+    slowest worker of its group, and none is hidden behind computation. Each worker holds 1 / (N / G) of a cut layer, of its
+    gradient and of its optimizer state.
+    Use when: fully connected layers hold most weights and batches are small, as in VGG: `paceline advise layers` says where
+    fewer bytes travel. Not: for models without such layers, or for workers on one machine, whose averages cost little; nor
+    Megatron's tensor parallelism, which cuts attention.
+
+    Args:
+        groups: G, which divides the number of workers: with as many as workers nothing is cut, with 1 there is one model in
+            all. `auto`: as many as the chooser of `paceline advise layers` finds fastest.
+        pairing: between two cut layers with nothing but element-wise modules between them. `gather`, as published:
+            activations are gathered before each. `column-row`: the first is cut by outputs, the second by inputs, so that only
+            the second's outputs are added up.
+        layers: names of the linear layers to cut, with - between them; empty: all with `min_weights` or more that divide.
+        min_weights: fewer are not worth an exchange of activations.
+
+    Differs from the paper: a group's strip of a gradient is averaged by all-reduce, which is part-reduce and part-broadcast in
+    one, and no worker steps on others' strips.
+
+    Reference: Das et al., "Distributed Deep Learning Using Synchronous Stochastic Gradient Descent", 2016, arXiv:1602.06709,
+        section 3.
+    """
+
+    groups: Annotated[int, COUNT] | Literal["auto"] = "auto"
+    pairing: Literal["gather", "column-row"] = "gather"
+    layers: str = ""
+    min_weights: Annotated[int, COUNT] = 65_536
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The layers that are named."""
+        return tuple(filter(None, self.layers.split("-")))
+
+    def parts(self, num_workers: int) -> int:
+        """Workers of a group.
+
+        Raises:
+            UsageError: the groups would be of different sizes, or their number is not chosen yet.
+        """
+        if self.groups == "auto":
+            raise UsageError(
+                "hybrid(groups=auto) chooses by the sizes of layers and batches, which it is not told: give attach"
+                " example_inputs=x, a batch as a worker's model is called with, or say groups=2."
+            )
+        if num_workers % self.groups:
+            divisors = [str(n) for n in range(1, num_workers + 1) if num_workers % n == 0]
+            raise UsageError(
+                f"{num_workers} workers cannot be {self.groups} groups of the same size: take groups={' or '.join(divisors)}."
+            )
+        return num_workers // self.groups
+
+
+layout_registry = Registry("layout")
+layout_registry.register("hybrid", Hybrid)
+
+
+def layout_of(layout: Hybrid | str) -> Hybrid:
+    """A layout, from its spec if it is text.
+
+    >>> layout_of("hybrid(groups=2)").groups
+    2
+    """
+    return layout_registry.build(layout) if isinstance(layout, str) else layout

@@ -1,0 +1,192 @@
+"""N workers as G groups of m: who shares a model, who holds the same shards, and what they send each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from paceline.ports.ports import Collectives, Counts, Handle
+
+__all__ = ["Axis", "Counted", "Mesh", "Traffic"]
+
+_MOST_ELEMENTS = 1 << 22  # of one operation inside a group, where its carrier has no limit of its own
+
+
+@dataclass
+class Traffic:
+    """What one worker has exchanged, by kind of operation and by axis: `group`, `replicas`, `all`.
+
+    Attributes:
+        operations: how many, by (axis, kind).
+        sent_bytes: by axis, as ring algorithms send them.
+    """
+
+    operations: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    sent_bytes: dict[str, float] = field(default_factory=dict[str, float])
+
+    def add(self, axis: str, kind: str, sent_bytes: float, operations: int = 1) -> None:
+        """Counts operations of one kind, and their bytes."""
+        self.operations[axis, kind] = self.operations.get((axis, kind), 0) + operations
+        self.sent_bytes[axis] = self.sent_bytes.get(axis, 0.0) + sent_bytes
+
+
+class Counted:
+    """Collectives of one axis, whose traffic is counted; implements `Collectives`.
+
+    Args:
+        inner: carries the operations out.
+        axis: its name.
+        size: its workers.
+        traffic: is added to.
+        counts: of the worker's records, for a carrier that counts nothing itself, such as shared memory; None: it does.
+    """
+
+    def __init__(self, inner: Collectives, axis: str, size: int, traffic: Traffic, counts: Counts | None) -> None:
+        self._inner = inner
+        self._axis, self._size = axis, size
+        self._traffic, self._counts = traffic, counts
+
+    def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
+        """Replaces `vector` (P,) by the weighted mean over all workers; returns the sum of their numbers."""
+        self._add("all-reduce", 2, vector)
+        return self._inner.all_reduce_mean(vector, weight, number)
+
+    def start_all_reduce(self, vector: torch.Tensor) -> Handle:
+        """Begins replacing `vector` (n,) by the sum over all workers."""
+        self._add("all-reduce", 2, vector)
+        return self._inner.start_all_reduce(vector)
+
+    def start_reduce_scatter(self, vector: torch.Tensor, part: torch.Tensor) -> Handle:
+        """Begins summing `vector` (n,); `part` becomes this worker's piece of the sum."""
+        self._add("reduce-scatter", 1, vector)
+        return self._inner.start_reduce_scatter(vector, part)
+
+    def start_all_gather(self, part: torch.Tensor, vector: torch.Tensor) -> Handle:
+        """Begins collecting every worker's `part` in `vector` (n,)."""
+        self._add("all-gather", 1, vector)
+        return self._inner.start_all_gather(part, vector)
+
+    def start_all_to_all(self, given: torch.Tensor, taken: torch.Tensor) -> Handle:
+        """Begins sending piece k of `given` (n,) to worker k."""
+        self._add("all-to-all", 1, given)
+        return self._inner.start_all_to_all(given, taken)
+
+    def _add(self, kind: str, times: int, vector: torch.Tensor) -> None:
+        sent_bytes = times * (self._size - 1) / self._size * vector.numel() * vector.itemsize
+        self._traffic.add(self._axis, kind, sent_bytes)
+        if self._counts is not None:
+            self._counts.messages += times * (self._size - 1)
+            self._counts.sent_bytes += round(sent_bytes)
+
+
+class Axis:
+    """Exchanges of whole tensors among the workers of one group.
+
+    Args:
+        collectives: of these workers.
+        index: this worker's place among them.
+        size: how many they are.
+        most_elements: that one operation of the carrier may have; longer ones are cut into several.
+    """
+
+    def __init__(
+        self, collectives: Collectives | None, index: int, size: int, most_elements: int = _MOST_ELEMENTS
+    ) -> None:
+        self._collectives = collectives
+        self.index, self.size = index, size
+        self._most = most_elements
+
+    def all_gather(self, part: torch.Tensor) -> torch.Tensor:
+        """Every worker's `part`, stacked (size, *part.shape)."""
+        if self.size == 1:
+            return part.unsqueeze(0)
+        flat = part.contiguous().view(-1)
+        out = flat.new_empty(self.size, len(flat))
+        assert self._collectives is not None
+        for columns in self._columns(len(flat)):
+            piece = flat[columns]
+            taken = piece.new_empty(self.size * len(piece))
+            self._collectives.start_all_gather(piece, taken).wait()
+            out[:, columns] = taken.view(self.size, -1)
+        return out.view(self.size, *part.shape)
+
+    def reduce_scatter(self, pieces: torch.Tensor) -> torch.Tensor:
+        """The sum over all workers of the piece of `pieces` (size, ...) that is this worker's."""
+        if self.size == 1:
+            return pieces[0]
+        collectives = self._collectives
+        assert collectives is not None
+        return self._exchange(pieces, lambda given, taken: collectives.start_reduce_scatter(given, taken), 1)[0]
+
+    def all_to_all(self, pieces: torch.Tensor) -> torch.Tensor:
+        """Piece k of `pieces` (size, ...) goes to worker k; returns what all have for this one, in their order."""
+        if self.size == 1:
+            return pieces
+        collectives = self._collectives
+        assert collectives is not None
+        return self._exchange(pieces, lambda given, taken: collectives.start_all_to_all(given, taken), self.size)
+
+    def _exchange(
+        self, pieces: torch.Tensor, start: Callable[[torch.Tensor, torch.Tensor], Handle], rows: int
+    ) -> torch.Tensor:
+        flat = pieces.contiguous().view(self.size, -1)
+        out = flat.new_empty(rows, flat.shape[1])
+        for columns in self._columns(flat.shape[1]):
+            given = flat[:, columns].contiguous().view(-1)
+            taken = given.new_empty(rows * (columns.stop - columns.start))
+            start(given, taken).wait()
+            out[:, columns] = taken.view(rows, -1)
+        return out.view(rows, *pieces.shape[1:])
+
+    def _columns(self, length: int) -> list[slice]:
+        """Ranges of a piece's elements, so short that an operation on those of all workers is not too long."""
+        step = max(1, self._most // self.size)
+        return [slice(first, min(first + step, length)) for first in range(0, length, step)]
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """This worker's place: workers g m to g m + m - 1 are group g, and those with the same place in their group are replicas.
+
+    Args:
+        worker_id: this worker.
+        num_workers: N.
+        groups: G, which divides N.
+        everybody: collectives of all workers.
+        group: those of its group.
+        replicas: collectives of the workers with the same shards; None: there is one group.
+        traffic: what was exchanged.
+    """
+
+    worker_id: int
+    num_workers: int
+    groups: int
+    everybody: Collectives | None
+    group: Axis
+    replicas: Collectives | None
+    traffic: Traffic = field(default_factory=Traffic)
+
+    @staticmethod
+    def alone() -> Mesh:
+        """Of a run with one worker."""
+        return Mesh(0, 1, 1, None, Axis(None, 0, 1), None)
+
+    @property
+    def parts(self) -> int:
+        """m: workers in a group."""
+        return self.num_workers // self.groups
+
+    @property
+    def first_of_group(self) -> int:
+        """The group's first worker."""
+        return self.worker_id // self.parts * self.parts
+
+    def count_rows(self, rows: int) -> list[int]:
+        """How many rows of its batch each worker has, all workers' in order of their ids."""
+        if self.everybody is None:
+            return [rows]
+        own, all_ = torch.tensor([float(rows)], dtype=torch.float64), torch.empty(self.num_workers, dtype=torch.float64)
+        self.everybody.start_all_gather(own, all_).wait()
+        return [int(one) for one in all_.tolist()]

@@ -1,0 +1,279 @@
+"""Which layers of a model are cut, how, and what that makes the workers send: data, before any worker has started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import UsageError
+from paceline.model_parallel.hybrid.layout import Hybrid
+
+__all__ = ["CutLayer", "CutPlan", "check_called", "cuttable_chains", "plan_cuts"]
+
+# What works value by value, on a part of the features as on all.
+_ELEMENTWISE = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.Softplus,
+    nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Identity, nn.Dropout,
+)  # fmt: skip
+_NORMS = (nn.BatchNorm1d, nn.SyncBatchNorm, nn.LazyBatchNorm1d)
+_OTHER_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+Entry = Literal["rows", "features", "part"]
+Exit = Literal["part", "rows", "sum"]
+
+
+@dataclass(frozen=True)
+class CutLayer:
+    """One linear layer that is cut.
+
+    Args:
+        name: in the model.
+        ifm: inputs.
+        ofm: outputs.
+        dim: of its weight (ofm, ifm) that is cut: 0 by outputs, 1 by inputs.
+        entry: what its input is: own `rows`, gathered over the group; a `part` of the features of the group's rows, used as it
+            is; or such a part, gathered over the `features`.
+        exit: what its output becomes: a `part` of the features; own `rows` by all-to-all; own rows of the `sum` of all parts.
+    """
+
+    name: str
+    ifm: int
+    ofm: int
+    dim: int
+    entry: Entry
+    exit: Exit
+
+
+@dataclass(frozen=True)
+class CutPlan:
+    """How a model is cut.
+
+    Args:
+        parts: workers in a group.
+        layers: that are cut, in the order of their registration.
+        dropouts: names of `nn.Dropout` modules between two cut layers: they see a part of the features of the group's rows.
+    """
+
+    parts: int
+    layers: tuple[CutLayer, ...]
+    dropouts: tuple[str, ...]
+
+    def operations(self) -> dict[str, int]:
+        """Operations in a group in one step of one forward and backward pass, by kind, where gradients reach all inputs."""
+        kinds = {"all-gather": 0, "reduce-scatter": 0, "all-to-all": 0}
+        for layer in self.layers if self.parts > 1 else ():
+            if layer.entry in ("rows", "features"):
+                kinds["all-gather"] += 1
+                kinds["reduce-scatter"] += 1
+            if layer.exit == "rows":
+                kinds["all-to-all"] += 2
+            elif layer.exit == "sum":
+                kinds["all-gather"] += 1
+                kinds["reduce-scatter"] += 1
+        return {kind: number for kind, number in kinds.items() if number}
+
+    def group_bytes(self, rows: float, element_bytes: int = 4) -> float:
+        """Bytes that a worker sends inside its group in one such step, where each has so many rows."""
+        elements = 0.0
+        for layer in self.layers:
+            if layer.entry in ("rows", "features"):
+                elements += 2 * rows * layer.ifm
+            if layer.exit == "rows":
+                elements += 2 * rows * layer.ofm / self.parts
+            elif layer.exit == "sum":
+                elements += 2 * rows * layer.ofm
+        return elements * (self.parts - 1) * element_bytes
+
+
+def plan_cuts(model: nn.Module, layout: Hybrid, num_workers: int) -> CutPlan:
+    """Which layers are cut, and what lies between them.
+
+    Raises:
+        UsageError: the layout does not fit the workers or the model; a sentence with the remedy.
+    """
+    parts = layout.parts(num_workers)
+    modules = dict(model.named_modules())
+    for name, module in modules.items():
+        if isinstance(module, _OTHER_DROPOUTS) and module.p:
+            raise UsageError(
+                f"{type(module).__name__} {name} draws from each worker's own generator, so that results would depend on the"
+                " number of workers: take nn.Dropout, whose masks a layout draws by sample and feature."
+            )
+    chosen = _chosen(modules, layout, parts)
+    if parts == 1:
+        return CutPlan(1, (), ())
+    layers: list[CutLayer] = []
+    dropouts: list[str] = []
+    for chain, between in _chains(modules, chosen):
+        layers += _cut(chain, modules, layout.pairing)
+        inner = [one.exit == "part" for one in layers[-len(chain) :]]
+        for is_part, names in zip(inner, between, strict=False):
+            dropouts += [name for name in names if is_part and isinstance(modules[name], nn.Dropout)]
+    for layer in layers:
+        if (size := layer.ifm if layer.dim else layer.ofm) % parts:
+            what = "inputs" if layer.dim else "outputs"
+            raise UsageError(
+                f"{layer.name} has {size} {what}, which {parts} workers of a group cannot share equally: take another number"
+                " of groups, or leave it out of layers=."
+            )
+    _check_untied(model, layers)
+    order = {name: at for at, name in enumerate(modules)}
+    return CutPlan(parts, tuple(sorted(layers, key=lambda one: order[one.name])), tuple(dropouts))
+
+
+def cuttable_chains(model: nn.Module, layout: Hybrid) -> list[list[str]]:
+    """Names of the layers that some number of groups could cut, those together that follow each other."""
+    modules = dict(model.named_modules())
+    chosen = list(layout.names) or [
+        name
+        for name, one in modules.items()
+        if isinstance(one, nn.Linear) and _is_plain(one) and one.weight.numel() >= layout.min_weights
+    ]
+    return [chain for chain, _ in _chains(modules, chosen)]
+
+
+def check_called(plan: CutPlan, model: nn.Module, inputs: Tensor) -> None:
+    """Runs the whole model once in evaluation mode, to see that its layers are called as what they are.
+
+    Raises:
+        UsageError: a cut layer is not, or with inputs that are not one row per sample; the message says which.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    modules = dict(model.named_modules())
+    hooks = [
+        modules[layer.name].register_forward_pre_hook(
+            lambda _, args, name=layer.name: shapes.setdefault(name, tuple(args[0].shape)) and None
+        )
+        for layer in plan.layers
+    ]
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        with torch.no_grad():
+            model.eval()(inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, training in modes:
+            module.training = training
+    for layer in plan.layers:
+        if layer.name not in shapes:
+            raise UsageError(
+                f"The model does not call {layer.name} as a module, but uses its weight by itself, as F.linear does, so that a"
+                " layout cannot cut it: name other layers with layers=, or call the module."
+            )
+        if len(shapes[layer.name]) != 2:
+            raise UsageError(
+                f"{layer.name} takes inputs of {len(shapes[layer.name])} dimensions, and a layout cuts layers with one row for"
+                " each sample: name others with layers=."
+            )
+
+
+def _chosen(modules: dict[str, nn.Module], layout: Hybrid, parts: int) -> list[str]:
+    if unknown := [name for name in layout.names if not isinstance(modules.get(name), nn.Linear)]:
+        linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+        raise UsageError(f"{unknown[0]} is no nn.Linear of the model, which has {', '.join(linear) or 'none'}.")
+    if layout.names:
+        chosen = list(layout.names)
+        if odd := [name for name in chosen if not _is_plain(modules[name])]:
+            raise UsageError(
+                f"{odd[0]} has frozen or parametrized weights, which a layout cannot cut: leave it out of layers=."
+            )
+        return chosen
+    chosen = [
+        name
+        for name, module in modules.items()
+        if isinstance(module, nn.Linear)
+        and _is_plain(module)
+        and module.weight.numel() >= layout.min_weights
+        and module.out_features % parts == 0
+    ]
+    if not chosen and parts > 1:
+        raise UsageError(
+            f"No linear layer of the model has {layout.min_weights:,} weights or more and outputs that {parts} workers can"
+            " share equally, so there is nothing to cut: name some with layers=, or train without a layout."
+        )
+    return chosen
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether a linear layer is PyTorch's own, with parameters that are trained."""
+    return type(module) is nn.Linear and all(
+        one is None or (one.requires_grad and one.is_contiguous()) for one in module._parameters.values()
+    )
+
+
+def _chains(modules: dict[str, nn.Module], chosen: list[str]) -> Iterator[tuple[list[str], list[list[str]]]]:
+    """Chosen layers that follow each other in an `nn.Sequential`, with nothing but element-wise modules between.
+
+    Yields their names, and for each the names of the modules after it.
+    """
+    left = dict.fromkeys(chosen)
+    for prefix, module in modules.items():
+        if type(module) is not nn.Sequential:
+            continue
+        chain: list[str] = []
+        between: list[list[str]] = []
+        norm = ""
+        for child, one in module.named_children():
+            name = f"{prefix}.{child}" if prefix else child
+            if name in left:
+                if norm and chain:
+                    raise UsageError(
+                        f"{norm} lies between the cut layers {chain[-1]} and {name}: the mean and variance of each group's"
+                        " samples would differ from those of all, so results would depend on groups; name other layers with"
+                        " layers=, or take LayerNorm."
+                    )
+                chain.append(name)
+                between.append([])
+                del left[name]
+            elif isinstance(one, _ELEMENTWISE) and chain:
+                between[-1].append(name)
+            elif isinstance(one, _NORMS) and chain:
+                norm = name
+            elif chain:
+                yield chain, between
+                chain, between, norm = [], [], ""
+        if chain:
+            yield chain, between
+    for name in left:
+        yield [name], [[]]
+
+
+def _cut(chain: list[str], modules: dict[str, nn.Module], pairing: str) -> list[CutLayer]:
+    def layer(name: str, dim: int, entry: Entry, exit_: Exit) -> CutLayer:
+        module = modules[name]
+        assert isinstance(module, nn.Linear)
+        return CutLayer(name, module.in_features, module.out_features, dim, entry, exit_)
+
+    if pairing == "gather":
+        exits: list[Exit] = [*("part" for _ in chain[1:]), "rows"]
+        return [layer(name, 0, "features" if at else "rows", exits[at]) for at, name in enumerate(chain)]
+    found: list[CutLayer] = []
+    for first, second in pairwise([*chain, ""]):
+        if found and found[-1].exit == "part":
+            found.append(layer(first, 1, "part", "sum"))
+        else:
+            found.append(layer(first, 0, "rows", "part" if second else "rows"))
+    return found
+
+
+def _check_untied(model: nn.Module, layers: list[CutLayer]) -> None:
+    owners: dict[int, list[str]] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                owners.setdefault(id(parameter), []).append(f"{prefix}.{name}" if prefix else name)
+    modules = dict(model.named_modules())
+    for layer in layers:
+        for parameter in modules[layer.name]._parameters.values():
+            names = owners[id(parameter)] if parameter is not None else []
+            if len(names) > 1:
+                raise UsageError(
+                    f"{names[0]} is tied to {names[1]}, and a layout would cut it for one use and not for the other: leave"
+                    f" {layer.name} out of layers=, or untie them."
+                )

@@ -1,0 +1,73 @@
+"""The rows of one forward pass: how many each worker has, and which of the global batch's they are."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import torch
+
+from paceline.model_parallel.hybrid.mesh import Mesh
+
+__all__ = ["Rows"]
+
+
+class Rows:
+    """One forward pass of all workers together.
+
+    Args:
+        mesh: this worker's place.
+        counts: rows of every worker of the run.
+        number: of the pass, for what is drawn in it.
+
+    Attributes:
+        own: rows of this worker.
+        first: its first row's number in the global batch, worker 0's rows first.
+        of_group: rows of each worker of its group.
+        total: rows of its group.
+        first_of_group: the number of the group's first row.
+        somebody_is_absent: whether a worker of the run has no rows.
+    """
+
+    def __init__(self, mesh: Mesh, counts: list[int], number: tuple[int, ...]) -> None:
+        begins = [0, *accumulate(counts)]
+        group = range(mesh.first_of_group, mesh.first_of_group + mesh.parts)
+        self.number = number
+        self.somebody_is_absent = not all(counts)
+        self.own = counts[mesh.worker_id]
+        self.first = begins[mesh.worker_id]
+        self.of_group = [counts[worker] for worker in group]
+        self.total = sum(self.of_group)
+        self.first_of_group = begins[group.start]
+        self._index = mesh.worker_id - group.start
+        self._most = max(self.of_group)
+        self._are_equal = min(self.of_group) == self._most
+
+    def padded(self, own: torch.Tensor) -> torch.Tensor:
+        """A worker's rows (own, ...) with as many as the group's largest batch has, so that all parts are equally long."""
+        if len(own) == self._most:
+            return own
+        return torch.cat([own, own.new_zeros(self._most - len(own), *own.shape[1:])])
+
+    def joined(self, stacked: torch.Tensor) -> torch.Tensor:
+        """All workers' rows (total, ...), of what they had padded (parts, most, ...)."""
+        if self._are_equal:
+            return stacked.flatten(0, 1)
+        return torch.cat([one[:rows] for one, rows in zip(stacked, self.of_group, strict=True)])
+
+    def stacked(self, rows: torch.Tensor) -> torch.Tensor:
+        """The group's rows (total, ...) by worker, padded (parts, most, ...)."""
+        if self._are_equal:
+            return rows.view(len(self.of_group), self._most, *rows.shape[1:])
+        return torch.stack([self.padded(one) for one in rows.split(self.of_group)])
+
+    def weights(self, like: torch.Tensor) -> torch.Tensor | None:
+        """What each of the group's rows weighs beside this worker's own (total, 1); None: all alike.
+
+        Each worker's loss is the mean over its rows, and its gradients are weighed with their number when workers average: so
+        a row of another one counts as many times as that one has rows, divided by the rows here (by 1 if there are none).
+        """
+        if self._are_equal:
+            return None
+        own = self.of_group[self._index] or 1
+        factors = torch.tensor([rows / own for rows in self.of_group], dtype=like.dtype)
+        return factors.repeat_interleave(torch.tensor(self.of_group)).unsqueeze(1).to(like.device)

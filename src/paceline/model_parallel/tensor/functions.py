@@ -1,0 +1,248 @@
+"""What layers compute, one autograd function each, on the parts of tensors that a worker has; no DTensor is in the way."""
+# ruff: noqa: D102  (forward and backward are what torch.autograd.Function says they are)
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from paceline.errors import UsageError
+from paceline.model_parallel.tensor.axes import Axis
+from paceline.model_parallel.tensor.mesh import Mesh
+from paceline.model_parallel.tensor.products import multiply, multiply_transposed, weight_gradient
+
+__all__ = [
+    "ColumnLinear",
+    "GridEmbedding",
+    "GridLinear",
+    "GridLogits",
+    "GridNorm",
+    "LineEmbedding",
+    "RowLinear",
+    "VocabularyLoss",
+]
+
+
+class ColumnLinear(torch.autograd.Function):
+    """On a line: whole inputs, own outputs; the input's gradient is added up over the line (Megatron's f)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.axis = axis
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        gy = gradients[0].contiguous()
+        gx = started = None
+        if ctx.needs_input_grad[0]:
+            gx = gy @ weight
+            started = ctx.axis.start_all_reduce(gx)
+        gw = _tokens(gy).T @ _tokens(x) if ctx.needs_input_grad[1] else None
+        gb = _tokens(gy).sum(0) if ctx.needs_input_grad[2] else None
+        if started is not None:
+            started.wait()
+        return gx, gw, gb, None
+
+
+class RowLinear(torch.autograd.Function):
+    """On a line: own inputs, whole outputs, which are added up over the line (Megatron's g); the bias is added once, after."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        y = F.linear(x, weight)
+        axis.start_all_reduce(y).wait()
+        return y if bias is None else y.add_(bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        gy = gradients[0]
+        gx = gy @ weight if ctx.needs_input_grad[0] else None
+        gw = _tokens(gy).T @ _tokens(x) if ctx.needs_input_grad[1] else None
+        gb = _tokens(gy).sum(0) if ctx.needs_input_grad[2] else None
+        return gx, gw, gb, None
+
+
+class GridLinear(torch.autograd.Function):
+    """On a grid: own part of inputs and outputs; the weight (outputs / q, inputs / q)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, mesh: Mesh) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.mesh = mesh
+        y = multiply(_tokens(x), weight, mesh, turned=True)
+        if bias is not None:
+            y += bias
+        return y.unflatten(0, x.shape[:-1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        gy = _tokens(gradients[0])
+        gx = gw = gb = None
+        if ctx.needs_input_grad[0]:
+            gx = multiply_transposed(gy, weight, ctx.mesh, turned=True).unflatten(0, x.shape[:-1])
+        if ctx.needs_input_grad[1]:
+            gw = weight_gradient(_tokens(x), gy, ctx.mesh, turned=True)
+        if ctx.needs_input_grad[2]:
+            gb = gy.sum(0)
+        return gx, gw, gb, None
+
+
+class GridLogits(torch.autograd.Function):
+    """On a grid: products with the rows of an embedding's table (vocabulary / q, hidden / q), a tied output layer."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, table: Tensor, mesh: Mesh) -> Tensor:
+        ctx.save_for_backward(x, table)
+        ctx.mesh = mesh
+        return multiply_transposed(_tokens(x), table, mesh, turned=False).unflatten(0, x.shape[:-1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x, table = ctx.saved_tensors
+        gy = _tokens(gradients[0])
+        gx = gt = None
+        if ctx.needs_input_grad[0]:
+            gx = multiply(gy, table, ctx.mesh, turned=False).unflatten(0, x.shape[:-1])
+        if ctx.needs_input_grad[1]:
+            gt = weight_gradient(gy, _tokens(x), ctx.mesh, turned=False)
+        return gx, gt, None
+
+
+class GridNorm(torch.autograd.Function):
+    """Layer normalisation of features that are cut over an axis: two numbers per token are added up, in each direction.
+
+    The sums are in float64, in which a variance as the difference of two of them loses nothing that float32 has.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor, bias: Tensor, axis: Axis, epsilon: float) -> Tensor:
+        features = x.shape[-1] * axis.size
+        squares = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64).square()
+        sums = torch.stack((x.sum(-1, dtype=torch.float64), squares))
+        axis.start_all_reduce(sums).wait()
+        mean, square = sums / features
+        inverse = ((square - mean.square()).clamp_(min=0) + epsilon).rsqrt_()
+        normal = (x - mean[..., None].to(x.dtype)) * inverse[..., None].to(x.dtype)
+        ctx.save_for_backward(normal, inverse.to(x.dtype), gain)
+        ctx.axis = axis
+        return normal * gain + bias
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        normal, inverse, gain = ctx.saved_tensors
+        gy = gradients[0]
+        ggain = _tokens(gy * normal).sum(0) if ctx.needs_input_grad[1] else None
+        gbias = _tokens(gy).sum(0) if ctx.needs_input_grad[2] else None
+        if not ctx.needs_input_grad[0]:
+            return None, ggain, gbias, None, None
+        g = gy * gain
+        sums = torch.stack((g.sum(-1), (g * normal).sum(-1)))
+        ctx.axis.start_all_reduce(sums).wait()
+        mean, projection = sums / (gain.numel() * ctx.axis.size)
+        gx = (g - mean[..., None] - normal * projection[..., None]) * inverse[..., None]
+        return gx, ggain, gbias, None, None
+
+
+class LineEmbedding(torch.autograd.Function):
+    """On a line: rows of the vocabulary that are another worker's count as zero, and the line adds up."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, table: Tensor, axis: Axis) -> Tensor:
+        local, is_elsewhere = _local_tokens(tokens, len(table), axis)
+        ctx.save_for_backward(local, is_elsewhere)
+        ctx.rows = len(table)
+        x = table[local].masked_fill_(is_elsewhere[..., None], 0)
+        axis.start_all_reduce(x).wait()
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        local, is_elsewhere = ctx.saved_tensors
+        gx = gradients[0].masked_fill(is_elsewhere[..., None], 0)
+        gt = gx.new_zeros(ctx.rows, gx.shape[-1]).index_add_(0, local.flatten(), _tokens(gx))
+        return None, gt, None
+
+
+class GridEmbedding(torch.autograd.Function):
+    """On a grid: the table (vocabulary / q, hidden / q) of the column is collected, and its gradient handed back."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, table: Tensor, mesh: Mesh) -> Tensor:
+        _check_tokens(tokens, len(table) * mesh.axes["row"].size)
+        ctx.save_for_backward(tokens)
+        ctx.mesh, ctx.rows = mesh, len(table)
+        return mesh.axes["row"].all_gather(table).flatten(0, 1)[tokens]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (tokens,), axis = ctx.saved_tensors, ctx.mesh.axes["row"]
+        gx = _tokens(gradients[0])
+        gt = gx.new_zeros(axis.size * ctx.rows, gx.shape[-1]).index_add_(0, tokens.flatten(), gx)
+        return None, axis.reduce_scatter(gt.view(axis.size, ctx.rows, -1)), None
+
+
+class VocabularyLoss(torch.autograd.Function):
+    """Cross entropy of logits whose vocabulary is cut: each worker's part of the mean over all of the batch.
+
+    Largest logit, sum of exponentials and the target's logit are collected for each token; logits are not. Targets go with
+    them, so that workers that train on other samples find out.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, mesh: Mesh, tokens: int) -> Tensor:
+        axis, ctx.shape = mesh.hidden, logits.shape
+        logits, targets = _tokens(logits), targets.flatten()
+        largest = logits.amax(-1)
+        axis.start_all_reduce_max(largest).wait()
+        shifted = logits - largest[:, None]
+        local, is_elsewhere = _local_tokens(targets, logits.shape[-1], axis)
+        target = shifted.gather(1, local[:, None])[:, 0].masked_fill_(is_elsewhere, 0)
+        exponentials = shifted.exp_()
+        sums = torch.stack((exponentials.sum(-1), target, targets.to(target.dtype)))
+        axis.start_all_reduce(sums).wait()
+        if not torch.equal(sums[2], targets.to(target.dtype) * axis.size):
+            raise UsageError(
+                "Workers that share samples have other targets: give all workers the same batches, with samplers that are"
+                " seeded alike."
+            )
+        ctx.save_for_backward(exponentials.div_(sums[0][:, None]), local, is_elsewhere)
+        ctx.tokens = tokens
+        loss = (sums[0].log() - sums[1]).sum() / tokens
+        return mesh.sum_over_batch(loss)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        probabilities, local, is_elsewhere = ctx.saved_tensors
+        here = (~is_elsewhere).to(probabilities.dtype)
+        gradient = probabilities.scatter_add(1, local[:, None], -here[:, None])
+        return gradient.mul_(gradients[0] / ctx.tokens).view(ctx.shape), None, None, None
+
+
+def _tokens(x: Tensor) -> Tensor:
+    """(..., features) -> (tokens, features)."""
+    return x.reshape(-1, x.shape[-1])
+
+
+def _local_tokens(tokens: Tensor, rows: int, axis: Axis) -> tuple[Tensor, Tensor]:
+    """Places in this worker's part of the vocabulary, and which tokens are in another's, whose place is then 0."""
+    _check_tokens(tokens, rows * axis.size)
+    local = tokens - axis.index * rows
+    is_elsewhere = (local < 0) | (local >= rows)
+    return local.masked_fill(is_elsewhere, 0), is_elsewhere
+
+
+def _check_tokens(tokens: Tensor, vocabulary: int) -> None:
+    if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
+        raise UsageError(
+            f"A token is not among the {vocabulary} of the vocabulary, from {int(tokens.min())} to {int(tokens.max())}:"
+            " leave out padding and what is to be ignored, or enlarge the vocabulary."
+        )

@@ -1,0 +1,363 @@
+"""Modules whose parameters are cut over a mesh; on a mesh of one worker they are PyTorch's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from paceline.errors import UsageError
+from paceline.model_parallel.counters import dropout_part, normal_part
+from paceline.model_parallel.tensor.functions import (
+    ColumnLinear,
+    GridEmbedding,
+    GridLinear,
+    GridLogits,
+    GridNorm,
+    LineEmbedding,
+    RowLinear,
+    VocabularyLoss,
+)
+from paceline.model_parallel.tensor.mesh import Mesh
+from paceline.model_parallel.tensor.placement import Placement, divided
+
+__all__ = [
+    "MLP",
+    "Attention",
+    "Block",
+    "Cut",
+    "Dropout",
+    "Embedding",
+    "LayerNorm",
+    "Linear",
+    "PositionEmbedding",
+    "cross_entropy",
+]
+
+_BATCH = ("row", "depth")  # along which workers have other samples
+
+
+class Cut(nn.Module):
+    """A module with parameters on a mesh.
+
+    Attributes:
+        mesh: as given.
+        placements: of its own parameters, by name.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        super().__init__()
+        self.mesh = mesh
+        self.placements: dict[str, Placement] = {}
+
+    def _add(
+        self, name: str, shape: tuple[int, ...], placement: Placement, *, deviation: float = 0.0, mean: float = 0.0
+    ) -> None:
+        """A parameter of that whole shape, normally distributed; its numbers do not depend on the mesh."""
+        axes, stream = self.mesh.axes, self.mesh.new_stream()
+        local = placement.local_shape(shape, axes, f"{type(self).__name__}'s {name}")
+        first = [0] * len(shape)
+        for dimension, axis in placement.cuts:
+            first[dimension] = axes[axis].index * local[dimension]
+        values = torch.full(local, mean, dtype=torch.float64)
+        if deviation:
+            values += deviation * normal_part(stream, shape, first, local)
+        self.placements[name] = placement
+        self.register_parameter(name, nn.Parameter(values.to(torch.get_default_dtype())))
+
+    def _used(self, name: str) -> Tensor:
+        """A parameter, whose gradients are watched from now on."""
+        parameter = getattr(self, name)
+        if torch.is_autocast_enabled(parameter.device.type):
+            raise UsageError(
+                "Layers on a mesh add up in the type of their parameters: use them outside torch.autocast."
+            )
+        self.mesh.gradients.watch(parameter, self.placements[name])
+        return parameter
+
+
+class Linear(Cut):
+    """x W' + b, as `torch.nn.Linear`, over the mesh.
+
+    On a grid inputs and outputs are cut alike, and layers follow each other in any order. On a line `cut` says what is cut:
+    "outputs", which takes whole activations and gives cut ones, or "inputs", which takes these and gives whole ones. Two
+    layers so paired need no collective between them.
+
+    Args:
+        inputs: features, whole.
+        outputs: features, whole.
+        mesh: the workers.
+        cut: on a line; a grid does not need it.
+        bias: whether there is one.
+        deviation: of the weight's first values; None: inputs ** -0.5.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        mesh: Mesh,
+        *,
+        cut: str = "outputs",
+        bias: bool = True,
+        deviation: float | None = None,
+    ) -> None:
+        super().__init__(mesh)
+        if cut not in ("inputs", "outputs"):
+            raise UsageError(f"A linear layer has no {cut!r} to cut: choose 'inputs' or 'outputs'.")
+        self.cut = cut
+        if mesh.is_line:
+            weight = mesh.placement("line") if cut == "outputs" else mesh.placement(None, "line")
+            vector = mesh.placement("line") if cut == "outputs" else mesh.placement()
+        else:
+            weight = mesh.placement("column", "row", batch=("depth",))
+            vector = mesh.placement("column", batch=_BATCH)
+        self._add("weight", (outputs, inputs), weight, deviation=inputs**-0.5 if deviation is None else deviation)
+        self.bias: nn.Parameter | None
+        if bias:
+            self._add("bias", (outputs,), vector)
+        else:
+            self.bias = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., inputs) -> (..., outputs), of which this worker has its parts."""
+        weight = self._used("weight")
+        bias = None if self.bias is None else self._used("bias")
+        if self.mesh.hidden.size == 1:
+            return F.linear(x, weight, bias)
+        if not self.mesh.is_line:
+            return _apply(GridLinear, x, weight, bias, self.mesh)
+        return _apply(ColumnLinear if self.cut == "outputs" else RowLinear, x, weight, bias, self.mesh.hidden)
+
+
+class LayerNorm(Cut):
+    """As `torch.nn.LayerNorm` over the last dimension. On a grid, two numbers per token are added up along the row.
+
+    Args:
+        features: whole.
+        mesh: the workers.
+        epsilon: added to the variance.
+    """
+
+    def __init__(self, features: int, mesh: Mesh, *, epsilon: float = 1e-5) -> None:
+        super().__init__(mesh)
+        placement = mesh.placement() if mesh.is_line else mesh.placement("column", batch=_BATCH)
+        self.epsilon = epsilon
+        self._add("weight", (features,), placement, mean=1.0)
+        self._add("bias", (features,), placement)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., features), and so is what comes out."""
+        weight, bias = self._used("weight"), self._used("bias")
+        if self.mesh.is_line or self.mesh.hidden.size == 1:
+            return F.layer_norm(x, weight.shape, weight, bias, self.epsilon)
+        return _apply(GridNorm, x, weight, bias, self.mesh.hidden, self.epsilon)
+
+
+class Embedding(Cut):
+    """As `torch.nn.Embedding`, its vocabulary cut over a line or a grid's rows, its features over columns.
+
+    Args:
+        vocabulary: rows; pad it to a multiple of what it is cut into.
+        features: whole.
+        mesh: the workers.
+        deviation: of the first values.
+    """
+
+    def __init__(self, vocabulary: int, features: int, mesh: Mesh, *, deviation: float = 0.02) -> None:
+        super().__init__(mesh)
+        placement = mesh.placement("line") if mesh.is_line else mesh.placement("row", "column", batch=("depth",))
+        self._add("weight", (vocabulary, features), placement, deviation=deviation)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens (batch, length) of this worker's part of the batch -> (batch, length, features)."""
+        weight = self._used("weight")
+        if self.mesh.hidden.size == 1:
+            return F.embedding(tokens, weight)
+        if self.mesh.is_line:
+            return _apply(LineEmbedding, tokens, weight, self.mesh.hidden)
+        return _apply(GridEmbedding, tokens, weight, self.mesh)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The output layer that shares this table: (..., features) -> (..., vocabulary), cut as `cross_entropy` wants it."""
+        weight = self._used("weight")
+        if self.mesh.hidden.size == 1:
+            return F.linear(x, weight)
+        if self.mesh.is_line:
+            return _apply(ColumnLinear, x, weight, None, self.mesh.hidden)
+        return _apply(GridLogits, x, weight, self.mesh)
+
+
+class PositionEmbedding(Cut):
+    """A learned vector for each place in a sequence; only its features are cut.
+
+    Args:
+        length: of the longest sequence.
+        features: whole.
+        mesh: the workers.
+        deviation: of the first values.
+    """
+
+    def __init__(self, length: int, features: int, mesh: Mesh, *, deviation: float = 0.02) -> None:
+        super().__init__(mesh)
+        placement = mesh.placement() if mesh.is_line else mesh.placement(None, "column", batch=_BATCH)
+        self._add("weight", (length, features), placement, deviation=deviation)
+
+    def forward(self, length: int) -> Tensor:
+        """The first `length` vectors, (length, features)."""
+        return self._used("weight")[:length]
+
+
+class Dropout(nn.Module):
+    """As `torch.nn.Dropout`, whose mask is a function of element and call, so that the mesh does not change it.
+
+    Args:
+        probability: that an element is zero.
+        mesh: the workers.
+        axis: along which `cut_dim` is cut; None: this worker has all of it.
+        cut_dim: a dimension of what it is given. Dimension 0 is the batch.
+    """
+
+    def __init__(self, probability: float, mesh: Mesh, *, axis: str | None = None, cut_dim: int = -1) -> None:
+        super().__init__()
+        if not 0 <= probability < 1:
+            raise UsageError(f"Dropout's probability is {probability}: give a number from 0 on and below 1.")
+        self.probability, self.mesh, self.axis, self.cut_dim = probability, mesh, axis, cut_dim
+        self._stream = mesh.new_stream()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.calls: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of the same shape; in evaluation as it is."""
+        if not self.training or not self.probability:
+            return x
+        whole, first = list(x.shape), [0] * x.dim()
+        whole[0], first[0] = x.shape[0] * self.mesh.shape.batch_parts, x.shape[0] * self.mesh.batch_part
+        if self.axis is not None:
+            axis, size = self.mesh.axes[self.axis], x.shape[self.cut_dim]
+            whole[self.cut_dim], first[self.cut_dim] = size * axis.size, size * axis.index
+        seed = (*self._stream, int(self.calls))
+        self.calls += 1
+        return dropout_part(x, seed, whole, first, self.probability)
+
+
+class MLP(nn.Module):
+    """Two linear layers with GELU between them, and dropout after.
+
+    Args:
+        features: whole, of inputs and outputs.
+        hidden: whole, between the layers.
+        mesh: the workers.
+        dropout: its probability.
+    """
+
+    def __init__(self, features: int, hidden: int, mesh: Mesh, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.wide = Linear(features, hidden, mesh)
+        self.narrow = Linear(hidden, features, mesh, cut="inputs")
+        self.dropout = _stream_dropout(dropout, mesh)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., features), and so is what comes out."""
+        return self.dropout(self.narrow(F.gelu(self.wide(x))))
+
+
+class Attention(nn.Module):
+    """Attention with several heads, which are cut over a line or a grid's columns: between the two products all is local.
+
+    The rows of `qkv.weight` are by head: a head's queries, keys and values, then the next head's.
+
+    Args:
+        features: whole.
+        heads: whole; the mesh must divide them.
+        mesh: the workers.
+        is_causal: whether a token sees only those up to its own place.
+        dropout: its probability, on the attention's weights and on what comes out.
+    """
+
+    def __init__(self, features: int, heads: int, mesh: Mesh, *, is_causal: bool = True, dropout: float = 0.0) -> None:
+        super().__init__()
+        if features % heads:
+            raise UsageError(f"{features} features are no multiple of {heads} heads: choose one.")
+        if heads < mesh.hidden.size:
+            raise UsageError(
+                f"An attention of {heads} heads cannot be cut over {mesh.hidden.size} workers, which need a head each: choose"
+                f" at least {mesh.hidden.size} heads, or another mesh."
+            )
+        self.heads = divided(heads, mesh.hidden.size, "a number of heads")
+        self.is_causal = is_causal
+        self.qkv = Linear(features, 3 * features, mesh)
+        self.out = Linear(features, features, mesh, cut="inputs")
+        self.weights_dropout = Dropout(dropout, mesh, axis=mesh.hidden_axis, cut_dim=1)
+        self.dropout = _stream_dropout(dropout, mesh)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, features), and so is what comes out."""
+        query, key, value = self.qkv(x).unflatten(-1, (self.heads, 3, -1)).permute(3, 0, 2, 1, 4)
+        if self.training and self.weights_dropout.probability:
+            scores = query @ key.mT / math.sqrt(query.shape[-1])
+            if self.is_causal:
+                later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
+                scores = scores.masked_fill(later, -math.inf)
+            attended = self.weights_dropout(scores.softmax(-1)) @ value
+        else:
+            attended = F.scaled_dot_product_attention(query, key, value, is_causal=self.is_causal)
+        return self.dropout(self.out(attended.transpose(1, 2).flatten(2)))
+
+
+class Block(nn.Module):
+    """A transformer's layer: attention, then an MLP of four times the features, each after a normalisation and added.
+
+    Args:
+        features: whole.
+        heads: whole.
+        mesh: the workers.
+        is_causal: as `Attention`.
+        dropout: its probability.
+    """
+
+    def __init__(self, features: int, heads: int, mesh: Mesh, *, is_causal: bool = True, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.attention_norm = LayerNorm(features, mesh)
+        self.attention = Attention(features, heads, mesh, is_causal=is_causal, dropout=dropout)
+        self.mlp_norm = LayerNorm(features, mesh)
+        self.mlp = MLP(features, 4 * features, mesh, dropout=dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, features), and so is what comes out."""
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, mesh: Mesh) -> Tensor:
+    """The mean over the whole batch, the same number on every worker.
+
+    Args:
+        logits: (..., vocabulary), cut over the vocabulary, of this worker's part of the batch.
+        targets: (...), of that part; each is a token of the whole vocabulary.
+        mesh: the workers.
+    """
+    if mesh.shape.workers == 1:
+        return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
+    return _apply(VocabularyLoss, logits, targets, mesh, targets.numel() * mesh.shape.batch_parts)
+
+
+def cut_modules(model: nn.Module) -> Iterator[tuple[str, Cut]]:
+    """The modules with parameters on a mesh, by name."""
+    for name, module in model.named_modules():
+        if isinstance(module, Cut):
+            yield name, module
+
+
+def _stream_dropout(probability: float, mesh: Mesh) -> Dropout:
+    """Of activations between layers."""
+    return Dropout(probability, mesh, axis=None if mesh.is_line else mesh.hidden_axis)
+
+
+def _apply(function: type[torch.autograd.Function], *arguments: object) -> Tensor:
+    output = function.apply(*arguments)
+    assert isinstance(output, Tensor)
+    return output

@@ -1,0 +1,166 @@
+"""Workers as a line or a grid: who this one is, and how it reaches the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.errors import UsageError, shown
+from paceline.membership.rendezvous import own_part
+from paceline.model_parallel.tensor.axes import Alone, Axis, GroupAxis
+from paceline.model_parallel.tensor.gradients import GradientSums
+from paceline.model_parallel.tensor.placement import Placement, divided
+from paceline.model_parallel.tensor.shapes import Grid, Line, parse_mesh
+from paceline.transport.roll_call import RollCall
+
+__all__ = ["Mesh", "Mode"]
+
+Mode = Literal["allgather", "summa"]
+
+_ANSWER_S = 5.0  # a layer's computing between two collectives may take some of it
+
+
+class Mesh:
+    """The workers of a tensor-parallel model, seen from one of them.
+
+    `Mesh.open` makes it from torch.distributed's workers; layers are given it. Worker number k q^2 + i q + j of a grid is in
+    row i, column j, layer k of the depth. Along the axis "column" the column differs, so those workers share a row.
+
+    Args:
+        shape: a line or a grid.
+        axes: "line", or "depth", "row" and "column"; and "world", all workers.
+        mode: how products on a grid are made. "allgather" collects a row's blocks and a column's, and multiplies once;
+            "summa" is the papers' loop of broadcasts, whose two buffers take less memory and whose messages are as many bytes.
+        seed: of parameters and dropout.
+        bucket_bytes: of gradients that are added up along the depth at once.
+
+    Attributes:
+        shape, axes, mode, seed: as given.
+        gradients: makes them sums, where that is needed.
+    """
+
+    def __init__(
+        self,
+        shape: Line | Grid,
+        axes: Mapping[str, Axis],
+        *,
+        mode: Mode = "allgather",
+        seed: int = 0,
+        bucket_bytes: int = 25 << 20,
+    ) -> None:
+        if mode not in ("allgather", "summa"):
+            raise UsageError(f"{shown(mode)} is no mode of products: choose 'allgather' or 'summa'.")
+        if mode == "summa" and isinstance(shape, Line):
+            raise UsageError("A line multiplies without broadcasts: leave out mode='summa', or give a grid (q=2).")
+        self.shape = shape
+        self.axes = dict(axes)
+        self.mode: Mode = mode
+        self.seed = seed
+        self.gradients = GradientSums(self.axes, bucket_bytes)
+        self._streams = 0
+
+    @staticmethod
+    def open(
+        shape: Line | Grid | str, *, mode: Mode = "allgather", seed: int = 0, bucket_bytes: int = 25 << 20
+    ) -> Mesh:
+        """Over all of torch.distributed's workers, whose default group must be there; without one, a mesh of one worker.
+
+        Raises:
+            UsageError: the mesh has another size.
+        """
+        shape = parse_mesh(shape) if isinstance(shape, str) else shape
+        workers = dist.get_world_size() if dist.is_initialized() else 1
+        if workers != shape.workers:
+            raise UsageError(
+                f"{str(shape).capitalize()} needs {shape.workers} workers, and there are {workers}: start"
+                f" {shape.workers} (torchrun --nproc-per-node {shape.workers}), or choose another mesh."
+            )
+        roll_call = _roll_call(workers) if workers > 1 else None
+        axes: dict[str, Axis] = {"world": _axis([range(workers)], "mesh", roll_call)}
+        for name, lists in _members(shape).items():
+            axes[name] = _axis(lists, name, roll_call)
+        return Mesh(shape, axes, mode=mode, seed=seed, bucket_bytes=bucket_bytes)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Mesh:
+        return self  # a copy of a model is on the same workers
+
+    @property
+    def hidden(self) -> Axis:
+        """Along which features, heads and the vocabulary are cut."""
+        return self.axes[self.hidden_axis]
+
+    @property
+    def hidden_axis(self) -> str:
+        """Its name."""
+        return "line" if self.is_line else "column"
+
+    @property
+    def is_line(self) -> bool:
+        """Whether matrices are cut in one dimension."""
+        return isinstance(self.shape, Line)
+
+    @property
+    def batch_part(self) -> int:
+        """Which part of the batch this worker has."""
+        if isinstance(self.shape, Line):
+            return 0
+        return self.axes["depth"].index * self.shape.q + self.axes["row"].index
+
+    def local_batch(self, whole: Tensor) -> Tensor:
+        """This worker's part (its own, ...) of a batch (samples, ...) that all workers have, a view.
+
+        Raises:
+            UsageError: the mesh does not divide it.
+        """
+        size = divided(len(whole), self.shape.batch_parts, "a batch")
+        return whole.narrow(0, self.batch_part * size, size)
+
+    def local_features(self, whole: Tensor) -> Tensor:
+        """On a grid this worker's part of the last dimension, a view; all of it on a line."""
+        if self.is_line:
+            return whole
+        size = divided(whole.shape[-1], self.hidden.size, "a number of features")
+        return whole.narrow(-1, self.hidden.index * size, size)
+
+    def sum_over_batch(self, x: Tensor) -> Tensor:
+        """`x`, added up in place over the workers that have the other samples."""
+        for name in () if self.is_line else ("row", "depth"):
+            self.axes[name].start_all_reduce(x).wait()
+        return x
+
+    def placement(self, *cuts: str | None, batch: tuple[str, ...] = ()) -> Placement:
+        """Of a tensor whose dimensions are cut along these axes, and whose gradients are partial along those."""
+        return Placement(tuple((at, axis) for at, axis in enumerate(cuts) if axis is not None), batch)
+
+    def new_stream(self) -> tuple[int, int]:
+        """The seed of the next parameter or dropout; models that are built alike get the same ones on every mesh."""
+        self._streams += 1
+        return self.seed, self._streams
+
+
+def _members(shape: Line | Grid) -> dict[str, list[list[int]]]:
+    """Of each axis: its groups of workers, in order."""
+    if isinstance(shape, Line):
+        return {"line": [list(range(shape.workers))]}
+    number = torch.arange(shape.workers).view(shape.depth, shape.q, shape.q)
+    return {
+        name: number.movedim(at, -1).reshape(-1, number.shape[at]).tolist()
+        for at, name in enumerate(("depth", "row", "column"))
+    }
+
+
+def _axis(lists: list[Any], name: str, roll_call: RollCall | None) -> Axis:
+    if roll_call is None or len(lists[0]) == 1:
+        return Alone()
+    group, _ = dist.new_subgroups_by_enumeration([list(members) for members in lists])
+    return GroupAxis(group, name, roll_call)
+
+
+def _roll_call(workers: int) -> RollCall:
+    """In the default group's store; who has given up once has done so on all meshes of these workers."""
+    store = own_part(dist.distributed_c10d._get_default_store(), "mesh")
+    return RollCall(store, dist.get_rank(), workers, answer_s=_ANSWER_S)

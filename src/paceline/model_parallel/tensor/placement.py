@@ -1,0 +1,75 @@
+"""Where the parts of a whole tensor are on a mesh, and along which axes its gradients are partial sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.errors import UsageError
+from paceline.model_parallel.tensor.axes import Axis
+
+__all__ = ["REPLICATED", "Placement", "part_of"]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How a parameter lies on a mesh.
+
+    Args:
+        cuts: (dimension, axis): that dimension is cut into equal parts along that axis.
+        summed: axes along which each worker's gradient is of its own samples only, so that the parameter's is the sum. Along
+            any other axis that cuts nothing, parameter and gradient are the same on all workers.
+    """
+
+    cuts: tuple[tuple[int, str], ...] = ()
+    summed: tuple[str, ...] = ()
+
+    def local_shape(self, shape: tuple[int, ...], axes: Mapping[str, Axis], what: str) -> tuple[int, ...]:
+        """Of this worker's part.
+
+        Raises:
+            UsageError: a dimension does not divide.
+        """
+        local = list(shape)
+        for dimension, axis in self.cuts:
+            local[dimension] = divided(shape[dimension], axes[axis].size, what)
+        return tuple(local)
+
+    def cut(self, whole: Tensor, axes: Mapping[str, Axis]) -> Tensor:
+        """This worker's part, a view."""
+        for dimension, axis in self.cuts:
+            whole = part_of(whole, axes[axis], dimension)
+        return whole
+
+    def gather(self, local: Tensor, axes: Mapping[str, Axis]) -> Tensor:
+        """The whole tensor, on every worker; all workers call it together."""
+        for dimension, axis in self.cuts:
+            local = torch.cat(axes[axis].all_gather(local).unbind(), dim=dimension)
+        return local
+
+    def is_counted(self, axes: Mapping[str, Axis]) -> bool:
+        """Whether this worker is the one, of those that have the same part, whose part counts."""
+        cut_along = {axis for _, axis in self.cuts}
+        return all(axis.index == 0 for name, axis in axes.items() if name not in cut_along)
+
+
+REPLICATED = Placement()
+
+
+def part_of(whole: Tensor, axis: Axis, dimension: int) -> Tensor:
+    """This worker's part of a dimension, a view."""
+    size = divided(whole.shape[dimension], axis.size, "a tensor's dimension")
+    return whole.narrow(dimension, axis.index * size, size)
+
+
+def divided(size: int, parts: int, what: str) -> int:
+    """Raises UsageError where it does not divide."""
+    if size % parts:
+        raise UsageError(
+            f"{what[0].upper()}{what[1:]} of {size} cannot be cut into {parts} equal parts: choose a multiple of {parts}, or"
+            " another mesh."
+        )
+    return size // parts

@@ -1,0 +1,111 @@
+"""The three products of a matrix cut over a grid, each by all-gathers or as a loop of broadcasts (SUMMA).
+
+Worker (i, j) has part j of the features of an activation X (tokens, features), and block (i, j) of a weight W (inputs,
+outputs):
+
+    multiply              Y_j = sum_t X_t W_tj        X_t from column t, W_tj from row t
+    multiply_transposed   Y_t = sum_j X_j W_tj'       W_tj from row t; added up along the row, into column t
+    weight_gradient       G_tj = sum_i X_t' Y_j       X_t from column t; added up along the column, into row t
+
+Both ways move the same elements. The loop has two blocks at a time instead of q, and multiplies one while the next comes.
+A weight may be stored as its transpose (outputs, inputs), as PyTorch's linear layers do: `turned`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from paceline.model_parallel.tensor.axes import Axis, Started
+from paceline.model_parallel.tensor.mesh import Mesh
+
+__all__ = ["multiply", "multiply_transposed", "weight_gradient"]
+
+
+def multiply(x: Tensor, weight: Tensor, mesh: Mesh, *, turned: bool) -> Tensor:
+    """X W, (tokens, outputs / q) of `x` (tokens, inputs / q)."""
+    columns, rows = mesh.axes["column"], mesh.axes["row"]
+    if mesh.mode == "allgather":
+        whole_x = _side_by_side(columns.all_gather(x))
+        blocks = rows.all_gather(weight)
+        return whole_x @ (_side_by_side(blocks).T if turned else blocks.flatten(0, 1))
+    y = None
+    for x_t, w_t in zip(_blocks(x, columns), _blocks(weight, rows), strict=True):
+        w_t = w_t.T if turned else w_t
+        y = x_t @ w_t if y is None else y.addmm_(x_t, w_t)
+    assert y is not None
+    return y
+
+
+def multiply_transposed(x: Tensor, weight: Tensor, mesh: Mesh, *, turned: bool) -> Tensor:
+    """X W', (tokens, inputs / q) of `x` (tokens, outputs / q)."""
+    columns, rows = mesh.axes["column"], mesh.axes["row"]
+    if mesh.mode == "allgather":
+        blocks = rows.all_gather(weight)
+        return columns.reduce_scatter(x @ (blocks if turned else blocks.mT))
+    return _reduced((x @ (w_t if turned else w_t.T) for w_t in _blocks(weight, rows)), columns)
+
+
+def weight_gradient(x: Tensor, y: Tensor, mesh: Mesh, *, turned: bool) -> Tensor:
+    """X' Y, a block as the weight's, of `x` (tokens, inputs / q) and `y` (tokens, outputs / q)."""
+    columns, rows = mesh.axes["column"], mesh.axes["row"]
+    if mesh.mode == "allgather":
+        blocks = columns.all_gather(x)
+        return rows.reduce_scatter(y.T @ blocks if turned else blocks.mT @ y)
+    return _reduced((y.T @ x_t if turned else x_t.T @ y for x_t in _blocks(x, columns)), rows)
+
+
+def _side_by_side(blocks: Tensor) -> Tensor:
+    """(q, rows, columns) -> (rows, q columns)."""
+    return blocks.transpose(0, 1).flatten(1)
+
+
+def _blocks(mine: Tensor, axis: Axis) -> Iterator[Tensor]:
+    """The block of each worker along the axis in turn; the next is on its way while one is used."""
+    mine = mine.contiguous()
+    buffers: list[Tensor | None] = [None, None]
+
+    def start(t: int) -> tuple[Tensor, Started]:
+        if t == axis.index:
+            block = mine
+        else:
+            if (buffer := buffers[t % 2]) is None:
+                buffer = buffers[t % 2] = torch.empty_like(mine)
+            block = buffer
+        return block, axis.start_broadcast(block, t)
+
+    ahead = start(0)
+    for t in range(axis.size):
+        block, started = ahead
+        started.wait()
+        if t + 1 < axis.size:
+            ahead = start(t + 1)
+        yield block
+
+
+def _reduced(products: Iterator[Tensor], axis: Axis) -> Tensor:
+    """Of the t-th product, the sum over the axis is worker t's; one travels while the next is computed."""
+    mine = before = None
+    for t, product in enumerate(products):
+        if before is not None:
+            before.wait()
+        product = product.contiguous()
+        before = _Held(product, axis.start_reduce(product, t))
+        if t == axis.index:
+            mine = product
+    assert before is not None
+    assert mine is not None
+    before.wait()
+    return mine
+
+
+class _Held:
+    """A product that must live while it travels."""
+
+    def __init__(self, product: Tensor, started: Started) -> None:
+        self._product, self._started = product, started
+
+    def wait(self) -> None:
+        self._started.wait()

@@ -1,0 +1,206 @@
+"""A cut model and its optimizer as whole tensors, which any other mesh can load; the gradient's norm, over all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from paceline.errors import UsageError
+from paceline.model_parallel.tensor.layers import cut_modules
+from paceline.model_parallel.tensor.mesh import Mesh
+from paceline.model_parallel.tensor.placement import Placement
+from paceline.optim.settings import check_elementwise
+
+__all__ = [
+    "check_model",
+    "clip_grad_norm",
+    "full_optimizer_state",
+    "full_state_dict",
+    "load_full_optimizer_state",
+    "load_full_state_dict",
+    "sharded_state_dict",
+]
+
+
+def check_model(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Refuses what a mesh would train wrongly.
+
+    Raises:
+        UsageError: a parameter of no layer of ours, one cut in two ways, one of a half type, or an optimizer whose update of
+            an element depends on others.
+    """
+    _placed(model)
+    for name, parameter in model.named_parameters():
+        if parameter.dtype.itemsize < torch.float32.itemsize:
+            raise UsageError(
+                f"{name} is {parameter.dtype}, in which sums over workers lose most digits: keep it in float32."
+            )
+    if optimizer is not None:
+        check_elementwise(optimizer, "{optimizer} may look at more of a matrix than the part that a worker has")
+
+
+def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """Whole tensors by name, on every worker; all workers call it together.
+
+    Costs: memory for the whole model on each worker.
+    """
+    mesh, placed = _placed(model)
+    state = model.state_dict()
+    return {name: _placement(name, placed).gather(tensor, mesh.axes).clone() for name, tensor in state.items()}
+
+
+def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Each worker takes its parts of whole tensors, whichever mesh they were saved on.
+
+    Raises:
+        UsageError: names or shapes are of another model.
+    """
+    mesh, placed = _placed(model)
+    own = model.state_dict()
+    if differing := sorted(own.keys() ^ state.keys()):
+        raise UsageError(f"The saved state is of another model: {differing[0]} is in one of them only.")
+    for name, tensor in own.items():
+        tensor.copy_(_part(name, state[name], tensor.shape, mesh, placed))
+
+
+def sharded_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """DTensors on the parameters' own memory, for `torch.distributed.checkpoint`, so that no worker has the whole model.
+
+    `dcp.load` into that of a model on another mesh fills its parameters. All workers call it together; it makes process
+    groups. The optimizer's state is not in it.
+    """
+    mesh, placed = _placed(model)
+    if mesh.shape.workers == 1:
+        return dict(model.state_dict())
+    names = ("line",) if mesh.is_line else ("depth", "row", "column")
+    device = next(model.parameters()).device.type
+    devices = init_device_mesh(device, tuple(mesh.axes[name].size for name in names), mesh_dim_names=names)
+    state: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        dimension = {axis: at for at, axis in _placement(name, placed).cuts}
+        where = [Shard(dimension[axis]) if axis in dimension else Replicate() for axis in names]
+        state[name] = DTensor.from_local(tensor, devices, where, run_check=False)
+    return state
+
+
+def full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The optimizer's state with whole tensors and parameters' names, as `torch.distributed.checkpoint.state_dict` has it."""
+    check_model(model, optimizer)
+    mesh, placed = _placed(model)
+    names = _names(model)
+    parameters = {names[id(one)]: one for group in optimizer.param_groups for one in group["params"]}
+    state = {}
+    for name, parameter in parameters.items():
+        state[name] = {
+            key: placed[name].gather(value, mesh.axes).clone() if _is_like(value, parameter) else value
+            for key, value in optimizer.state.get(parameter, {}).items()
+        }
+    groups = [{**group, "params": [names[id(one)] for one in group["params"]]} for group in optimizer.param_groups]
+    return {"state": state, "param_groups": groups}
+
+
+def load_full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Each worker takes its parts; the optimizer has the same groups as the one that was saved.
+
+    Raises:
+        UsageError: it has others.
+    """
+    check_model(model, optimizer)
+    mesh, placed = _placed(model)
+    names = _names(model)
+    groups = [[names[id(one)] for one in group["params"]] for group in optimizer.param_groups]
+    if groups != [group["params"] for group in state["param_groups"]]:
+        raise UsageError("The saved optimizer has other groups of parameters: build this one as that one was built.")
+    number = {name: at for at, name in enumerate(name for group in groups for name in group)}
+    parameters = dict(model.named_parameters())
+    packed = {}
+    for name, saved in state["state"].items():
+        shape = parameters[name].shape
+        packed[number[name]] = {
+            key: _part(name, value, shape, mesh, placed).clone() if torch.is_tensor(value) and value.dim() else value
+            for key, value in saved.items()
+        }
+    settings = [
+        {**saved, "params": [number[name] for name in group]}
+        for saved, group in zip(state["param_groups"], groups, strict=True)
+    ]
+    optimizer.load_state_dict({"state": packed, "param_groups": settings})
+
+
+@torch.no_grad()
+def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
+    """Scales gradients down to a norm of `max_norm` at most, as `torch.nn.utils.clip_grad_norm_` does with the whole model.
+
+    Each element counts once, on however many workers it is; the norm before, which is returned, is the same on all. One
+    all-reduce of a number.
+    """
+    mesh, placed = _placed(model)
+    parameters = {name: one for name, one in model.named_parameters() if one.grad is not None}
+    device = next(iter(parameters.values())).device if parameters else None
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for name, parameter in parameters.items():
+        if placed[name].is_counted({axis: one for axis, one in mesh.axes.items() if axis != "world"}):
+            total += _grad(parameter).double().square().sum()
+    mesh.axes["world"].start_all_reduce(total).wait()
+    norm = total.sqrt()
+    factor = max_norm / (norm + 1e-6)
+    if factor < 1:
+        for parameter in parameters.values():
+            _grad(parameter).mul_(factor.to(parameter.device, parameter.dtype))
+    return norm
+
+
+def _placed(model: nn.Module) -> tuple[Mesh, dict[str, Placement]]:
+    """The model's mesh, and how its parameters lie on it, by name."""
+    mesh: Mesh | None = None
+    placed: dict[int, Placement] = {}
+    for prefix, module in cut_modules(model):
+        mesh = module.mesh
+        for name, placement in module.placements.items():
+            parameter = getattr(module, name)
+            if placed.setdefault(id(parameter), placement) != placement:
+                raise UsageError(
+                    f"{prefix}.{name} is shared with a layer that cuts it in another way: tie an output layer to an embedding"
+                    " with `embedding.logits(x)`, or give each a parameter of its own."
+                )
+    if mesh is None:
+        raise UsageError("The model has no layer on a mesh: build it from those of paceline.model_parallel.")
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in placed:
+            raise UsageError(
+                f"{name} belongs to no layer of paceline.model_parallel, so that its gradient would be this worker's only:"
+                " build the model from its layers."
+            )
+    return mesh, {name: placed[id(one)] for name, one in model.named_parameters(remove_duplicate=False)}
+
+
+def _names(model: nn.Module) -> dict[int, str]:
+    return {id(one): name for name, one in model.named_parameters()}
+
+
+def _placement(name: str, placed: Mapping[str, Placement]) -> Placement:
+    return placed.get(name, Placement())  # buffers are alike on all workers
+
+
+def _part(name: str, whole: Tensor, shape: torch.Size, mesh: Mesh, placed: Mapping[str, Placement]) -> Tensor:
+    part = _placement(name, placed).cut(whole, mesh.axes)
+    if part.shape != shape:
+        raise UsageError(
+            f"The saved {name} is of another model: a worker's part of its shape {tuple(whole.shape)} would be"
+            f" {tuple(part.shape)}, and this model's is {tuple(shape)}."
+        )
+    return part
+
+
+def _is_like(value: object, parameter: nn.Parameter) -> bool:
+    return isinstance(value, Tensor) and value.shape == parameter.shape and value.dim() > 0
+
+
+def _grad(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad

@@ -1,0 +1,67 @@
+"""What a notebook's cell shows of a run: the live table, and at the end the answer, the loss and the figures."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+from rich.console import Console, Group
+from rich.text import Text
+
+from paceline.observe.answer import answer
+from paceline.observe.drawing import thin
+from paceline.observe.markup import escape
+from paceline.observe.progress import Progress, render
+from paceline.observe.report import runs_table
+from paceline.observe.words import number_text, seconds_text
+from paceline.records.run_data import RunData
+from paceline.records.summary import WINDOW, loss_curve
+
+__all__ = ["progress_html", "run_html"]
+
+_COLUMNS = 100
+_WIDTH, _HEIGHT, _MARGIN = 640, 220, 34
+_MAX_POINTS = 400
+
+
+def progress_html(progress: Progress, title: str = "", messages: Sequence[str] = ()) -> str:
+    """The live table as a piece of HTML, below what was to be told."""
+    console = Console(file=io.StringIO(), record=True, width=_COLUMNS, force_jupyter=False, highlight=False)
+    console.print(Group(*map(Text, messages), render(progress, title)))
+    frame = '<pre style="line-height: normal; white-space: pre; overflow-x: auto">{code}</pre>'
+    return console.export_html(inline_styles=True, code_format=frame)
+
+
+def run_html(run: RunData) -> str:
+    """The answer, the curve of the training loss, and the table of figures, as a piece of HTML without scripts."""
+    result = {**run.config, **run.result}
+    said = "".join(f"<p>{escape(one)}</p>" for one in answer([result]))
+    return f"<div>{said}{_curve(run)}{runs_table([result])}</div>"
+
+
+def _curve(run: RunData) -> str:
+    """Mean of the last losses against time, in one line; nothing where there are no losses."""
+    curve = loss_curve(run.records, gossip=bool(run.result.get("gossip")))
+    usable = np.isfinite(curve.average)
+    time_s, loss = curve.time_s[usable], curve.average[usable]
+    if len(loss) < 2:
+        return ""
+    kept = thin(len(loss), _MAX_POINTS)
+    time_s, loss = time_s[kept], loss[kept]
+    most_s, highest = float(time_s.max()) or 1.0, float(loss.max()) or 1.0
+    x = _MARGIN + (_WIDTH - 2 * _MARGIN) * time_s / most_s
+    y = _HEIGHT - _MARGIN - (_HEIGHT - 2 * _MARGIN) * loss / highest
+    points = " ".join(f"{across:.1f},{down:.1f}" for across, down in zip(x, y, strict=True))
+    bottom, right = _HEIGHT - _MARGIN, _WIDTH - _MARGIN
+    title = f"Training loss, mean of the last {WINDOW} batches applied, against time"
+    words = 'font-size="12" fill="currentColor"'
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img" aria-label="{title}">'
+        f'<path d="M{_MARGIN},{_MARGIN}V{bottom}H{right}" fill="none" stroke="currentColor" stroke-opacity="0.4"/>'
+        f'<polyline points="{points}" fill="none" stroke="#3987e5" stroke-width="2"/>'
+        f'<text x="{_MARGIN}" y="20" {words}>{title}</text>'
+        f'<text x="{_MARGIN - 4}" y="{_MARGIN + 8}" text-anchor="end" {words}>{number_text(highest)}</text>'
+        f'<text x="{_MARGIN - 4}" y="{bottom}" text-anchor="end" {words}>0</text>'
+        f'<text x="{right}" y="{bottom + 18}" text-anchor="end" {words}>{seconds_text(most_s)}</text></svg>'
+    )

@@ -1,0 +1,51 @@
+"""Who shows a run's progress now and then: not every time that it is told of it, and the last time in any case."""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from paceline.observe.progress import Progress
+
+__all__ = ["Throttled"]
+
+
+class Throttled(ABC):
+    """Shows progress at most once in `every_s` seconds, and what it was told last as its `with` block ends.
+
+    Args:
+        every_s: the least time from one to the next, in seconds.
+        now_s: for tests; a monotonic clock.
+    """
+
+    def __init__(self, every_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._every_s = every_s
+        self._now_s = now_s
+        self._shown_s = -math.inf
+        self._last: Progress | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._show_last()
+
+    def update(self, progress: Progress) -> None:
+        """Shows `progress`, unless another was shown just now."""
+        self._last = progress
+        if self._now_s() - self._shown_s >= self._every_s:
+            self._shown_s = self._now_s()
+            self._show(progress)
+
+    def _show_last(self) -> None:
+        if self._last is not None:
+            self._show(self._last)
+
+    @abstractmethod
+    def _show(self, progress: Progress) -> None: ...

@@ -1,0 +1,92 @@
+"""Outer optimizers: what becomes of the parameters that all workers agree on, as the mean of their changes arrives.
+
+Pure functions on vectors (n,): nothing is written in place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+
+from paceline.specs.bounds import ABOVE_0, DECAY
+from paceline.specs.registry import Registry
+from paceline.specs.types import check_fields
+
+__all__ = ["Nesterov", "Outer", "OuterSGD", "outer_registry"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    """One step on the common parameters. Weight decay is the inner optimizer's."""
+
+    rate: Annotated[float, ABOVE_0] = 1.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether a step needs the momentum that the one before it has left."""
+        return False
+
+    def step(
+        self, x: torch.Tensor, change: torch.Tensor, momentum: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The parameters (n,) after a step, and its momentum (n,).
+
+        Args:
+            x: the common parameters, from which the workers began.
+            change: x minus the mean of the workers' parameters: the outer gradient.
+            momentum: of the step before; None: of rest.
+        """
+        raise TypeError(f"{type(self).__name__} must define step")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OuterSGD(Outer):
+    """x - rate * change; with rate 1 that is the mean of the workers' parameters: local SGD.
+
+    Args:
+        rate: of the step.
+    """
+
+    def step(
+        self, x: torch.Tensor, change: torch.Tensor, momentum: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As of `Outer`."""
+        return torch.sub(x, change, alpha=self.rate), None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nesterov(Outer):
+    """Nesterov's momentum, as `torch.optim.SGD(nesterov=True)` has it: m = mu m + change; x - rate (change + mu m).
+
+    Its first step is 1 + mu times as long as one without momentum, so rates of two momenta are not compared as they are.
+
+    Args:
+        rate: of the step.
+        momentum: mu.
+    """
+
+    rate: Annotated[float, ABOVE_0] = 0.7
+    momentum: Annotated[float, DECAY] = 0.9
+
+    @property
+    def has_momentum(self) -> bool:
+        """It has."""
+        return True
+
+    def step(
+        self, x: torch.Tensor, change: torch.Tensor, momentum: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As of `Outer`."""
+        m = change if momentum is None else torch.add(change, momentum, alpha=self.momentum)
+        direction = torch.add(change, m, alpha=self.momentum)
+        return torch.sub(x, direction, alpha=self.rate), m
+
+
+outer_registry = Registry("outer optimizer")
+outer_registry.register("sgd", OuterSGD)
+outer_registry.register("nesterov", Nesterov)

@@ -1,0 +1,101 @@
+"""How many of a round's samples each worker gets, where they are dealt by speed: whole numbers, the same on all workers."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from functools import lru_cache
+
+__all__ = ["RoundShares", "divided", "num_parts"]
+
+_CHANGES_KEPT = 64  # one every few rounds at most, and batches are claimed at most 128 rounds ahead
+
+
+@lru_cache(maxsize=16)  # workers that are simulated all ask for the same
+def divided(total: int, weights: tuple[int, ...]) -> tuple[int, ...]:
+    """Whole numbers that add up to `total`, in proportion to the weights, each at least 1; of fewer samples the first get 1.
+
+    What is left after rounding down goes to the largest remainders, of equal ones to the lowest numbers. All in integers:
+    exact, whatever the machine.
+
+    >>> divided(10, (2, 1, 0))
+    (6, 3, 1)
+    >>> divided(2, (1, 1, 5))
+    (1, 1, 0)
+    """
+    if total < len(weights):
+        return tuple(int(place < total) for place in range(len(weights)))
+    whole = sum(weights)
+    above = [max(0, total * weight - whole) for weight in weights]  # what is due beyond the first sample, times `whole`
+    spare, due = total - len(weights), sum(above)
+    if not due:  # no weights, or one sample for each
+        above, due = [1] * len(weights), len(weights)
+    sizes = [1 + spare * one // due for one in above]
+    by_remainder = sorted(range(len(weights)), key=lambda place: -(spare * above[place] % due))
+    for place in by_remainder[: total - sum(sizes)]:
+        sizes[place] += 1
+    return tuple(sizes)
+
+
+def num_parts(samples: int, batch_size: int, num_workers: int) -> int:
+    """Batches in an epoch of so many samples: every worker has one in each round, if the last has a sample for each."""
+    rounds = -(-samples // (num_workers * batch_size))
+    return (rounds - 1) * num_workers + min(num_workers, samples - (rounds - 1) * num_workers * batch_size)
+
+
+class RoundShares:
+    """The sizes of all workers' batches, round after round, and how long this worker takes per sample.
+
+    All begin with equal batches. Every worker keeps a copy; as all change theirs alike, and from the same round on, they cut
+    every round alike.
+
+    Args:
+        worker_id: this worker.
+        num_workers: of the run.
+
+    Attributes:
+        sizes: of the batches of a whole round, as they were changed last.
+        next_round: the first round of which this worker has not claimed its batch.
+    """
+
+    def __init__(self, worker_id: int, num_workers: int) -> None:
+        self.worker_id, self.num_workers = worker_id, num_workers
+        self.sizes: tuple[int, ...] = (1,) * num_workers
+        self.next_round = 0
+        self._changes: deque[tuple[int, tuple[int, ...]]] = deque([(0, self.sizes)], _CHANGES_KEPT)
+        self._times_s: list[float] = []  # per sample
+
+    def know_batch_size(self, batch_size: int) -> None:
+        """As the loop asks for it: the mean size of a whole round's batches."""
+        if self._changes[-1][0] == 0:
+            self.sizes = (batch_size,) * self.num_workers
+            self._changes[-1] = (0, self.sizes)
+
+    def part(self, round: int, samples: int, worker_id: int | None = None) -> range:
+        """Which samples of a round that has so many are a worker's; by default this one's."""
+        worker_id = self.worker_id if worker_id is None else worker_id
+        sizes = next(
+            sizes for first, sizes in reversed(self._changes) if first <= round or first == self._changes[0][0]
+        )
+        if samples != sum(sizes):
+            sizes = divided(samples, sizes)
+        first = sum(sizes[:worker_id])
+        return range(first, first + sizes[worker_id])
+
+    def change(self, sizes: tuple[int, ...], from_round: int) -> None:
+        """Batches have these sizes from a round on, of which no worker has claimed its batch."""
+        self.sizes = sizes
+        self._changes.append((from_round, sizes))
+
+    def note(self, samples: int, work_s: float) -> None:
+        """This worker has spent so much time on a step's samples, waiting left out."""
+        self._times_s.append(work_s / samples)
+
+    def time_per_sample_s(self) -> float:
+        """Median of the steps since this was asked last, which a few disturbed ones do not change; 0: there were none.
+
+        Of two in the middle the smaller one: of a run's first four steps, two are often slow.
+        """
+        time_s = statistics.median_low(self._times_s) if self._times_s else 0.0
+        self._times_s.clear()
+        return time_s

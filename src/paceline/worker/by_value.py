@@ -1,0 +1,58 @@
+"""Functions that no other process can import, as those of a notebook or a Python prompt: sent by value, with cloudpickle."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from paceline.errors import UsageError
+
+__all__ = ["pickled_function"]
+
+
+def pickled_function(function: Callable[[], Any]) -> bytes:
+    """The function as bytes: by its name where a process can import that, else by value, with the globals that it uses.
+
+    Raises:
+        UsageError: it has to go by value, and cloudpickle is not installed.
+    """
+    if not _is_interactive():
+        return pickle.dumps(function)
+    written = io.BytesIO()
+    try:
+        _ByName(written).dump(function)
+    except _OnlyHereError:
+        return _cloudpickle().dumps(function)
+    return written.getvalue()
+
+
+def _is_interactive() -> bool:
+    """Whether the main module has no file, from which other processes could import it."""
+    main = sys.modules.get("__main__")
+    return getattr(main, "__file__", None) is None and getattr(main, "__spec__", None) is None
+
+
+class _OnlyHereError(Exception):
+    """Something is defined in the main module."""
+
+
+class _ByName(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        """Called for each function, class and instance."""
+        if getattr(obj, "__module__", None) == "__main__":
+            raise _OnlyHereError
+        return NotImplemented
+
+
+def _cloudpickle() -> Any:
+    try:
+        import cloudpickle  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise UsageError(
+            "The function to train is of a notebook or a prompt, from where worker processes cannot import it: pip install"
+            " 'paceline[notebook]', with which it is sent by value; or define it in a file, or use backend='threads'."
+        ) from error
+    return cloudpickle

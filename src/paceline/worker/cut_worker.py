@@ -1,0 +1,160 @@
+"""A worker under a layout: `attach` cuts the model over the workers of its group, and leaves with the whole one."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.algorithms import Algorithm
+from paceline.errors import RunStopped, UsageError
+from paceline.evaluation.user import Evaluate
+from paceline.membership.environment import Invitation, LaunchedEnvironment, SupervisedEnvironment, WorkerEnvironment
+from paceline.membership.final_mean import LeftWeights
+from paceline.model_parallel.hybrid.choose import FLOPS_PER_S, chosen_layout, counted_s
+from paceline.model_parallel.hybrid.layout import Hybrid, layout_of
+from paceline.model_parallel.hybrid.plan import check_called, plan_cuts
+from paceline.model_parallel.hybrid.worker_part import WorkerPart, check_layout, check_optimizer_of
+from paceline.optim.several_optimizers import SeveralOptimizers
+from paceline.simulator.cluster import Cluster
+from paceline.worker.attach import Worker
+from paceline.worker.memberships.entry import Entry
+from paceline.worker.memberships.membership import Membership
+
+__all__ = ["CutWorker"]
+
+_CHANGED = (
+    "Under a layout each worker has the gradients of its own shards, so that what a loop does to them between backward and"
+    " step would differ: clip by worker.clip_grad_norm_(max_norm), and leave out GradScaler and other changes."
+)
+
+
+class CutWorker(Worker):
+    """One worker of a run whose model is cut, as its loop sees it.
+
+    Inside the `with`, cut layers' parameters have the shapes of the worker's shards; afterwards model and optimizer are whole
+    again on all workers. What worker 0's loop puts into its model after its last step is not the run's result here.
+
+    Args:
+        layout: how the model is cut.
+        example_inputs: of a worker's batch, by which `groups=auto` is chosen, and the model is tried before it is cut.
+        others: as of `Worker`.
+
+    Attributes:
+        layout: with its groups chosen.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        algorithm: Algorithm,
+        environment: WorkerEnvironment | None,
+        evaluate: Evaluate | None = None,
+        *,
+        layout: Hybrid | str | None,
+        example_inputs: torch.Tensor | None = None,
+        **others: Any,
+    ) -> None:
+        super().__init__(model, optimizer, algorithm, environment, evaluate, **others)
+        if layout is None:
+            raise UsageError(
+                "example_inputs are what a layout is chosen by: give attach a layout, too, or leave them out."
+            )
+        layout = layout_of(layout)
+        check_layout(layout, algorithm)
+        if isinstance(optimizer, SeveralOptimizers):
+            raise UsageError("A layout takes one optimizer: make one with several groups of parameters.")
+        check_optimizer_of(optimizer)
+        if isinstance(environment, Invitation) or not isinstance(
+            environment, SupervisedEnvironment | LaunchedEnvironment | None
+        ):
+            raise UsageError(
+                "A layout needs all of its workers from the first step to the last: start them with paceline.launch or"
+                " torchrun, not with --join or in a simulation."
+            )
+        if self.num_workers == 1:
+            layout = replace(layout, groups=1)  # as outside any launcher, where a loop is tried alone
+        elif example_inputs is not None:
+            layout = _chosen(layout, model, example_inputs, self.num_workers)
+        plan = plan_cuts(model, layout, self.num_workers)  # what is wrong is said before anybody is waited for
+        if example_inputs is not None:
+            check_called(plan, model, example_inputs)
+        self.layout = layout
+
+    def _join(self, entry: Entry, states: tuple[int, ...]) -> Membership:
+        join: Any = entry.join  # each of the memberships that are left takes a layout
+        run: Membership = join(self._model, self.algorithm, states, self._evaluate, layout=self.layout)
+        self._undo.append(self._part_of(run).cut.remove)
+        return run
+
+    @staticmethod
+    def _part_of(run: Membership) -> WorkerPart:
+        assert run.part is not None
+        return run.part
+
+    def _begin(self) -> None:
+        self._undo.append(self._optimizer.register_step_pre_hook(self._check_gradients).remove)
+        super()._begin()
+        self._replica.without_batch = self._part_of(self._membership).cut.empty_pass
+
+    def _restore(self, run: Membership) -> int:
+        taken = super()._restore(run)
+        for parameter in self._part_of(run).cut.parameters:
+            for value in self._optimizer.state.get(parameter, {}).values():
+                if isinstance(value, torch.Tensor) and value.dim() and value.shape != parameter.shape:
+                    raise UsageError(
+                        "The checkpoint's optimizers have the state of shards of another layout: resume with the layout that"
+                        " the run was started with."
+                    )
+        return taken
+
+    def _check_gradients(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if hasattr(optimizer, "found_inf") or self._replica.has_changed_gradients:
+            raise UsageError(_CHANGED)
+
+    def clip_grad_norm_(self, max_norm: float) -> float:
+        """As of `Worker`: every parameter of the model counts once, on whichever worker it is."""
+        part = self._part_of(self._membership)
+        if part.cut.somebody_is_absent:
+            raise UsageError(
+                "In this round a worker has no batch, and would not know of the clipping: under a layout, loops that clip need"
+                " drop_last and a number of batches that the workers divide."
+            )
+        norm = part.cut.norm([one.grad for one in part.cut.parameters])
+        with torch.no_grad():
+            for parameter in part.cut.parameters:
+                if parameter.grad is not None and norm > max_norm:
+                    parameter.grad.mul_(max_norm / (norm + 1e-6))
+        self._replica.accept_gradients()
+        return norm
+
+    def _left_by_loop(self) -> LeftWeights | None:
+        return None
+
+    def _load_final(self, left: LeftWeights | None) -> None:
+        """Leaves model and optimizer whole."""
+        run, part = self._membership, self._part_of(self._membership)
+        if not run.stopped():
+            with contextlib.suppress(RunStopped):  # then it stays what this worker has of it
+                part.cut.make_state_whole(self._optimizer)
+        super()._load_final(left)
+        run.make_whole(part)
+
+
+def _chosen(layout: Hybrid, model: nn.Module, inputs: torch.Tensor, num_workers: int) -> Hybrid:
+    """What the chooser finds fastest; nothing is measured, so that all workers come to the same."""
+    link = Cluster()
+    return chosen_layout(
+        layout,
+        model,
+        inputs,
+        workers=num_workers,
+        batch_size=len(inputs),
+        latency_s=link.latency_s,
+        bytes_per_s=link.bandwidth_bytes_per_s,
+        compute_s=counted_s(FLOPS_PER_S),
+    )

@@ -1,0 +1,215 @@
+"""A worker of a placed model: `attach` was given a part of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.algorithms import Algorithm
+from paceline.algorithms.placed import Placed
+from paceline.checkpoint import contents as checkpoint
+from paceline.errors import UsageError
+from paceline.membership.environment import SupervisedEnvironment, WorkerEnvironment
+from paceline.model_parallel.graph.exchange import Exchange
+from paceline.model_parallel.graph.execute import Part
+from paceline.model_parallel.graph.measured import Recorder
+from paceline.optim.group_options import GroupOptions
+from paceline.worker.arguments import as_one_optimizer
+from paceline.worker.attach import Worker
+from paceline.worker.memberships.membership import Membership
+
+__all__ = ["PlacedWorker", "worker_of_part"]
+
+_Settings = dict[str, tuple[dict[str, Any], dict[str, Any]]]
+
+
+def worker_of_part(
+    part: Any, optimizer: Any, chosen: Algorithm, environment: WorkerEnvironment | None, evaluate: Any
+) -> PlacedWorker:
+    """What `attach` returns where it is given a part of a placed model, or the launcher a plan.
+
+    Raises:
+        UsageError: only one of the two.
+    """
+    if not isinstance(part, Part) or not isinstance(chosen, Placed):
+        raise UsageError(
+            "launch was given a plan: attach plan.part(model), and name no algorithm."
+            if isinstance(chosen, Placed)
+            else "A part of a placed model takes no algorithm: leave it out of attach and launch."
+        )
+    return PlacedWorker(part, as_one_optimizer(optimizer, chosen, in_turn=False), environment, evaluate)
+
+
+class PlacedWorker(Worker):
+    """One worker of a placed model, as its loop sees it.
+
+    Checkpoints are by the names of parameters: what each worker saves of its part, with its optimizer's state, is found again
+    by whoever has that part in the run that goes on, with another plan and other workers.
+
+    Args:
+        part: what it holds.
+        optimizer: of the part's parameters.
+        environment: who it is; None: nobody launched it.
+        evaluate: as of `attach`; it is called with the whole model.
+    """
+
+    def __init__(
+        self, part: Part, optimizer: torch.optim.Optimizer, environment: WorkerEnvironment | None, evaluate: Any = None
+    ) -> None:
+        _check(part, environment)
+        super().__init__(part.whole, optimizer, Placed(), environment, evaluate, same_random=True)
+        self._part = self._held = part
+        self._resume = environment.resume if isinstance(environment, SupervisedEnvironment) else None
+
+    def _begin(self) -> None:
+        self._calls = 0
+        self._exchange: Exchange | None = None
+        self._saved: _Settings = {}
+        self._options = GroupOptions(self._optimizer, {id(one): name for name, one in self._part.named_parameters()})
+        super()._begin()
+        run, part, environment = self._membership, self._part, self._environment
+        if isinstance(environment, SupervisedEnvironment):
+            assert run.ports.mailbox is not None
+            exchange = Exchange(
+                run.ports.mailbox,
+                part.worker,
+                wire=part.plan.wire,
+                deadline_s=environment.step_deadline_s,
+                slowness=environment.slow.get(part.worker, 1.0),
+                recorder=Recorder(part.worker) if environment.checkpoint is not None else None,
+            )
+            self._exchange = exchange
+            part.connect(exchange, self._calls)
+        if run.ports.storage is not None:
+            run.ports.storage.keep(self._own_state, 0)
+        if self._saved:
+            self._replica.on_progress.append(self._restore_options)
+
+    def follow(self, scheduler: Any, *, samples_per_step: int | None = None) -> Any:
+        """As of every worker. What a resumed schedule has made of the settings comes before what its checkpoint says."""
+        followed = super().follow(scheduler, samples_per_step=samples_per_step)
+        if self._saved:
+            calls = self._replica.on_progress
+            calls.append(calls.pop(calls.index(self._restore_options)))
+        return followed
+
+    def _restore_options(self) -> None:
+        """At the first batch: what the loop has gone through until here has made its own settings."""
+        if self._saved:
+            self._options.restore(self._saved)
+            self._saved = {}
+
+    def _leave(self, *, failed: bool, is_cut: bool = False) -> None:
+        super()._leave(failed=failed, is_cut=is_cut)
+        environment, exchange = self._environment, self._exchange
+        if exchange is None or exchange.recorder is None or failed:
+            return
+        if isinstance(environment, SupervisedEnvironment) and environment.checkpoint is not None:
+            exchange.recorder.write(environment.checkpoint.parent, self._part.plan)
+
+    def _restore(self, run: Membership) -> int:
+        """Loads this part from whatever parts the checkpoint has; returns the batches that its workers had taken."""
+        if self._resume is None:
+            return super()._restore(run)
+        taken, self._calls, self._saved = _load_part(self._resume, self._part, self._optimizer, run)
+        return taken
+
+    def _own_state(self) -> dict[str, Any]:
+        part = self._part
+        names = {id(one): name for name, one in part.named_parameters()}
+        trained = [names[id(one)] for group in self._optimizer.param_groups for one in group["params"]]
+        values = {name: one.detach().clone() for name, one in (*part.named_parameters(), *part.named_buffers())}
+        return {
+            "placed": 1,
+            "trained": trained,
+            "values": values,
+            "calls": part.calls,
+            "options_began": self._options.began,
+        }
+
+
+def _check(part: Part, environment: WorkerEnvironment | None) -> None:
+    plan = part.plan
+    if environment is None:
+        if plan.workers > 1:
+            raise UsageError(
+                f"This plan is for {plan.workers} workers: start them with paceline.launch(train, workers={plan.workers},"
+                " plan=plan)."
+            )
+        return
+    if not isinstance(environment, SupervisedEnvironment) or environment.plan is None:
+        raise UsageError("The parts of a placed model are run by paceline.launch(train, workers=..., plan=plan).")
+    if part.worker != environment.worker_id or environment.plan != plan:
+        raise UsageError(
+            f"This is worker {part.worker}'s part of a plan, in worker {environment.worker_id} of a launch: give launch the"
+            " same plan, and call plan.part(model) in the function that it runs."
+        )
+
+
+def _is_sound(program: dict[str, Any], part: Part) -> bool:
+    """Whether a worker's part of a checkpoint has tensors of this model's, by their names, and whole numbers."""
+    values, trained, calls = program.get("values"), program.get("trained"), program.get("calls")
+    began = program.get("options_began", [])
+    if not (isinstance(values, dict) and isinstance(trained, list) and type(calls) is int and calls >= 0):
+        return False
+    if not (isinstance(began, list) and all(isinstance(one, dict) for one in began)):
+        return False
+    known = dict((*part.whole.named_parameters(), *part.whole.named_buffers())) | dict(part.named_parameters())
+    return all(
+        isinstance(one, torch.Tensor) and (name == "nothing" or (name in known and one.shape == known[name].shape))
+        for name, one in values.items()
+    )
+
+
+def _settings(saved: dict[str, Any]) -> _Settings:
+    """By parameter, what its group began with and what it had at the checkpoint; nothing where an earlier version wrote it."""
+    program, groups = saved["program"], saved["optimizer"]["param_groups"]
+    names, found = iter(program["trained"]), _Settings()
+    for began, group in zip(program.get("options_began", []), groups, strict=False):
+        found |= {name: (began, group) for _, name in zip(group["params"], names, strict=False)}
+    return found
+
+
+def _load_part(
+    resume: Path, part: Part, optimizer: torch.optim.Optimizer, run: Membership
+) -> tuple[int, int, _Settings]:
+    """Batches taken, forward passes made, and the settings of all parameters' groups."""
+    values: dict[str, torch.Tensor] = {}
+    settings: _Settings = {}
+    states: dict[str, dict[str, Any]] = {}
+    taken, calls = 0, 0
+    for saved in checkpoint.load_workers(resume):
+        program = saved.get("program") or {}
+        if "placed" not in program:
+            raise UsageError(
+                f"The checkpoint in {resume} is of a run without a plan: a placed model goes on from a placed one's."
+            )
+        if not _is_sound(program, part):
+            raise UsageError(
+                f"The checkpoint in {resume} holds what no placed run of this model writes: start the run again without it."
+            )
+        values |= program["values"]
+        state = saved["optimizer"]["state"]
+        states |= {name: state[at] for at, name in enumerate(program["trained"]) if at in state}
+        settings |= _settings(saved)
+        taken, calls = max(taken, saved["taken"]), max(calls, program["calls"])
+    names = {id(one): name for name, one in part.named_parameters()}
+    if missing := sorted(name for name in names.values() if name != "nothing" and name not in values):
+        raise UsageError(
+            f"The checkpoint in {resume} lacks {missing[0]} of this model, as a worker's part of it is not there: go on from"
+            " another checkpoint, or start the run again without it."
+        )
+    views = dict(zip(map(id, run.binding.parameters), run.binding.views(run.ports.shared.x), strict=True))
+    with torch.no_grad():
+        for one, name in ((p, n) for n, p in part.named_parameters()):
+            if name in values and id(one) in views:
+                views[id(one)].copy_(values[name])
+        for name, one in part.named_buffers():
+            if name in values:
+                one.copy_(values[name])
+    order = [one for group in optimizer.param_groups for one in group["params"]]
+    state = {at: states[names[id(one)]] for at, one in enumerate(order) if names[id(one)] in states}
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    return taken, calls, settings

@@ -1,0 +1,134 @@
+"""All-reduce through a codec: runs of workers, simulated and as processes."""
+
+import numpy as np
+import pytest
+import torch
+
+import paceline as pl
+from contracts.runs import run_task
+from contracts.table import Row
+from paceline.compression.qsgd import QSGD
+from paceline.replica.buckets import bucket_ranges
+from paceline.run.config import TrainConfig
+from paceline.run.train import prepared
+from paceline.simulator import Cluster
+from paceline.tasks.load import load_task
+from paceline.vectors.flat import FlatBinding
+
+CODECS = ["qsgd(bits=4)", "dq(target_bits=4)", "sign", "power(rank=4, warmup_steps=5)"]
+
+
+def simulated(spec, workers=4, settings=(), **cluster):
+    numbers = {"epochs": 3, "batch_size": 16, "learning_rate": 0.3, **dict(settings)}
+    config = pl.TrainConfig(task="digits-mlp", algorithm=spec, workers=workers, **numbers)
+    return pl.simulate_task(config, cluster=Cluster(workers=workers, compute_s=0.01, **cluster))
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return simulated("all-reduce", collective="ring")
+
+
+@pytest.mark.parametrize(("codec", "collective"), [*((one, "ring") for one in CODECS), ("qsgd(bits=4)", "memory")])
+def test_simulated_workers_learn(codec, collective, plain):
+    run = simulated(f"all-reduce(codec={codec})", collective=collective)
+    assert run.result["outcome"] == "stopped"
+    progress = plain.result["initial_loss"] - plain.result["test_loss"]
+    assert run.result["initial_loss"] - run.result["test_loss"] > 0.7 * progress > 0.05
+    assert 0 < run.result["codec_share"] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("codec", "momentum", "rate", "learns"),
+    [
+        ("sign", 0.9, 0.1, False), ("sign", 0.9, 0.05, False), ("sign", 0.9, 0.02, True), ("sign", None, 1.0, True),
+        ("none", 0.9, 0.1, True), ("qsgd(bits=4)", 0.9, 0.1, True),
+    ],
+)  # fmt: skip
+def test_sign_takes_a_lower_rate_where_there_is_momentum(codec, momentum, rate, learns):
+    """As its card says: it cannot go on saying so if this is no longer true."""
+    settings = {"epochs": 12, "momentum": momentum, "learning_rate": rate}
+    result = simulated(f"all-reduce(codec={codec})", settings=settings, collective="ring").result
+    assert result["test_loss"] < 0.5 if learns else result["test_loss"] > result["initial_loss"]
+
+
+def test_bytes_on_the_wire_are_the_formulas_and_the_bits_are_over_time(plain):
+    coded = simulated("all-reduce(codec=qsgd(bits=4))", collective="ring")
+    rows = np.concatenate(list(coded.records.values()))
+    elements = int(rows["coded_elements"][0])
+    piece = -(-elements // 32) * 8
+    payload = -(-QSGD(bits=4).payload_bytes(piece, torch.float32) // 8) * 8
+    messages = 3 * (64 + 32 + payload) + 3 * (64 + 8 + payload)  # all-to-all and all-gather, with their frames
+    first = coded.records[0][0]
+    assert first["sent_bytes"] == pytest.approx(messages, abs=8 * 6 + 4 * 3 * 64 * 2)
+    assert set(rows["coded_bytes"].tolist()) == {4 * (32 + payload)}
+    assert coded.result["bits_per_element"] == pytest.approx(8 * 4 * (32 + payload) / elements)
+    assert coded.result["bytes_per_step"] < 0.25 * plain.result["bytes_per_step"]  # 10,000 parameters: frames count
+    assert plain.result["bits_per_element"] is None
+
+
+def test_the_bits_of_dq_follow_the_gradient():
+    run = simulated("all-reduce(codec=dq(target_bits=4.5))")
+    rows = run.records[0]
+    bits = 8 * rows["coded_bytes"] / rows["coded_elements"]
+    assert len(set(bits.round(3))) > 1
+    assert bits.mean() == pytest.approx(4.7, abs=0.4)
+
+
+@pytest.mark.parametrize("codec", ["qsgd(bits=4)", "power(rank=4, warmup_steps=5)"])
+def test_time_alone_is_simulated_with_fewer_bytes(codec):
+    times = {}
+    for spec in ("all-reduce", f"all-reduce(codec={codec})"):
+        config = pl.TrainConfig(task="digits-mlp", algorithm=spec, workers=4, steps=3)
+        cluster = Cluster(workers=4, compute_s=0.01, collective="ring", bandwidth_bytes_per_s=1.25e7)
+        run = pl.simulate_task(config, cluster=cluster, timing_only=True, num_parameters=1_000_000)
+        times[spec] = run.result["wall_s"]
+    plain, coded = times.values()
+    assert coded < 0.3 * plain if "qsgd" in codec else coded > 0
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_resumed_run_goes_on_bit_for_bit(codec, tmp_path):
+    row = Row(pl.parse(f"all-reduce(codec={codec})"))
+    settings = {"workers": 3, "backend": "processes", "batch_size": 31, "learning_rate": 0.1}
+    _, straight = run_task(row, epochs=2, **settings)
+    run_task(row, out=tmp_path, epochs=1, **settings)
+    _, resumed = run_task(row, resume=tmp_path, out=tmp_path, epochs=2, **settings)
+    assert torch.equal(resumed.x, straight.x)
+    assert resumed.version == straight.version
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_all_workers_are_equal_bit_for_bit_after_112_steps(codec):
+    """Three buckets; the last round of each of the seven epochs lacks a batch."""
+    assert len(bucket_ranges(FlatBinding(load_task("digits-mlp").model().parameters()), 512)) == 3
+    final = {}
+    for spec in (f"all-reduce(bucket_bytes=512, codec={codec})", "all-reduce"):
+        settings = {"backend": "threads", "workers": 3, "batch_size": 31, "epochs": 7, "learning_rate": 0.1}
+        training = prepared(TrainConfig(task="digits-mlp", algorithm=spec, **settings), None, None)
+        run = training.run()
+        assert [len(own) for own in run.records.values()] == [112] * 3
+        assert run.records[2]["samples"].tolist().count(0) == 7
+        final[spec] = [training.supervisor.parameters(worker).x for worker in range(3)]
+        assert all(torch.equal(x, final[spec][0]) for x in final[spec])
+    coded, plain = (found[0] for found in final.values())
+    assert not torch.equal(coded, plain), "nothing was rounded"
+    assert torch.isfinite(coded).all()
+
+
+@pytest.mark.parametrize(("spec", "said"), [
+    ("all-reduce(sharded=true, codec=qsgd)", r"sharded=true\) cannot have a codec.*Leave out one"),
+    ("all-reduce(codec=top-k)", r"all-reduce cannot have codec=top-k.*take parameter-server\(codec=top-k\)"),
+    ("parameter-server(codec=power)", r"parameter-server cannot have codec=power.*take all-reduce"),
+    ("downpour(codec=power)", r"downpour cannot have codec=power.*take all-reduce"),
+    ("d-psgd(codec=qsgd)", "gossip averages models"), ("ad-psgd(codec=sign)", "gossip averages models"),
+])  # fmt: skip
+def test_a_codec_on_a_carrier_that_cannot_is_one_sentence(spec, said):
+    with pytest.raises(pl.UsageError, match=said) as refused:
+        pl.parse(spec)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_rank_above_the_matrices_ends_the_run_with_a_sentence():
+    with pytest.raises(pl.UsageError, match=r"power\(rank=65\) makes nothing of this model smaller"):
+        simulated("all-reduce(codec=power(rank=65))")

@@ -1,0 +1,46 @@
+"""A layout on real Gloo processes, as torchrun starts them."""
+
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import forked
+import paceline as pl
+from free_ports import free_port
+from model_parallel.hybrid.cut_loops import found, loop
+
+PROGRAM = Path(__file__).parent / "gloo_program.py"
+
+
+def ends(folder, groups, *kill, workers=4):
+    """Return code and errors of each worker."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(workers)}
+    environments = [{**place, "RANK": str(rank), "PACELINE_DEADLINE_S": "60"} for rank in range(workers)]
+    with forked.running([PROGRAM, folder, str(groups), *map(str, kill)], environments) as running:
+        said = [one.communicate(forked.AGAINST_HANGS_S)[1] for one in running]
+        return [one.returncode for one in running], said
+
+
+def test_workers_of_torchrun_end_like_those_on_shared_memory(tmp_path):
+    (tmp_path / "gloo").mkdir()
+    (tmp_path / "shared").mkdir()
+    codes, said = ends(tmp_path / "gloo", 2)
+    assert codes == [0] * 4, said
+    pl.launch(partial(loop, 2, tmp_path / "shared", rows=48, clip=0.5), workers=4, backend="threads")
+    expected = found(tmp_path / "shared")
+    for worker in range(4):
+        one = found(tmp_path / "gloo", worker)
+        assert one["shapes"]["5.0.weight"] == (24, 64)
+        for name, value in expected["model"].items():
+            torch.testing.assert_close(one["model"][name], value, rtol=0, atol=1e-12)
+        for name, state in expected["state"].items():
+            torch.testing.assert_close(one["state"][name]["exp_avg"], state["exp_avg"], rtol=0, atol=1e-12)
+
+
+def test_a_killed_worker_of_torchrun_is_named(tmp_path):
+    codes, said = ends(tmp_path, 2, 3, 2)
+    assert codes[3] == -9
+    assert all(code == 1 for code in codes[:3])
+    assert all("worker 3 did not" in one or "common store is gone" in one for one in said[:3]), said
+    assert any("worker 3 did not" in one for one in said[:3])

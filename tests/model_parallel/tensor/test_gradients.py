@@ -1,0 +1,118 @@
+"""Gradients are the whole batch's: controls that must fail without the sums, accumulation, copies, clipping."""
+
+import copy
+
+import pytest
+import torch
+
+from model_parallel.tensor.model import OPTIMIZERS, assert_equal, built, data, trained
+from model_parallel.tensor.threads import on_each
+from paceline.model_parallel.tensor import state
+from paceline.model_parallel.tensor.axes import Alone
+from paceline.model_parallel.tensor.mesh import Mesh
+from paceline.model_parallel.tensor.shapes import Grid, Line
+
+ALONE = Line(1)
+
+
+class Silent:
+    """An axis whose gradients nobody adds up, as in the published code's depth."""
+
+    def __init__(self, axis):
+        self.axis, self.size, self.index = axis, axis.size, axis.index
+        self.left_out = 0
+
+    def start_all_reduce(self, x):
+        self.left_out += 1
+        return Alone().start_all_reduce(x)
+
+
+@pytest.mark.parametrize("axis", ["depth", "row"])
+def test_without_the_sum_over_an_axis_parameters_are_wrong_and_the_first_loss_is_right(axis):
+    def program(mesh):
+        mesh.gradients._axes = {**mesh.axes, axis: Silent(mesh.axes[axis])}
+        found = trained(mesh)
+        assert mesh.gradients._axes[axis].left_out
+        return found
+
+    expected = trained(Mesh.open(ALONE))
+    for found in on_each(Grid(2, 2), program):
+        assert_equal(([(*found[0][0][:2], None)], {}), ([expected[0][0]], {}))
+        with pytest.raises(AssertionError, match="not close"):
+            assert_equal((found[0][:0], found[1]), (expected[0][:0], expected[1]))
+
+
+def gradients(mesh, passes, copied=False):
+    """After so many backward passes, whole; the parameters' names first."""
+    model = built(mesh)
+    if copied:
+        model = copy.deepcopy(model)
+    for step in range(passes):
+        tokens, following, more = (mesh.local_batch(one) for one in data(step))
+        model(tokens, following, mesh.local_features(more)).backward()
+    with torch.no_grad():
+        for one in model.parameters():
+            one.copy_(one.grad)
+    return state.full_state_dict(model)
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_gradients_accumulate_and_copies_have_them_too(copied):
+    expected = gradients(Mesh.open(ALONE), 3)
+    for found in on_each(Grid(2, 2), lambda mesh: gradients(mesh, 3, copied), bucket_bytes=2000):
+        assert_equal(([], found), ([], expected))
+
+
+def test_a_backward_pass_that_has_failed_leaves_nothing_behind():
+    def program(mesh):
+        model = built(mesh)
+        tokens, following, more = (mesh.local_batch(one) for one in data(0))
+        handle = model.blocks[0].register_full_backward_hook(fail)
+        with pytest.raises(RuntimeError, match="on purpose"):
+            model(tokens, following, mesh.local_features(more).clone().requires_grad_()).backward()
+        handle.remove()
+        model.zero_grad()
+        model(tokens, following, mesh.local_features(more)).backward()
+        with torch.no_grad():
+            for one in model.parameters():
+                one.copy_(one.grad)
+        return state.full_state_dict(model)
+
+    expected = gradients(Mesh.open(ALONE), 1)
+    for found in on_each(Grid(2, 2), program):
+        assert_equal(([], found), ([], expected))
+
+
+def fail(*_):
+    raise RuntimeError("on purpose")
+
+
+@pytest.mark.parametrize("shape", [Line(3), Grid(2, 2), Grid(1, 2)], ids=str)
+def test_clipping_counts_every_parameter_once(shape):
+    plain = built(Mesh.open(ALONE), is_tied=False)
+    plain(*data(0)).backward()
+    norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+    assert norm > 0.5, "there is something to clip"
+
+    def program(mesh):
+        return trained(mesh, "momentum", max_norm=0.5, is_tied=False)
+
+    expected = program(Mesh.open(ALONE))
+    torch.testing.assert_close(expected[0][0][2], norm, rtol=0, atol=1e-12)
+    for found in on_each(shape, program):
+        assert_equal(found, expected)
+
+
+def test_frozen_parameters_stay():
+    def program(mesh):
+        model = built(mesh)
+        model.token.weight.requires_grad_(False)
+        one = OPTIMIZERS["momentum"]([one for one in model.parameters() if one.requires_grad])
+        before = model.token.weight.clone()
+        tokens, following, more = (mesh.local_batch(one) for one in data(0))
+        model(tokens, following, mesh.local_features(more)).backward()
+        one.step()
+        assert model.token.weight.grad is None
+        assert torch.equal(model.token.weight, before)
+
+    on_each(Grid(2), program)

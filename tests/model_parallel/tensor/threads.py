@@ -1,0 +1,124 @@
+"""Meshes in one process: each worker is a thread, and collectives meet in memory."""
+
+import threading
+
+import torch
+
+from paceline.model_parallel.tensor.axes import Alone
+from paceline.model_parallel.tensor.mesh import Mesh, _members
+
+AGAINST_HANGS_S = 60.0
+
+
+class Meeting:
+    """Where the workers of one axis put what they give to an operation."""
+
+    def __init__(self, size):
+        self.size = size
+        self.given, self.taken = {}, {}
+        self.changed = threading.Condition()
+        self.failed = False
+
+    def put(self, number, index, x):
+        with self.changed:
+            self.given.setdefault(number, {})[index] = x
+            self.changed.notify_all()
+
+    def take(self, number, sources):
+        with self.changed:
+            came = self.changed.wait_for(
+                lambda: self.failed or all(one in self.given.get(number, {}) for one in sources), AGAINST_HANGS_S
+            )
+            assert came, "another worker makes other collectives"
+            assert not self.failed, "another worker has failed"
+            found = [self.given[number][one] for one in sources]
+            self.taken[number] = self.taken.get(number, 0) + 1
+            if self.taken[number] == self.size:
+                del self.given[number], self.taken[number]
+            return found
+
+
+class ThreadAxis:
+    def __init__(self, meeting, index):
+        self.size, self.index = meeting.size, index
+        self._meeting = meeting
+        self._number = 0
+
+    def _start(self, x, finish, sources=None):
+        self._number += 1
+        self._meeting.put(self._number, self.index, x.clone())
+        return _Operation(self._meeting, self._number, range(self.size) if sources is None else sources, finish)
+
+    def all_gather(self, x):
+        return self._start(x, torch.stack).wait()
+
+    def reduce_scatter(self, x):
+        return self._start(x, lambda all_: sum(one[self.index] for one in all_)).wait()
+
+    def start_all_reduce(self, x):
+        return self._start(x, lambda all_: x.copy_(sum(all_)))
+
+    def start_all_reduce_max(self, x):
+        return self._start(x, lambda all_: x.copy_(torch.stack(all_).amax(0)))
+
+    def start_broadcast(self, x, source):
+        return self._start(x, lambda all_: x if self.index == source else x.copy_(all_[0]), [source])
+
+    def start_reduce(self, x, to):
+        return self._start(x, lambda all_: x.copy_(sum(all_)) if self.index == to else x.fill_(float("nan")))
+
+
+class _Operation:
+    def __init__(self, meeting, number, sources, finish):
+        self._arguments, self._finish = (number, sources), finish
+        self._meeting = meeting
+
+    def wait(self):
+        with torch.no_grad():
+            return self._finish(self._meeting.take(*self._arguments))
+
+
+def meshes(shape, **options):
+    """One mesh for each worker."""
+    axes = [{} for _ in range(shape.workers)]
+    for name, lists in {"world": [list(range(shape.workers))], **_members(shape)}.items():
+        for members in lists:
+            meeting = Meeting(len(members))
+            for index, worker in enumerate(members):
+                axes[worker][name] = ThreadAxis(meeting, index) if len(members) > 1 else Alone()
+    return [Mesh(shape, one, **options) for one in axes]
+
+
+def on_each(shape, program, wrap=None, **options):
+    """What `program(mesh)` returns for each worker."""
+    every, results, errors = meshes(shape, **options), [None] * shape.workers, []
+    if wrap is not None:
+        for mesh in every:
+            mesh.axes.update({name: wrap(name, axis) for name, axis in mesh.axes.items()})
+            mesh.gradients._axes = mesh.axes
+
+    def work(number):
+        try:
+            results[number] = program(every[number])
+        except BaseException as error:
+            errors.append(error)
+            for mesh in every:
+                for axis in mesh.axes.values():
+                    _fail(axis)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(shape.workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
+
+
+def _fail(axis):
+    axis = getattr(axis, "axis", axis)
+    if isinstance(axis, ThreadAxis):
+        with axis._meeting.changed:
+            axis._meeting.failed = True
+            axis._meeting.changed.notify_all()

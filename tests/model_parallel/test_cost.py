@@ -1,0 +1,47 @@
+"""What parts of a model take: long operations are measured alone, short ones together, and the time is spread."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import paceline as pl
+from paceline.model_parallel.graph import placing
+from paceline.model_parallel.graph.cost import Measured, spread
+from paceline.model_parallel.graph.problem import Group
+
+
+def test_a_blocks_time_is_spread_by_operations_and_bytes():
+    groups = [Group("conv", flops=9e6), Group("relu", saved_bytes=100_000), Group("view"), Group("long", flops=1.0)]
+    blocks = [Group("relu", forward_s=1.0, backward_s=4.0), Group("long", forward_s=3.0)]
+    conv, relu, view, alone = spread(groups, [[0, 1, 2], [3]], blocks)
+    assert (conv.forward_s, relu.forward_s, view.forward_s, alone.forward_s) == pytest.approx((0.9, 0.1, 0.0, 3.0))
+    assert (conv.backward_s, relu.backward_s) == pytest.approx((3.6, 0.4))
+    assert (conv.name, relu.saved_bytes) == ("conv", 100_000)
+    first, second = spread([Group("a"), Group("b")], [[0, 1]], [Group("b", forward_s=1.0)])
+    assert first.forward_s == second.forward_s == 0.5, "evenly, where nothing is known"
+
+
+def test_short_operations_are_measured_with_their_neighbours_and_long_ones_alone(monkeypatch):
+    asked = []
+
+    def times(model, traced, groups, arguments, **options):
+        """Linear layers take 3 ms and others 0.1 ms; blocks of the second call 4 ms."""
+        real = measure(model, traced, groups, arguments, repeats=1, busy_cores=0)
+        asked.append(tuple(groups))
+        forward = [1e-3 if len(asked) == 2 else 1e-3 if one.flops else 1e-5 for one in real.groups]
+        found = tuple(replace(g, forward_s=s, backward_s=3 * s) for g, s in zip(real.groups, forward, strict=True))
+        total = sum(one.step_s for one in found)
+        return Measured(found, total, total)
+
+    measure = placing.measure
+    monkeypatch.setattr(placing, "measure", times)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+    plan = pl.place(model, torch.randn(32, 64), devices=2)
+    names = [f"_{at}" for at in range(5)]
+    assert asked == [tuple((one,) for one in names), (("_0", "_1"), ("_2", "_3"), ("_4",))]
+    assert plan.error == 0
+    took = {one.name: one.step_s for one in plan.problem.groups}
+    assert sum(took.values()) == pytest.approx(12e-3)
+    assert took["_0"] == took["_2"], "equal layers take equally long"

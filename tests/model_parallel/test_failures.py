@@ -1,0 +1,149 @@
+"""A placed model whose worker dies or hangs, and the run that goes on with fewer."""
+
+import os
+import signal
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import paceline as pl
+from model_parallel.models import BATCH, STEPS, alone, data, made, placed, planned, train_killed
+from paceline.checkpoint import files as checkpoint_files
+from paceline.supervisor import supervisor
+
+
+@pytest.mark.parametrize("name", ["two towers", "dropout"])
+def test_a_killed_worker_is_named_and_two_go_on_from_the_checkpoint_with_nothing_lost(name, tmp_path):
+    folder = tmp_path / "run"
+    three = planned(name, 3)
+    loop = partial(train_killed, name, three, tmp_path, 1, 2 * STEPS + 3, signal.SIGKILL, 4)
+    begun_s = time.monotonic()
+    with pytest.raises(pl.WorkerLostError, match=r"Worker 1 was ended by signal 9.*[Ww]orker \d waited for worker \d"):
+        pl.launch(loop, workers=3, plan=three, out=folder, checkpoint_every_s=0, step_deadline_s=590)
+    assert time.monotonic() - begun_s < 300, "noticed long before the deadline of a step"
+    plan = planned(name, 2)
+    run, found = placed(name, plan, tmp_path, resume=folder, checkpoint_every_s=0, loop={"epochs": 4})
+    steps_left = len(found[0][0])  # the last checkpoint may not have been complete when the worker died
+    assert steps_left in (2 * STEPS, 3 * STEPS), "from the beginning of an epoch"
+    assert run.result["steps"] == 4 * STEPS
+    _, model = alone(name, epochs=4, plan=planned(name, 1) if name == "dropout" else None)
+    for _, state in found:
+        assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
+
+
+def test_a_worker_that_hangs_ends_the_step_on_all_within_the_deadline(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "_INTERRUPTED_GRACE_S", 2.0)  # until the one that hangs is killed
+    plan = planned("two towers", 2)
+    loop = partial(train_killed, "two towers", plan, tmp_path, 1, 3, signal.SIGSTOP, 1)
+    with pytest.raises(
+        pl.WorkerLostError, match=r"Worker 0 waited for worker 1, .*(nothing came within 6 s|it has left)"
+    ):
+        pl.launch(loop, workers=2, plan=plan, step_deadline_s=6)  # which no step waits for a core
+
+
+def test_a_placed_run_does_not_go_on_from_another_kind_of_run(tmp_path):
+    name = "two towers"
+    placed(name, planned(name, 2), tmp_path, out=tmp_path / "placed", checkpoint_every_s=0)
+    loop = partial(plain, name)
+    pl.launch(loop, workers=2, algorithm="hogwild", out=tmp_path / "plain", checkpoint_every_s=0)
+    with pytest.raises(pl.UsageError, match="is of a run without a plan"):
+        placed(name, planned(name, 2), tmp_path, resume=tmp_path / "plain")
+
+
+def test_a_checkpoint_that_lacks_a_workers_part_is_refused(tmp_path):
+    """As an earlier version completed it without a worker that had died; what is lacking would silently begin anew."""
+    name, folder = "two towers", tmp_path / "run"
+    placed(name, planned(name, 2), tmp_path, out=folder, checkpoint_every_s=0)
+    newest = checkpoint_files.newest(folder / "checkpoint")
+    about = checkpoint_files.describe(newest)
+    for part, digest in about.pop("sha256").items():
+        (newest / f"{part}.sha256").write_text(digest)
+    number, _, _ = about.pop("number"), about.pop("workers"), about.pop("sha256_of_this", None)
+    (newest / "complete.json").unlink()
+    assert checkpoint_files.complete(newest.parent, number, [0], about)
+    with pytest.raises(pl.UsageError, match=r"lacks b\.0\.\w+ of this model, as a worker's part of it is not there"):
+        placed(name, planned(name, 2), tmp_path, resume=folder, loop={"epochs": 4})
+
+
+def plain(name):
+    from model_parallel.models import BATCH, data, made, steps_of
+
+    model = made(name)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    with pl.attach(model, optimizer) as worker:
+        steps_of(model, optimizer, worker.batches(torch.utils.data.DataLoader(data(name), batch_size=BATCH)))
+
+
+def change_settings(how, optimizer, follow=lambda schedule: schedule):
+    """What a loop does to its optimizer's settings: after each step, and after each epoch."""
+    step, epoch = (lambda in_epoch, at: None), (lambda: None)
+    if how == "a schedule of epochs":
+        epoch = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5).step
+    elif how == "a schedule of steps":
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        step = lambda in_epoch, at: schedule.step()  # noqa: E731
+    elif how == "a schedule that follows the run":
+        schedule = follow(torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5))
+        step = lambda in_epoch, at: schedule.step()  # noqa: E731
+    else:
+
+        def step(in_epoch, at):
+            if (in_epoch, at) == (0, 2):  # which a resumed loop does not come to again
+                optimizer.param_groups[0].update(lr=optimizer.param_groups[0]["lr"] / 4, betas=(0.5, 0.9))
+                optimizer.param_groups[-1]["weight_decay"] = 0.1
+
+    return step, epoch
+
+
+def two_groups(named):
+    weights = [one for name, one in named if name.endswith("weight")]
+    return torch.optim.Adam([{"params": weights}, {"params": [one for _, one in named if one.dim() == 1], "lr": 0.03}])
+
+
+def train_changing(how, plan, folder, epochs, killed_at=None):
+    part = plan.part(made("two towers"))
+    optimizer = two_groups(list(part.named_parameters()))
+    loader = torch.utils.data.DataLoader(data("two towers"), batch_size=BATCH)
+    count = 0
+    with pl.attach(part, optimizer) as worker:
+        step, epoch = change_settings(how, optimizer, worker.follow)
+        for in_epoch in range(epochs):
+            for at, (x, y) in enumerate(worker.batches(loader)):
+                if worker.worker_id == 1 and count == killed_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                optimizer.zero_grad()
+                F.cross_entropy(part(x), y).backward()
+                optimizer.step()
+                step(in_epoch, at)
+                count += 1
+            epoch()
+    torch.save(part.whole.state_dict(), Path(folder) / f"{worker.worker_id}.pt")
+
+
+HOWS = ["a schedule of epochs", "a schedule of steps", "a schedule that follows the run", "by hand"]
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_settings_that_the_run_has_changed_are_those_of_the_checkpoint(how, tmp_path):
+    folder, (three, two) = tmp_path / "run", (planned("two towers", workers) for workers in (3, 2))
+    killed = partial(train_changing, how, three, tmp_path, 4, 2 * STEPS + 3)
+    with pytest.raises(pl.WorkerLostError):
+        pl.launch(killed, workers=3, plan=three, out=folder, checkpoint_every_s=0)
+    pl.launch(partial(train_changing, how, two, tmp_path, 4), workers=2, plan=two, resume=folder, checkpoint_every_s=0)
+    model = made("two towers")
+    optimizer = two_groups(list(model.named_parameters()))
+    step, epoch = change_settings(how, optimizer)
+    for in_epoch in range(4):
+        for at, (x, y) in enumerate(torch.utils.data.DataLoader(data("two towers"), batch_size=BATCH)):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            step(in_epoch, at)
+        epoch()
+    for worker in range(2):
+        state = torch.load(tmp_path / f"{worker}.pt")
+        assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())

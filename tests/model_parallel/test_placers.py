@@ -1,0 +1,145 @@
+"""Placers and their simulation on random graphs: laws that hold for every one."""
+
+import random
+import time
+
+import pytest
+
+from paceline.errors import UsageError
+from paceline.model_parallel.graph.bounds import bounds
+from paceline.model_parallel.graph.place import PLACERS, best_of, candidates
+from paceline.model_parallel.graph.problem import Device, Group, Link, Problem, Tensor
+from paceline.model_parallel.graph.schedule import longest_remaining, simulate
+
+FREE = Link(latency_s=0.0, bytes_per_s=1e30, busy_s=0.0)
+
+
+def random_problem(seed, num=9, devices=2, link=None, *, unequal=True, microbatches=1):
+    draw = random.Random(seed)
+    groups = tuple(
+        Group(f"g{i}", forward_s=draw.uniform(0.5, 2) * 1e-3, backward_s=draw.uniform(1, 4) * 1e-3) for i in range(num)
+    )
+    tensors = []
+    for producer in range(num):
+        readers = tuple(r for r in range(producer + 1, num) if draw.random() < 3 / num)
+        if readers or producer == num - 1:
+            tensors.append(
+                Tensor(f"g{producer}", producer, readers, draw.randrange(10**6), is_output=producer == num - 1)
+            )
+    made = tuple(Device(draw.choice((1.0, 1.0, 2.0, 3.0)) if unequal else 1.0) for _ in range(devices))
+    return Problem(groups, tuple(tensors), made, link or Link(), microbatches=microbatches)
+
+
+def chain(num, microbatches=1, devices=None):
+    groups = tuple(Group(f"s{i}", forward_s=1e-3, backward_s=2e-3) for i in range(num))
+    tensors = tuple(Tensor(f"s{i}", i, (i + 1,), 1000) for i in range(num - 1))
+    return Problem(groups, tensors, tuple(Device() for _ in range(devices or num)), FREE, microbatches=microbatches)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_placement_falls_below_the_bounds_and_the_exact_one_is_best(seed):
+    problem = random_problem(seed, num=8, devices=2 + seed % 2)
+    found, below = candidates(problem)
+    assert found == sorted(found, key=lambda one: one.makespan_s)
+    assert all(one.makespan_s >= below.least_s * (1 - 1e-9) for one in found)
+    exact = next(one for one in found if one.placer == "exact")
+    assert exact.makespan_s == found[0].makespan_s
+    draw = random.Random(seed)
+    for _ in range(40):
+        device_of = [draw.randrange(len(problem.devices)) for _ in problem.groups]
+        assert best_of(problem, device_of)[0].makespan_s >= exact.makespan_s * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_without_transfers_list_schedules_are_within_grahams_bound(seed):
+    """Forward passes alone on equal devices: a greedy schedule is within 2 - 1/k of the best."""
+    problem = random_problem(seed, num=20, devices=3, link=FREE, unequal=False)
+    forward = Problem(
+        tuple(Group(one.name, forward_s=one.forward_s) for one in problem.groups),
+        problem.tensors,
+        problem.devices,
+        FREE,
+    )
+    below = bounds(forward)
+    device_of = PLACERS["earliest-first"](forward)
+    state_s = best_of(forward, device_of)[0].makespan_s
+    assert state_s <= (2 - 1 / 3) * (below.work_s + below.path_s)  # the optimum is at least the higher of the two
+    assert state_s >= below.least_s * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_everything_is_the_same_twice_and_every_order_respects_the_graph(seed):
+    problem = random_problem(seed, num=30, devices=4)
+    assert candidates(problem) == candidates(random_problem(seed, num=30, devices=4))
+    order = longest_remaining(problem)
+    place = {group: at for at, group in enumerate(order)}
+    assert sorted(order) == list(range(30))
+    assert all(place[one.producer] < place[r] for one in problem.tensors for r in one.consumers)
+
+
+@pytest.mark.parametrize(("k", "number"), [(2, 1), (2, 8), (3, 5), (4, 8), (5, 3)])
+def test_a_chain_of_stages_has_the_bubble_of_a_pipeline(k, number):
+    problem = chain(k, microbatches=number)
+    run = simulate(problem, tuple(range(k)))
+    assert run.bubble == pytest.approx((k - 1) / (number + k - 1), rel=1e-6)
+
+
+def test_a_chain_stays_on_one_device_and_micro_batches_spread_it():
+    found, _ = candidates(chain(6, devices=2))
+    assert found[0].placer == "all-on-one"
+    assert found[0].makespan_s == pytest.approx(18e-3)
+    found, _ = candidates(chain(6, microbatches=8, devices=2))
+    assert found[0].makespan_s == pytest.approx(18e-3 / 2 * 9, rel=1e-6)
+    assert sorted(found[0].device_of) == [0, 0, 0, 1, 1, 1]
+
+
+def test_two_towers_go_apart_and_the_slow_device_gets_less():
+    def towers(slowness):
+        groups = (*(Group(f"a{i}", forward_s=1e-3, backward_s=2e-3) for i in range(6)), Group("head", forward_s=1e-4))
+        tensors = (
+            *(Tensor(f"a{i}", i, (i + 2,), 1000) for i in range(4)),
+            Tensor("a4", 4, (6,), 1000),
+            Tensor("a5", 5, (6,), 1000),
+        )
+        return Problem(groups, tensors, (Device(), Device(slowness)))
+
+    found, below = candidates(towers(1.0))
+    assert found[0].makespan_s < 1.1 * below.least_s
+    found, _ = candidates(towers(3.0))
+    assert sum(found[0].device_of) < 3
+
+
+def test_memory_and_what_must_be_together_are_kept():
+    problem = random_problem(3, num=12, devices=3)
+    groups = tuple(Group(g.name, (), g.forward_s, g.backward_s, (g.name,), 10) for g in problem.groups)
+    devices = tuple(Device(one.slowness, memory_bytes=50) for one in problem.devices)
+    tight = Problem(groups, problem.tensors, devices, problem.link, together=((0, 11), (3, 5)))
+    found, _ = candidates(tight)
+    for one in found:
+        assert max(tight.memory_of(one.device_of)) <= 50
+        assert one.device_of[0] == one.device_of[11]
+        assert one.device_of[3] == one.device_of[5]
+    with pytest.raises(UsageError, match=r"needs 0\.0 MB, and the 3 devices"):
+        candidates(Problem(groups, problem.tensors, tuple(Device(memory_bytes=39) for _ in range(3))))
+
+
+def test_two_pins_that_conflict_are_both_named():
+    problem = random_problem(1, num=4)
+    pinned = Problem(problem.groups, problem.tensors, problem.devices, allowed=((0,), (), (), (1,)), together=((0, 3),))
+    with pytest.raises(UsageError, match=r"g0 .* device 0 and g3 on device 1"):
+        candidates(pinned)
+
+
+def test_500_groups_on_8_devices_are_planned_in_a_second():
+    problem = random_problem(0, num=500, devices=8)
+    begun_s = time.process_time()
+    candidates(problem)
+    assert time.process_time() - begun_s < 1.0
+
+
+def test_the_exact_placer_gives_up_in_time_and_says_nothing_of_certainty():
+    problem = random_problem(2, num=14, devices=4, link=Link(latency_s=1e-2))
+    begun_s = time.process_time()
+    found, _ = candidates(problem)
+    assert time.process_time() - begun_s < 20
+    assert any(one.placer == "exact" for one in found) == any(one.is_certain for one in found)
