@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import threading
 import tokenize
 import tomllib
 import zipfile
@@ -26,6 +27,10 @@ _DAMAGED = (
     OSError, EOFError, ValueError, RuntimeError, SyntaxError, MemoryError,
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, tokenize.TokenError,
 )  # fmt: skip
+
+# NumPy reads a header by `ast.literal_eval`, whose depth is counted for all threads together before Python 3.11.8: with two of
+# them at once, the count of one is wrong for the other, a SystemError.
+_one_at_a_time = threading.Lock()
 
 
 def read_table(path: Path, what: str) -> Any:
@@ -77,19 +82,24 @@ def read_npz(path: Path | BinaryIO, remedy: str) -> dict[str, np.ndarray]:
     """
     what = path if isinstance(path, Path) else "What was sent"
     try:
-        with zipfile.ZipFile(path) as archive:
-            total = sum(_check_member(archive, entry) for entry in archive.infolist())
-        check_memory(2 * total, f"{what} and what is made of it", "take a part of it")
-        if not isinstance(path, Path):
-            path.seek(0)
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
+        with _one_at_a_time:
+            return _read_checked(path, what)
     except UsageError:
         raise
     except _DAMAGED as error:
         raise UsageError(
             f"{what} is not a readable NPZ file of plain arrays ({first_line(error)}); {remedy}."
         ) from error
+
+
+def _read_checked(path: Path | BinaryIO, what: Path | str) -> dict[str, np.ndarray]:
+    with zipfile.ZipFile(path) as archive:
+        total = sum(_check_member(archive, entry) for entry in archive.infolist())
+    check_memory(2 * total, f"{what} and what is made of it", "take a part of it")
+    if not isinstance(path, Path):
+        path.seek(0)
+    with np.load(path, allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
 
 
 def _check_member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> int:
