@@ -17,6 +17,8 @@ BAD = [
     ("--target-accuracy 0.9 -- script.py", "--target-accuracy is for a function"),
     ("--limit 5 -- script.py", "--limit is for a function"),
     ("--slow 0:10 -- script.py", "--slow is for a function"),
+    ("--resume runs/one -- script.py", "--resume is for a function"),
+    ("script.py:train --resume none", "--resume none is no run's folder"),
     ("script.py:train --join 10.0.0.1:29400", "--join is for scripts"),
     ("script.py:train --of 2", "--of is for scripts"),
     ("script.py:train --slow ten", "--slow ten says nothing about a worker. Write WORKER:FACTOR"),
@@ -40,6 +42,27 @@ def test_refused(run, tmp_path, monkeypatch, options, says):
     assert result.stderr.startswith("paceline: ")
     assert result.stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ("{", "config.json is damaged"),
+        ('{"task": "digits-mlp", "workers": 2}', "is a run of a task: go on with it by `paceline train --resume old`"),
+        ('{"limit_samples": null, "workers": "many"}', "config.json is damaged: --workers"),
+        ('{"limit_samples": null, "slow": [3]}', "config.json is damaged: slow maps workers to factors"),
+        ('{"limit_samples": null, "workers": 2, "slow": {"4": 2.0}}', "config.json is damaged: slow names worker 4"),
+    ],
+)
+def test_what_cannot_go_on_is_refused(run, tmp_path, monkeypatch, config, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "old" / "config.json").write_text(config)
+    result = run("launch", "script.py:train", "--resume", "old")
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert (tmp_path / "old" / "config.json").read_text() == config
 
 
 def test_a_key_file_is_private_and_never_overwritten(run, tmp_path):

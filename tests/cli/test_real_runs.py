@@ -29,6 +29,38 @@ def test_train_then_resume(tmp_path):
     assert "--resume run" in refused.stderr
 
 
+LOOP = """
+import torch
+import paceline as pl
+
+def train():
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batches = [torch.randn(8, 4) for _ in range(40)]
+    with pl.attach(model, optimizer) as worker:
+        for epoch in range(5):
+            for x in worker.batches(batches):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+
+if __name__ == "__main__":
+    pl.launch(train, workers=3, algorithm="leashed", out="run", limit_samples=800, slow={1: 2.0})
+"""
+
+
+def test_launch_then_resume_with_what_the_run_was_told(tmp_path):
+    (tmp_path / "loop.py").write_text(LOOP)
+    first = forked.run(["loop.py"], tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] < 120  # of 200, and what was under way
+    again = paceline("launch", "loop.py:train", "--resume", "run", "--json", folder=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout.splitlines()[-1])["steps"] == 200
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (config["workers"], config["algorithm"], config["slow"]) == (3, "leashed", {"1": 2.0})
+
+
 def test_compare(tmp_path):
     words = "compare --algorithm hogwild,sequential --epochs 1 --out here --json"
     done = paceline(*words.split(), folder=tmp_path)

@@ -70,13 +70,13 @@ def test_resume_takes_the_runs_configuration_and_what_is_given_now(run, training
     assert "config.json is damaged" in run("train", "--resume", old).stderr
 
 
-def test_a_launched_run_is_resumed_in_python(run, training, tmp_path):
+def test_a_launched_run_is_resumed_by_launch(run, training, tmp_path):
     (tmp_path / "mine" / "checkpoint").mkdir(parents=True)
     config = {"task": "train", "workers": 2, **dataclasses.asdict(Goal())}
     (tmp_path / "mine" / "config.json").write_text(json.dumps(config))
     result = run("train", "--resume", "mine")
     assert (result.exit_code, training.trained) == (2, [])
-    assert "is a run of paceline.launch: go on with it in Python, by launch(..., resume='mine')" in result.stderr
+    assert "is a run of a function: go on with it by `paceline launch FILE.py:FUNCTION --resume mine`" in result.stderr
 
 
 def test_interrupted(run, training, tmp_path):

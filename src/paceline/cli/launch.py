@@ -16,13 +16,16 @@ from paceline.errors import NotWrittenError, PacelineError, UsageError
 from paceline.replica.slowness import checked_factors, slow_factors
 from paceline.specs.bounds import COUNT, DEADLINE_S, SECONDS_ABOVE_0, check_workers
 from paceline.specs.file_loop import is_loop
+from paceline.storage import files
 from paceline.supervisor.fork_server import fork_server_context
 
 __all__ = ["LaunchCommand", "launch"]
 
 _FUNCTION, _TOGETHER, _RUN = "With a function", "With a script, and other machines", "The run"
-_FUNCTION_ONLY = ("target_loss", "target_accuracy", "limit", "slow", "seed")
+_FUNCTION_ONLY = ("target_loss", "target_accuracy", "limit", "slow", "seed", "resume")
 _SCRIPT_ONLY = ("join", "of", "key", "deadline")
+_WORKERS = 2  # where nobody says how many
+_RESUMED = ("workers", "algorithm", "seed", "slow", "target_loss", "target_accuracy")
 
 
 class LaunchCommand(TyperCommand):
@@ -43,7 +46,7 @@ def launch(
             metavar="FILE.py:FUNCTION | -- SCRIPT.py ...",
         ),
     ],
-    workers: Annotated[int, typer.Option(help="How many start on this machine.")] = 2,
+    workers: Annotated[int | None, typer.Option(help="How many start on this machine; 2")] = None,
     target_loss: Annotated[
         float | None, typer.Option(help="Stop at this training loss.", rich_help_panel=_FUNCTION)
     ] = None,
@@ -54,6 +57,10 @@ def launch(
     slow: Annotated[list[str] | None, options.slow_workers(_FUNCTION)] = None,
     seed: Annotated[
         int | None, typer.Option(help="Of the order, and the algorithm.", rich_help_panel=_FUNCTION)
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Go on with this run of the same function, as configured there.", rich_help_panel=_FUNCTION),
     ] = None,
     join: Annotated[
         str | None,
@@ -100,15 +107,16 @@ def launch(
     Example: paceline launch --join 10.0.0.1:29400 --workers 4 --of 8 --key run.key -- train.py --epochs 5
     """
     given = {name: value for name, value in locals().items() if value is not None}
-    options.check_numbers({"workers": workers, "restarts": restarts})
+    options.check_numbers({name: given[name] for name in ("workers", "restarts") if name in given})
     if len(command) == 1 and is_loop(command[0]):
         _refuse(given, _SCRIPT_ONLY, "is for scripts, whose workers may be on other machines: leave it out here.")
         options.check_numbers(given)
-        _launch_function(command[0], given)
+        _launch_function(command[0], {"workers": _WORKERS, **_resumed(resume, given)})
         return
     _refuse(
         given, _FUNCTION_ONLY, "is for a function, as in `paceline launch FILE.py:FUNCTION`: leave it out for a script."
     )
+    workers = _WORKERS if workers is None else workers
     check_workers(workers, backend="programs")
     if of is not None:
         COUNT.check("--of", of)
@@ -154,14 +162,36 @@ def _refuse(given: dict[str, Any], names: tuple[str, ...], why: str) -> None:
             raise UsageError(f"--{name.replace('_', '-')} {why}")
 
 
+def _resumed(resume: Path | None, given: dict[str, Any]) -> dict[str, Any]:
+    """What is given now, and else what the run to go on with was told, but for its limits, which may have ended it."""
+    if resume is None:
+        return given
+    options.check_resumed(resume)
+    saved = files.read_json(resume / "config.json", {})
+    if "limit_samples" not in saved:  # what launch writes, of a goal
+        raise UsageError(f"--resume {resume} is a run of a task: go on with it by `paceline train --resume {resume}`.")
+    found = {name: saved[name] for name in _RESUMED if saved.get(name) is not None}
+    try:
+        options.check_numbers(found)
+        found["slow"] = checked_factors(found.get("slow", {}), found.get("workers", _WORKERS))
+    except (TypeError, UsageError) as error:
+        raise UsageError(f"{resume / 'config.json'} is damaged: {error}") from error
+    if "target_loss" in given or "target_accuracy" in given:
+        found = {name: value for name, value in found.items() if not name.startswith("target_")}
+    return {**found, **given}
+
+
 def _launch_function(reference: str, given: dict[str, Any]) -> None:
     """A supervised run of a function of a file, with live figures on stderr."""
-    workers, algorithm, out = given["workers"], given.get("algorithm"), given.get("out")
+    workers, algorithm, out, resume = given["workers"], given.get("algorithm"), given.get("out"), given.get("resume")
     limit_s = given.get("limit")
     if limit_s is not None:
         SECONDS_ABOVE_0.check("--limit", limit_s)
-    slow = checked_factors(slow_factors(given.get("slow", [])), workers)
-    options.check_out(out)
+    slow = given.get("slow", {})
+    if isinstance(slow, list):
+        slow = checked_factors(slow_factors(slow), workers)
+    if out is not None and (resume is None or out.resolve() != resume.resolve()):
+        options.check_out(out)
 
     fork_server_context()  # it loads PyTorch while this process does
     from paceline.algorithms import registry
@@ -175,7 +205,7 @@ def _launch_function(reference: str, given: dict[str, Any]) -> None:
         registry.build(algorithm).check(workers)
     loop = load_loop(reference)
     words = [loop.path.stem, *([algorithm.partition("(")[0]] if algorithm else [])]
-    with options.out_folder(out, "launch", *words) as folder:
+    with options.out_folder(out or resume, "launch", *words) as folder:
         title = f"{reference}: {algorithm or 'as attach says'}, {workers} worker{'s' * (workers > 1)}, into {folder}"
         try:
             with LiveTable(title, console=err()) as live:
@@ -187,6 +217,7 @@ def _launch_function(reference: str, given: dict[str, Any]) -> None:
                     seed=given.get("seed", 0),
                     restarts=given["restarts"],
                     out=folder,
+                    resume=resume,
                     target_loss=given.get("target_loss"),
                     target_accuracy=given.get("target_accuracy"),
                     limit_s=limit_s,
@@ -194,6 +225,10 @@ def _launch_function(reference: str, given: dict[str, Any]) -> None:
                     on_progress=live.update,
                 )
                 run, not_written = finished(start)
+        except KeyboardInterrupt:
+            if (folder / "checkpoint").is_dir():
+                say(f"Go on from the last checkpoint: paceline launch {reference} --resume {folder}")
+            raise
         except (UsageError, NotWrittenError):
             raise
         except PacelineError:

@@ -23,7 +23,15 @@ from paceline.storage.paths import check_new_folder
 if TYPE_CHECKING:
     from paceline.run.config import TrainConfig
 
-__all__ = ["check_numbers", "check_out", "check_specs", "out_folder", "tell_what_is_overridden", "write_command"]
+__all__ = [
+    "check_numbers",
+    "check_out",
+    "check_resumed",
+    "check_specs",
+    "out_folder",
+    "tell_what_is_overridden",
+    "write_command",
+]
 
 
 class _Backend(StrEnum):
@@ -149,6 +157,14 @@ def check_out(out: Path | None) -> None:
     if out.is_dir() and not is_empty(out):
         go_on = f", or go on with that run: --resume {out}" if (out / "config.json").is_file() else ""
         raise UsageError(f"--out {out} is not empty; choose another folder{go_on}.")
+
+
+def check_resumed(resume: Path) -> None:
+    """Refuse a folder that is no run's, or that has nothing to go on from."""
+    if not (resume / "config.json").is_file():
+        raise UsageError(f"--resume {resume} is no run's folder: it has no config.json.")
+    if not (resume / "checkpoint").is_dir():
+        raise UsageError(f"--resume {resume} has no checkpoint to go on from; start it anew with another --out.")
 
 
 @contextlib.contextmanager

@@ -205,15 +205,12 @@ def read_result(run: RunData, folder: Path) -> dict[str, Any]:
 def _resumed(resume: Path, given: dict[str, Any]) -> dict[str, Any]:
     """The configuration of the run to go on with; what the user gave now replaces what it had."""
     path = resume / "config.json"
-    if not path.is_file():
-        raise UsageError(f"--resume {resume} is no run's folder: it has no config.json.")
-    if not (resume / "checkpoint").is_dir():
-        raise UsageError(f"--resume {resume} has no checkpoint to go on from; start it anew with another --out.")
+    options.check_resumed(resume)
     saved = files.read_json(path, {})
     if "limit_samples" in saved:  # what launch writes, of a goal
         raise UsageError(
-            f"--resume {resume} is a run of paceline.launch: go on with it in Python, by launch(..., resume='{resume}') of the"
-            " same function."
+            f"--resume {resume} is a run of a function: go on with it by `paceline launch FILE.py:FUNCTION --resume {resume}`,"
+            f" or in Python by launch(..., resume='{resume}')."
         )
     for one, other in (("epochs", "steps"), ("target_loss", "target_accuracy")):
         if one in given or other in given:
