@@ -94,8 +94,8 @@ def summary(records: Sequence[Record], target: float) -> str:
         there = sum(bool(of(records, scene=scene, method=name)) for name in peers)
         others = f"{there} others" if there == len(peers) else f"{there} others measured so far, of {len(peers)}"
         said.append(
-            f"{title.format(factor=records[0]['slow_factor'])}: `{LEADING}` reached {100 * target:g} % {_when(own_s)}, the"
-            f" fastest of the {others}, {peer}, {_when(peer_s)} ({runs})."
+            f"{title.format(factor=records[0]['slow_factor'])}: `{LEADING}` reached {100 * target:g} % {_when(own_s)}; of"
+            f" the {others}, {peer} came first, {_when(peer_s)} ({runs})."
         )
     return " ".join(said)
 

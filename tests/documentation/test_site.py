@@ -145,7 +145,7 @@ TRIALS = {
     ],
     "how to resume after a crash": [
         ("index.html", "", "Machines that fail"),
-        ("failures.html", "Resume after a crash A run", "are those of the checkpoint"),
+        ("failures.html", "Resume after a crash started by", "are those of the checkpoint"),
     ],
     "what staleness is, and how it is counted": [
         ("index.html", "", "how it is counted Staleness"),

@@ -19,7 +19,13 @@ def row(habit):
     elsewhere = [one for cell in other for one in cell.algorithms if one != table.ALONE]
     works = [one for one in ALL if one not in elsewhere]
     where = (
-        "everywhere" if not elsewhere else "nowhere" if not works else names(works) if len(works) < 8 else "the others"
+        "everywhere"
+        if not elsewhere
+        else "nowhere"
+        if not works
+        else names(works)
+        if len(works) < 8
+        else "all but these:"
     )
     says = "; ".join(
         f"{'warned' if cell.is_warning else 'refused'} under {_under(cell)}: “… {cell.says} …”" for cell in other

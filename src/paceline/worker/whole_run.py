@@ -64,7 +64,7 @@ class WholeRun:
 
     @property
     def progress(self) -> int:
-        """Samples of the whole run so far, of all workers: what a learning rate of one's own goes by.
+        """Samples of the whole run so far, of all workers; what a learning rate of one's own goes by.
 
         With `rate = f(worker.progress / samples_per_step)` it is after n workers' steps where it is alone after n times as
         many. In lockstep it is the same on all workers. Under torchrun or `--join`, a worker of an asynchronous method that
