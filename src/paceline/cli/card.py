@@ -32,6 +32,11 @@ _TOLERANCE = {
 _NOTHING = (
     "Nothing: all wait for a slow worker, and where one dies the run ends, says who, and goes on with `--resume`."
 )
+# What an argument changes about that.
+_BUT = {
+    "shares": " With `shares=auto` a slow worker has less to do.",
+    "mode": " In `mode=sync`, the default, a slow one is waited for, unless `backups` leave it out.",
+}
 _LONE = "There is one worker: where it dies the run ends, and goes on with `--resume`."
 
 
@@ -88,6 +93,7 @@ def card(name: str) -> Card:
     tolerates = " and ".join(_TOLERANCE[fault] for fault in getattr(cls, "tolerates", ()))
     nothing = _LONE if getattr(cls, "max_workers", None) == 1 else _NOTHING
     parts[_TOLERATES] = f"{tolerates[0].upper()}{tolerates[1:]}." if tolerates else nothing
+    parts[_TOLERATES] += "".join(said for argument, said in _BUT.items() if argument in arguments)
     return Card(
         name,
         registry.template(name),
