@@ -111,7 +111,7 @@ def plan(arguments: argparse.Namespace) -> Iterator[Wanted]:
             for method in arguments.methods:
                 yield Wanted("tune", method, 0, None, learning_rate)
     if "steps" in arguments.only:
-        for rate_mbit in LINKS_MBIT:
+        for rate_mbit in reversed(LINKS_MBIT):  # the longest runs last
             for method in arguments.methods:
                 yield Wanted("steps", method, 0, rate_mbit, RATES[0])
     if "full" in arguments.only:
