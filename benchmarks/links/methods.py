@@ -51,7 +51,8 @@ METHODS = {
     "all-reduce, fp16": _ours("all-reduce(codec=fp16)"),
     "all-reduce, qsgd of 4 bits": _ours("all-reduce(codec=qsgd(bits=4))"),
     "all-reduce, dq of 4 bits": _ours("all-reduce(codec=dq(target_bits=4))", full=True),
-    "all-reduce, power of rank 4": _ours("all-reduce(codec=power(rank=4))"),
+    # As soon as DDP's: by default ours sends 50 steps as they are.
+    "all-reduce, power of rank 4": _ours("all-reduce(codec=power(rank=4,warmup_steps=2))", full=True),
     "local-sgd": _ours("local-sgd(period=20)"),
     "da-sgd": _ours("da-sgd(period=20,delay=16,merge=corrected)", full=True, hidden=True),
     "diloco in 4 fragments": _ours("diloco(period=20,fragments=4,delay=4)", full=True, hidden=True),

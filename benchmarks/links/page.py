@@ -141,10 +141,11 @@ def hidden_lines(records: Sequence[Record]) -> list[str]:
 
 def rates_table(records: Sequence[Record]) -> list[str]:
     """After how many updates each rate reached the target on unshaped links."""
-    rates = sorted({one["learning_rate"] for one in of(records, part="tune")})
+    tuning = of(records, part="tune")
+    rates, updates = sorted({one["learning_rate"] for one in tuning}), max((one["updates"] for one in tuning), default=0)
     rows = [
-        "Updates to the target on unshaped links, one run of each; the fewest are taken. Outer optimizers have their usual"
-        " rate, which was not searched for.",
+        f"Updates to the target on unshaped links, one run of {updates} of each, so that \"never\" is not within these; the"
+        " fewest are taken. Outer optimizers have their usual rate, which was not searched for.",
         "",
         *_head("method", *(f"{rate:g}" for rate in rates)),
     ]
