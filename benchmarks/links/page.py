@@ -46,7 +46,8 @@ def markdown(records: Sequence[Record], target: float) -> str:
     if not records:
         return ""
     first = records[0]
-    quiet = sum(bool(one["quiet"]) for one in records)
+    timed = [one for one in records if one["part"] != "tune"]
+    quiet = sum(bool(one["quiet"]) for one in timed)
     how = (
         "A network of 2,730,314 parameters (three convolutions, one wide linear layer) on CIFAR-10's images,"
         f" {first['workers']} processes with a batch of {first['batch_size']} each, SGD with momentum 0.9, to a test"
@@ -57,7 +58,7 @@ def markdown(records: Sequence[Record], target: float) -> str:
     )
     made = (
         f"{about['processor']}, {about['cores']} cores; Python {used['python']}, torch {used['torch']}. {quiet} of the"
-        f" {len(records)} runs were made while nothing else ran on the machine; the others beside other programs. Made by"
+        f" {len(timed)} runs whose time counts were made while nothing else ran on the machine. Made by"
         " `python benchmarks/slow_network.py --python torchft=...`; the runs are in [slow_network.jsonl](slow_network.jsonl)."
     )
     text = ["# Slow links: ours and others' on 20, 100 and 1,000 Mbit/s", ""]
@@ -77,7 +78,7 @@ def summary(records: Sequence[Record], target: float) -> str:
     plain = times.get("DistributedDataParallel")
     ours = {name: value for name, value in times.items() if METHODS[name].system == "Paceline"}
     others = {name: value for name, value in times.items() if METHODS[name].system != "Paceline"}
-    if plain is None or not ours or not others or not math.isfinite(min(ours.values())):
+    if plain is None or not ours or not others or math.isinf(plain) or math.isinf(min(ours.values())):
         return ""
     own, other = min(ours, key=lambda name: ours[name]), min(others, key=lambda name: others[name])
     return (
