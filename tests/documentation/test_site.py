@@ -169,7 +169,7 @@ TRIALS = {
     ],
     "which codec for 100 Mbit/s, and which never": [
         ("index.html", "", "On a slow network"),
-        ("which_algorithm.html", "On a slow network: which codec", "sends a hundredth"),
+        ("which_algorithm.html", "On a slow network: which codec", "coding costs more than it saves"),
     ],
     "how batches are made as large as the worker is fast": [
         ("index.html", "", "smaller batches Who trains on what"),
