@@ -19,7 +19,7 @@ import numpy as np
 
 import paceline as pl
 from paceline.model_parallel.hybrid.cut_model import CutModel
-from paceline.model_parallel.hybrid.layout import layout_of
+from paceline.model_parallel.layouts import layout_of
 from paceline.model_parallel.hybrid.plan import plan_cuts
 from paceline.system.machine import machine, versions
 from paceline.tasks.load import load_task

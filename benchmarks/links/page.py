@@ -143,9 +143,12 @@ def hidden_lines(records: Sequence[Record]) -> list[str]:
 def rates_table(records: Sequence[Record]) -> list[str]:
     """After how many updates each rate reached the target on unshaped links."""
     tuning = of(records, part="tune")
-    rates, updates = sorted({one["learning_rate"] for one in tuning}), max((one["updates"] for one in tuning), default=0)
+    rates, updates = (
+        sorted({one["learning_rate"] for one in tuning}),
+        max((one["updates"] for one in tuning), default=0),
+    )
     rows = [
-        f"Updates to the target on unshaped links, one run of {updates} of each, so that \"never\" is not within these; the"
+        f'Updates to the target on unshaped links, one run of {updates} of each, so that "never" is not within these; the'
         " fewest are taken. Outer optimizers have their usual rate, which was not searched for.",
         "",
         *_head("method", *(f"{rate:g}" for rate in rates)),

@@ -4,7 +4,7 @@ import inspect
 
 from paceline.algorithms import backoff_registry, registry, step_size_registry
 from paceline.algorithms.server import registries
-from paceline.model_parallel.hybrid.layout import layout_registry
+from paceline.model_parallel.layouts import layout_registry
 from paceline.optim.outer import outer_registry
 from paceline.topology import topology_registry
 

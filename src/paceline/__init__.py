@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from paceline.model_parallel.graph.plan import Plan
     from paceline.model_parallel.graph.problem import Device
     from paceline.model_parallel.hybrid.layout import Hybrid
+    from paceline.model_parallel.tensor.layout import Tensor
     from paceline.records.run_data import RunData
     from paceline.run.config import TrainConfig
     from paceline.run.launch import launch
@@ -130,6 +131,7 @@ __all__ = [
     "Sync",
     "TailStep",
     "Task",
+    "Tensor",
     "Topology",
     "Torus",
     "TrainConfig",
@@ -155,6 +157,7 @@ _ELSEWHERE = {
     "Plan": "model_parallel.graph.plan",
     "RunData": "records.run_data",
     "Task": "tasks.base",
+    "Tensor": "model_parallel.tensor.layout",
     "TrainConfig": "run.config",
     "UsageError": "errors",
     "Worker": "worker.attach",

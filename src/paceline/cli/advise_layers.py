@@ -155,7 +155,7 @@ def _show(result: Balance, about: dict[str, Any], source: str) -> None:
 
 def _spec(choice: LayoutChoice) -> str:
     from paceline.model_parallel.hybrid.choose import layout_for
-    from paceline.model_parallel.hybrid.layout import layout_registry
+    from paceline.model_parallel.layouts import layout_registry
 
     return layout_registry.spec(layout_for(choice)) if choice.cut else "none"
 

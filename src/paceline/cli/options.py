@@ -121,7 +121,7 @@ def check_specs(config: TrainConfig) -> None:
     from paceline.algorithms import registry
     from paceline.data.plan import partition_registry
     from paceline.memory.placement import placement_registry
-    from paceline.model_parallel.hybrid.layout import layout_of
+    from paceline.model_parallel.layouts import layout_of
     from paceline.specs.registry import check_optimizer
     from paceline.tasks import load_task
 

@@ -235,6 +235,11 @@ class AttachedGradient(BaseReplica):
         self.binding.bind_gradients(self._g, self.missing)
 
     @property
+    def has_handed_out(self) -> bool:
+        """Whether the gradients are what came back from the others."""
+        return self._handed_out
+
+    @property
     def has_changed_gradients(self) -> bool:
         """Whether the loop has changed, before its step, what came back from the others."""
         return self._handed_out and self._g is not None and self._g._version != self._g_version

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from paceline.membership.tables import StoredTables
 from paceline.ports.shared import Needs
 from paceline.transport.axes import AxisCollectives, make_axes
 from paceline.transport.collectives import DistributedCollectives
+from paceline.vectors.sharding import AxisShape
 
 __all__ = ["LaunchedRun", "check_algorithm"]
 
@@ -110,15 +111,15 @@ class LaunchedRun:
             self._group, self.store, self._worker_id, self._num_workers, timeout_s=self.deadline_s
         )
 
-    def axes(self, groups: int) -> tuple[AxisCollectives | None, AxisCollectives | None]:
-        """Collectives within this worker's group, and across the groups; None where it is alone. All call it alike."""
+    def axes(self, axes: Mapping[str, AxisShape]) -> dict[str, AxisCollectives]:
+        """Collectives along each axis, without those along which this worker is alone. All call it alike."""
 
         def make(group: Any, size: int) -> AxisCollectives:
             own = self._worker_id, self._num_workers
             counts = self.collectives.counts
             return AxisCollectives(group, size, self.store, *own, timeout_s=self.deadline_s, counts=counts)
 
-        return make_axes(groups, self._worker_id, self._num_workers, self.deadline_s + _GROUP_EXTRA_S, make)
+        return make_axes(axes, self._worker_id, self._num_workers, self.deadline_s + _GROUP_EXTRA_S, make)
 
     def start_from_worker_0(self, tensors: Iterable[torch.Tensor]) -> None:
         """Every worker's tensors become worker 0's; those on a GPU go through the host's memory."""

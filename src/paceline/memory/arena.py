@@ -26,7 +26,7 @@ from paceline.memory.staleness import SharedStalenessCounts
 from paceline.ports.ports import Ports, ServerPorts
 from paceline.ports.shared import AVERAGE, Needs
 from paceline.system.clock import RealClock
-from paceline.vectors.sharding import Sharding
+from paceline.vectors.sharding import REPLICAS, AxisShape, Sharding
 
 __all__ = ["Arena", "ArenaPlan", "plan_arena"]
 
@@ -68,7 +68,7 @@ class ArenaPlan:
     ended: int  # one word per worker: nonzero once its program has ended
     extra: Mapping[str, tuple[int, tuple[int, ...], torch.dtype]]  # named tensors: buffers, shared optimizer state
     sharding: Sharding | None = None  # workers' vectors have shards; `num_elements` are the whole model's
-    axes: AxesPlan | None = None  # of the groups that share a model each
+    axes: AxesPlan | None = None  # of the workers that share a model, and of its replicas
 
     @property
     def num_members(self) -> int:
@@ -117,7 +117,8 @@ def plan_arena(
     )
     axes = None
     if sharding is not None:
-        axes = plan_axes(layout, num_workers, num_workers // sharding.parts, own_elements, dtype)
+        replicas = AxisShape(num_workers // sharding.parts, sharding.parts)
+        axes = plan_axes(layout, num_workers, {**sharding.axes, REPLICAS: replicas}, own_elements, dtype)
     staleness = SharedStalenessCounts.reserve(layout)
     rings = tuple(
         RecordRing.reserve(layout, capacity=_RING_RECORDS, name=f"ring {worker}") for worker in range(num_workers)
@@ -272,7 +273,7 @@ class Arena:
 
     def waits(self, clock: RealClock) -> list[Any]:
         """Everything whose `waited_s` is this worker's waiting time."""
-        ports = (self.shared, self.collectives, *(self.axes.both if self.axes is not None else ()))
+        ports = (self.shared, self.collectives, *(self.axes.along.values() if self.axes is not None else ()))
         return [clock, *(port for port in ports if hasattr(port, "waited_s"))]
 
 

@@ -1,7 +1,8 @@
-"""Collectives of some of a run's workers, where these are groups that share a model each: in the group, and across groups."""
+"""Collectives of some of a run's workers: those along one axis of the ways in which they share a model and repeat it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from paceline.memory.collectives import SharedMemoryCollectives
 from paceline.memory.segment import LINE_BYTES, Layout, Segment
 from paceline.memory.segment_part import PartPlan
+from paceline.vectors.sharding import EXCHANGED_ELEMENTS, REPLICAS, AxisShape
 
 __all__ = ["Axes", "AxesPlan", "plan_axes"]
 
@@ -19,33 +21,26 @@ class AxesPlan:
 
     Args:
         num_workers: N.
-        groups: G; group g is the workers from g N / G on.
-        within: of each group; empty: groups of one.
-        across: of each place in a group; empty: there is one group.
+        axes: by name: which workers are along it, and the areas of each of their groups. Axes of one worker have none.
     """
 
     num_workers: int
-    groups: int
-    within: tuple[PartPlan, ...]
-    across: tuple[PartPlan, ...]
-
-    @property
-    def parts(self) -> int:
-        """Workers of a group."""
-        return self.num_workers // self.groups
+    axes: Mapping[str, tuple[AxisShape, tuple[PartPlan, ...]]]
 
 
-def plan_axes(layout: Layout, num_workers: int, groups: int, num_elements: int, dtype: torch.dtype) -> AxesPlan:
-    """Reserves the areas: operations on up to `num_elements` (P)."""
-
-    def reserve(axis: str, size: int, number: int) -> tuple[PartPlan, ...]:
-        if size == 1:
-            return ()
-        named = (_Named(layout, f"{axis} {index}.") for index in range(number))
-        return tuple(SharedMemoryCollectives.reserve(one, num_elements, size, dtype=dtype) for one in named)
-
-    parts = num_workers // groups
-    return AxesPlan(num_workers, groups, reserve("within", parts, groups), reserve("across", groups, parts))
+def plan_axes(
+    layout: Layout, num_workers: int, axes: Mapping[str, AxisShape], num_elements: int, dtype: torch.dtype
+) -> AxesPlan:
+    """Reserves the areas: operations on up to `num_elements` (P), or more along the axes of activations."""
+    plans: dict[str, tuple[AxisShape, tuple[PartPlan, ...]]] = {}
+    for name, shape in axes.items():
+        if shape.size == 1:
+            continue
+        length = num_elements if name == REPLICAS else max(num_elements, EXCHANGED_ELEMENTS)
+        named = (_Named(layout, f"{name} {number}.") for number in range(num_workers // shape.size))
+        reserved = (SharedMemoryCollectives.reserve(one, length, shape.size, dtype=dtype) for one in named)
+        plans[name] = shape, tuple(reserved)
+    return AxesPlan(num_workers, plans)
 
 
 class _Named(Layout):
@@ -60,7 +55,7 @@ class _Named(Layout):
 
 
 class Axes:
-    """One worker's collectives along both axes, or an onlooker's view of who is lost.
+    """One worker's collectives along all axes, or an onlooker's view of who is lost.
 
     Args:
         segment: the mapped memory.
@@ -69,37 +64,26 @@ class Axes:
         abort_address: as of `SharedMemoryCollectives`.
 
     Attributes:
-        within: of this worker's group; None: it is alone in it.
-        across: of the workers with the same place in the other groups; None: there is one group.
+        along: by axis; those along which the worker is alone are missing.
     """
 
     def __init__(
         self, segment: Segment, plan: AxesPlan, worker_id: int, abort_address: int = 0, *, timeout_s: float = 600.0
     ) -> None:
         self._segment, self._plan = segment, plan
+        self.along: dict[str, SharedMemoryCollectives] = {}
+        if worker_id < plan.num_workers:
+            for name in plan.axes:
+                self.along[name] = self._of(name, worker_id, abort_address, timeout_s)
 
-        def member(
-            plans: tuple[PartPlan, ...], number: int, index: int, names: range
-        ) -> SharedMemoryCollectives | None:
-            if not plans or worker_id >= plan.num_workers:
-                return None
-            return SharedMemoryCollectives(
-                segment, plans[number], index, abort_address=abort_address, timeout_s=timeout_s, names=names
-            )
-
-        group, place = divmod(worker_id, plan.parts)
-        first = group * plan.parts
-        self.within = member(plan.within, group, place, range(first, first + plan.parts))
-        self.across = member(plan.across, place, group, range(place, plan.num_workers, plan.parts))
-
-    @property
-    def both(self) -> list[SharedMemoryCollectives]:
-        """Those that there are."""
-        return [one for one in (self.within, self.across) if one is not None]
+    def _of(self, name: str, worker_id: int, abort_address: int = 0, timeout_s: float = 0.0) -> SharedMemoryCollectives:
+        shape, plans = self._plan.axes[name]
+        members = shape.members(worker_id)
+        plan = plans[shape.lists(self._plan.num_workers).index(members)]
+        own = {"abort_address": abort_address, "timeout_s": timeout_s}
+        return SharedMemoryCollectives(self._segment, plan, shape.place(worker_id), names=members, **own)
 
     def mark_lost(self, worker_id: int) -> None:
-        """Says that this worker will not come any more, along both axes."""
-        group, place = divmod(worker_id, self._plan.parts)
-        for plans, number, index in ((self._plan.within, group, place), (self._plan.across, place, group)):
-            if plans:
-                SharedMemoryCollectives(self._segment, plans[number], index).mark_lost(index)
+        """Says that this worker will not come any more, along any axis."""
+        for name, (shape, _) in self._plan.axes.items():
+            self._of(name, worker_id).mark_lost(shape.place(worker_id))

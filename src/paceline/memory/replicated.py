@@ -95,7 +95,7 @@ class ReplicatedVector(SegmentPart[PartPlan]):
         Where all have the same model, a worker copies its own vector, as worker 0 may be a step behind it; others worker 0's.
         """
         if not self.own_models:
-            return self.model(self._owner, out)
+            return self.copy_of(self._owner, out)
         first, *others = self.model_ids()
         total, x = to_sum_type(out), torch.empty_like(out)
         version = self.model(first, total)
@@ -109,7 +109,7 @@ class ReplicatedVector(SegmentPart[PartPlan]):
 
     def consensus_distance(self, mean: torch.Tensor) -> float:
         """sum_i ||x_i - mean||^2 / n over the n workers that are there, `mean` (P,) from `snapshot`."""
-        x, distances = torch.empty_like(self.x), []
+        x, distances = torch.empty_like(mean), []
         for worker in self.model_ids():
             self.model(worker, x)
             distances.append(float((x.double() - mean).square().sum()))
@@ -122,6 +122,10 @@ class ReplicatedVector(SegmentPart[PartPlan]):
 
     def model(self, worker: int, out: torch.Tensor) -> int:
         """Copies a worker's model into `out` (P,), as nobody was writing it; returns its version."""
+        return self.copy_of(worker, out)
+
+    def copy_of(self, worker: int, out: torch.Tensor) -> int:
+        """Copies a worker's vector into `out` (P,), as nobody was writing it; returns its version."""
         x = self._vector(f"x{worker}")
 
         def copy() -> int:
@@ -134,7 +138,7 @@ class ReplicatedVector(SegmentPart[PartPlan]):
     def own(self) -> tuple[int, int, torch.Tensor]:
         """(version, updates in this memory, copy (P,)) of this worker's vector; another of its programs may be writing it."""
         copy = torch.empty_like(self.x)
-        return self.model(self._owner, copy), load(self._version + 24), copy
+        return self.copy_of(self._owner, copy), load(self._version + 24), copy
 
     def restore(self, version: int, x: torch.Tensor) -> None:
         """Gives this worker's vector the values of `x` (P,), and its version."""

@@ -28,14 +28,13 @@ class _ShardedPlan(PartPlan):
 class ShardedVectors(ReplicatedVector):
     """A worker's own vector `x` (P,) with its shards; what comes from outside, or goes there, is the whole model (W,).
 
-    Costs: a snapshot copies the vectors of one group.
+    Costs: a snapshot copies the vectors of one group; of all, where replicas have models of their own.
     """
 
     plan_type = _ShardedPlan
 
     def __init__(self, segment: Segment, plan: Any, *arguments: Any, own_models: bool = False, **named: Any) -> None:
-        assert not own_models
-        super().__init__(segment, plan, *arguments, **named)
+        super().__init__(segment, plan, *arguments, own_models=own_models, **named)
         self._sharding: Sharding = plan.sharding
 
     def initialise(self, x: torch.Tensor, version: int = 0) -> None:
@@ -45,15 +44,25 @@ class ShardedVectors(ReplicatedVector):
             store(self._word("words", worker), version)
 
     def snapshot(self, out: torch.Tensor) -> int:
-        """Copies the model into `out` (W,), put together from the first group's vectors; returns its version.
+        """Copies the model into `out` (W,); returns its version. Where replicas have models of their own, it is their mean."""
+        return super().snapshot(out) if self.own_models else self.model(0, out)
+
+    def model_ids(self) -> list[int]:
+        """The first workers of the models that are there whole; all of them where none is."""
+        there, parts = set(super().model_ids()), self._sharding.parts
+        every = range(0, self._plan.num_writers, parts)
+        return [one for one in every if there.issuperset(range(one, one + parts))] or list(every)
+
+    def model(self, worker: int, out: torch.Tensor) -> int:
+        """Copies the model of which `worker` is the first into `out` (W,), put together of all parts; returns its version.
 
         All are of one version, unless the run was stopped between two workers' updates of a round.
         """
-        workers = range(self._sharding.parts)
+        workers = range(worker, worker + self._sharding.parts)
         locals_ = [torch.empty_like(self.x) for _ in workers]
         versions: list[int] = []
         for _ in range(_TRIES):
-            versions = [self.model(worker, local) for worker, local in zip(workers, locals_, strict=True)]
+            versions = [self.copy_of(one, local) for one, local in zip(workers, locals_, strict=True)]
             if len(set(versions)) == 1 and all(load(self._word("words", w)) == versions[0] for w in workers):
                 break
             time.sleep(_BETWEEN_TRIES_S)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from paceline.records.step_record import RECORD_DTYPE
+from paceline.records.step_record import RECORD_DTYPE, Recorder
 
-__all__ = ["ACCRUED", "Accruals", "LateLosses"]
+__all__ = ["ACCRUED", "Accruals", "LateLosses", "WithoutSamples"]
 
 ACCRUED = -2  # as a record's applied version, while it waits
 _FIELDS = list(RECORD_DTYPE.names or ())
-_SAMPLES, _GRADIENT_VERSION, _APPLIED_VERSION, _LOSS = map(
-    _FIELDS.index, ("samples", "gradient_version", "applied_version", "loss")
+_BATCH, _SAMPLES, _GRADIENT_VERSION, _APPLIED_VERSION, _LOSS = map(
+    _FIELDS.index, ("batch", "samples", "gradient_version", "applied_version", "loss")
 )
 
 
@@ -77,3 +77,20 @@ class LateLosses:
             fields[_SAMPLES] = samples
         self.write(*fields)
         return True
+
+
+class WithoutSamples:
+    """Implements `Recorder` for a worker that trains on the samples of another, in whose records they count.
+
+    Args:
+        recorder: takes the records.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def append(self, *fields: float) -> None:
+        """Takes one record."""
+        changed = list(fields)
+        changed[_BATCH], changed[_SAMPLES], changed[_LOSS] = -1, 0, math.nan
+        self._recorder.append(*changed)

@@ -18,7 +18,7 @@ from paceline.data.plan import BatchPlan, Partition, Skewed, partition_registry
 from paceline.errors import UsageError
 from paceline.evaluation.goal import Goal
 from paceline.memory.placement import placement_registry
-from paceline.model_parallel.hybrid.layout import layout_of, layout_registry
+from paceline.model_parallel.layouts import layout_of, layout_registry
 from paceline.replica.slowness import checked_factors
 from paceline.run.injection import delay_spec
 from paceline.specs.bounds import check_run

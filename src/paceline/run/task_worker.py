@@ -14,7 +14,7 @@ from paceline.data.shared import DatasetHandle, open_dataset
 from paceline.data.sources import BatchClaims, DatasetBatches
 from paceline.membership.environment import SupervisedEnvironment, current_environment
 from paceline.memory.waiting import RunStopped
-from paceline.model_parallel.hybrid.layout import layout_of
+from paceline.model_parallel.layouts import layout_of
 from paceline.optim.shared_state import shared_state_of
 from paceline.replica.base import TaskReplica
 from paceline.run.config import TrainConfig
@@ -81,7 +81,8 @@ class TaskWorker:
 
             def without_batch() -> None:
                 assert run.part is not None
-                run.part.cut.empty_pass(fetch(train_set, torch.arange(1))[0])
+                assert run.part.without_batch is not None
+                run.part.without_batch(fetch(train_set, torch.arange(1))[0])
 
             replica = TaskReplica(
                 model,

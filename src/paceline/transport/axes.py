@@ -1,8 +1,8 @@
-"""Collectives of some of the workers that another launcher started: in a group that shares a model, and across groups."""
+"""Collectives of some of the workers that another launcher started: along the axes of a layout."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from paceline.ports.ports import Handle
 from paceline.transport.collectives import DistributedCollectives
 from paceline.vectors.half_types import add_up
+from paceline.vectors.sharding import AxisShape
 
 __all__ = ["AxisCollectives", "make_axes"]
 
@@ -51,30 +52,25 @@ class AxisCollectives(DistributedCollectives):
 
 
 def make_axes(
-    groups: int,
+    axes: Mapping[str, AxisShape],
     worker_id: int,
     num_workers: int,
     timeout_s: float,
     make: Callable[[Any, int], AxisCollectives],
-) -> tuple[AxisCollectives | None, AxisCollectives | None]:
-    """(within this worker's group, across the workers with its place in theirs); all call it alike. None: it is alone there.
+) -> dict[str, AxisCollectives]:
+    """This worker's collectives along each axis, without those along which it is alone; all call it alike.
 
     Args:
-        groups: G, which divides the number of workers.
+        axes: which workers are along each.
         worker_id: this worker.
         num_workers: N.
         timeout_s: of the process groups.
         make: collectives of a process group of so many workers.
     """
-    parts = num_workers // groups
-    within = [list(range(first, first + parts)) for first in range(0, num_workers, parts)]
-    across = [list(range(place, num_workers, parts)) for place in range(parts)]
-    found: list[AxisCollectives | None] = []
-    for lists in (within, across):
-        own = None
-        for ranks in lists if len(lists[0]) > 1 else ():
-            group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=timeout_s))
+    found: dict[str, AxisCollectives] = {}
+    for name, shape in axes.items():
+        for ranks in shape.lists(num_workers) if shape.size > 1 else ():
+            group = dist.new_group(list(ranks), backend="gloo", timeout=timedelta(seconds=timeout_s))
             if worker_id in ranks:
-                own = make(group, len(ranks))
-        found.append(own)
-    return found[0], found[1]
+                found[name] = make(group, shape.size)
+    return found

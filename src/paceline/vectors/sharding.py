@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
-__all__ = ["Shard", "Sharding"]
+__all__ = ["EXCHANGED_ELEMENTS", "REPLICAS", "AxisShape", "Shard", "Sharding"]
+
+REPLICAS = "replicas"  # the axis of the workers with the same part of the model
+#: Elements that one operation along any other axis may have, beside as many as a worker has parameters.
+EXCHANGED_ELEMENTS = 1 << 16
+
+
+class AxisShape(NamedTuple):
+    """Workers that differ in one coordinate only, where the numbers of neighbours along it are `stride` apart.
+
+    >>> AxisShape(size=2, stride=3).members(4), AxisShape(size=2, stride=3).place(4)
+    (range(1, 7, 3), 1)
+    """
+
+    size: int
+    stride: int = 1
+
+    def place(self, worker: int) -> int:
+        """A worker's coordinate."""
+        return worker // self.stride % self.size
+
+    def members(self, worker: int) -> range:
+        """Those that differ from it in this coordinate only, and itself."""
+        first = worker - self.place(worker) * self.stride
+        return range(first, first + self.size * self.stride, self.stride)
+
+    def lists(self, num_workers: int) -> list[range]:
+        """All of them, in the order of their first workers."""
+        return [self.members(worker) for worker in range(num_workers) if not self.place(worker)]
 
 
 @dataclass(frozen=True)
@@ -18,13 +47,19 @@ class Shard:
         whole_at: its first element in the whole vector.
         at: the first element in a worker's vector.
         shape: of the whole parameter.
-        dim: the dimension that is cut into equal parts; None: every worker has all of it.
+        cuts: (dimension, axis): the dimension is cut into equal parts along that axis. Empty: every worker has all of it.
     """
 
     whole_at: int
     at: int
     shape: tuple[int, ...]
-    dim: int | None = None
+    cuts: tuple[tuple[int, AxisShape], ...] = ()
+
+    def part(self, whole: torch.Tensor, place: int) -> torch.Tensor:
+        """What a worker at that place among those with one model has of the whole parameter, a view."""
+        for dim, axis in self.cuts:
+            whole = whole.chunk(axis.size, dim)[axis.place(place)]
+        return whole
 
 
 @dataclass(frozen=True)
@@ -37,6 +72,7 @@ class Sharding:
         num_local: P, of a worker's.
         first_cut: the first element of a worker's vector from which on it has shards of its own; before it, all are alike.
         shards: of each parameter.
+        axes: along which the workers of one model exchange activations, by name.
     """
 
     parts: int
@@ -44,34 +80,28 @@ class Sharding:
     num_local: int
     first_cut: int
     shards: tuple[Shard, ...]
+    axes: Mapping[str, AxisShape] = field(default_factory=dict[str, AxisShape])
 
     def cut(self, whole: torch.Tensor, part: int, out: torch.Tensor) -> None:
         """Copies what `part` holds of `whole` (W,) into `out` (P,)."""
         out.zero_()
         for shard in self.shards:
-            view = self._whole(whole, shard)
-            self._local(out, shard).copy_(view if shard.dim is None else view.chunk(self.parts, shard.dim)[part])
+            view = shard.part(self._whole(whole, shard), part)
+            self._local(out, shard, view.shape).copy_(view)
 
     def assemble(self, locals_: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Copies the vectors (P,) of all parts, in their order, into the whole `out` (W,)."""
         out.zero_()
         for shard in self.shards:
             view = self._whole(out, shard)
-            if shard.dim is None:
-                view.copy_(self._local(locals_[0], shard))
-                continue
-            for piece, local in zip(view.chunk(self.parts, shard.dim), locals_, strict=True):
-                piece.copy_(self._local(local, shard))
+            for part, local in enumerate(locals_ if shard.cuts else locals_[:1]):
+                piece = shard.part(view, part)
+                piece.copy_(self._local(local, shard, piece.shape))
 
     def _whole(self, whole: torch.Tensor, shard: Shard) -> torch.Tensor:
         numel = torch.Size(shard.shape).numel()
         flat = whole[shard.whole_at : shard.whole_at + numel]
-        return flat if shard.dim is None else flat.view(shard.shape)
+        return flat.view(shard.shape) if shard.cuts else flat
 
-    def _local(self, local: torch.Tensor, shard: Shard) -> torch.Tensor:
-        shape = list(shard.shape)
-        if shard.dim is not None:
-            shape[shard.dim] //= self.parts
-        numel = torch.Size(shape).numel()
-        flat = local[shard.at : shard.at + numel]
-        return flat if shard.dim is None else flat.view(shape)
+    def _local(self, local: torch.Tensor, shard: Shard, shape: torch.Size) -> torch.Tensor:
+        return local[shard.at : shard.at + shape.numel()].view(shape)

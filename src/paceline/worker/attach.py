@@ -28,7 +28,7 @@ from paceline.membership.environment import WorkerEnvironment, current_environme
 from paceline.membership.final_mean import FinalMean, LeftWeights
 from paceline.memory.waiting import RunStopped
 from paceline.model_parallel.graph.execute import Part
-from paceline.model_parallel.hybrid.layout import Hybrid
+from paceline.model_parallel.layouts import AnyLayout
 from paceline.optim.several_optimizers import SeveralOptimizers, members_of
 from paceline.records.summary import own_figures
 from paceline.replica.grad_scaler import ask_for_every_step
@@ -52,7 +52,7 @@ def attach(
     *,
     evaluate: Evaluate | None = None,
     same_random: bool = False,
-    layout: Hybrid | str | None = None,
+    layout: AnyLayout | str | None = None,
     example_inputs: torch.Tensor | None = None,
 ) -> Worker:
     """Lets a training loop take part in a run: `with paceline.attach(model, optimizer) as worker:`.
@@ -109,7 +109,7 @@ def attach(
             limit, or is written to a folder: with a copy of the model, in evaluation mode and without gradients, that has the
             run's newest parameters (the mean of all workers' models where each has its own).
         same_random: the workers are meant to draw the same: all generators stay as they are.
-        layout: how the model is divided among the workers, as `hybrid(groups=2)`; None: every worker has all of it.
+        layout: how the model is divided, as `hybrid(groups=2)` or `tensor(line=4)`; None: every worker has all of it.
         example_inputs: what the model is called with for a worker's batch (samples, ...), as long on all workers: by it a
             layout's `groups=auto` is chosen.
 
@@ -196,9 +196,9 @@ class Worker(WholeRun):
     def _draw_apart(self, device: torch.device) -> None:
         """Lets generators that are in the same state on all workers go on elsewhere, but for those of the first worker 0."""
         run = self._membership
-        if run.random_states and (run.worker_id or run.incarnation):
+        if run.random_states and (run.draws_as or run.incarnation):
             equal = alike(run.tables.random_states(), run.random_states)
-            go_apart(device, run.random_states, equal, run.worker_id, run.incarnation, run.resumed_from)
+            go_apart(device, run.random_states, equal, run.draws_as, run.incarnation, run.resumed_from)
 
     def _begin(self) -> None:
         run = self._membership
@@ -218,7 +218,7 @@ class Worker(WholeRun):
             self._undo.append(one.register_step_pre_hook(replica.before_step).remove)
             self._undo.append(one.register_step_post_hook(replica.after_step).remove)
         inputs = None
-        if self.num_workers > 1 and not self._same_random:
+        if self.num_workers > 1 and not self._same_random and run.dealt[1] == self.num_workers:
             inputs = SameInputs(run.tables.inputs, self.worker_id, self.num_workers)
         replica.watch(self._model, inputs)
         progress = self._begin_progress()
@@ -269,12 +269,12 @@ class Worker(WholeRun):
             if self._replica is not None:
                 self._replica.end(failed=failed or is_cut)
             if not failed:
-                if not self.algorithm.gossip:
+                if not self._saves_model_as_left():
                     self._save_end(is_cut=is_cut)
                 if self._replica is not None and not self._membership.stopped():
                     self._replica.make_state_whole(self._membership.ports.collectives)
                 self._load_final(left)
-                if self.algorithm.gossip:  # the worker's own model is part of it
+                if self._saves_model_as_left():
                     self._save_end(is_cut=is_cut)
                 if never_stepped is not None and not self._membership.has_updates():
                     raise never_stepped

@@ -92,7 +92,7 @@ class WorkerBatches:
         progress: RunProgress,
         bind_newest: Callable[[], None],
     ) -> None:
-        self.worker_id, self.num_workers = membership.worker_id, membership.num_workers
+        self.worker_id, self.num_workers = membership.dealt
         self._leads = membership.worker_id == 0
         if algorithm.same_batches:  # each takes all, as if it were alone
             self.worker_id, self.num_workers = 0, 1

@@ -15,9 +15,13 @@ from paceline.evaluation.user import Evaluate
 from paceline.membership.environment import Invitation, LaunchedEnvironment, SupervisedEnvironment, WorkerEnvironment
 from paceline.membership.final_mean import LeftWeights
 from paceline.model_parallel.hybrid.choose import FLOPS_PER_S, chosen_layout, counted_s
-from paceline.model_parallel.hybrid.layout import Hybrid, layout_of
+from paceline.model_parallel.hybrid.layout import Hybrid
 from paceline.model_parallel.hybrid.plan import check_called, plan_cuts
-from paceline.model_parallel.hybrid.worker_part import WorkerPart, check_layout, check_optimizer_of
+from paceline.model_parallel.hybrid.worker_part import check_optimizer_of
+from paceline.model_parallel.layouts import AnyLayout, LayoutPart, check_layout, layout_of
+from paceline.model_parallel.tensor.layout import Tensor
+from paceline.model_parallel.tensor.shapes import Line
+from paceline.model_parallel.tensor.worker_part import check_model
 from paceline.optim.several_optimizers import SeveralOptimizers
 from paceline.simulator.cluster import Cluster
 from paceline.worker.attach import Worker
@@ -55,7 +59,7 @@ class CutWorker(Worker):
         environment: WorkerEnvironment | None,
         evaluate: Evaluate | None = None,
         *,
-        layout: Hybrid | str | None,
+        layout: AnyLayout | str | None,
         example_inputs: torch.Tensor | None = None,
         **others: Any,
     ) -> None:
@@ -76,34 +80,46 @@ class CutWorker(Worker):
                 "A layout needs all of its workers from the first step to the last: start them with paceline.launch or"
                 " torchrun, not with --join or in a simulation."
             )
+        # What is wrong is said before anybody is waited for.
+        if isinstance(layout, Tensor):
+            if example_inputs is not None:
+                raise UsageError("example_inputs are what hybrid(groups=auto) is chosen by: leave them out.")
+            if self.num_workers > 1:
+                layout.replicas(self.num_workers)
+            check_model(model, layout.shape if self.num_workers > 1 else Line(1))
+        else:
+            layout = self._checked(layout, model, example_inputs)
+        self.layout = layout
+
+    def _checked(self, layout: Hybrid, model: nn.Module, example_inputs: torch.Tensor | None) -> Hybrid:
         if self.num_workers == 1:
             layout = replace(layout, groups=1)  # as outside any launcher, where a loop is tried alone
         elif example_inputs is not None:
             layout = _chosen(layout, model, example_inputs, self.num_workers)
-        plan = plan_cuts(model, layout, self.num_workers)  # what is wrong is said before anybody is waited for
+        plan = plan_cuts(model, layout, self.num_workers)
         if example_inputs is not None:
             check_called(plan, model, example_inputs)
-        self.layout = layout
+        return layout
 
     def _join(self, entry: Entry, states: tuple[int, ...]) -> Membership:
         join: Any = entry.join  # each of the memberships that are left takes a layout
         run: Membership = join(self._model, self.algorithm, states, self._evaluate, layout=self.layout)
-        self._undo.append(self._part_of(run).cut.remove)
+        self._undo.append(self._part_of(run).remove)
         return run
 
     @staticmethod
-    def _part_of(run: Membership) -> WorkerPart:
+    def _part_of(run: Membership) -> LayoutPart:
         assert run.part is not None
         return run.part
 
     def _begin(self) -> None:
         self._undo.append(self._optimizer.register_step_pre_hook(self._check_gradients).remove)
         super()._begin()
-        self._replica.without_batch = self._part_of(self._membership).cut.empty_pass
+        self._replica.without_batch = self._part_of(self._membership).without_batch
 
     def _restore(self, run: Membership) -> int:
         taken = super()._restore(run)
-        for parameter in self._part_of(run).cut.parameters:
+        for parameter in self._part_of(run).binding.parameters:
             for value in self._optimizer.state.get(parameter, {}).values():
                 if isinstance(value, torch.Tensor) and value.dim() and value.shape != parameter.shape:
                     raise UsageError(
@@ -113,24 +129,19 @@ class CutWorker(Worker):
         return taken
 
     def _check_gradients(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if hasattr(optimizer, "found_inf") or self._replica.has_changed_gradients:
+        replica = self._replica
+        has_changed = self._part_of(self._membership).has_changed_gradients() and not replica.has_handed_out
+        if hasattr(optimizer, "found_inf") or replica.has_changed_gradients or has_changed:
             raise UsageError(_CHANGED)
 
     def clip_grad_norm_(self, max_norm: float) -> float:
         """As of `Worker`: every parameter of the model counts once, on whichever worker it is."""
-        part = self._part_of(self._membership)
-        if part.cut.somebody_is_absent:
-            raise UsageError(
-                "In this round a worker has no batch, and would not know of the clipping: under a layout, loops that clip need"
-                " drop_last and a number of batches that the workers divide."
-            )
-        norm = part.cut.norm([one.grad for one in part.cut.parameters])
-        with torch.no_grad():
-            for parameter in part.cut.parameters:
-                if parameter.grad is not None and norm > max_norm:
-                    parameter.grad.mul_(max_norm / (norm + 1e-6))
+        norm = self._part_of(self._membership).clip(max_norm)
         self._replica.accept_gradients()
         return norm
+
+    def _saves_model_as_left(self) -> bool:
+        return False  # what is saved are this worker's parts, of the optimizer's state, too
 
     def _left_by_loop(self) -> LeftWeights | None:
         return None
@@ -140,7 +151,7 @@ class CutWorker(Worker):
         run, part = self._membership, self._part_of(self._membership)
         if not run.stopped():
             with contextlib.suppress(RunStopped):  # then it stays what this worker has of it
-                part.cut.make_state_whole(self._optimizer)
+                part.make_state_whole(self._optimizer)
         super()._load_final(left)
         run.make_whole(part)
 

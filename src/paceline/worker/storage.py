@@ -12,7 +12,7 @@ import torch
 
 from paceline.checkpoint import contents as checkpoint
 from paceline.checkpoint import files as checkpoint_files
-from paceline.errors import NotWrittenError
+from paceline.errors import NotWrittenError, UsageError
 from paceline.vectors.flat import FlatBinding
 from paceline.worker.process import NotSaved
 
@@ -79,6 +79,11 @@ class WorkerStorage:
             return 0
         if (found := checkpoint.load_model(self._resume, self._worker_id)) is not None:
             version, self._updates_before, x = found
+            if x.shape != own_model.x.shape:
+                raise UsageError(
+                    "The checkpoint's workers have parts of the model that are another layout's: resume with the layout that"
+                    " the run was started with."
+                )
             own_model.restore(version, x)
         return checkpoint.load_worker(self._resume, self._worker_id, optimizer, expect)
 

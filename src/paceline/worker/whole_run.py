@@ -38,19 +38,20 @@ class WholeRun:
     def _begin_progress(self) -> RunProgress:
         """Counts from now on, and looks out for schedules that do not go by it."""
         run = self._membership
+        num_sharing = 1 if self.algorithm.same_batches else run.dealt[1]
         self._progress = RunProgress(
             worker_id=self.worker_id,
-            num_workers=1 if self.algorithm.same_batches else self.num_workers,
+            num_workers=num_sharing,
             lockstep=self.algorithm.lockstep,
-            table=None if self.algorithm.same_batches else run.tables.progress,
+            table=run.tables.progress if num_sharing == self.num_workers else None,
             before=run.done_before,
         )
         self._replica.count_in(self._progress)
         if self.num_workers > 1 and not self.algorithm.same_batches:
             self._undo += [hook.remove for hook in watch_state(members_of(self._optimizer), self.algorithm)]
-        if self.num_workers > 1 and self.worker_id == 0 and not self.algorithm.same_batches:
+        if num_sharing > 1 and self.worker_id == 0:
             members = members_of(self._optimizer)
-            self._unfollowed = tuple(UnfollowedSchedules(one, self.num_workers) for one in members)
+            self._unfollowed = tuple(UnfollowedSchedules(one, num_sharing) for one in members)
             for one, schedules in zip(members, self._unfollowed, strict=True):
                 self._undo.append(one.register_step_post_hook(schedules.after_step).remove)
         return self._progress
@@ -139,6 +140,9 @@ class WholeRun:
         if not isinstance(value, torch.Tensor):
             return gather(value)
         return [one.to(value.device) for one in gather(value.cpu())]
+
+    def _saves_model_as_left(self) -> bool:
+        return self.algorithm.gossip  # the worker's own model is part of what it saves
 
     def _leave_sums(self) -> None:
         if self._progress is not None and self.num_workers > 1:

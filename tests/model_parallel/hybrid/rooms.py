@@ -10,10 +10,12 @@ from torch import nn
 from paceline.memory.axes import Axes, plan_axes
 from paceline.memory.collectives import SharedMemoryCollectives
 from paceline.memory.segment import Layout, Segment
+from paceline.model_parallel.counted import Counted, Traffic
 from paceline.model_parallel.hybrid.cut_model import CutModel
 from paceline.model_parallel.hybrid.layout import Hybrid
-from paceline.model_parallel.hybrid.mesh import Axis, Counted, Mesh, Traffic
+from paceline.model_parallel.hybrid.mesh import Axis, Mesh
 from paceline.model_parallel.hybrid.plan import plan_cuts
+from paceline.vectors.sharding import REPLICAS, AxisShape
 
 STEPS = 3
 CAPACITY = 4096  # elements of one operation: less than some have, so that these are cut into several
@@ -72,19 +74,21 @@ def meshes(num_workers, groups, capacity=None, timeout_s=60.0):
     capacity = capacity or CAPACITY
     layout = Layout()
     everybody = SharedMemoryCollectives.reserve(layout, capacity, num_workers, dtype=torch.float64)
-    plan = plan_axes(layout, num_workers, groups, capacity, torch.float64)
+    parts = num_workers // groups
+    shapes = {"group": AxisShape(parts), REPLICAS: AxisShape(groups, parts)}
+    plan = plan_axes(layout, num_workers, shapes, capacity, torch.float64)
     segment = Segment.create(layout.size_bytes)
-    return [_mesh(segment, everybody, plan, worker, capacity, timeout_s) for worker in range(num_workers)]
+    return [_mesh(segment, everybody, plan, worker, parts, capacity, timeout_s) for worker in range(num_workers)]
 
 
-def _mesh(segment, everybody, plan, worker, capacity, timeout_s):
-    axes, traffic, n = Axes(segment, plan, worker, timeout_s=timeout_s), Traffic(), plan.num_workers
-    group = Counted(axes.within, "group", plan.parts, traffic, None) if axes.within else None
-    across = Counted(axes.across, "replicas", plan.groups, traffic, None) if axes.across else None
+def _mesh(segment, everybody, plan, worker, parts, capacity, timeout_s):
+    along, traffic, n = Axes(segment, plan, worker, timeout_s=timeout_s).along, Traffic(), plan.num_workers
+    group = Counted(along["group"], "group", parts, traffic, None) if "group" in along else None
+    across = Counted(along[REPLICAS], "replicas", n // parts, traffic, None) if REPLICAS in along else None
     all_ = SharedMemoryCollectives(segment, everybody, worker, timeout_s=timeout_s)
     all_ = Counted(all_, "all", n, traffic, None)
-    axis = Axis(group, worker % plan.parts, plan.parts, capacity)
-    return Mesh(worker, n, plan.groups, all_, axis, across, traffic)
+    axis = Axis(group, worker % parts, parts, capacity)
+    return Mesh(worker, n, n // parts, all_, axis, across, traffic)
 
 
 def together(programs):

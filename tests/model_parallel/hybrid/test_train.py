@@ -9,8 +9,8 @@ import paceline as pl
 from model_parallel.hybrid.rooms import small_vgg
 from paceline.checkpoint import contents, files
 from paceline.model_parallel.hybrid.cut_model import CutModel
-from paceline.model_parallel.hybrid.layout import layout_of
 from paceline.model_parallel.hybrid.plan import plan_cuts
+from paceline.model_parallel.layouts import layout_of
 from paceline.records.run_data import RunData
 
 TASK = Path(__file__).parent / "small_task.py"

@@ -44,6 +44,16 @@ def test_a_mesh_reaches_the_loss_of_one_process(workers, words, alone, nothing_l
     assert alone < 4, "chance is 4.6: it has learnt"
 
 
+@pytest.mark.parametrize(("words", "workers"), [(["--workers", 4], None), ([], 4)], ids=["launch", "torchrun"])
+def test_a_layout_reaches_the_loss_of_one_process(words, workers, alone, nothing_left):
+    assert loss("--layout", "tensor(q=2)", *words, *STEPS, workers=workers) == pytest.approx(alone, rel=1e-3)
+
+
+def test_replicas_learn_too(alone, nothing_left):
+    words = ["--layout", "tensor(line=2)", "--workers", 4, "--algorithm", "da-sgd(period=4)"]
+    assert loss(*words, *STEPS) == pytest.approx(alone, rel=0.05)
+
+
 def test_it_goes_on_from_a_checkpoint_of_another_mesh(tmp_path, alone, nothing_left):
     file = ["--checkpoint", tmp_path / "saved.pt"]
     loss("--mesh", "2x2", "--steps", 10, *file, workers=4)

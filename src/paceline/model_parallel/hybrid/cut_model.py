@@ -23,7 +23,7 @@ from paceline.model_parallel.hybrid.mesh import Mesh
 from paceline.model_parallel.hybrid.plan import CutLayer, CutPlan
 from paceline.model_parallel.hybrid.rows import Rows
 from paceline.vectors.flat import FlatBinding
-from paceline.vectors.sharding import Shard, Sharding
+from paceline.vectors.sharding import AxisShape, Shard, Sharding
 
 __all__ = ["CutModel"]
 
@@ -221,10 +221,12 @@ class CutModel:
 
 def _sharding(whole: FlatBinding, own: FlatBinding, cut: CutModel) -> Sharding:
     at = dict(zip(own.parameters, own.offsets, strict=True))
-    shards = []
+    shards, group = [], AxisShape(cut.parts)
     for parameter, whole_at in zip(whole.parameters, whole.offsets, strict=True):
         dim, shape = cut.dim_of(parameter), list(parameter.shape)
         if dim is not None:
             shape[dim] *= cut.parts
-        shards.append(Shard(whole_at, at[parameter], tuple(shape), dim))
-    return Sharding(cut.parts, whole.num_elements, own.num_elements, own.cut_from, tuple(shards))
+        cuts = () if dim is None else ((dim, group),)
+        shards.append(Shard(whole_at, at[parameter], tuple(shape), cuts))
+    numbers = whole.num_elements, own.num_elements, own.cut_from
+    return Sharding(cut.parts, *numbers, tuple(shards), {"group": group})

@@ -1,4 +1,4 @@
-"""Layouts: how a model is divided among workers, beside the algorithm by which they agree. Written as specs, too."""
+"""The layout that cuts fully connected layers over groups of workers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Annotated, Literal
 
 from paceline.errors import UsageError
 from paceline.specs.bounds import COUNT
-from paceline.specs.registry import Registry
 from paceline.specs.types import check_fields
 
-__all__ = ["Hybrid", "layout_of", "layout_registry"]
+__all__ = ["Hybrid"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,16 +74,3 @@ class Hybrid:
                 f"{num_workers} workers cannot be {self.groups} groups of the same size: take groups={' or '.join(divisors)}."
             )
         return num_workers // self.groups
-
-
-layout_registry = Registry("layout")
-layout_registry.register("hybrid", Hybrid)
-
-
-def layout_of(layout: Hybrid | str) -> Hybrid:
-    """A layout, from its spec if it is text.
-
-    >>> layout_of("hybrid(groups=2)").groups
-    2
-    """
-    return layout_registry.build(layout) if isinstance(layout, str) else layout

@@ -7,78 +7,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from paceline.ports.ports import Collectives, Counts, Handle
+from paceline.model_parallel.counted import Traffic
+from paceline.ports.ports import Collectives, Handle
 
-__all__ = ["Axis", "Counted", "Mesh", "Traffic"]
+__all__ = ["Axis", "Mesh"]
 
 _MOST_ELEMENTS = 1 << 22  # of one operation inside a group, where its carrier has no limit of its own
-
-
-@dataclass
-class Traffic:
-    """What one worker has exchanged, by kind of operation and by axis: `group`, `replicas`, `all`.
-
-    Attributes:
-        operations: how many, by (axis, kind).
-        sent_bytes: by axis, as ring algorithms send them.
-    """
-
-    operations: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
-    sent_bytes: dict[str, float] = field(default_factory=dict[str, float])
-
-    def add(self, axis: str, kind: str, sent_bytes: float, operations: int = 1) -> None:
-        """Counts operations of one kind, and their bytes."""
-        self.operations[axis, kind] = self.operations.get((axis, kind), 0) + operations
-        self.sent_bytes[axis] = self.sent_bytes.get(axis, 0.0) + sent_bytes
-
-
-class Counted:
-    """Collectives of one axis, whose traffic is counted; implements `Collectives`.
-
-    Args:
-        inner: carries the operations out.
-        axis: its name.
-        size: its workers.
-        traffic: is added to.
-        counts: of the worker's records, for a carrier that counts nothing itself, such as shared memory; None: it does.
-    """
-
-    def __init__(self, inner: Collectives, axis: str, size: int, traffic: Traffic, counts: Counts | None) -> None:
-        self._inner = inner
-        self._axis, self._size = axis, size
-        self._traffic, self._counts = traffic, counts
-
-    def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
-        """Replaces `vector` (P,) by the weighted mean over all workers; returns the sum of their numbers."""
-        self._add("all-reduce", 2, vector)
-        return self._inner.all_reduce_mean(vector, weight, number)
-
-    def start_all_reduce(self, vector: torch.Tensor) -> Handle:
-        """Begins replacing `vector` (n,) by the sum over all workers."""
-        self._add("all-reduce", 2, vector)
-        return self._inner.start_all_reduce(vector)
-
-    def start_reduce_scatter(self, vector: torch.Tensor, part: torch.Tensor) -> Handle:
-        """Begins summing `vector` (n,); `part` becomes this worker's piece of the sum."""
-        self._add("reduce-scatter", 1, vector)
-        return self._inner.start_reduce_scatter(vector, part)
-
-    def start_all_gather(self, part: torch.Tensor, vector: torch.Tensor) -> Handle:
-        """Begins collecting every worker's `part` in `vector` (n,)."""
-        self._add("all-gather", 1, vector)
-        return self._inner.start_all_gather(part, vector)
-
-    def start_all_to_all(self, given: torch.Tensor, taken: torch.Tensor) -> Handle:
-        """Begins sending piece k of `given` (n,) to worker k."""
-        self._add("all-to-all", 1, given)
-        return self._inner.start_all_to_all(given, taken)
-
-    def _add(self, kind: str, times: int, vector: torch.Tensor) -> None:
-        sent_bytes = times * (self._size - 1) / self._size * vector.numel() * vector.itemsize
-        self._traffic.add(self._axis, kind, sent_bytes)
-        if self._counts is not None:
-            self._counts.messages += times * (self._size - 1)
-            self._counts.sent_bytes += round(sent_bytes)
 
 
 class Axis:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,19 +11,21 @@ from torch import nn
 
 from paceline.algorithms import Algorithm, registry
 from paceline.errors import UsageError
+from paceline.model_parallel.counted import Counted, Traffic
 from paceline.model_parallel.hybrid.cut_model import CutModel
-from paceline.model_parallel.hybrid.layout import Hybrid, layout_registry
-from paceline.model_parallel.hybrid.mesh import Axis, Counted, Mesh, Traffic
+from paceline.model_parallel.hybrid.layout import Hybrid
+from paceline.model_parallel.hybrid.mesh import Axis, Mesh
 from paceline.model_parallel.hybrid.plan import CutPlan, plan_cuts
 from paceline.optim.settings import check_elementwise
 from paceline.ports.ports import Collectives, Ports, Shards
 from paceline.vectors.flat import FlatBinding
+from paceline.vectors.sharding import REPLICAS, AxisShape
 
-__all__ = ["WorkerPart", "check_layout", "check_optimizer_of"]
+__all__ = ["WorkerPart", "check_algorithm", "check_optimizer_of"]
 
 
 class WorkerPart:
-    """What a membership keeps of a layout: the whole model's first values, the cut model, and the mesh.
+    """What a membership keeps of a layout: the whole model's first values, the cut model, and the mesh; a `LayoutPart`.
 
     Args:
         model: whole, and the same on all workers; it is cut here.
@@ -35,9 +38,15 @@ class WorkerPart:
         cut: the model.
         plan: how it is cut.
         whole: the whole model's flat vector (W,), as it was; let go of by `begin`.
-        whole_elements: W.
         binding: of the worker's own vector.
+        sharding: how that is part of the whole; None: it is all of it.
+        axes: along which workers are related, by name.
+        dealt: this worker's place among those that share the batches, and how many these are.
+        without_batch: takes part in the others' passes, in a round without a batch.
     """
+
+    is_recorded = True
+    keeps_random_alike = False
 
     def __init__(self, model: nn.Module, layout: Hybrid, worker_id: int, num_workers: int, seed: int) -> None:
         self.plan: CutPlan = plan_cuts(model, layout, num_workers)
@@ -45,20 +54,27 @@ class WorkerPart:
         whole = FlatBinding(model.parameters(), on_any_device=True)
         self.whole: torch.Tensor | None = whole.zeros()
         whole.read(self.whole)
-        self.whole_elements = whole.num_elements
         self.cut = CutModel(model, self.plan, worker_id, seed)
         self.binding = FlatBinding(self.cut.parameters, on_any_device=True, num_cut=self.cut.num_cut)
+        self.sharding = self.cut.sharding if self.cut.num_cut else None
+        parts = self.plan.parts
+        self.axes: Mapping[str, AxisShape] = {
+            "group": AxisShape(parts),
+            REPLICAS: AxisShape(num_workers // parts, parts),
+        }
+        self.dealt = worker_id, num_workers
+        self.without_batch = self.cut.empty_pass
         self.traffic = Traffic()
 
     def begin(
-        self, ports: Ports[Any], within: Collectives | None, across: Collectives | None, *, carrier_counts: bool
+        self, ports: Ports[Any], axes: Mapping[str, Collectives], algorithm: Algorithm, *, carrier_counts: bool
     ) -> Ports[Any]:
         """Meets the others; returns the program's ports, with the shards.
 
         Args:
             ports: as they would be without a layout.
-            within: collectives of the worker's group; None: it is alone in it.
-            across: of the workers with the same shards; None: there are no others.
+            axes: collectives along the axes along which the worker is not alone.
+            algorithm: the program's.
             carrier_counts: whether the carrier counts messages and bytes by itself.
         """
         self.whole = None
@@ -70,8 +86,9 @@ class WorkerPart:
             return Counted(inner, axis, size, self.traffic, counts) if inner is not None else None
 
         everybody = counted(ports.collectives, "all", self._num_workers)
-        replicas = counted(across, "replicas", groups)
-        group = Axis(counted(within, "group", parts), self._worker_id % parts, parts, self.binding.num_elements)
+        replicas = counted(axes.get(REPLICAS), REPLICAS, groups)
+        within = counted(axes.get("group"), "group", parts)
+        group = Axis(within, self._worker_id % parts, parts, self.binding.num_elements)
         alone = self._num_workers == 1
         self.cut.connect(
             Mesh(
@@ -88,17 +105,55 @@ class WorkerPart:
         shards = Shards(self.binding.cut_from, replicas) if self.cut.num_cut else None
         return replace(ports, collectives=everybody, shards=shards)
 
+    def clip(self, max_norm: float) -> float:
+        """Scales the gradients down to a norm of `max_norm` at most; returns what it was. All workers call it.
 
-def check_layout(layout: Hybrid, algorithm: Algorithm) -> None:
-    """Refuses an algorithm that does not know what to do with shards.
+        Raises:
+            UsageError: a worker has no batch in this round.
+        """
+        cut = self.cut
+        if cut.somebody_is_absent:
+            raise UsageError(
+                "In this round a worker has no batch, and would not know of the clipping: under a layout, loops that clip need"
+                " drop_last and a number of batches that the workers divide."
+            )
+        norm = cut.norm([one.grad for one in cut.parameters])
+        with torch.no_grad():
+            for parameter in cut.parameters:
+                if parameter.grad is not None and norm > max_norm:
+                    parameter.grad.mul_(max_norm / (norm + 1e-6))
+        return norm
+
+    def has_changed_gradients(self) -> bool:
+        """What the replica's own count of changes has not seen."""
+        return False
+
+    def remove(self) -> None:
+        """Lets the model's layers do what they did before."""
+        self.cut.remove()
+
+    def make_state_whole(self, optimizer: torch.optim.Optimizer) -> None:
+        """Gives the optimizer's state all of its elements; all workers call it."""
+        self.cut.make_state_whole(optimizer)
+
+    def make_whole(self) -> None:
+        """Gives the cut parameters all of their elements, from the group's workers, who all call it at the same time."""
+        self.cut.make_whole()
+
+    def take_whole(self, x: torch.Tensor) -> None:
+        """The same from the whole model's vector (W,)."""
+        self.cut.take_whole(x)
+
+
+def check_algorithm(algorithm: Algorithm) -> None:
+    """Refuses one that does not know what to do with shards.
 
     Raises:
         UsageError: with the remedy.
     """
     if not algorithm.takes_shards:
         raise UsageError(
-            f"{registry.spec(algorithm)} cannot average shards: {layout_registry.spec(layout)} goes with all-reduce"
-            " without sharded, shares or codec."
+            f"{registry.spec(algorithm)} cannot average shards: hybrid goes with all-reduce without sharded, shares or codec."
         )
 
 

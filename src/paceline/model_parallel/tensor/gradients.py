@@ -13,29 +13,21 @@ from paceline.errors import UsageError
 from paceline.model_parallel.tensor.axes import Axis, Started
 from paceline.model_parallel.tensor.placement import Placement
 
-__all__ = ["GradientSums"]
+__all__ = ["GradientSums", "SumsOnTheWay", "WatchesGradients"]
 
 _after_backward: Any = torch.autograd.Variable._execution_engine.queue_callback  # pyright: ignore
 
 
-class GradientSums:
-    """Makes `parameter.grad` the gradient of the whole batch on every worker, before `backward()` returns.
-
-    It adds what this backward pass has given, so gradients of several passes accumulate. Matrices, which are partial along
-    the depth only, leave as soon as a bucket is full; vectors follow together at the end.
+class WatchesGradients:
+    """What layers tell of the parameters that they use.
 
     Args:
         axes: of the mesh.
-        bucket_bytes: of gradients in one all-reduce, at least.
     """
 
-    def __init__(self, axes: Mapping[str, Axis], bucket_bytes: int = 25 << 20) -> None:
+    def __init__(self, axes: Mapping[str, Axis]) -> None:
         self._axes = axes
-        self._bucket_bytes = bucket_bytes
         self._watched: dict[int, tuple[weakref.ref[nn.Parameter], Placement]] = {}
-        self._earlier: dict[int, Tensor] = {}  # by parameter: gradients of earlier backward passes
-        self._waiting: dict[tuple[tuple[str, ...], torch.dtype], list[nn.Parameter]] = {}
-        self._on_their_way: list[tuple[list[nn.Parameter], Tensor, Started]] = []
 
     def watch(self, parameter: nn.Parameter, placement: Placement) -> None:
         """From now on its gradients are sums; layers call it whenever they use a parameter, as copies lose their hooks.
@@ -56,8 +48,58 @@ class GradientSums:
         self._watched[id(parameter)] = (weakref.ref(parameter), placement)
         axes = tuple(name for name in placement.summed if self._axes[name].size > 1)
         if axes:
-            parameter.register_hook(self._before(weakref.ref(parameter)))
-            parameter.register_post_accumulate_grad_hook(lambda one: self._after(one, axes))
+            self._sum(parameter, axes)
+
+    def _sum(self, parameter: nn.Parameter, axes: tuple[str, ...]) -> None:
+        raise NotImplementedError
+
+
+class SumsOnTheWay(WatchesGradients):
+    """Makes gradients sums before they are added to `parameter.grad`: whatever looks at gradients within backward sees sums.
+
+    Costs: an all-reduce along each axis for each parameter with samples of its own there, waited for within backward.
+    """
+
+    def __init__(self, axes: Mapping[str, Axis]) -> None:
+        super().__init__(axes)
+        self._hooks: list[Any] = []
+
+    def _sum(self, parameter: nn.Parameter, axes: tuple[str, ...]) -> None:
+        def total(gradient: Tensor) -> Tensor:
+            gradient = gradient.clone(memory_format=torch.contiguous_format)
+            for name in axes:
+                self._axes[name].start_all_reduce(gradient).wait()
+            return gradient
+
+        self._hooks.append(parameter.register_hook(total))
+
+    def remove(self) -> None:
+        """From now on they are this worker's own."""
+        while self._hooks:
+            self._hooks.pop().remove()
+
+
+class GradientSums(WatchesGradients):
+    """Makes `parameter.grad` the gradient of the whole batch on every worker, before `backward()` returns.
+
+    It adds what this backward pass has given, so gradients of several passes accumulate. Matrices, which are partial along
+    the depth only, leave as soon as a bucket is full; vectors follow together at the end.
+
+    Args:
+        axes: of the mesh.
+        bucket_bytes: of gradients in one all-reduce, at least.
+    """
+
+    def __init__(self, axes: Mapping[str, Axis], bucket_bytes: int = 25 << 20) -> None:
+        super().__init__(axes)
+        self._bucket_bytes = bucket_bytes
+        self._earlier: dict[int, Tensor] = {}  # by parameter: gradients of earlier backward passes
+        self._waiting: dict[tuple[tuple[str, ...], torch.dtype], list[nn.Parameter]] = {}
+        self._on_their_way: list[tuple[list[nn.Parameter], Tensor, Started]] = []
+
+    def _sum(self, parameter: nn.Parameter, axes: tuple[str, ...]) -> None:
+        parameter.register_hook(self._before(weakref.ref(parameter)))
+        parameter.register_post_accumulate_grad_hook(lambda one: self._after(one, axes))
 
     def _before(self, reference: weakref.ref[nn.Parameter]) -> Callable[[Tensor], None]:
         def set_aside(_: Tensor) -> None:

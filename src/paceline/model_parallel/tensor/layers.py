@@ -23,6 +23,7 @@ from paceline.model_parallel.tensor.functions import (
 )
 from paceline.model_parallel.tensor.mesh import Mesh
 from paceline.model_parallel.tensor.placement import Placement, divided
+from paceline.model_parallel.tensor.shapes import Grid, Line
 
 __all__ = [
     "MLP",
@@ -41,23 +42,24 @@ _BATCH = ("row", "depth")  # along which workers have other samples
 
 
 class Cut(nn.Module):
-    """A module with parameters on a mesh.
-
-    Attributes:
-        mesh: as given.
-        placements: of its own parameters, by name.
-    """
+    """A module with parameters on a mesh, `mesh`."""
 
     def __init__(self, mesh: Mesh) -> None:
         super().__init__()
         self.mesh = mesh
-        self.placements: dict[str, Placement] = {}
 
-    def _add(
-        self, name: str, shape: tuple[int, ...], placement: Placement, *, deviation: float = 0.0, mean: float = 0.0
-    ) -> None:
+    @property
+    def placements(self) -> dict[str, Placement]:
+        """How its own parameters lie on the mesh, by name; another one once the mesh is connected otherwise."""
+        return {name: self.placement(name) for name, one in self._parameters.items() if one is not None}
+
+    def placement(self, name: str) -> Placement:
+        """How one of them lies there."""
+        raise NotImplementedError
+
+    def _add(self, name: str, shape: tuple[int, ...], *, deviation: float = 0.0, mean: float = 0.0) -> None:
         """A parameter of that whole shape, normally distributed; its numbers do not depend on the mesh."""
-        axes, stream = self.mesh.axes, self.mesh.new_stream()
+        axes, stream, placement = self.mesh.axes, self.mesh.new_stream(), self.placement(name)
         local = placement.local_shape(shape, axes, f"{type(self).__name__}'s {name}")
         first = [0] * len(shape)
         for dimension, axis in placement.cuts:
@@ -65,7 +67,6 @@ class Cut(nn.Module):
         values = torch.full(local, mean, dtype=torch.float64)
         if deviation:
             values += deviation * normal_part(stream, shape, first, local)
-        self.placements[name] = placement
         self.register_parameter(name, nn.Parameter(values.to(torch.get_default_dtype())))
 
     def _used(self, name: str) -> Tensor:
@@ -75,7 +76,7 @@ class Cut(nn.Module):
             raise UsageError(
                 "Layers on a mesh add up in the type of their parameters: use them outside torch.autocast."
             )
-        self.mesh.gradients.watch(parameter, self.placements[name])
+        self.mesh.gradients.watch(parameter, self.placement(name))
         return parameter
 
 
@@ -109,18 +110,25 @@ class Linear(Cut):
         if cut not in ("inputs", "outputs"):
             raise UsageError(f"A linear layer has no {cut!r} to cut: choose 'inputs' or 'outputs'.")
         self.cut = cut
-        if mesh.is_line:
-            weight = mesh.placement("line") if cut == "outputs" else mesh.placement(None, "line")
-            vector = mesh.placement("line") if cut == "outputs" else mesh.placement()
-        else:
-            weight = mesh.placement("column", "row", batch=("depth",))
-            vector = mesh.placement("column", batch=_BATCH)
-        self._add("weight", (outputs, inputs), weight, deviation=inputs**-0.5 if deviation is None else deviation)
+        self._add("weight", (outputs, inputs), deviation=inputs**-0.5 if deviation is None else deviation)
         self.bias: nn.Parameter | None
         if bias:
-            self._add("bias", (outputs,), vector)
+            self._add("bias", (outputs,))
         else:
             self.bias = None
+
+    def placement(self, name: str) -> Placement:
+        """As of every module."""
+        mesh, is_weight = self.mesh, name == "weight"
+        if not mesh.is_line:
+            return (
+                mesh.placement("column", "row", batch=("depth",))
+                if is_weight
+                else mesh.placement("column", batch=_BATCH)
+            )
+        if self.cut == "outputs":
+            return mesh.placement("line")
+        return mesh.placement(None, "line") if is_weight else mesh.placement()
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., inputs) -> (..., outputs), of which this worker has its parts."""
@@ -144,10 +152,13 @@ class LayerNorm(Cut):
 
     def __init__(self, features: int, mesh: Mesh, *, epsilon: float = 1e-5) -> None:
         super().__init__(mesh)
-        placement = mesh.placement() if mesh.is_line else mesh.placement("column", batch=_BATCH)
         self.epsilon = epsilon
-        self._add("weight", (features,), placement, mean=1.0)
-        self._add("bias", (features,), placement)
+        self._add("weight", (features,), mean=1.0)
+        self._add("bias", (features,))
+
+    def placement(self, name: str) -> Placement:
+        """As of every module."""
+        return self.mesh.placement() if self.mesh.is_line else self.mesh.placement("column", batch=_BATCH)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., features), and so is what comes out."""
@@ -169,8 +180,12 @@ class Embedding(Cut):
 
     def __init__(self, vocabulary: int, features: int, mesh: Mesh, *, deviation: float = 0.02) -> None:
         super().__init__(mesh)
-        placement = mesh.placement("line") if mesh.is_line else mesh.placement("row", "column", batch=("depth",))
-        self._add("weight", (vocabulary, features), placement, deviation=deviation)
+        self._add("weight", (vocabulary, features), deviation=deviation)
+
+    def placement(self, name: str) -> Placement:
+        """As of every module."""
+        mesh = self.mesh
+        return mesh.placement("line") if mesh.is_line else mesh.placement("row", "column", batch=("depth",))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Tokens (batch, length) of this worker's part of the batch -> (batch, length, features)."""
@@ -203,8 +218,11 @@ class PositionEmbedding(Cut):
 
     def __init__(self, length: int, features: int, mesh: Mesh, *, deviation: float = 0.02) -> None:
         super().__init__(mesh)
-        placement = mesh.placement() if mesh.is_line else mesh.placement(None, "column", batch=_BATCH)
-        self._add("weight", (length, features), placement, deviation=deviation)
+        self._add("weight", (length, features), deviation=deviation)
+
+    def placement(self, name: str) -> Placement:
+        """As of every module."""
+        return self.mesh.placement() if self.mesh.is_line else self.mesh.placement(None, "column", batch=_BATCH)
 
     def forward(self, length: int) -> Tensor:
         """The first `length` vectors, (length, features)."""
@@ -217,7 +235,8 @@ class Dropout(nn.Module):
     Args:
         probability: that an element is zero.
         mesh: the workers.
-        axis: along which `cut_dim` is cut; None: this worker has all of it.
+        axis: along which `cut_dim` is cut; None: this worker has all of it. "features": as activations between layers are,
+            over a grid's columns, and whole on a line; "heads": as heads are, over columns or a line.
         cut_dim: a dimension of what it is given. Dimension 0 is the batch.
     """
 
@@ -234,14 +253,21 @@ class Dropout(nn.Module):
         """Of the same shape; in evaluation as it is."""
         if not self.training or not self.probability:
             return x
-        whole, first = list(x.shape), [0] * x.dim()
-        whole[0], first[0] = x.shape[0] * self.mesh.shape.batch_parts, x.shape[0] * self.mesh.batch_part
-        if self.axis is not None:
-            axis, size = self.mesh.axes[self.axis], x.shape[self.cut_dim]
+        mesh, whole, first = self.mesh, list(x.shape), [0] * x.dim()
+        parts = mesh.shape.batch_parts
+        whole[0], first[0] = x.shape[0] * parts * mesh.replicas, x.shape[0] * (mesh.replica * parts + mesh.batch_part)
+        if (name := self.along(mesh)) is not None:
+            axis, size = mesh.axes[name], x.shape[self.cut_dim]
             whole[self.cut_dim], first[self.cut_dim] = size * axis.size, size * axis.index
         seed = (*self._stream, int(self.calls))
         self.calls += 1
         return dropout_part(x, seed, whole, first, self.probability)
+
+    def along(self, mesh: Mesh) -> str | None:
+        """The mesh's axis along which `cut_dim` is cut."""
+        if self.axis == "features":
+            return None if mesh.is_line else mesh.hidden_axis
+        return mesh.hidden_axis if self.axis == "heads" else self.axis
 
 
 class MLP(nn.Module):
@@ -258,7 +284,7 @@ class MLP(nn.Module):
         super().__init__()
         self.wide = Linear(features, hidden, mesh)
         self.narrow = Linear(hidden, features, mesh, cut="inputs")
-        self.dropout = _stream_dropout(dropout, mesh)
+        self.dropout = Dropout(dropout, mesh, axis="features")
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., features), and so is what comes out."""
@@ -282,21 +308,30 @@ class Attention(nn.Module):
         super().__init__()
         if features % heads:
             raise UsageError(f"{features} features are no multiple of {heads} heads: choose one.")
-        if heads < mesh.hidden.size:
-            raise UsageError(
-                f"An attention of {heads} heads cannot be cut over {mesh.hidden.size} workers, which need a head each: choose"
-                f" at least {mesh.hidden.size} heads, or another mesh."
-            )
-        self.heads = divided(heads, mesh.hidden.size, "a number of heads")
-        self.is_causal = is_causal
+        self.mesh, self.heads, self.is_causal = mesh, heads, is_causal
+        self.local_heads(mesh.shape)
         self.qkv = Linear(features, 3 * features, mesh)
         self.out = Linear(features, features, mesh, cut="inputs")
-        self.weights_dropout = Dropout(dropout, mesh, axis=mesh.hidden_axis, cut_dim=1)
-        self.dropout = _stream_dropout(dropout, mesh)
+        self.weights_dropout = Dropout(dropout, mesh, axis="heads", cut_dim=1)
+        self.dropout = Dropout(dropout, mesh, axis="features")
+
+    def local_heads(self, shape: Line | Grid) -> int:
+        """How many a worker of such a mesh has.
+
+        Raises:
+            UsageError: there are too few, or they do not divide.
+        """
+        if self.heads < shape.hidden_parts:
+            raise UsageError(
+                f"An attention of {self.heads} heads cannot be cut over {shape.hidden_parts} workers, which need a head each:"
+                f" choose at least {shape.hidden_parts} heads, or another mesh."
+            )
+        return divided(self.heads, shape.hidden_parts, "a number of heads")
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, length, features), and so is what comes out."""
-        query, key, value = self.qkv(x).unflatten(-1, (self.heads, 3, -1)).permute(3, 0, 2, 1, 4)
+        heads = self.heads // self.mesh.shape.hidden_parts
+        query, key, value = self.qkv(x).unflatten(-1, (heads, 3, -1)).permute(3, 0, 2, 1, 4)
         if self.training and self.weights_dropout.probability:
             scores = query @ key.mT / math.sqrt(query.shape[-1])
             if self.is_causal:
@@ -350,11 +385,6 @@ def cut_modules(model: nn.Module) -> Iterator[tuple[str, Cut]]:
     for name, module in model.named_modules():
         if isinstance(module, Cut):
             yield name, module
-
-
-def _stream_dropout(probability: float, mesh: Mesh) -> Dropout:
-    """Of activations between layers."""
-    return Dropout(probability, mesh, axis=None if mesh.is_line else mesh.hidden_axis)
 
 
 def _apply(function: type[torch.autograd.Function], *arguments: object) -> Tensor:

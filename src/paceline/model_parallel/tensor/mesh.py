@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.errors import UsageError, shown
 from paceline.membership.rendezvous import own_part
 from paceline.model_parallel.tensor.axes import Alone, Axis, GroupAxis
-from paceline.model_parallel.tensor.gradients import GradientSums
+from paceline.model_parallel.tensor.gradients import GradientSums, SumsOnTheWay, WatchesGradients
 from paceline.model_parallel.tensor.placement import Placement, divided
 from paceline.model_parallel.tensor.shapes import Grid, Line, parse_mesh
 from paceline.transport.roll_call import RollCall
@@ -41,6 +41,7 @@ class Mesh:
     Attributes:
         shape, axes, mode, seed: as given.
         gradients: makes them sums, where that is needed.
+        replica, replicas: which this mesh is, of those that train the same model under a layout.
     """
 
     def __init__(
@@ -60,8 +61,33 @@ class Mesh:
         self.axes = dict(axes)
         self.mode: Mode = mode
         self.seed = seed
-        self.gradients = GradientSums(self.axes, bucket_bytes)
+        self.gradients: WatchesGradients = GradientSums(self.axes, bucket_bytes)
+        self.replica, self.replicas = 0, 1
         self._streams = 0
+
+    @staticmethod
+    def alone(*, seed: int = 0) -> Mesh:
+        """Of one worker. A model that is built on it is whole, until `attach(layout=...)` cuts it over the run's workers."""
+        return Mesh(Line(1), {"world": Alone(), "line": Alone()}, seed=seed)
+
+    def connect(self, shape: Line | Grid, axes: Mapping[str, Axis], replica: int = 0, replicas: int = 1) -> None:
+        """From now on it is this mesh, one of several that train the same model; layers that were built on it go along.
+
+        Args:
+            shape: a line or a grid.
+            axes: as of the constructor.
+            replica: which of them it is.
+            replicas: how many they are.
+        """
+        self.shape, self.axes = shape, dict(axes)
+        self.replica, self.replicas = replica, replicas
+        self.gradients = SumsOnTheWay(self.axes)
+
+    def disconnect(self) -> None:
+        """From now on it is of one worker again."""
+        lone = Mesh.alone()
+        self.shape, self.axes, self.gradients = lone.shape, lone.axes, lone.gradients
+        self.replica, self.replicas = 0, 1
 
     @staticmethod
     def open(
@@ -86,7 +112,11 @@ class Mesh:
         return Mesh(shape, axes, mode=mode, seed=seed, bucket_bytes=bucket_bytes)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Mesh:
-        return self  # a copy of a model is on the same workers
+        if self.shape.workers > 1:
+            return self  # a copy of a model is on the same workers
+        memo[id(self)] = copy = Mesh(self.shape, self.axes, mode=self.mode, seed=self.seed)
+        copy._streams = self._streams
+        return copy
 
     @property
     def hidden(self) -> Axis:
@@ -111,7 +141,7 @@ class Mesh:
         return self.axes["depth"].index * self.shape.q + self.axes["row"].index
 
     def local_batch(self, whole: Tensor) -> Tensor:
-        """This worker's part (its own, ...) of a batch (samples, ...) that all workers have, a view.
+        """This worker's part (its own, ...) of a batch (samples, ...) that all workers of the mesh have, a view.
 
         Raises:
             UsageError: the mesh does not divide it.

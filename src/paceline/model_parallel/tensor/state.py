@@ -23,6 +23,7 @@ __all__ = [
     "full_state_dict",
     "load_full_optimizer_state",
     "load_full_state_dict",
+    "placements_of",
     "sharded_state_dict",
 ]
 
@@ -34,7 +35,7 @@ def check_model(model: nn.Module, optimizer: torch.optim.Optimizer | None = None
         UsageError: a parameter of no layer of ours, one cut in two ways, one of a half type, or an optimizer whose update of
             an element depends on others.
     """
-    _placed(model)
+    placements_of(model)
     for name, parameter in model.named_parameters():
         if parameter.dtype.itemsize < torch.float32.itemsize:
             raise UsageError(
@@ -49,7 +50,7 @@ def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
 
     Costs: memory for the whole model on each worker.
     """
-    mesh, placed = _placed(model)
+    mesh, placed = placements_of(model)
     state = model.state_dict()
     return {name: _placement(name, placed).gather(tensor, mesh.axes).clone() for name, tensor in state.items()}
 
@@ -60,7 +61,7 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     Raises:
         UsageError: names or shapes are of another model.
     """
-    mesh, placed = _placed(model)
+    mesh, placed = placements_of(model)
     own = model.state_dict()
     if differing := sorted(own.keys() ^ state.keys()):
         raise UsageError(f"The saved state is of another model: {differing[0]} is in one of them only.")
@@ -74,7 +75,7 @@ def sharded_state_dict(model: nn.Module) -> dict[str, Tensor]:
     `dcp.load` into that of a model on another mesh fills its parameters. All workers call it together; it makes process
     groups. The optimizer's state is not in it.
     """
-    mesh, placed = _placed(model)
+    mesh, placed = placements_of(model)
     if mesh.shape.workers == 1:
         return dict(model.state_dict())
     names = ("line",) if mesh.is_line else ("depth", "row", "column")
@@ -91,7 +92,7 @@ def sharded_state_dict(model: nn.Module) -> dict[str, Tensor]:
 def full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The optimizer's state with whole tensors and parameters' names, as `torch.distributed.checkpoint.state_dict` has it."""
     check_model(model, optimizer)
-    mesh, placed = _placed(model)
+    mesh, placed = placements_of(model)
     names = _names(model)
     parameters = {names[id(one)]: one for group in optimizer.param_groups for one in group["params"]}
     state = {}
@@ -111,7 +112,7 @@ def load_full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer
         UsageError: it has others.
     """
     check_model(model, optimizer)
-    mesh, placed = _placed(model)
+    mesh, placed = placements_of(model)
     names = _names(model)
     groups = [[names[id(one)] for one in group["params"]] for group in optimizer.param_groups]
     if groups != [group["params"] for group in state["param_groups"]]:
@@ -139,7 +140,7 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
     Each element counts once, on however many workers it is; the norm before, which is returned, is the same on all. One
     all-reduce of a number.
     """
-    mesh, placed = _placed(model)
+    mesh, placed = placements_of(model)
     parameters = {name: one for name, one in model.named_parameters() if one.grad is not None}
     device = next(iter(parameters.values())).device if parameters else None
     total = torch.zeros((), dtype=torch.float64, device=device)
@@ -155,7 +156,7 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
     return norm
 
 
-def _placed(model: nn.Module) -> tuple[Mesh, dict[str, Placement]]:
+def placements_of(model: nn.Module) -> tuple[Mesh, dict[str, Placement]]:
     """The model's mesh, and how its parameters lie on it, by name."""
     mesh: Mesh | None = None
     placed: dict[int, Placement] = {}

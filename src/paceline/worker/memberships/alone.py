@@ -11,8 +11,7 @@ from paceline.algorithms import Algorithm
 from paceline.data.epoch_claims import LocalEpochClaims
 from paceline.membership.final_mean import FinalMean, Given, LeftWeights
 from paceline.membership.tables import SharedTables, local_tables
-from paceline.model_parallel.hybrid.layout import Hybrid
-from paceline.model_parallel.hybrid.worker_part import WorkerPart
+from paceline.model_parallel.layouts import AnyLayout, part_of
 from paceline.vectors.flat import FlatBinding
 from paceline.worker.gathering import NoGatherer
 from paceline.worker.memberships.membership import BatchShare, Membership
@@ -34,9 +33,9 @@ class AloneMembership(Membership):
 
     deals_batches = False
 
-    def __init__(self, model: nn.Module, algorithm: Algorithm, *_: Any, layout: Hybrid | None = None) -> None:
-        self.part = WorkerPart(model, layout, 0, 1, self.seed) if layout is not None else None
-        parameters = model.parameters() if self.part is None else self.part.cut.parameters
+    def __init__(self, model: nn.Module, algorithm: Algorithm, *_: Any, layout: AnyLayout | None = None) -> None:
+        self.part = part_of(model, layout, 0, 1, self.seed) if layout is not None else None
+        parameters = model.parameters() if self.part is None else self.part.binding.parameters
         self.binding = FlatBinding(parameters, on_any_device=True)
         copies = copies_of(self.binding, algorithm, kinds=_PRIVATE_KINDS)
         arena = own_arena(self.binding, algorithm, is_private=algorithm.needs.kind in _PRIVATE_KINDS)
@@ -44,7 +43,7 @@ class AloneMembership(Membership):
         if algorithm.needs.mailbox:
             memory.meet(arena.shared_store())
         if self.part is not None:
-            memory.ports = self.part.begin(memory.ports, None, None, carrier_counts=True)
+            memory.ports = self.part.begin(memory.ports, {}, algorithm, carrier_counts=True)
         self.ports, self.replica = memory.ports, memory.replica
         self.snapshot, self.stopped = memory.snapshot, _never
         self.tables, self.gatherer = SharedTables(local_tables(1).__getitem__, 0), NoGatherer()

@@ -18,8 +18,7 @@ from paceline.membership.environment import LaunchedEnvironment
 from paceline.membership.final_mean import FinalMean, Given, LeftWeights
 from paceline.membership.launched import LaunchedRun, check_algorithm
 from paceline.membership.peers import mailbox_part
-from paceline.model_parallel.hybrid.layout import Hybrid, layout_registry
-from paceline.model_parallel.hybrid.worker_part import WorkerPart
+from paceline.model_parallel.layouts import AnyLayout, layout_registry, part_of
 from paceline.records.step_record import PackedRecords
 from paceline.vectors.flat import FlatBinding, model_words
 from paceline.worker.gathering import StoreGatherer
@@ -41,7 +40,7 @@ class LaunchedMembership(Membership):
         model: the loop's.
         algorithm: how the workers agree.
         random_states: of the generators.
-        layout: by which the model is cut over groups of workers; None: it is not.
+        layout: by which the model is divided among workers; None: it is not.
 
     Raises:
         UsageError: these workers cannot run the algorithm, or they disagree.
@@ -55,7 +54,7 @@ class LaunchedMembership(Membership):
         algorithm: Algorithm,
         random_states: tuple[int, ...] = (),
         *_: Any,
-        layout: Hybrid | None = None,
+        layout: AnyLayout | None = None,
     ) -> None:
         self._environment = environment
         self._algorithm = algorithm
@@ -103,12 +102,11 @@ class LaunchedMembership(Membership):
             run.collectives.start_all_reduce(torch.zeros(1, device=self.binding.device)).wait()
         records = PackedRecords()
         if layout is not None:
-            self.part = WorkerPart(model, layout, self.worker_id, self.num_workers, self.seed)
+            self.part = part_of(model, layout, self.worker_id, self.num_workers, self.seed)
             self.binding = self.part.binding
         self._memory = memory = self._make_memory(buffers, copies, records)
         if self.part is not None:
-            within, across = run.axes(self.num_workers // self.part.plan.parts)
-            memory.ports = self.part.begin(memory.ports, within, across, carrier_counts=True)
+            memory.ports = self.part.begin(memory.ports, run.axes(self.part.axes), algorithm, carrier_counts=True)
         self.ports, self.replica, self.own_records = memory.ports, memory.replica, records.array
         self.stopped, self.snapshot = memory.stopped, memory.snapshot
         self.gatherer = StoreGatherer(run.store, self.worker_id, self.num_workers, environment.deadline_s)

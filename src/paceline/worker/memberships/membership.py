@@ -13,7 +13,7 @@ from paceline.data.epoch_claims import EpochClaims
 from paceline.loop.replica import AttachedReplica
 from paceline.membership.final_mean import FinalMean, Given, LeftWeights
 from paceline.membership.tables import Tables
-from paceline.model_parallel.hybrid.worker_part import WorkerPart
+from paceline.model_parallel.layouts import LayoutPart
 from paceline.ports.ports import Ports
 from paceline.vectors.flat import FlatBinding
 from paceline.worker.gathering import Gatherer
@@ -72,7 +72,17 @@ class Membership(Protocol):
     stopped: Callable[[], bool]
     snapshot: Callable[[torch.Tensor], object]
     replica: Callable[[torch.optim.Optimizer], AttachedReplica]
-    part: WorkerPart | None = None
+    part: LayoutPart | None = None
+
+    @property
+    def dealt(self) -> tuple[int, int]:
+        """This worker's place among those that share the batches, and how many these are."""
+        return self.part.dealt if self.part is not None else (self.worker_id, self.num_workers)
+
+    @property
+    def draws_as(self) -> int:
+        """As which worker it draws random numbers; those of a mesh draw the same."""
+        return self.part.dealt[0] if self.part is not None and self.part.keeps_random_alike else self.worker_id
 
     def tell_epoch(self, samples: int, /) -> None:
         """The loop says about how many samples an epoch has."""
@@ -127,9 +137,9 @@ class Membership(Protocol):
         """
         ...
 
-    def make_whole(self, part: WorkerPart) -> None:
+    def make_whole(self, part: LayoutPart) -> None:
         """Gives the cut layers all their elements, with what the run ends with."""
-        part.cut.make_whole()
+        part.make_whole()
 
     def own_records(self) -> np.ndarray | None:
         """This worker's records, where no supervisor has them."""

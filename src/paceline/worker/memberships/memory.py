@@ -84,7 +84,7 @@ class WorkerMemory:
     def snapshot(self, out: torch.Tensor) -> int:
         """Copies the newest parameters into `out` (P,); returns their version."""
         if self.arena.plan.sharding is not None:
-            return self.arena.shared.model(self.ports.worker_id, out)
+            return self.arena.shared.copy_of(self.arena.participant_id, out)
         return self.arena.shared.snapshot(out)
 
     def parameters(self, next_batch: int) -> checkpoint.Parameters:

@@ -19,13 +19,16 @@ from paceline.membership.environment import SupervisedEnvironment, call_at_end
 from paceline.membership.final_mean import FinalMean, Given, LeftWeights
 from paceline.membership.tables import SharedTables, table_shapes
 from paceline.memory.arena import Arena
-from paceline.model_parallel.hybrid.layout import Hybrid
-from paceline.model_parallel.hybrid.worker_part import WorkerPart
+from paceline.memory.collectives import SharedMemoryCollectives
+from paceline.model_parallel.layouts import AnyLayout, LayoutPart, part_of
 from paceline.ports.ports import Message
 from paceline.ports.shared import AVERAGE
+from paceline.records.accruals import WithoutSamples
+from paceline.records.step_record import Recorder
 from paceline.transport.device import device_copies
 from paceline.vectors.flat import FlatBinding
 from paceline.vectors.half_types import sum_type
+from paceline.vectors.sharding import REPLICAS
 from paceline.worker.evaluation_process import begin_evaluations
 from paceline.worker.gathering import SupervisedGatherer
 from paceline.worker.memberships.membership import BatchShare, Membership
@@ -53,7 +56,7 @@ class SupervisedMembership(Membership):
         evaluate: the loop's; worker 0 starts who calls it, where the launcher wants evaluations.
         shared_state: shapes of optimizer state that all workers share, by name; empty: each keeps its own.
         is_evaluated_elsewhere: the supervisor's side evaluates, and needs no `evaluate`.
-        layout: by which the model is cut over groups of workers; None: it is not.
+        layout: by which the model is divided among workers; None: it is not.
 
     Attributes:
         arena: the run's memory.
@@ -72,7 +75,7 @@ class SupervisedMembership(Membership):
         evaluate: Evaluate | None = None,
         shared_state: dict[str, tuple[tuple[int, ...], torch.dtype]] | None = None,
         is_evaluated_elsewhere: bool = False,
-        layout: Hybrid | None = None,
+        layout: AnyLayout | None = None,
     ) -> None:
         self._environment = environment
         self._algorithm = algorithm
@@ -94,10 +97,8 @@ class SupervisedMembership(Membership):
             if evaluate is not None and self.worker_id == 0:
                 evaluator = loop_evaluator(model, evaluate, needs_accuracy=goal.target_accuracy is not None)
         is_evaluated = is_evaluated_elsewhere or (goal is not None and evaluate is not None)
-        self.part = (
-            WorkerPart(model, layout, self.worker_id, self.num_workers, self.seed) if layout is not None else None
-        )
-        if self.part is not None:
+        if layout is not None:
+            self.part = part_of(model, layout, self.worker_id, self.num_workers, self.seed)
             self.binding = self.part.binding
         self._shared_state = shared_state or {}
         self._buffers = named_buffers(model)
@@ -109,6 +110,9 @@ class SupervisedMembership(Membership):
         if not (algorithm.lockstep and self.worker_id):
             for name, buffer in self._buffers.items():
                 buffer.data = self.arena.extra(name)
+        elif environment.resume is not None:  # a copy of its own, which it goes on with
+            for name, buffer in self._buffers.items():
+                buffer.copy_(self.arena.extra(name))
         self._memory = memory = WorkerMemory(
             self.binding,
             self._buffers,
@@ -117,15 +121,13 @@ class SupervisedMembership(Membership):
             self.seed,
             self.incarnation,
             self._storage,
-            self.arena.ring(self.worker_id),
+            self._recorder(),
             1.0 if algorithm.same_batches else environment.slow.get(self.worker_id, 1.0),  # a part is slow by itself
         )
         if algorithm.needs.mailbox:
             memory.meet(self.arena.shared_store())
         if self.part is not None:
-            axes = self.arena.axes
-            within, across = (axes.within, axes.across) if axes is not None else (None, None)
-            memory.ports = self.part.begin(memory.ports, within, across, carrier_counts=False)
+            memory.ports = self.part.begin(memory.ports, self._axes(), algorithm, carrier_counts=False)
         self.ports, self.replica, self.base_arguments = memory.ports, memory.replica, memory.base_arguments
         self.stopped, self.snapshot = memory.stopped, memory.snapshot
         self.gatherer = SupervisedGatherer(environment.supervisor, self.stopped)
@@ -146,8 +148,18 @@ class SupervisedMembership(Membership):
             dtype=self.binding.dtype,
             shapes=tuple(self.binding.describe()),
             extra=extra | table_shapes(self.num_workers),
-            sharding=self.part.cut.sharding if self.part is not None and self.part.cut.num_cut else None,
+            sharding=self.part.sharding if self.part is not None else None,
         )
+
+    def _recorder(self) -> Recorder:
+        ring = self.arena.ring(self.worker_id)
+        return ring if self.part is None or self.part.is_recorded else WithoutSamples(ring)
+
+    def _axes(self) -> dict[str, SharedMemoryCollectives]:
+        """Of a layout that cuts nothing, all workers are replicas of the model, whose collectives are everybody's."""
+        if self.arena.axes is not None:
+            return self.arena.axes.along
+        return {REPLICAS: self.arena.collectives} if self.arena.collectives is not None else {}
 
     def _write_initial(self, arena: Arena, x: torch.Tensor) -> None:
         """The parameters that the run starts from, into `x` (P,): the model's own, or the checkpoint's."""
@@ -267,18 +279,19 @@ class SupervisedMembership(Membership):
         with torch.no_grad():
             for name, buffer in self._buffers.items():
                 buffer.copy_(arena.extra(name))
-        if self._algorithm.needs.kind == "replicated" and not self._algorithm.gossip:
+        is_common = self._algorithm.needs.kind == "replicated" and not self._algorithm.gossip
+        if is_common and arena.plan.sharding is None:
             arena.shared.model(0, out)  # worker 0's: in a run that was stopped, another may have made an update more
         else:
             self.snapshot(out)
         return None
 
-    def make_whole(self, part: WorkerPart) -> None:
+    def make_whole(self, part: LayoutPart) -> None:
         """As of `Membership`: from shared memory, also where the run was stopped between two workers' updates."""
         if self.arena.plan.sharding is not None:
             whole = torch.empty(self.arena.plan.num_elements, dtype=self.binding.dtype)
             self.arena.shared.snapshot(whole)
-            part.cut.take_whole(whole)
+            part.take_whole(whole)
 
     def _put_left(self, left: LeftWeights) -> None:
         self.arena.shared.replace(left.x)

@@ -1,0 +1,124 @@
+"""All layouts: how a model is divided among workers, beside the algorithm by which they agree. Written as specs, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from paceline.algorithms import Algorithm
+from paceline.model_parallel.hybrid import worker_part as hybrid
+from paceline.model_parallel.hybrid.layout import Hybrid
+from paceline.model_parallel.tensor import worker_part as tensor
+from paceline.model_parallel.tensor.layout import Tensor
+from paceline.ports.ports import Collectives, Ports
+from paceline.specs.registry import Registry
+from paceline.vectors.flat import FlatBinding
+from paceline.vectors.sharding import AxisShape, Sharding
+
+__all__ = ["AnyLayout", "LayoutPart", "check_layout", "layout_of", "layout_registry", "part_of"]
+
+AnyLayout = Hybrid | Tensor
+
+layout_registry = Registry("layout")
+layout_registry.register("hybrid", Hybrid)
+layout_registry.register("tensor", Tensor)
+
+
+def layout_of(layout: AnyLayout | str) -> AnyLayout:
+    """A layout, from its spec if it is text.
+
+    >>> layout_of("hybrid(groups=2)").groups, layout_of("tensor(q=2, depth=3)").shape
+    (2, Grid(q=2, depth=3))
+    """
+    return layout_registry.build(layout) if isinstance(layout, str) else layout
+
+
+class LayoutPart(Protocol):
+    """What a worker's membership keeps of a layout.
+
+    Attributes:
+        binding: of the worker's own vector.
+        sharding: how that is part of the whole model's; None: it is all of it.
+        whole: the whole model's flat vector (W,), as it was; let go of by `begin`.
+        axes: along which workers are related, by name.
+        dealt: this worker's place among those that share the batches, and how many these are.
+        without_batch: takes part in the others' passes, in a round without a batch; None: nobody needs it there.
+        is_recorded: whether its records have samples and batches; else another worker's records have the same.
+        keeps_random_alike: whether workers with the same batches draw the same numbers.
+    """
+
+    binding: FlatBinding
+    sharding: Sharding | None
+    whole: torch.Tensor | None
+    axes: Mapping[str, AxisShape]
+    dealt: tuple[int, int]
+    is_recorded: bool
+    keeps_random_alike: bool
+
+    @property
+    def without_batch(self) -> Callable[..., None] | None:
+        """As above."""
+        ...
+
+    def begin(
+        self, ports: Ports[Any], axes: Mapping[str, Collectives], algorithm: Algorithm, *, carrier_counts: bool
+    ) -> Ports[Any]:
+        """Meets the others; returns the program's ports.
+
+        Args:
+            ports: as they would be without a layout.
+            axes: collectives along the axes along which the worker is not alone.
+            algorithm: the program's.
+            carrier_counts: whether the carrier counts messages and bytes by itself.
+        """
+        ...
+
+    def clip(self, max_norm: float) -> float:
+        """Scales the gradients down to a norm of `max_norm` at most, of the whole model; returns what it was."""
+        ...
+
+    def has_changed_gradients(self) -> bool:
+        """Whether the loop has changed gradients between backward and step, where the replica handed none out."""
+        ...
+
+    def remove(self) -> None:
+        """Lets the model's layers do what they did before; its parameters stay parts."""
+        ...
+
+    def make_state_whole(self, optimizer: torch.optim.Optimizer) -> None:
+        """Gives the optimizer's state all of its elements; all workers call it."""
+        ...
+
+    def make_whole(self) -> None:
+        """Gives the parameters all of their elements, from the other workers, who call it at the same time."""
+        ...
+
+    def take_whole(self, x: torch.Tensor) -> None:
+        """The same from the whole model's vector (W,)."""
+        ...
+
+
+def check_layout(layout: AnyLayout, algorithm: Algorithm) -> None:
+    """Refuses an algorithm that a layout does not go with.
+
+    Raises:
+        UsageError: with the remedy.
+    """
+    if isinstance(layout, Hybrid):
+        hybrid.check_algorithm(algorithm)
+    else:
+        tensor.check_algorithm(algorithm)
+
+
+def part_of(model: nn.Module, layout: AnyLayout, worker_id: int, num_workers: int, seed: int) -> LayoutPart:
+    """Cuts a model, which is whole and the same on all workers, and keeps what the way back takes.
+
+    Raises:
+        UsageError: it cannot be cut so.
+    """
+    if isinstance(layout, Hybrid):
+        return hybrid.WorkerPart(model, layout, worker_id, num_workers, seed)
+    return tensor.WorkerPart(model, layout, worker_id, num_workers, seed)

@@ -1,0 +1,62 @@
+"""The layout that cuts a model of this package's layers over a mesh of workers, and repeats it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from paceline.errors import UsageError
+from paceline.model_parallel.tensor.shapes import Grid, Line
+from paceline.specs.bounds import COUNT, COUNT_FROM_0
+from paceline.specs.types import check_fields
+
+__all__ = ["Tensor"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensor:
+    """Matrices cut over a line or a grid of workers: tensor parallelism, in 1, 2 or 2.5 dimensions.
+
+    The model is built of the layers of `paceline.model_parallel`, on `Mesh.alone()`. With k times as many workers as the mesh
+    has, there are k replicas of it: workers 0 to p - 1 are the first. Workers of a mesh have the same batches, those of other
+    replicas others; what the algorithm averages, it averages across replicas, between the workers with the same parts.
+
+    Costs per step: those of `Line` and `Grid`; the algorithm's, for a worker's part of the parameters. Sums of gradients along
+    a grid's rows and depth are one all-reduce for each parameter, waited for within backward.
+    Use when: matrices are too large for a worker. Not: `hybrid`, which cuts some linear layers of any model.
+
+    Args:
+        line: workers in a line (1-D).
+        q: the side of the square (2-D).
+        depth: squares, which share the batch (2.5-D).
+    """
+
+    line: Annotated[int, COUNT_FROM_0] = 0
+    q: Annotated[int, COUNT_FROM_0] = 0
+    depth: Annotated[int, COUNT] = 1
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if bool(self.line) == bool(self.q) or (self.line and self.depth > 1):
+            raise UsageError(
+                "A tensor layout is a line or a grid: write tensor(line=4), tensor(q=2), or tensor(q=2, depth=2)."
+            )
+
+    @property
+    def shape(self) -> Line | Grid:
+        """The mesh."""
+        return Line(self.line) if self.line else Grid(self.q, self.depth)
+
+    def replicas(self, num_workers: int) -> int:
+        """How many meshes so many workers are.
+
+        Raises:
+            UsageError: no whole number.
+        """
+        shape = self.shape
+        if num_workers % shape.workers:
+            raise UsageError(
+                f"{str(shape).capitalize()} needs {shape.workers} workers, or {shape.workers} for each of several replicas,"
+                f" and there are {num_workers}: start a multiple of {shape.workers}, or choose another mesh."
+            )
+        return num_workers // shape.workers

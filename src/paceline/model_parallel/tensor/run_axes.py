@@ -1,0 +1,137 @@
+"""An axis of a mesh over a run's own collectives: shared memory under `launch`, Gloo under torchrun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from paceline.model_parallel.tensor.axes import Started
+from paceline.ports.ports import Collectives, Handle
+
+__all__ = ["LoneCollectives", "RunAxis"]
+
+
+class RunAxis:
+    """Implements `Axis`. Long tensors go in pieces, as shared memory has areas of a fixed size.
+
+    Broadcasts are sums in which the others have zeros, twice the bytes of a broadcast: no layer needs them but those in the
+    mode "summa", which a layout does not have.
+
+    Args:
+        collectives: of the axis' workers.
+        index: this worker's place among them.
+        size: how many they are.
+        most_bytes: of what one worker brings to one operation.
+    """
+
+    def __init__(self, collectives: Collectives, index: int, size: int, most_bytes: int) -> None:
+        self._collectives = collectives
+        self.index, self.size = index, size
+        self._most_bytes = most_bytes
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """All workers' `x`, (size, *x.shape)."""
+        flat = x.contiguous().view(-1)
+        gathered = flat.new_empty(self.size, len(flat))
+
+        def start(piece: slice) -> Callable[[], None]:
+            taken = flat.new_empty(self.size * (piece.stop - piece.start))
+            handle = self._collectives.start_all_gather(flat[piece], taken)
+
+            def finish() -> None:
+                handle.wait()
+                gathered[:, piece] = taken.view(self.size, -1)
+
+            return finish
+
+        _finish([start(piece) for piece in self._pieces(flat, self.size)])
+        return gathered.view(self.size, *x.shape)
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        """Of `x` (size, ...), this worker's place, added up over all."""
+        flat = x.contiguous().view(self.size, -1)
+        total = flat.new_empty(flat.shape[1])
+
+        def start(piece: slice) -> Callable[[], None]:
+            given = flat[:, piece].contiguous().view(-1)
+            handle = self._collectives.start_reduce_scatter(given, total[piece])
+            return handle.wait
+
+        _finish([start(piece) for piece in self._pieces(flat[0], self.size)])
+        return total.view(x.shape[1:])
+
+    def start_all_reduce(self, x: Tensor) -> Started:
+        """Begins replacing `x` by the sum."""
+        flat = x.contiguous().view(-1)
+        handles = [self._collectives.start_all_reduce(flat[piece]) for piece in self._pieces(flat)]
+        return _Reduced(handles, x, flat)
+
+    def start_all_reduce_max(self, x: Tensor) -> Started:
+        """Replaces `x` by the largest."""
+        x.copy_(self.all_gather(x).amax(0))
+        return _Reduced([], x, x)
+
+    def start_broadcast(self, x: Tensor, source: int) -> Started:
+        """Begins replacing `x` by that of the worker `source`."""
+        if self.index != source:
+            x.zero_()
+        return self.start_all_reduce(x)
+
+    def start_reduce(self, x: Tensor, to: int) -> Started:
+        """Begins replacing `x` by the sum, on all workers."""
+        return self.start_all_reduce(x)
+
+    def _pieces(self, flat: Tensor, times: int = 1) -> list[slice]:
+        """Ranges so short that an operation on so many of each is not too long."""
+        step = max(1, self._most_bytes // (times * flat.itemsize))
+        return [slice(first, min(first + step, len(flat))) for first in range(0, len(flat), step)]
+
+
+class _Reduced:
+    def __init__(self, handles: list[Handle], x: Tensor, flat: Tensor) -> None:
+        self._handles, self._x, self._flat = handles, x, flat
+
+    def wait(self) -> None:
+        _finish([one.wait for one in self._handles])
+        if self._flat.data_ptr() != self._x.data_ptr():
+            self._x.copy_(self._flat.view(self._x.shape))
+
+
+def _finish(calls: list[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
+
+
+class LoneCollectives:
+    """Implements `Collectives` for the program of a mesh that has no replicas beside it."""
+
+    def all_reduce_mean(self, vector: Tensor, weight: float, number: float = 0.0) -> float:
+        """Leaves `vector` (P,) as it is, without a weight zero; returns the number."""
+        if not weight:
+            vector.zero_()
+        return number
+
+    def start_all_reduce(self, vector: Tensor) -> Handle:
+        """Nothing to do."""
+        return _Done()
+
+    def start_reduce_scatter(self, vector: Tensor, part: Tensor) -> Handle:
+        """A copy."""
+        part.copy_(vector)
+        return _Done()
+
+    def start_all_gather(self, part: Tensor, vector: Tensor) -> Handle:
+        """A copy."""
+        vector.copy_(part)
+        return _Done()
+
+    def start_all_to_all(self, given: Tensor, taken: Tensor) -> Handle:
+        """A copy."""
+        taken.copy_(given)
+        return _Done()
+
+
+class _Done:
+    def wait(self) -> None:
+        """It is done."""

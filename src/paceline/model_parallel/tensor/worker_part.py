@@ -1,0 +1,293 @@
+"""A worker's part of a model on a mesh, in a run: it is cut as the run begins, and whole again when it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.algorithms import Algorithm, registry
+from paceline.compression.codec import NoCodec
+from paceline.errors import UsageError
+from paceline.model_parallel.counted import Counted, Traffic
+from paceline.model_parallel.tensor.axes import Alone, Axis
+from paceline.model_parallel.tensor.gradients import SumsOnTheWay
+from paceline.model_parallel.tensor.layers import Attention, Dropout, cut_modules
+from paceline.model_parallel.tensor.layout import Tensor as TensorLayout
+from paceline.model_parallel.tensor.mesh import Mesh
+from paceline.model_parallel.tensor.placement import Placement
+from paceline.model_parallel.tensor.run_axes import LoneCollectives, RunAxis
+from paceline.model_parallel.tensor.shapes import Grid, Line
+from paceline.model_parallel.tensor.state import clip_grad_norm, placements_of
+from paceline.ports.ports import Collectives, Ports
+from paceline.vectors.flat import FlatBinding
+from paceline.vectors.sharding import EXCHANGED_ELEMENTS, REPLICAS, AxisShape, Shard, Sharding
+
+__all__ = ["WorkerPart", "check_algorithm"]
+
+
+class WorkerPart:
+    """Implements `LayoutPart` for a model of layers on a mesh; see there.
+
+    What a mesh has alike on several workers, such as a normalisation's gain on a line, these compute alike. Where a codec
+    makes something else of it on each, it becomes that of the first of them, after every update.
+
+    Args:
+        model: whole, on a mesh of one worker, and the same on all workers; it is cut here.
+        layout: how.
+        worker_id: this worker; p workers in a row are a mesh.
+        num_workers: of the run.
+        seed: of the run.
+
+    Attributes:
+        mesh: the model's.
+
+    Raises:
+        UsageError: the model is not of layers on such a mesh, or the layout does not divide it.
+    """
+
+    keeps_random_alike = True
+    without_batch = None  # workers of a mesh are without one together
+
+    def __init__(self, model: nn.Module, layout: TensorLayout, worker_id: int, num_workers: int, seed: int) -> None:
+        self.model = model
+        self._shape: Line | Grid = layout.shape if num_workers > 1 else Line(1)  # alone, as outside any launcher
+        parts = self._shape.workers
+        replicas = num_workers // parts if num_workers == 1 else layout.replicas(num_workers)
+        self._seed = seed
+        replica, self._place = divmod(worker_id, parts)
+        self.dealt = replica, replicas
+        self.is_recorded = not self._place
+        mesh_axes = _mesh_axes(self._shape)
+        self.axes: Mapping[str, AxisShape] = {**mesh_axes, REPLICAS: AxisShape(replicas, parts)}
+        self.mesh = check_model(model, self._shape)
+        whole = FlatBinding(model.parameters(), on_any_device=True)
+        self.whole: Tensor | None = whole.zeros()
+        whole.read(self.whole)
+        # How parameters lie on the mesh to come, by name, is what the layers say once it is that mesh.
+        places: dict[str, Axis] = {name: _Place(one, self._place) for name, one in mesh_axes.items()}
+        self._shapes = {one: one.shape for one in model.parameters()}
+        self._frozen = {one: one.data for one in model.parameters() if not one.requires_grad}
+        self.mesh.connect(self._shape, places, replica, replicas)
+        try:
+            self._placed = dict(self._placements())
+            self._cut(places)
+        except UsageError:
+            self.mesh.disconnect()
+            raise
+        self.binding = FlatBinding(model.parameters(), on_any_device=True)
+        self.sharding = self._sharding(whole) if parts > 1 else None
+        self.traffic = Traffic()
+        self._noted: dict[nn.Parameter, tuple[int, int]] = {}
+        self._hooks: list[Any] = []
+
+    def begin(
+        self, ports: Ports[Any], axes: Mapping[str, Collectives], algorithm: Algorithm, *, carrier_counts: bool
+    ) -> Ports[Any]:
+        """As of `LayoutPart`: the program is one of as many as there are replicas, and knows of no mesh."""
+        self.whole = None
+        counts = None if carrier_counts else ports.counts
+        most_bytes = max(self.binding.num_elements, EXCHANGED_ELEMENTS) * self.binding.dtype.itemsize
+
+        def counted(name: str) -> Counted:
+            return Counted(axes[name], name, self.axes[name].size, self.traffic, counts)
+
+        on_mesh: dict[str, Axis] = {}
+        for name, shape in self.axes.items():
+            if name == REPLICAS:
+                continue
+            is_alone = shape.size == 1
+            own = Alone() if is_alone else RunAxis(counted(name), shape.place(self._place), shape.size, most_bytes)
+            on_mesh[name] = own
+        replica, replicas = self.dealt
+        self.mesh.connect(self._shape, on_mesh, replica, replicas)
+        for parameter in self.binding.parameters:
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._note))
+        is_coded = replicas > 1 and not isinstance(getattr(algorithm, "codec", NoCodec()), NoCodec)
+        return replace(
+            ports,
+            worker_id=replica,
+            num_workers=replicas,
+            random=Random(f"{self._seed}/{replica}"),
+            collectives=LoneCollectives() if replicas == 1 else counted(REPLICAS),
+            shared=_KeptAlike(ports.shared, self._make_alike) if is_coded else ports.shared,
+        )
+
+    def clip(self, max_norm: float) -> float:
+        """As of `LayoutPart`; workers of a mesh call it together."""
+        norm = float(clip_grad_norm(self.model, max_norm))
+        for parameter in self.binding.parameters:
+            self._note(parameter)
+        return norm
+
+    def has_changed_gradients(self) -> bool:
+        """Whether a gradient has been changed since backward, or the last clipping; asked once for each step."""
+        noted, self._noted = self._noted, {}
+        return any(
+            one.grad is not None and one.grad.data_ptr() == address and one.grad._version != version
+            for one, (address, version) in noted.items()
+        )
+
+    def remove(self) -> None:
+        """As of `LayoutPart`."""
+        assert isinstance(self.mesh.gradients, SumsOnTheWay)
+        self.mesh.gradients.remove()
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def make_state_whole(self, optimizer: torch.optim.Optimizer) -> None:
+        """As of `LayoutPart`."""
+        for parameter, placement in self._placed.items():
+            state = optimizer.state.get(parameter, {}) if parameter.requires_grad else {}
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.dim() and value.shape == parameter.shape:
+                    state[name] = placement.gather(value, self.mesh.axes)
+
+    def make_whole(self) -> None:
+        """As of `LayoutPart`."""
+        for parameter, placement in self._placed.items():
+            if parameter not in self._frozen:
+                self._put_back(parameter, placement.gather(parameter.data, self.mesh.axes))
+        self._end()
+
+    def take_whole(self, x: Tensor) -> None:
+        """As of `LayoutPart`."""
+        if self.sharding is not None:
+            for parameter, shard in zip(self.binding.parameters, self.sharding.shards, strict=True):
+                numel = torch.Size(shard.shape).numel()
+                self._put_back(parameter, x[shard.whole_at : shard.whole_at + numel].view(shard.shape).clone())
+        self._end()
+
+    def _end(self) -> None:
+        for parameter, whole in self._frozen.items():
+            self._put_back(parameter, whole)
+        self.mesh.disconnect()
+
+    def _put_back(self, parameter: nn.Parameter, whole: Tensor) -> None:
+        if parameter.shape != whole.shape:
+            parameter.grad = None
+        parameter.data = whole
+
+    def _placements(self) -> Iterator[tuple[nn.Parameter, Placement]]:
+        named = placements_of(self.model)[1]
+        for name, parameter in self.model.named_parameters():
+            yield parameter, named[name]
+
+    def _cut(self, places: Mapping[str, Axis]) -> None:
+        parts = {one: placement.cut(one.data, places) for one, placement in self._placed.items()}
+        for parameter, part in parts.items():
+            if part.shape != parameter.shape:
+                parameter.data, parameter.grad = part.clone(memory_format=torch.contiguous_format), None
+
+    def _sharding(self, whole: FlatBinding) -> Sharding:
+        shards = []
+        for parameter, whole_at, at in zip(self.binding.parameters, whole.offsets, self.binding.offsets, strict=True):
+            cuts = tuple((dimension, self.axes[axis]) for dimension, axis in self._placed[parameter].cuts)
+            shards.append(Shard(whole_at, at, tuple(self._shapes[parameter]), cuts))
+        own = self.binding.num_elements
+        axes = {name: one for name, one in self.axes.items() if name != REPLICAS}
+        return Sharding(self._shape.workers, whole.num_elements, own, own, tuple(shards), axes)
+
+    def _note(self, parameter: Tensor) -> None:
+        """What backward or clipping has left is what the optimizer may find."""
+        assert isinstance(parameter, nn.Parameter)
+        if parameter.grad is not None:
+            self._noted[parameter] = parameter.grad.data_ptr(), parameter.grad._version
+
+    def _make_alike(self, x: Tensor) -> None:
+        """Of `x` (P,), gives what several workers of the mesh have alike the values of the first of them."""
+        mesh, together = self.mesh, dict[tuple[str, ...], list[Tensor]]()
+        for parameter, view in zip(self.binding.parameters, self.binding.views(x), strict=True):
+            cut = {axis for _, axis in self._placed[parameter].cuts}
+            alike = tuple(
+                name for name, one in mesh.axes.items() if name not in cut and name != "world" and one.size > 1
+            )
+            if alike:
+                together.setdefault(alike, []).append(view)
+        for names, views in together.items():
+            flat = torch.cat([one.flatten() for one in views])
+            for name in names:
+                mesh.axes[name].start_broadcast(flat, 0).wait()
+            for view, values in zip(views, flat.split([one.numel() for one in views]), strict=True):
+                view.copy_(values.view_as(view))
+
+
+class _Place(Alone):
+    """Where a worker is along an axis that is not there yet."""
+
+    def __init__(self, shape: AxisShape, worker: int) -> None:
+        self.size, self.index = shape.size, shape.place(worker)
+
+
+class _KeptAlike:
+    """Shared parameters after whose changes something is to be done, while they are still marked as being written."""
+
+    def __init__(self, shared: Any, after: Any) -> None:
+        self._shared, self._after = shared, after
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shared, name)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Marks the vector as being written."""
+        with self._shared.writing():
+            yield
+            self._after(self._shared.x)
+
+
+def check_model(model: nn.Module, shape: Line | Grid) -> Mesh:
+    """The mesh of one worker on which a model was built, if that shape divides it.
+
+    Raises:
+        UsageError: it does not, or it was built otherwise.
+    """
+    mesh = placements_of(model)[0]
+    meshes = {id(one.mesh) for _, one in cut_modules(model)}
+    if mesh.shape.workers > 1 or len(meshes) > 1:
+        raise UsageError(
+            "A layout cuts a model that was built whole, and this one is on a mesh of several workers, or on several meshes:"
+            " give all of its layers one mp.Mesh.alone()."
+        )
+    for name, module in model.named_modules():
+        if isinstance(module, Attention):
+            module.local_heads(shape)
+        if isinstance(module, Dropout) and module.axis not in (None, "features", "heads", *_mesh_axes(shape)):
+            raise UsageError(
+                f"The dropout {name} is cut along {module.axis!r}, which {shape} does not have: give it axis='features', or"
+                " 'heads'."
+            )
+    return mesh
+
+
+def check_algorithm(algorithm: Algorithm) -> None:
+    """Refuses one that does not go through rounds, or whose workers each measure what all of a mesh must agree on.
+
+    Raises:
+        UsageError: with the remedy.
+    """
+    needs, spec = algorithm.needs, registry.spec(algorithm)
+    if not algorithm.lockstep or needs.mailbox or needs.kind != "replicated":
+        raise UsageError(
+            f"{spec} does not go with a tensor layout, whose workers need each other in every layer: choose all-reduce,"
+            " lockstep, local-sgd, da-sgd or diloco, which average across its replicas."
+        )
+    if algorithm.by_speed or getattr(algorithm, "delay", None) == "auto":
+        raise UsageError(
+            f"{spec} goes by what each worker measures, on which workers that share a model would differ: leave out"
+            " shares=auto, and give a delay in steps."
+        )
+
+
+def _mesh_axes(shape: Line | Grid) -> dict[str, AxisShape]:
+    """Of a mesh, whose workers are numbered as `Mesh` says."""
+    world = {"world": AxisShape(shape.workers)}
+    if isinstance(shape, Line):
+        return {**world, "line": AxisShape(shape.workers)}
+    q, depth = shape.q, shape.depth
+    return {**world, "depth": AxisShape(depth, q * q), "row": AxisShape(q, q), "column": AxisShape(q)}
