@@ -1,16 +1,17 @@
 """vgg-small trained by all-reduce with whole layers, and with its linear layers cut over groups: accuracy and bytes.
 
-    python benchmarks/hybrid_accuracy.py [--epochs 10] [--seeds 3] [--workers 4] [--task vgg-small]
+    python benchmarks/hybrid_accuracy.py [--epochs 10] [--seeds 3] [--workers 4] [--task vgg-small] [--done FILE]
 
 Needs CIFAR-10 in the folder that PACELINE_DATA names. Prints a table and writes benchmarks/results/hybrid_accuracy.md. Both
 train on the same batches in the same order from the same first parameters, so that what differs is what dropout draws:
 without a layout from each worker's generator, under one by sample and feature. With N workers, N groups cut nothing, and one
-group is one model in all.
+group is one model in all. With `--done`, trainings that have ended are kept in that file, and are not made again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ import numpy as np
 
 import paceline as pl
 from paceline.model_parallel.hybrid.cut_model import CutModel
-from paceline.model_parallel.layouts import layout_of
 from paceline.model_parallel.hybrid.plan import plan_cuts
+from paceline.model_parallel.layouts import layout_of
 from paceline.system.machine import machine, versions
 from paceline.tasks.load import load_task
 
@@ -86,14 +87,20 @@ def table(runs: dict[str | None, list[dict[str, Any]]], planned: dict[str | None
 
 
 def verdict(runs: dict[str | None, list[dict[str, Any]]]) -> str:
-    """Whether each layout's accuracy is pure data's within a point, and how far pure data's own seeds lie apart."""
+    """Whether each layout's mean is pure data's within a point; how far apart they are by seed, and pure data's seeds."""
     means = {layout: statistics.mean(one["accuracy"] for one in done) for layout, done in runs.items()}
     base = [one["accuracy"] for one in runs[None]]
     far = [f"{layout}" for layout, mean in means.items() if abs(mean - means[None]) > WITHIN]
+    apart = max(abs(one["accuracy"] - b) for done in runs.values() for one, b in zip(done, base, strict=True))
     said = (
         f"Not within a point of pure data: {', '.join(far)}." if far else "All layouts are within a point of pure data."
     )
-    return f"{said} Pure data's own seeds lie {100 * (max(base) - min(base)):.2f} points apart."
+    if len(base) == 1:
+        return f"{said} With one seed nothing is known of how far apart seeds lie, so that this is a first look."
+    return (
+        f"{said} With one seed they differ by {100 * apart:.2f} points at most; pure data's own seeds lie"
+        f" {100 * (max(base) - min(base)):.2f} points apart."
+    )
 
 
 def page(
@@ -109,14 +116,33 @@ def page(
         f" {options.workers} --task {options.task}`.",
         "",
         f"{options.task} trained by `all-reduce` on {options.workers} workers for {options.epochs:g} epochs, with"
-        f" {options.seeds} seeds: the same batches from the same parameters in each row. What differs is what dropout draws,"
-        " and the order of additions. Bytes are the median of a worker's steps, as rings would"
+        f" {options.seeds} seed{'s' * (options.seeds > 1)}: the same batches from the same parameters in each row. What"
+        " differs is what dropout draws, and the order of additions. Bytes are the median of a worker's steps, as rings would"
         " send float32; in shared memory nobody counts them without a layout.",
         "",
         *table(runs, planned),
         "",
         verdict(runs),
     ]
+
+
+class Done:
+    """Trainings that have ended, in a file of one line each; in memory only without one."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        lines = file.read_text(encoding="utf-8").splitlines() if file is not None and file.exists() else []
+        self._found = dict(map(json.loads, lines))
+
+    def run(self, layout: str | None, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+        """What `run` came to before, or comes to now."""
+        key = json.dumps([layout, seed, options.task, options.workers, options.epochs])
+        if key not in self._found:
+            self._found[key] = run(layout, seed, options)
+            if self._file is not None:
+                with self._file.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps([key, self._found[key]]) + "\n")
+        return self._found[key]
 
 
 def main() -> None:
@@ -127,14 +153,16 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--task", default="vgg-small")
     parser.add_argument("--out", type=Path, default=RESULTS / "hybrid_accuracy.md", help="where the page is written")
+    parser.add_argument("--done", type=Path, help="where ended trainings are kept, to go on from")
     options = parser.parse_args()
     batch_size = load_task(options.task).batch_size
     chosen = layouts(options.workers)
     planned = {layout: planned_bytes(layout, options.task, options.workers, batch_size) for layout in chosen}
     runs: dict[str | None, list[dict[str, Any]]] = {layout: [] for layout in chosen}
+    done = Done(options.done)
     for seed in range(options.seeds):
         for layout in chosen:
-            runs[layout].append(run(layout, seed, options))
+            runs[layout].append(done.run(layout, seed, options))
             print(f"seed {seed}, {layout or 'pure data'}: {runs[layout][-1]}", flush=True)
     lines = page(runs, planned, options)
     print("\n".join(lines))

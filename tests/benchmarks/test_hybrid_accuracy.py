@@ -40,3 +40,16 @@ def test_a_run_of_each_counts_the_plans_bytes_and_a_page_says_how_far_apart_they
     assert "All layouts are within a point" in text
     worse = {**runs, "hybrid(groups=1)": [{**runs[None][0], "accuracy": runs[None][0]["accuracy"] - 0.02}]}
     assert "Not within a point of pure data: hybrid(groups=1)." in script.verdict(worse)
+
+
+def test_what_has_ended_is_not_trained_again(script, tmp_path, monkeypatch):
+    options = Namespace(task="vgg-small", workers=2, epochs=1.0, seeds=1)
+    made = []
+    monkeypatch.setattr(script, "run", lambda layout, seed, _: made.append((layout, seed)) or {"accuracy": 0.5})
+    for _ in range(2):
+        done = script.Done(tmp_path / "done.jsonl")
+        for layout in (None, "hybrid(groups=1)"):
+            assert done.run(layout, 0, options) == {"accuracy": 0.5}
+    assert made == [(None, 0), ("hybrid(groups=1)", 0)]
+    script.Done(tmp_path / "done.jsonl").run(None, 0, Namespace(**{**vars(options), "epochs": 2.0}))
+    assert made[2:] == [(None, 0)], "of another length"
