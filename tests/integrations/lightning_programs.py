@@ -49,14 +49,15 @@ class Classifier(lightning.LightningModule):
 
     Args:
         num_inputs: pixels of an image.
+        num_hidden: units of the layer between.
         optimizer: of torch.optim, by name.
         settings: its own.
         by_step: steps a schedule after every step of the optimizer.
     """
 
-    def __init__(self, optimizer="SGD", by_step=False, num_inputs=64, **settings):
+    def __init__(self, optimizer="SGD", by_step=False, num_inputs=64, num_hidden=32, **settings):
         super().__init__()
-        self.net = nn.Sequential(nn.Flatten(), nn.Linear(num_inputs, 32), nn.Tanh(), nn.Linear(32, 10))
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(num_inputs, num_hidden), nn.Tanh(), nn.Linear(num_hidden, 10))
         self.optimizer, self.by_step, self.settings = optimizer, by_step, settings
 
     def training_step(self, batch, index):
@@ -114,9 +115,17 @@ def learn(folder, by_step):
     tell(folder, trainer, module)
 
 
+def mnist_classifier(**settings):
+    return Classifier(num_inputs=784, num_hidden=64, **settings)
+
+
 def learn_mnist(folder, rate):
+    """A plain loop comes to 0.967 with batches of 64 and a rate of 0.2, and to 0.963 with 256 and 0.6.
+
+    With 32 hidden units and a rate of 0.1 it came to 0.945, and could not show what workers lose.
+    """
     module, trainer = fit(
-        PacelineStrategy(), lambda: Classifier(num_inputs=784, lr=rate), epochs=3, batch_size=64, data=mnist
+        PacelineStrategy(), lambda: mnist_classifier(lr=rate, momentum=0.5), epochs=3, batch_size=64, data=mnist
     )
     tell(folder, trainer, module)
 
