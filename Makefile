@@ -15,7 +15,7 @@ help:
 	@echo "make run    install into .venv, train digits with six algorithms, compare them; then one slow worker, next to DDP"
 	@echo "make test   every test, in some fifteen to thirty minutes on two cores"
 	@echo "make quick  the tests that need no worker processes: some three minutes"
-	@echo "make test-integrations  Lightning, Accelerate, notebooks and TensorBoard, in an environment of its own"
+	@echo "make test-integrations  Lightning, Accelerate, Ray, notebooks and TensorBoard, in an environment of its own"
 	@echo "make soak   marathons: workers killed again and again, command lines drawn by the thousand"
 	@echo "make lint   ruff, pyright, import-linter"
 	@echo "make docs   the documentation's site, in site/index.html; a warning is an error"
@@ -35,14 +35,16 @@ quick: $(VENV)/installed
 	$(BIN)/python -m pytest -m "not soak" $(ON_TWO_CORES) \
 	  --ignore tests/contracts --ignore tests/documentation --ignore tests/processes
 
-# With the real packages, in an environment of their own: what users of Paceline alone need not have.
+# With the real packages, in an environment of their own, which sees those of .venv: users of Paceline alone need none of them.
 test-integrations: $(VENV)-integrations/installed
 	$(VENV)-integrations/bin/python -m pytest tests/integrations
 
-$(VENV)-integrations/installed: pyproject.toml constraints.txt
-	test -x $(VENV)-integrations/bin/pip || $(PYTHON) -m venv --clear $(VENV)-integrations
+$(VENV)-integrations/installed: pyproject.toml constraints.txt $(VENV)/installed
+	test -x $(VENV)-integrations/bin/pip || $(BIN)/python -m venv --clear $(VENV)-integrations
+	site='import sysconfig; print(sysconfig.get_path("purelib"))' && \
+	  $(BIN)/python -c "$$site" > "$$($(VENV)-integrations/bin/python -c "$$site")/packages_of_venv.pth"
 	$(VENV)-integrations/bin/python -m pip install --constraint constraints.txt --editable ".[lightning,notebook,tensorboard]" \
-	  accelerate nbclient ipykernel pytest pytest-timeout tqdm
+	  "ray[train]" accelerate nbclient ipykernel
 	touch $@
 
 soak: $(VENV)/installed
