@@ -1,4 +1,4 @@
-"""DQ-SGD: its rule for bits against the numerical optimum, and what a run on AG News loses with so many bits.
+"""DQ-SGD: its rule for bits against the numerical optimum, and what runs on AG News and CIFAR-10 lose with so many bits.
 
 PACELINE_DATA=FOLDER python benchmarks/fidelity/dq_sgd.py [--write] [--runs FILE.jsonl]
 
@@ -7,21 +7,19 @@ With `--runs`, runs that are in the file are not made again, and the others are 
 
 from __future__ import annotations
 
-import csv
-import gzip
 import json
 import math
 import os
 import statistics
 import sys
 import warnings
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from coded_problems import PROBLEMS, Data, Problem
 from page import show
 from torch import nn
 
@@ -143,11 +141,12 @@ def rule_rows() -> list[str]:
     ]
 
 
-# The task
+# The runs
 
-WORKERS, BATCH, STEPS, HIDDEN, FEATURES, CLASSES = 4, 16, 300, 32, 1024, 4
-RATE, DROP_AT, DROP_BY = 1.0, 0.7, 0.1
+WORKERS, DROP_AT, DROP_BY = 4, 0.7, 0.1
 SEEDS = (0, 1, 2)
+RATE_SEED = 3  # of the runs that the rate is chosen by
+EVALUATED_AT_ONCE = 500  # samples
 STUDENT = 4.303  # 97.5 % of Student's t with two degrees of freedom
 PLAIN = "all-reduce"
 FIXED = tuple(f"all-reduce(codec=qsgd(bits={bits}))" for bits in range(2, 9))
@@ -175,70 +174,64 @@ codec_registry.register("forgetful", Forgetful)
 
 @dataclass(frozen=True)
 class Found:
-    """Of one run: bits that an element took in a step, loss over all training samples, accuracy over all test samples."""
+    """Of one run: bits that an element took in a step, loss over training samples, accuracy over all test samples."""
 
     bits: float
     loss: float
     accuracy: float
 
 
-def features(files: Sequence[Path]) -> list[torch.Tensor]:
-    """Of each file, articles (N, FEATURES) and classes (N,): hashed words, rare ones more, of length 1.
-
-    What is rare follows from the first file.
-    """
-    found: list[torch.Tensor] = []
-    rarity: torch.Tensor | None = None
-    for file in files:
-        with gzip.open(file, "rt", encoding="utf-8") as lines:
-            articles = list(csv.DictReader(lines))
-        x = torch.zeros(len(articles), FEATURES)
-        for row, article in zip(x, articles, strict=True):
-            row[sorted({zlib.crc32(word.encode()) % FEATURES for word in article["content"].lower().split()})] = 1.0
-        if rarity is None:
-            rarity = torch.log((1 + len(x)) / (1 + x.sum(0)))
-        x = x * rarity
-        labels = torch.tensor([int(article["label"]) for article in articles])
-        found += [x / x.norm(dim=1, keepdim=True).clamp(min=1e-6), labels - labels.min()]
-    return found
-
-
-def train(algorithm: str, data: Sequence[torch.Tensor], seed: int, steps: int = STEPS) -> Found:
+def train(problem: Problem, algorithm: str, data: Data, seed: int, rate: float) -> Found:
     """One run of four simulated workers; equal seeds have equal beginnings and batches."""
-    x, y, test_x, test_y = data
-    models: list[nn.Module] = []
     draws = torch.Generator().manual_seed(seed)
-    order = torch.cat([torch.randperm(len(x), generator=draws) for _ in range(1 + steps * WORKERS * BATCH // len(x))])
-    batches = [(x[at], y[at]) for at in order[: steps * WORKERS * BATCH].split(BATCH)]
+    drawn = problem.steps * WORKERS * problem.batch
+    order = torch.cat([torch.randperm(len(data.x), generator=draws) for _ in range(1 + drawn // len(data.x))])
+    batches = [(data.x[at], data.y[at]) for at in order[:drawn].split(problem.batch)]
+    models: list[nn.Module] = []
 
     def loop() -> None:
         torch.manual_seed(seed)
-        model = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES))
-        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        model = problem.model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
         with pl.attach(model, optimizer) as worker:
             for step, (inputs, labels) in enumerate(worker.batches(batches)):
-                if step == int(DROP_AT * steps):
-                    optimizer.param_groups[0]["lr"] = RATE * DROP_BY
+                if step == int(DROP_AT * problem.steps):
+                    optimizer.param_groups[0]["lr"] = rate * DROP_BY
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(inputs), labels).backward()
                 optimizer.step()
         models.append(model)
 
     result = pl.simulate(loop, workers=WORKERS, algorithm=algorithm, seed=seed).result
-    with torch.no_grad():
-        loss = float(nn.functional.cross_entropy(models[0](x), y))
-        accuracy = float((models[0](test_x).argmax(1) == test_y).double().mean())
+    if result["outcome"] == "diverged":
+        return Found(result["bits_per_element"] or 32.0, math.inf, 1 / len(data.y.unique()))
+    loss, _ = evaluated(models[0], data.x[:: problem.loss_of_each], data.y[:: problem.loss_of_each])
+    _, accuracy = evaluated(models[0], data.test_x, data.test_y)
     return Found(result["bits_per_element"] or 32.0, loss, accuracy)
 
 
-def made(algorithm: str, data: Sequence[torch.Tensor], seed: int, file: Path | None) -> Found:
+def evaluated(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
+    """Mean loss, and the share of the samples whose class is found."""
+    loss = right = 0.0
+    with torch.no_grad():
+        for inputs, labels in zip(x.split(EVALUATED_AT_ONCE), y.split(EVALUATED_AT_ONCE), strict=True):
+            outputs = model(inputs)
+            loss += float(nn.functional.cross_entropy(outputs, labels, reduction="sum"))
+            right += float((outputs.argmax(1) == labels).sum())
+    return loss / len(y), right / len(y)
+
+
+def made(problem: Problem, algorithm: str, data: Data, seed: int, rate: float, file: Path | None) -> Found:
     """One run; where a file is given, as it is there, or added to it."""
-    about = {"algorithm": algorithm, "seed": seed, "steps": STEPS, "rate": RATE}
+    about = {
+        "problem": problem.name, "batch": problem.batch, "steps": problem.steps, "rate": rate, "algorithm": algorithm,
+        "seed": seed,
+    }  # fmt: skip
     for line in file.read_text().splitlines() if file is not None and file.is_file() else ():
         known = json.loads(line)
         if {name: known.get(name) for name in about} == about:
             return Found(**known["found"])
-    found = train(algorithm, data, seed)
+    found = train(problem, algorithm, data, seed, rate)
     line = json.dumps({**about, "found": asdict(found)})
     print(line, file=sys.stderr, flush=True)
     if file is not None:
@@ -248,7 +241,9 @@ def made(algorithm: str, data: Sequence[torch.Tensor], seed: int, file: Path | N
 
 
 def interval(ones: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
-    """The mean of paired differences, and half the width of its 95 % interval."""
+    """The mean of paired differences, and half the width of its 95 % interval; (inf, 0) where one has diverged."""
+    if not all(math.isfinite(one) for one in ones):
+        return math.inf, 0.0
     pairs = [one - other for one, other in zip(ones, others, strict=True)]
     return statistics.fmean(pairs), STUDENT * statistics.stdev(pairs) / math.sqrt(len(pairs))
 
@@ -258,9 +253,17 @@ def losses(runs: Sequence[Found]) -> list[float]:
     return [one.loss for one in runs]
 
 
+def accuracies(runs: Sequence[Found]) -> list[float]:
+    """Their accuracies."""
+    return [one.accuracy for one in runs]
+
+
 def compared(found: dict[str, list[Found]], one: str, other: str) -> str:
     """A sentence on two methods."""
     mean, half = interval(losses(found[one]), losses(found[other]))
+    if math.isinf(mean):
+        times = sum(math.isinf(run.loss) for run in found[one])
+        return f"- `{one}` diverges in {times} of {len(found[one])} runs, `{other}` in none."
     said = "no difference is seen" if abs(mean) <= half else "more" if mean > 0 else "less"
     bits = [statistics.fmean(run.bits for run in found[name]) for name in (one, other)]
     return (
@@ -268,19 +271,41 @@ def compared(found: dict[str, list[Found]], one: str, other: str) -> str:
     )
 
 
-def task_rows(found: dict[str, list[Found]], num_parameters: int) -> list[str]:
-    """Every method's bits, loss and accuracy, and how its loss differs from float32's."""
+def chosen_rate(problem: Problem, data: Data, file: Path | None) -> float:
+    """Half of the rate with which float32 ends at the least loss, so that coded gradients need not be at their limit."""
+    ends = {rate: made(problem, PLAIN, data, RATE_SEED, rate, file).loss for rate in problem.rates}
+    best = min(ends, key=lambda rate: ends[rate] if math.isfinite(ends[rate]) else math.inf)
+    assert problem.rates[0] < best < problem.rates[-1], (
+        "the best rate may be outside of those tried",
+        problem.name,
+        ends,
+    )
+    return best / 2
+
+
+def task_rows(found: dict[str, list[Found]], problem: Problem) -> list[str]:
+    """Every method's bits, loss and accuracy, and how these differ from float32's."""
     lines = [
-        "| method | bits per element and step | Mbit of a worker | training loss | less float32's | test accuracy |",
-        "|---" * 6 + "|",
+        "| method | bits per element and step | Mbit of a worker | training loss | minus float32's |"
+        " test accuracy | minus float32's |",
+        "|---" * 7 + "|",
     ]
+    sent = problem.num_parameters * problem.steps / 1e6
     for name, runs in found.items():
         bits = statistics.fmean(one.bits for one in runs)
-        mean, half = interval(losses(runs), losses(found[PLAIN]))
-        differ = "" if name == PLAIN else f"{mean:+.4f} ± {half:.4f}"
+        loss, loss_half = interval(losses(runs), losses(found[PLAIN]))
+        if math.isinf(loss):
+            lines.append(
+                f"| `{name}`{' (control)' if name in CONTROLS else ''} | {bits:.2f} | {bits * sent:,.0f} | diverges | | | |"
+            )
+            continue
+        accuracy, accuracy_half = interval(accuracies(runs), accuracies(found[PLAIN]))
+        differ = (
+            ("", "") if name == PLAIN else (f"{loss:+.4f} ± {loss_half:.4f}", f"{accuracy:+.2%} ± {accuracy_half:.2%}")
+        )
         lines.append(
-            f"| `{name}`{' (control)' if name in CONTROLS else ''} | {bits:.2f} | {bits * num_parameters * STEPS / 1e6:,.0f} |"
-            f" {statistics.fmean(losses(runs)):.4f} | {differ} | {statistics.fmean(one.accuracy for one in runs):.2%} |"
+            f"| `{name}`{' (control)' if name in CONTROLS else ''} | {bits:.2f} | {bits * sent:,.0f} |"
+            f" {statistics.fmean(losses(runs)):.4f} | {differ[0]} | {statistics.fmean(accuracies(runs)):.2%} | {differ[1]} |"
         )
     return lines
 
@@ -300,6 +325,27 @@ def findings(found: dict[str, list[Found]]) -> list[str]:
     return lines
 
 
+def problem_lines(problem: Problem, data: Data, file: Path | None) -> list[str]:
+    """A problem's section: all runs are made that are not in the file."""
+    rate = chosen_rate(problem, data, file)
+    found = {name: [made(problem, name, data, seed, rate, file) for seed in SEEDS] for name in (*METHODS, *CONTROLS)}
+    passes = problem.steps * WORKERS * problem.batch / len(data.x)
+    measured = len(data.x[:: problem.loss_of_each])
+    return [
+        "",
+        f"## {problem.name}",
+        "",
+        f"{len(data.x):,} {problem.samples}, {len(data.test_x):,} to test: {problem.network} ({problem.num_parameters:,}"
+        f" parameters), batches of {problem.batch} at each worker, {problem.steps} steps ({passes:.1f} passes over the data)"
+        f" at a rate of {rate:g}; {', '.join(f'{one:g}' for one in problem.rates)} were tried. The training loss is"
+        f" over {measured:,} training {problem.samples}.",
+        "",
+        *task_rows(found, problem),
+        "",
+        *findings(found),
+    ]
+
+
 def main() -> None:
     """Print the page."""
     warnings.simplefilter("ignore")
@@ -313,34 +359,26 @@ def main() -> None:
         "",
         *rule_rows(),
     ]
-    folder = Path(os.environ.get("PACELINE_DATA") or "no-such-folder") / "ag_news"
-    if not (folder / "train.csv.gz").is_file():
+    folder = Path(os.environ.get("PACELINE_DATA") or "no-such-folder")
+    if missing := [problem.file for problem in PROBLEMS if not (folder / problem.file).is_file()]:
         print("\n".join(lines))
-        print("\nThe runs need AG News: PACELINE_DATA names no folder with ag_news/train.csv.gz. No page is written.")
+        print(f"\nThe runs need PACELINE_DATA, a folder with {' and '.join(missing)}. No page is written.")
         return
-    data = features([folder / f"{part}.csv.gz" for part in ("train", "test")])
-    num_parameters = FEATURES * HIDDEN + HIDDEN + HIDDEN * CLASSES + CLASSES
     file = Path(sys.argv[sys.argv.index("--runs") + 1]) if "--runs" in sys.argv else None
-    found = {name: [made(name, data, seed, file) for seed in SEEDS] for name in (*METHODS, *CONTROLS)}
     lines += [
         "",
-        "## Runs",
+        "## The runs",
         "",
-        f"AG News ({len(data[0]):,} articles, {len(data[2]):,} to test): words hashed to {FEATURES:,} features, rare ones"
-        f" weighing more, a network of {HIDDEN} hidden units ({num_parameters:,} parameters), {WORKERS} simulated workers with"
-        f" batches of {BATCH}, {STEPS} steps of plain SGD at a rate of {RATE}, from {DROP_AT:.0%} on {DROP_BY * RATE:.1f}:"
-        " half of what is best of 1, 2, 4 and 8 for float32, and the same for all. Loss over all training articles at the end;"
-        " means of three seeds, whose beginnings and batches are the same under all methods, and paired 95 % intervals"
-        " (Student's t). Bits are those of a worker's gradient as sent, scales and framing included; at the parameter server"
-        " parameters come back as they are. No method has a rate of its own: a loss below float32's says that its steps come"
-        " to more at this one. No time is measured here.",
-        "",
-        *task_rows(found, num_parameters),
-        "",
-        "## What was found",
-        "",
-        *findings(found),
+        f"{WORKERS} simulated workers, plain SGD, from {DROP_AT:.0%} of the steps on at a rate of {DROP_BY:g} of what it was."
+        " The rate is the same for all methods, half of what float32 does best with among those that were tried, with a seed"
+        " of its own. Loss over training samples and accuracy over all test samples at the end; means of three seeds,"
+        " whose beginnings and batches are the same under all methods, and paired 95 % intervals (Student's t). Bits are those"
+        " of a worker's gradient as sent, scales and framing included; at the parameter server parameters come back as they"
+        " are. No method has a rate of its own: a loss below float32's says that its steps come to more at this one. No time"
+        " is measured here.",
     ]
+    for problem in PROBLEMS:
+        lines += problem_lines(problem, problem.load(folder), file)
     show(lines, __file__)
 
 

@@ -1,5 +1,6 @@
 """The page on DQ-SGD: its optimum against a solver, its best whole bits against all there are, and a run, small."""
 
+import dataclasses
 import importlib
 import itertools
 import math
@@ -54,37 +55,82 @@ def test_paired_differences_have_their_interval(script):
     assert script.interval([2.0, 3.0, 4.0], [1.0, 2.0, 3.0]) == (1.0, 0.0)
     mean, half = script.interval([1.0, 2.0, 3.0], [0.0, 0.0, 0.0])
     assert (mean, half) == (2.0, pytest.approx(4.303 / math.sqrt(3)))
+    assert script.interval([1.0, math.inf, 3.0], [0.0, 0.0, 0.0]) == (math.inf, 0.0)
 
 
-def test_a_run_has_the_bits_of_its_codec_and_learns(script):
+@pytest.fixture
+def news(script):
+    return dataclasses.replace(script.PROBLEMS[0], steps=12)
+
+
+def test_a_run_has_the_bits_of_its_codec_and_learns(script, news):
     """Two classes that a feature tells apart."""
     draws = torch.Generator().manual_seed(0)
     y = torch.randint(0, 2, (256,), generator=draws)
-    x = torch.zeros(256, script.FEATURES)
+    x = torch.zeros(256, news.model()[0].in_features)
     x[torch.arange(256), y] = 1.0
-    data = [x, y, x, y]
+    data = script.Data(x, y, x[:100], y[:100])
     plain, coded, again = (
-        script.train(one, data, 0, steps=12) for one in ("all-reduce", script.FIXED[2], "all-reduce")
+        script.train(news, one, data, 0, rate=1.0) for one in ("all-reduce", script.FIXED[2], "all-reduce")
     )
     assert plain == again
     assert plain.bits == 32.0
     assert 4.0 < coded.bits < 4.3
-    assert plain.loss < 1.2 < math.log(script.CLASSES)
+    assert plain.loss < 1.2 < math.log(4)
 
 
-def test_a_run_that_is_in_the_file_is_not_made_again(script, tmp_path, monkeypatch):
+def test_images_are_trained_on_with_dq(script):
+    """Two classes that their brightness tells apart, with the network of CIFAR-10."""
+    images = dataclasses.replace(script.PROBLEMS[1], steps=16, batch=4)
+    y = torch.arange(32) % 2
+    x = torch.randn(32, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 0.1 + (2.0 * y - 1).view(-1, 1, 1, 1)
+    found = script.train(images, "all-reduce(codec=dq(target_bits=4))", script.Data(x, y, x, y), 0, rate=0.05)
+    assert found.loss < 1.2 < math.log(10)
+    assert 3.0 < found.bits < 5.0
+
+
+def test_an_evaluation_is_over_all_samples(script):
+    """1,100 in pieces: the mean is that of all, though the last piece is smaller."""
+    model = torch.nn.Linear(3, 4)
+    draws = torch.Generator().manual_seed(1)
+    x, y = torch.randn(1100, 3, generator=draws), torch.randint(0, 4, (1100,), generator=draws)
+    loss, accuracy = script.evaluated(model, x, y)
+    outputs = model(x).detach()
+    assert loss == pytest.approx(float(torch.nn.functional.cross_entropy(outputs, y)), rel=1e-5)
+    assert accuracy == pytest.approx(float((outputs.argmax(1) == y).double().mean()), abs=1e-12)
+
+
+def test_a_run_that_is_in_the_file_is_not_made_again(script, news, tmp_path, monkeypatch):
     runs = []
 
-    def train(algorithm, data, seed):
-        runs.append((algorithm, seed))
+    def train(problem, algorithm, data, seed, rate):
+        runs.append((problem.name, algorithm, seed, rate))
         return script.Found(bits=4.0, loss=0.5 + seed, accuracy=0.75)
 
     monkeypatch.setattr(script, "train", train)
     file = tmp_path / "runs.jsonl"
-    first = [script.made("all-reduce", [], seed, file) for seed in (0, 1)]
-    assert [script.made("all-reduce", [], seed, file) for seed in (0, 1)] == first
-    assert script.made("local-sgd", [], 0, file) == first[0]
-    assert runs == [("all-reduce", 0), ("all-reduce", 1), ("local-sgd", 0)]
+    first = [script.made(news, "all-reduce", None, seed, 1.0, file) for seed in (0, 1)]
+    assert [script.made(news, "all-reduce", None, seed, 1.0, file) for seed in (0, 1)] == first
+    assert script.made(news, "local-sgd", None, 0, 1.0, file) == first[0]
+    assert script.made(dataclasses.replace(news, name="other"), "all-reduce", None, 0, 1.0, file) == first[0]
+    assert script.made(news, "all-reduce", None, 0, 2.0, file) == first[0]
+    own = ("AG News", "all-reduce", 0, 1.0)
+    others = [("AG News", "local-sgd", 0, 1.0), ("other", "all-reduce", 0, 1.0), ("AG News", "all-reduce", 0, 2.0)]
+    assert runs == [own, ("AG News", "all-reduce", 1, 1.0), *others]
+
+
+def test_the_rate_is_half_of_the_best_of_float32(script, news, monkeypatch):
+    ends = {1.0: 0.9, 2.0: 0.7, 4.0: 0.8, 8.0: math.nan}
+
+    def made(problem, algorithm, data, seed, rate, file):
+        assert (algorithm, seed in script.SEEDS) == ("all-reduce", False)
+        return script.Found(32.0, ends[rate], 0.5)
+
+    monkeypatch.setattr(script, "made", made)
+    assert script.chosen_rate(news, None, None) == 1.0
+    ends[1.0] = 0.6
+    with pytest.raises(AssertionError, match="outside of those tried"):
+        script.chosen_rate(news, None, None)
 
 
 def test_every_method_and_control_can_be_built(script):
