@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paceline import spark as spark
     from paceline.algorithms import (
         ADPSGD,
         DPSGD,
@@ -179,6 +180,8 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "spark":  # a module, whose names are its own
+        return importlib.import_module("paceline.spark")
     if name not in __all__:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"paceline.{_ELSEWHERE.get(name, 'algorithms')}"), name)

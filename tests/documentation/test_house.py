@@ -11,7 +11,7 @@ import paceline
 from .conftest import ROOT
 
 PACKAGE = Path(paceline.__file__).parent
-HALLWAY = {"__init__", "__main__", "errors", "sklearn"}
+HALLWAY = {"__init__", "__main__", "errors", "sklearn", "spark"}
 
 
 def rooms():

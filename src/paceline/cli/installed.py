@@ -14,7 +14,7 @@ INTEGRATIONS: dict[str, tuple[str, str, str]] = {
     "Lightning": ("lightning", "its Trainer's strategy", "'paceline[lightning]'"),
     "notebooks": ("cloudpickle", "launching a notebook's functions", "'paceline[notebook]'"),
     "TensorBoard": ("tensorboard", "--tensorboard", "'paceline[tensorboard]'"),
-    "Spark": ("pyspark", "workers in Spark's tasks", "pyspark"),
+    "Spark": ("pyspark", "DeepDist in Spark's tasks", "'paceline[spark]'"),
     "Ray": ("ray", "workers in Ray Train", "'ray[train]'"),
     "Accelerate": ("accelerate", "loops that use it", "accelerate"),
 }

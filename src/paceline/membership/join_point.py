@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import zmq
 
@@ -57,12 +57,15 @@ class Meeting:
 
     Args:
         address: HOST:PORT.
-        key: the key file; None: the user's own one, where only this machine can reach the address.
+        key: the key file, or what is in it; None: the user's own one, where only this machine can reach the address.
         deadline_s: how long to wait for whoever holds the address.
+        role: whoever comes first holds the address (`either`); or this one does, at any free port where that is 0 (`holder`);
+            or another one (`guest`).
 
     Attributes:
+        address: HOST:PORT, where the others find it.
         host: the address of this machine by which the others reach it; None: all are on this machine.
-        key: the key file for what workers send each other; needed with `host`.
+        key: the key for what workers send each other; needed with `host`.
         holds: whether this process holds the store.
         lost: whether the join point is gone.
 
@@ -71,9 +74,16 @@ class Meeting:
         WorkerLostError: nobody was there within the deadline.
     """
 
-    def __init__(self, address: str, key: Path | None, deadline_s: float) -> None:
+    def __init__(
+        self,
+        address: str,
+        key: Path | Keys | None,
+        deadline_s: float,
+        *,
+        role: Literal["either", "holder", "guest"] = "either",
+    ) -> None:
         self.address = address
-        self._where = _resolve(address)
+        self._where = _resolve(address, any_port=role == "holder")
         is_local = ipaddress.ip_address(self._where[0]).is_loopback
         if key is None and not is_local:
             raise UsageError(
@@ -86,8 +96,11 @@ class Meeting:
         self.key = key
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._point = self._hold_or_probe(keys, deadline_s)
+        self._point = self._hold_or_probe(keys, deadline_s, role)
         self.holds = self._point is not None
+        if role == "holder" and self._point is not None:
+            self._where = (self._where[0], self._point.port)
+            self.address = _endpoint(self._where).removeprefix("tcp://")
         if is_local:
             self.host = self.key = None
         self._context = zmq.Context()
@@ -204,14 +217,15 @@ class Meeting:
 
     # Getting there
 
-    def _hold_or_probe(self, keys: Keys, deadline_s: float) -> _Point | None:
+    def _hold_or_probe(self, keys: Keys, deadline_s: float, role: str) -> _Point | None:
         """The store, which this process holds from now on; None: somebody else listens there, and can be reached."""
         until_s = time.monotonic() + deadline_s
         while True:
             try:
-                return _Point(_endpoint(self._where), keys)
+                if role != "guest":
+                    return _Point(_endpoint(self._where), keys)
             except zmq.ZMQError as error:
-                if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+                if role == "holder" or error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
                     raise UsageError(
                         f"Cannot listen at {self.address}: {error.strerror}. Choose another port."
                     ) from None
@@ -235,6 +249,9 @@ class _Point:
         endpoint: where to listen.
         keys: of the run.
 
+    Attributes:
+        port: where it listens.
+
     Raises:
         ZMQError: nobody can listen there.
     """
@@ -254,6 +271,7 @@ class _Point:
             self._router.ipv6 = "[" in endpoint
             with uninterrupted():
                 self._router.bind(endpoint)
+            self.port = int(self._router.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         except zmq.ZMQError:
             self._free()
             raise
@@ -335,10 +353,10 @@ def _endpoint(where: tuple[Any, ...]) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-def _resolve(address: str) -> tuple[Any, ...]:
+def _resolve(address: str, *, any_port: bool = False) -> tuple[Any, ...]:
     host, _, port = address.rpartition(":")
     try:
-        if not host or not 0 < int(port) < 65536:
+        if not host or not (0 if any_port else 1) <= int(port) < 65536:
             raise ValueError
         return socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0][4]
     except ValueError:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from paceline.memory.waiting import RunStopped
 from paceline.ports.ports import Counts, Event, Filter, Received
 from paceline.transport.concurrency import ThreadConcurrency
+from paceline.transport.keys import Keys
 from paceline.transport.mailbox import ZmqMailbox
 
 _dist: Any = dist  # its type stubs do not name the stores
@@ -44,7 +45,7 @@ class Peers:
         stopped: whether the run is being stopped.
         incarnation: how many processes this worker has had before.
         host: address of this machine by which the others reach it; None: all are on this machine.
-        key: the run's key file; needed with `host`.
+        key: the run's key file, or what is in it; needed with `host`.
         connect: waits for all others at once; otherwise the caller does.
         num_servers: members after the workers. Who has servers talks to them only, and waits for nobody at the start; and
             where the run is being stopped, they still answer.
@@ -65,7 +66,7 @@ class Peers:
         incarnation: int = 0,
         num_servers: int = 0,
         host: str | None = None,
-        key: Path | None = None,
+        key: Path | Keys | None = None,
         connect: bool = True,
     ) -> None:
         self._zmq = ZmqMailbox(

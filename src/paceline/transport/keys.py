@@ -14,7 +14,7 @@ import zmq
 
 from paceline.errors import UsageError
 
-__all__ = ["Keys", "create_keys", "load_keys", "own_keys"]
+__all__ = ["Keys", "create_keys", "load_keys", "new_keys", "own_keys"]
 
 _REMEDY = "Set XDG_RUNTIME_DIR to a folder that only you may use, or give all workers a key file (--key)."
 
@@ -26,9 +26,14 @@ class Keys(NamedTuple):
     secret: bytes
 
 
+def new_keys() -> Keys:
+    """Makes a new key pair, which is nowhere but in this process."""
+    return Keys(*zmq.curve_keypair())
+
+
 def create_keys(path: Path) -> Keys:
     """Makes a new key pair in a new file that only its owner may read."""
-    keys = Keys(*zmq.curve_keypair())
+    keys = new_keys()
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
@@ -38,8 +43,10 @@ def create_keys(path: Path) -> Keys:
     return keys
 
 
-def load_keys(path: Path) -> Keys:
-    """Reads what `create_keys` wrote."""
+def load_keys(path: Path | Keys) -> Keys:
+    """Reads what `create_keys` wrote; keys that came another way are what they are."""
+    if isinstance(path, Keys):
+        return path
     if path.exists() and not path.is_file():  # of a pipe, nobody knows the end
         raise UsageError(f"The key file {path} is no file: name what `paceline key` wrote.")
     try:

@@ -20,7 +20,7 @@ from paceline.transport.connections import Dialler, Peer, hello_vector, read_hel
 from paceline.transport.contexts import end_context, uninterrupted
 from paceline.transport.directory import Directory
 from paceline.transport.inbox import Frames, Inbox, Lost
-from paceline.transport.keys import load_keys
+from paceline.transport.keys import Keys, load_keys
 from paceline.transport.wire import MalformedFrameError, Parcel, Sort, pack, unpack
 
 __all__ = ["ZmqMailbox"]
@@ -47,7 +47,8 @@ class ZmqMailbox:
         incarnation: how many times this worker has been started before.
         host: address of this machine, by which others reach it; None: all workers are processes of one user on one
             machine, whose kernel lets in nobody else.
-        keys: file made by `create_keys`, the same for all workers; encrypts, and keeps strangers out. Needed with `host`.
+        keys: file made by `create_keys`, or what is in it, the same for all workers;
+            encrypts, and keeps strangers out. Needed with `host`.
         counts: where messages and bytes are counted.
         peer_deadline_s: a peer without a sign of life for so long has left.
         send_deadline_s: how long `send` waits for a peer that takes no more messages, and `close` for what is under way.
@@ -67,7 +68,7 @@ class ZmqMailbox:
         *,
         incarnation: int = 0,
         host: str | None = None,
-        keys: Path | None = None,
+        keys: Path | Keys | None = None,
         counts: Counts | None = None,
         peer_deadline_s: float = 5.0,
         send_deadline_s: float = 10.0,

@@ -15,6 +15,7 @@ from paceline.membership.peers import Peers
 from paceline.memory.arena import Arena
 from paceline.memory.waiting import RunStopped
 from paceline.system.clock import RealClock
+from paceline.transport.keys import Keys
 
 __all__ = ["HostedServers"]
 
@@ -28,11 +29,11 @@ class HostedServers:
         store: where the members of the run meet.
         seed: of the run.
         host: address of this machine by which the workers reach it; None: they are on this machine.
-        key: the run's key file; needed with `host`.
+        key: the run's key file, or what is in it; needed with `host`.
     """
 
     def __init__(
-        self, algorithm: Served, arena: Arena, store: Any, seed: int, *, host: str | None, key: Path | None
+        self, algorithm: Served, arena: Arena, store: Any, seed: int, *, host: str | None, key: Path | Keys | None
     ) -> None:
         self._algorithm = algorithm
         self._arena = arena

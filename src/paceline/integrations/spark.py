@@ -1,0 +1,352 @@
+"""DeepDist on Spark: a model at the driver, `gradient` on the partitions of a DataFrame, `descent` on the model.
+
+Needs the extra `paceline[spark]`, on the driver and on the executors.
+
+>>> with DeepDist(model, workers=4) as dd:  # doctest: +SKIP
+...     told = dd.train(dataframe, gradient, descent, epochs=3)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from torch import nn
+
+from paceline.algorithms import Algorithm, parse, registry
+from paceline.algorithms.downpour import Downpour
+from paceline.errors import PacelineError, UsageError, first_line
+from paceline.integrations.spark_master import Master
+from paceline.integrations.spark_task import Descent, Gradient, PartitionTask
+from paceline.membership.join_point import Meeting, MeetingLostError
+from paceline.memory.arena import Arena
+from paceline.observe.progress import Progress
+from paceline.transport.keys import new_keys
+from paceline.worker.hosted_servers import HostedServers
+from paceline.worker.memberships.memory import own_arena
+
+__all__ = ["DeepDist", "Trained"]
+
+_SCHEMA = "partition long, attempt long, rows long, first long, steps long, skipped long, sent_bytes long"
+_BETWEEN_LOOKS_S = 0.2
+_TAKEN = ("fetch", "push", "codec")  # of Downpour's arguments
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training came to.
+
+    Args:
+        updates: applied to the model, each once.
+        steps: gradients computed for them, as if nothing had been computed twice.
+        samples: rows in the updates.
+        partitions: that had rows.
+        restarts: attempts at partitions beyond each one's first.
+        mean_staleness: updates applied between a worker's fetch and its own update; None: there was none.
+        sent_bytes: by the server, and by the last attempt at each partition.
+        duration_s: from the start of Spark's job to its end.
+    """
+
+    updates: int
+    steps: int
+    samples: int
+    partitions: int
+    restarts: int
+    mean_staleness: float | None
+    sent_bytes: int
+    duration_s: float
+
+
+class DeepDist:
+    """A master model that Spark's tasks train: Downpour-like SGD where the data lies.
+
+    Each task reads its partition once, keeps it in a file that is mapped into memory, and goes on from there for all epochs.
+    It has a copy of the model, fetches the master's parameters every `fetch` steps, and pushes the sum of its updates every
+    `push` steps; between two fetches it applies its own updates to its copy. The tasks are ordinary ones: Spark starts a dead one
+    again, and the new attempt goes on after the last update that the master has of that partition: every update counts once.
+
+    The key is in the function that Spark sends to its executors, and nowhere else; what tasks and driver send each other are
+    vectors, never pickles. On one machine it does not leave the kernel; between machines it is encrypted.
+
+    Costs: per partition its own size on an executor's disk, a model, and up to two vectors; at the driver one more vector. All
+    updates go through the driver's one thread.
+    Use when: data lies in Spark, and tasks may die or be unequally fast.
+    Not: training in lockstep, for which Spark has TorchDistributor (`docs/launchers.md`); models beyond one machine's memory.
+
+    Args:
+        model: the master; trained in place. Its buffers stay what they are, in every task.
+        algorithm: a `downpour`; of its arguments `fetch`, `push` and `codec`.
+        workers: partitions, and so tasks, at most; None: as many as Spark has slots. More partitions are put together.
+        host: address of the driver's machine by which executors reach it; None: `spark.driver.host`.
+        deadline_s: how long a task looks for the driver.
+
+    Attributes:
+        model: the master.
+
+    Raises:
+        UsageError: the extra is missing, or an argument is wrong.
+
+    Differs from DeepDist of 2014: `gradient` gets one batch at a time and not a partition's iterator; updates are arrays by
+        the names of the model's parameters, and no pickles; the model is a `torch.nn.Module`; `min_updates` and `max_updates` are
+        gone, as every fetch gets the newest parameters.
+    Reference: Dirk Neumann, DeepDist, 2014; Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, section 4.1.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        algorithm: Algorithm | str = "downpour(fetch=10,push=10)",
+        *,
+        workers: int | None = None,
+        host: str | None = None,
+        deadline_s: float = 15.0,
+    ) -> None:
+        _check_installed()
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"DeepDist trains a torch.nn.Module, not {type(model).__name__}.")
+        if workers is not None and workers < 1:
+            raise UsageError(f"workers of DeepDist must be 1 or more, not {workers}.")
+        self.model = model
+        self._algorithm = _checked(parse(algorithm) if isinstance(algorithm, str) else algorithm)
+        self._workers, self._host, self._deadline_s = workers, host, deadline_s
+
+    def __enter__(self) -> DeepDist:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Nothing is left to end: each `train` has ended its server."""
+
+    def train(
+        self,
+        dataframe: Any,
+        gradient: Gradient,
+        descent: Descent,
+        epochs: int = 1,
+        *,
+        batch_size: int = 128,
+        seed: int = 0,
+        on_progress: Callable[[Progress], object] | None = None,
+    ) -> Trained:
+        """Trains the model on the DataFrame's rows.
+
+        Args:
+            dataframe: of Spark; its columns are the batches' names.
+            gradient: `gradient(model, batch)`, on executors: an update, as arrays by the names of the model's parameters
+                (those left out are zero) or one for each of them in their order; None: nothing. A batch is a dict from
+                columns to tensors (n,), (n, k) for lists of numbers, or lists of what else there is. `.grad` is None before each call.
+            descent: `descent(model, update)`, at the driver, one after the other, without autograd: changes the model by an
+                update, a dict from all parameters' names to tensors; what it wants to keep, it keeps in the model. Also in the
+                tasks, on their copies, between two fetches.
+            epochs: passes over the rows, which each task has in another order each time.
+            batch_size: rows of a step; the last of an epoch has what is left.
+            seed: of that order.
+            on_progress: told how far it is, by another thread.
+
+        Raises:
+            UsageError: an argument is wrong, or there are fewer slots than workers.
+            PacelineError: the first cause of what ended the training; the model is as the last update left it.
+        """
+        for name, value in (("epochs", epochs), ("batch_size", batch_size)):
+            if not isinstance(value, int) or value < 1:
+                raise UsageError(f"{name} of DeepDist.train must be a whole number from 1, not {value!r}.")
+        workers, host = _workers(dataframe, self._workers, self._deadline_s), self._host or _driver_host(dataframe)
+        keys = new_keys()
+        at = f"[{host}]:0" if ":" in host else f"{host}:0"
+        with contextlib.closing(Meeting(at, keys, self._deadline_s, role="holder")) as meeting:
+            task = PartitionTask(
+                meeting.address,
+                keys,
+                copy.deepcopy(self.model),
+                gradient,
+                descent,
+                self._algorithm,
+                workers + 1,
+                epochs,
+                batch_size,
+                seed,
+                self._deadline_s,
+            )
+            begun_s = time.monotonic()
+            with _served(
+                Master(self.model, descent, self._algorithm, meeting, on_progress), workers + 1, meeting
+            ) as master:
+                rows = _collected(dataframe.coalesce(workers).mapInArrow(_function(task), _SCHEMA), meeting, workers)
+            master.tell()
+            return _trained(master, rows, time.monotonic() - begun_s)
+
+
+def _check_installed() -> None:
+    try:
+        import pyarrow  # pyright: ignore[reportMissingImports]  # noqa: F401
+        import pyspark  # pyright: ignore[reportMissingImports]  # noqa: F401
+    except ImportError as error:
+        raise UsageError("DeepDist on Spark needs its packages: pip install 'paceline[spark]'.") from error
+
+
+def _checked(algorithm: Algorithm) -> Downpour:
+    """The algorithm, where a task can do what it says and `descent` leaves nothing of it without effect.
+
+    Raises:
+        UsageError: otherwise.
+    """
+    spec = registry.spec(algorithm)
+    if not isinstance(algorithm, Downpour):
+        raise UsageError(
+            f"DeepDist's tasks fetch and push as downpour does, and {spec} does not: choose downpour(fetch=10,push=10)."
+        )
+    plain = Downpour()
+    others = [one.name for one in fields(algorithm) if one.name not in _TAKEN]
+    if chosen := [name for name in others if getattr(algorithm, name) != getattr(plain, name)]:
+        raise UsageError(
+            f"{spec}: under DeepDist one server at the driver applies updates by your descent, so {', '.join(chosen)}"
+            f" {'play' if chosen[1:] else 'plays'} no part: leave it out."
+        )
+    return algorithm
+
+
+# What Spark says of itself
+
+
+def _context(dataframe: Any) -> Any:
+    """The session's SparkContext; None: there is none, as in Spark Connect."""
+    try:
+        return dataframe.sparkSession.sparkContext
+    except Exception:  # of a class that only newer Sparks have
+        return None
+
+
+def _workers(dataframe: Any, asked: int | None, deadline_s: float) -> int:
+    """How many partitions there are to be at most; executors that are just starting are waited for.
+
+    Raises:
+        UsageError: there are fewer slots, or nobody knows how many there are.
+    """
+    context = _context(dataframe)
+    if context is None:
+        if asked is None:
+            raise UsageError("Spark Connect does not say how many slots there are: give DeepDist(workers=...).")
+        return asked
+    if asked is not None and context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true":
+        return asked
+    until_s = time.monotonic() + deadline_s
+    while (slots := _slots(context)) < (asked or 1) and time.monotonic() < until_s:
+        time.sleep(_BETWEEN_LOOKS_S)
+    if slots < (asked or 1):
+        raise UsageError(
+            f"DeepDist needs {asked or 1} free slots, one for each worker, and Spark has {slots} ({context.master}): give"
+            f" workers={max(1, slots)}, or start Spark with more cores."
+        )
+    return asked or slots
+
+
+def _slots(context: Any) -> int:
+    """Tasks that can run at the same time."""
+    spark = context._jsc.sc()
+    try:
+        return spark.maxNumConcurrentTasks(spark.resourceProfileManager().defaultResourceProfile())
+    except Exception:  # it is for Spark's own use, and may go
+        return context.defaultParallelism // int(context.getConf().get("spark.task.cpus", "1"))
+
+
+def _driver_host(dataframe: Any) -> str:
+    """The address by which executors reach this process.
+
+    Raises:
+        UsageError: nobody knows.
+    """
+    context = _context(dataframe)
+    if context is None:
+        raise UsageError("Spark Connect does not say how executors reach this process: give DeepDist(host=...).")
+    if context.master.startswith("local"):
+        return "127.0.0.1"
+    name = context.getConf().get("spark.driver.host")
+    try:
+        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise UsageError(
+            f"The driver's host {name} is not known here ({error.strerror}): give DeepDist(host=...)."
+        ) from None
+
+
+# One training
+
+
+def _function(task: PartitionTask) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """For `mapInArrow`: it is sent with all that it refers to, the user's functions too."""
+
+    def train_partition(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow  # pyright: ignore[reportMissingImports]
+
+        yield pyarrow.RecordBatch.from_pylist([task.run(batches)])
+
+    return train_partition
+
+
+@contextlib.contextmanager
+def _served(master: Master, num_members: int, meeting: Meeting) -> Iterator[Master]:
+    """The master's server serves within; what ended it is raised at the end, in place of what follows from that."""
+    binding = master.updates.binding
+    arena = own_arena(binding, master.algorithm, num_workers=num_members, worker_id=num_members - 1)
+    master.bind(Arena(arena.segment, arena.plan, num_members).shared.x)
+    servers = HostedServers(master.algorithm, arena, meeting, 0, host=meeting.host, key=meeting.key)
+    try:
+        yield master
+    finally:
+        try:
+            servers.close()
+        finally:
+            binding.release()
+            arena.segment.close()
+
+
+def _collected(dataframe: Any, meeting: Meeting, workers: int) -> list[dict[str, int]]:
+    """What the tasks have told.
+
+    Raises:
+        PacelineError: the first cause of Spark's having ended the job.
+    """
+    try:
+        return [row.asDict() for row in dataframe.collect()]
+    except Exception as error:
+        raise PacelineError(_first_cause(error, meeting, workers)) from None
+
+
+def _first_cause(error: Exception, meeting: Meeting, workers: int) -> str:
+    failures = []
+    with contextlib.suppress(MeetingLostError):
+        for key in (f"failure/{partition}" for partition in range(workers)):
+            number, _, said = (meeting.get(key) if meeting.check([key]) else b"").decode().partition(" ")
+            if number.isdecimal():
+                failures.append((int(number), said))
+    if failures:
+        return f"Spark ended the training, first in {min(failures)[1]}."
+    text = str(error)
+    if ours := re.findall(r"^paceline\.errors\.\w+: (.*)", text, re.MULTILINE):
+        return ours[0]
+    given_up = re.search(r"Task (\d+) in stage [\d.]+ failed (\d+) times", text)
+    if given_up and "Python worker exited unexpectedly" in text:
+        return (
+            f"Spark ended the training: the Python worker of task {given_up[1]} ended without a word, {given_up[2]} times"
+            " (killed, or out of memory?). See the executor's log, or raise spark.task.maxFailures."
+        )
+    return f"Spark ended the training: {first_line(error)}."
+
+
+def _trained(master: Master, rows: list[dict[str, int]], duration_s: float) -> Trained:
+    ledger = master.ledger
+    return Trained(
+        updates=ledger.updates,
+        steps=sum(row["steps"] - row["skipped"] for row in rows),
+        samples=ledger.samples,
+        partitions=sum(row["rows"] > 0 for row in rows),
+        restarts=sum(row["attempt"] for row in rows),
+        mean_staleness=ledger.staleness / ledger.updates if ledger.updates else None,
+        sent_bytes=master.counts.sent_bytes + sum(row["sent_bytes"] for row in rows),
+        duration_s=duration_s,
+    )

@@ -1,0 +1,282 @@
+"""What one of Spark's tasks does in a training: it reads its partition once, then computes updates and pushes them."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from paceline.algorithms.downpour import Downpour
+from paceline.algorithms.server.client import Client
+from paceline.errors import PacelineError, PeerLostError, UsageError, WorkerLostError, first_line
+from paceline.integrations.spark_rows import SpilledRows
+from paceline.membership.join_point import Meeting, MeetingLostError
+from paceline.membership.peers import Peers
+from paceline.optim.settings import OptimizerSettings, settings_of
+from paceline.ports.ports import Message, Ports
+from paceline.system.clock import RealClock
+from paceline.transport.directory import read_peer
+from paceline.transport.keys import Keys
+from paceline.vectors.flat import FlatBinding
+from paceline.worker.memberships.memory import own_arena
+
+__all__ = ["Descent", "Gradient", "NamedUpdates", "PartitionTask"]
+
+Gradient = Callable[[nn.Module, dict[str, Any]], Any]
+Descent = Callable[[nn.Module, dict[str, Tensor]], Any]
+
+
+class NamedUpdates:
+    """Updates by the names of a model's parameters, and as flat vectors (P,).
+
+    Args:
+        model: whose parameters are trained.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.binding = FlatBinding(model.parameters())
+        self.names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        """Its parts (P,), which are views; costs memory for each vector that it is called with."""
+        return dict(zip(self.names, self.binding.views(vector), strict=True))
+
+    def write(self, update: Any, vector: Tensor) -> bool:
+        """Writes what `gradient` returned into `vector` (P,), zero elsewhere; False: it returned nothing.
+
+        Raises:
+            UsageError: it is not of this model's parameters.
+        """
+        if update is None or (isinstance(update, Mapping | Sequence) and not len(update)):
+            return False
+        if isinstance(update, Mapping):
+            values = dict(update)
+        elif isinstance(update, Sequence) and not isinstance(update, str):
+            if len(update) != len(self.names):
+                raise UsageError(f"gradient returned {len(update)} arrays for a model of {len(self.names)} parameters")
+            values = dict(zip(self.names, update, strict=True))
+        else:
+            raise UsageError(
+                f"gradient returned {type(update).__name__}, and not arrays by the names of the model's parameters, one for"
+                " each of them in their order, or None"
+            )
+        vector.zero_()
+        views = self.named(vector)
+        for name, value in values.items():
+            if name not in views:
+                raise UsageError(f"gradient returned {name!r}, and the model's parameters are {', '.join(self.names)}")
+            array = torch.as_tensor(value)
+            if array.shape != views[name].shape:
+                found, expected = tuple(array.shape), tuple(views[name].shape)
+                raise UsageError(f"gradient returned {name!r} of shape {found}, and the parameter has {expected}")
+            views[name].copy_(array)
+        return True
+
+
+@dataclass(frozen=True)
+class PartitionTask:
+    """A task, as data that Spark sends to its executors; the key is in there, and nowhere else.
+
+    Args:
+        address: of the driver's join point.
+        keys: of the run.
+        model: as it is at the start.
+        gradient: the user's.
+        descent: the user's.
+        algorithm: how often to fetch and push.
+        num_members: places at the servers: one for each partition, and the driver's, which never comes.
+        epochs: passes over the partition.
+        batch_size: rows of a step.
+        seed: of the rows' order.
+        deadline_s: how long to look for the driver.
+    """
+
+    address: str
+    keys: Keys
+    model: nn.Module
+    gradient: Gradient
+    descent: Descent
+    algorithm: Downpour
+    num_members: int
+    epochs: int
+    batch_size: int
+    seed: int
+    deadline_s: float
+
+    def run(self, batches: Iterator[Any]) -> dict[str, int]:
+        """Trains on this partition; returns what came of it, for the driver."""
+        from pyspark import TaskContext  # pyright: ignore[reportMissingImports]
+
+        context: Any = TaskContext.get()
+        torch.set_num_threads(max(1, context.cpus()))
+        partition, attempt = context.partitionId(), context.taskAttemptId()
+        rows = SpilledRows(batches)
+        with contextlib.closing(self._meet(partition)) as meeting:
+            try:
+                told = self._train(meeting, partition, attempt, rows)
+            except Exception as error:
+                raise self._failure(meeting, partition, attempt, error) from error
+            with contextlib.suppress(MeetingLostError):
+                meeting.set(_failure_key(partition), "")  # what an attempt before this one failed by is made good
+        return {"partition": partition, "attempt": context.attemptNumber(), "rows": len(rows), **told}
+
+    def _meet(self, partition: int) -> Meeting:
+        try:
+            return Meeting(self.address, self.keys, self.deadline_s, role="guest")
+        except WorkerLostError as error:
+            raise WorkerLostError(
+                f"The task of partition {partition} cannot reach the driver at {self.address} within {self.deadline_s:g} s:"
+                " give DeepDist(host=...) an address of the driver's machine that executors can reach."
+            ) from error
+
+    def _train(self, meeting: Meeting, partition: int, attempt: int, rows: SpilledRows) -> dict[str, int]:
+        updates = NamedUpdates(self.model)
+        arena = own_arena(updates.binding, self.algorithm, num_workers=self.num_members, worker_id=partition)
+        arena.shared.is_elsewhere = True
+        ports: Ports[Any] = arena.ports(RealClock(), self.seed)
+        peers = Peers(
+            meeting,
+            partition,
+            self.num_members,
+            ports.counts,
+            lambda: False,
+            incarnation=attempt,
+            num_servers=ports.num_servers,
+            host=meeting.host,
+            key=meeting.key,
+        )
+        try:
+            ports = replace(ports, mailbox=peers.mailbox, incarnation=attempt)
+            assert ports.mailbox is not None
+            try:
+                ports.mailbox.send(
+                    self.num_members, Message("here")
+                )  # says nothing: a server that is far would be waited for
+            except PeerLostError as error:
+                raise WorkerLostError(
+                    f"The task of partition {partition} reaches the driver, and the driver cannot reach its executor at"
+                    f" {meeting.host or 'a local socket'}: open the way back, or run the driver in the cluster."
+                ) from error
+            client = Client(ports, self.algorithm.codec)
+            client.join()
+            client.tell(_settings(updates.binding))
+            try:
+                return {
+                    **_Steps(self, updates, client, rows, partition, meeting).run(),
+                    "sent_bytes": ports.counts.sent_bytes,
+                }
+            finally:
+                client.leave()
+        finally:
+            peers.close()
+            updates.binding.release()
+            arena.segment.close()
+
+    def _failure(self, meeting: Meeting, partition: int, attempt: int, error: Exception) -> Exception:
+        """What the task is to fail by; the driver is told if it is the first, and of this attempt's own making."""
+        with contextlib.suppress(MeetingLostError):
+            holder = read_peer(meeting.get(f"peer/{partition}")) if meeting.check([f"peer/{partition}"]) else None
+            if holder is not None and holder[0] > attempt:
+                return WorkerLostError(f"A newer attempt has taken over partition {partition}: this one ends.")
+            meeting.compare_set(_failure_key(partition), "", f"{meeting.add('failures', 1)} {_said(partition, error)}")
+        return error
+
+
+class _Steps:
+    """A partition's steps, from the first whose update the server does not have.
+
+    Update k is of the steps (k - 1) push to k push, whoever makes it: so what a dead attempt has pushed is not pushed again.
+
+    Args:
+        task: what to do.
+        updates: of the model.
+        client: way to the server, which has told it the number of the last update.
+        rows: of the partition.
+        partition: its number.
+        meeting: where the driver looks how many steps there will be.
+    """
+
+    def __init__(
+        self,
+        task: PartitionTask,
+        updates: NamedUpdates,
+        client: Client,
+        rows: SpilledRows,
+        partition: int,
+        meeting: Meeting,
+    ) -> None:
+        self._task, self._updates, self._client, self._rows, self._partition = task, updates, client, rows, partition
+        self._per_epoch = -(-len(rows) // task.batch_size)
+        self._total = task.epochs * self._per_epoch
+        self._order = np.empty(0, dtype=np.int64)
+        self._epoch = -1
+        meeting.set(f"steps/{partition}", str(self._total))
+
+    def run(self) -> dict[str, int]:
+        """All of them."""
+        task, client = self._task, self._client
+        push, fetch = task.algorithm.push, task.algorithm.fetch
+        update, accrued = self._updates.binding.zeros(), self._updates.binding.zeros()
+        self._updates.binding.bind(client.x)
+        samples = skipped = 0
+        first = min(self._total, client.sequence * push)
+        for done in range(first, self._total):
+            rows = self._next_rows(done)
+            is_some = self._updates.write(self._gradient(self._rows.batch(rows)), update)
+            with torch.no_grad():
+                if is_some:
+                    accrued.add_(update)
+                    samples += len(rows)
+                skipped += not is_some
+                pushes, fetches = (done + 1) % push == 0 or done + 1 == self._total, (done + 1) % fetch == 0
+                if is_some and not fetches:
+                    task.descent(task.model, self._updates.named(update))
+                if pushes and samples:
+                    client.sequence = done // push  # `push` counts one further
+                    client.push(accrued, samples, fetch=fetches)
+                    accrued.zero_()
+                    samples = 0
+                elif fetches:
+                    client.fetch()
+        return {"first": first, "steps": self._total, "skipped": skipped}
+
+    def _gradient(self, batch: dict[str, Any]) -> Any:
+        for parameter in self._updates.binding.parameters:
+            parameter.grad = None
+        return self._task.gradient(self._task.model, batch)
+
+    def _next_rows(self, step: int) -> np.ndarray:
+        epoch, place = divmod(step, self._per_epoch)
+        if epoch != self._epoch:
+            generator = np.random.default_rng([self._task.seed, self._partition, epoch])
+            self._epoch, self._order = epoch, generator.permutation(len(self._rows))
+        size = self._task.batch_size
+        return self._order[place * size : (place + 1) * size]
+
+
+def _settings(binding: FlatBinding) -> OptimizerSettings:
+    """What servers want to know before a first update; the user's descent steps, and asks nobody."""
+    own = dict(zip(map(id, binding.parameters), binding.ranges, strict=True))
+    return settings_of(torch.optim.SGD(binding.parameters, lr=1.0), lambda parameter: own.get(id(parameter)))
+
+
+def _failure_key(partition: int) -> str:
+    return f"failure/{partition}"
+
+
+def _said(partition: int, error: Exception) -> str:
+    """What went wrong, and where in the user's code."""
+    if isinstance(error, PacelineError):
+        return f"partition {partition}: {first_line(error)}"
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = str(Path(__file__).parents[1])
+    own = [one for one in frames if not one.filename.startswith(ours) and "site-packages" not in one.filename] or frames
+    where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    return f"partition {partition}: {type(error).__name__}: {first_line(error)}{where}"
