@@ -29,6 +29,7 @@ from paceline.membership.rendezvous import address_of, common_store, machine_of_
 from paceline.ports.ports import Received
 from paceline.system.machine import machine, num_cores
 from paceline.tasks.load import load_task
+from paceline.transport.keys import Keys
 from paceline.transport.mailbox import ZmqMailbox
 
 __all__ = ["measure_together", "meet_others"]
@@ -49,7 +50,7 @@ class _Membership:
     worker_id: int
     num_workers: int
     host: str | None
-    key: Path | None
+    key: Path | Keys | None
     lost: Callable[[], bool]
     leave: Callable[[], None]
 
