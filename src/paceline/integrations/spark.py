@@ -68,9 +68,8 @@ class DeepDist:
 
     Each task reads its partition once, keeps it in a file that is mapped into memory, and goes on from there for all epochs.
     It has a copy of the model, fetches the master's parameters every `fetch` steps, and pushes the sum of its updates every
-    `push` steps; between two fetches it applies its own updates to its copy. The tasks are ordinary ones: Spark
-    starts a dead one
-    again, and the new attempt goes on after the last update that the master has of that partition: every update counts once.
+    `push` steps; between two fetches it applies its own updates to its copy. The tasks are ordinary ones: Spark starts a dead
+    one again, and the new attempt goes on after its partition's last update at the master: every update counts once.
 
     The key is in the function that Spark sends to its executors, and nowhere else; what tasks and driver send each other are
     vectors, never pickles. On one machine it does not leave the kernel; between machines it is encrypted.
@@ -94,9 +93,8 @@ class DeepDist:
         UsageError: the extra is missing, or an argument is wrong.
 
     Differs from DeepDist of 2014: `gradient` gets one batch at a time and not a partition's iterator; updates are arrays by
-        the names of the model's parameters, and no pickles; the model is a `torch.nn.Module`; `min_updates` and
-        `max_updates` are
-        gone, as every fetch gets the newest parameters.
+        the names of the model's parameters, and no pickles; the model is a `torch.nn.Module`; `min_updates` and `max_updates`
+        are gone, as every fetch gets the newest parameters.
     Reference: Dirk Neumann, DeepDist, 2014; Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, section 4.1.
     """
 
