@@ -51,8 +51,8 @@ def markdown(records: Sequence[Record], target: float) -> str:
     how = (
         "A network of 2,730,314 parameters (three convolutions, one wide linear layer) on CIFAR-10's images,"
         f" {first['workers']} processes with a batch of {first['batch_size']} each, SGD with momentum 0.9, to a test"
-        f" accuracy of {100 * target:g} %. Each process has a network of its own, as if on a machine of its own, whose link is shaped in both"
-        " directions; bytes are what the links carried, headers and answers with them. The parameters of"
+        f" accuracy of {100 * target:g} %. Each process has a network of its own, as if on a machine of its own, whose link"
+        " is shaped in both directions; bytes are what the links carried, headers and answers with them. The parameters of"
         f" all workers are written down every {SNAPSHOT_EVERY} steps and their mean evaluated afterwards; the clock starts"
         " when all workers have met. A step's time leaves out the first ten."
     )
@@ -148,8 +148,8 @@ def rates_table(records: Sequence[Record]) -> list[str]:
         max((one["updates"] for one in tuning), default=0),
     )
     rows = [
-        f'Updates to the target on links that nothing slows, one run of {updates} of each, so that "never" is not within these;'
-        " the rate with the smallest number is taken. Outer optimizers have their usual rate, which was not searched for.",
+        f'Updates to the target on links that nothing slows, one run of {updates} of each, so that "never" is not within'
+        " these; the rate with the smallest number is taken. Outer optimizers have their usual rate, which was not searched for.",
         "",
         *_head("method", *(f"{rate:g}" for rate in rates)),
     ]

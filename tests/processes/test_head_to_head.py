@@ -144,7 +144,7 @@ def test_a_headline_is_of_one_method_of_ours_in_all_scenes_not_of_our_best():
     said = results.summary(records, 0.96)
     assert "backup" not in said
     assert "`ad-psgd` reached 96 % after 13.0 s" in said
-    assert "DistributedDataParallel, after 50.0 s (medians of 3 and 1 runs)" in said
+    assert "DistributedDataParallel came first, after 50.0 s (medians of 3 and 1 runs)" in said
 
 
 def test_what_the_host_gives_to_others_is_a_share_of_all_cores_time(tmp_path):
