@@ -149,7 +149,7 @@ def rates_table(records: Sequence[Record]) -> list[str]:
     )
     rows = [
         f'Updates to the target on links that nothing slows, one run of {updates} of each, so that "never" is not within'
-        " these; the rate with the smallest number is taken. Outer optimizers have their usual rate, which was not searched for.",
+        " these; the rate with the smallest number is taken. Outer optimizers have their usual rate, which was not tuned.",
         "",
         *_head("method", *(f"{rate:g}" for rate in rates)),
     ]
