@@ -148,7 +148,7 @@ def said(record: dict[str, Any]) -> str:
     link = "unshaped" if record["rate_mbit"] is None else f"{record['rate_mbit']:g} Mbit/s"
     start = f"{record['part']}, {record['method']}, {link}, rate {record['learning_rate']:g}:"
     if "failed" in record:
-        return f"{start} failed: {record['failed'].strip().splitlines()[-1:]}"
+        return f"{start} failed: {record['failed']}"
     return (
         f"{start} {1e3 * record['step_s']:.0f} ms and {record['sent_bytes_per_step'] / 1e6:.2f} MB a step,"
         f" {100 * max((accuracy for _, _, accuracy in record['curve']), default=0.0):.1f} %"

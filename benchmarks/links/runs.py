@@ -36,7 +36,7 @@ def run(settings: Settings, python: str, rate_mbit: float | None) -> dict[str, A
         sent = [network.sent_bytes(host) for host in range(settings.workers)]
         codes, words = _train(settings, network, python)
         moved = [network.sent_bytes(host) - before for host, before in enumerate(sent)]
-        found: dict[str, Any] = {"failed": words[-1500:]} if any(codes) else _judge(settings)
+        found: dict[str, Any] = {"failed": words.strip().rpartition("\n")[2]} if any(codes) else _judge(settings)
         found |= {"sent_bytes_per_step": sum(moved) / settings.workers / settings.updates}
     kept = {key: value for key, value in asdict(settings).items() if key != "folder"}
     return {**kept, "rate_mbit": rate_mbit, **found, "took_s": time.monotonic() - started_s}
