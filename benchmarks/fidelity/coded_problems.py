@@ -114,7 +114,7 @@ PROBLEMS = (
     Problem(
         name="CIFAR-10",
         samples="images",
-        network="the small residual network of the task `cifar10-cnn`, images as they are",
+        network="the small convolutional network of the task `cifar10-cnn`, images as they are",
         model=SmallResNet,
         load=_images,
         file="cifar10/cifar10_12k.npz",
