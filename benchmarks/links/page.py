@@ -61,7 +61,7 @@ def markdown(records: Sequence[Record], target: float) -> str:
         f" {len(timed)} runs whose time counts were made while nothing else ran on the machine. Made by"
         " `python benchmarks/slow_network.py --python torchft=...`; the runs are in [slow_network.jsonl](slow_network.jsonl)."
     )
-    text = ["# Slow links: ours and others' on 20, 100 and 1,000 Mbit/s", ""]
+    text = ["# Slow links: ours and others'", ""]
     for paragraph in (summary(records, target), how, made):
         if paragraph:
             text += [textwrap.fill(paragraph, 125, break_on_hyphens=False, break_long_words=False), ""]
