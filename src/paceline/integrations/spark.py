@@ -235,8 +235,8 @@ def _workers(dataframe: Any, asked: int | None, deadline_s: float) -> int:
         return asked
     if asked is not None and context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true":
         return asked
-    until_s = time.monotonic() + deadline_s
-    while (slots := _slots(context)) < (asked or 1) and time.monotonic() < until_s:
+    until_s, wanted = time.monotonic() + deadline_s, asked or _announced(context)
+    while (slots := _slots(context)) < wanted and time.monotonic() < until_s:
         time.sleep(_BETWEEN_LOOKS_S)
     if slots < (asked or 1):
         raise UsageError(
@@ -244,6 +244,16 @@ def _workers(dataframe: Any, asked: int | None, deadline_s: float) -> int:
             f" workers={max(1, slots)}, or start Spark with more cores."
         )
     return asked or slots
+
+
+def _announced(context: Any) -> int:
+    """Slots that there will be once all executors have come, as far as the session says; else 1."""
+    conf = context.getConf()
+    own = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", context.master)
+    executors, cores = own.groups() if own else (conf.get("spark.executor.instances"), conf.get("spark.executor.cores"))
+    if executors is None or cores is None:
+        return 1
+    return max(1, int(executors) * (int(cores) // int(conf.get("spark.task.cpus", "1"))))
 
 
 def _slots(context: Any) -> int:
