@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,7 @@ def session(master):
         .config("spark.driver.memory", "512m")
         .config("spark.log.level", "OFF")
         .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.executorEnv.PYTHONPATH", os.pathsep.join(sys.path))  # where these tests' functions are found
         .getOrCreate()
     )
     return spark
@@ -286,6 +288,17 @@ def test_a_worker_that_is_killed_each_time_is_given_up(spark):
         r"Spark ended the training: the Python worker of task [01] ended without a word, 4 times \(killed,",
         refused(spark, gradient),
     )
+
+
+def test_what_spark_itself_raises_in_a_task_is_said_with_its_last_line():
+    text = "Thrown from the Python worker:\nTraceback (most recent call last):\n  File x\n    y\n{}\n\nDriver:"
+    nobody = types.SimpleNamespace(check=lambda keys: False)
+    cause = integration._first_cause(
+        RuntimeError(text.format("ModuleNotFoundError: No module named 'mine'")), nobody, 2
+    )
+    assert "a task raised ModuleNotFoundError: No module named 'mine': make it known to the executors" in cause
+    cause = integration._first_cause(RuntimeError(text.format("OSError: full")), nobody, 2)
+    assert cause == "Spark ended the training: a task raised OSError: full."
 
 
 def test_too_few_slots_are_said_before_anything_starts(spark):
