@@ -64,9 +64,6 @@ def run_python(code, shell, output=""):
     assert "Warning" not in printed
     if output:
         assert printed == output
-    elif "SIGKILL" in code:
-        assert printed.split()[:2] == ["stopped", "[1]"]
-        assert 190 <= int(printed.split()[2]) <= 200  # a dead worker's batch is lost
     elif "pl.simulate(" in code:
         virtual_s = dict(re.findall(r"^(\S+) ([\d.]+) s of virtual time$", printed, flags=re.MULTILINE))
         assert float(virtual_s["lockstep"]) > 5 * float(virtual_s["ad-psgd"]), printed
