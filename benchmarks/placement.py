@@ -23,7 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,9 @@ from paceline.system.machine import machine, versions
 
 RESULTS = Path(__file__).parent / "results" / "placement.md"
 SLOW = {1: 3.0}
+LARGE = 4
+"""The larger batch of the towers, in smaller ones: what a step has beside computing weighs less."""
+
 FIXED, AGAIN = 10, 3
 """Placements that are compared with their simulation, and the best ones that are measured again next to the plan."""
 
@@ -213,25 +216,37 @@ def say(text: str) -> None:
 
 
 def towers_and_chain(sizes: Sizes, rounds: int, steps: int, loads: list[float]) -> list[str]:
-    """The table of ratios to one process."""
-    towers, chain = (pl.place(sizes.model(kind), sizes.images(sizes.batch), devices=2, force=True)
-                     for kind in ("towers", "chain"))  # fmt: skip
-    gains, limits, chains = [], [], []
+    """The table of ratios to one process: towers with small and large batches, and a chain."""
+    large = replace(sizes, batch=LARGE * sizes.batch)
+    cases = [("towers", sizes), ("towers", large), ("chain", sizes)]
+    plans = [pl.place(of.model(kind), of.images(of.batch), devices=2, force=True) for kind, of in cases]
+    gains: list[list[float]] = [[] for _ in cases]
+    limits: list[list[float]] = [[] for _ in cases]
     for at in range(rounds):
-        one_s = plain_s(sizes, "towers", steps)
-        gains.append(one_s / placed_s(sizes, "towers", towers, steps, {})[0])
-        limits.append(2 * plain_s(sizes, "one tower", steps) / plain_s(sizes, "one tower", steps, processes=2))
-        chains.append(plain_s(sizes, "chain", steps) / placed_s(sizes, "chain", chain, steps, {})[0])
-        loads.append(os.getloadavg()[0])
-        say(f"round {at}: towers {gains[-1]:.2f}, limit {limits[-1]:.2f}, chain {chains[-1]:.2f}")
-    planned = [one.one_device_s / one.makespan_s for one in (towers, chain)]
-    verdict = next(line for line in chain.explain().splitlines()[1:] if line)
+        for (kind, of), plan, gain, limit in zip(cases, plans, gains, limits, strict=True):
+            gain.append(plain_s(of, kind, steps) / placed_s(of, kind, plan, steps, {})[0])
+            if kind == "towers":
+                limit.append(2 * plain_s(of, "one tower", steps) / plain_s(of, "one tower", steps, processes=2))
+            loads.append(os.getloadavg()[0])
+            say(
+                f"round {at}: {kind} of {of.batch} images {gain[-1]:.2f}"
+                + "".join(f", limit {one:.2f}" for one in limit[-1:])
+            )
+    rows = []
+    for (kind, of), plan, gain, limit in zip(cases, plans, gains, limits, strict=True):
+        what = "two equal towers" if kind == "towers" else "a chain"
+        planned = plan.one_device_s / plan.makespan_s
+        target = "1.6" if kind == "towers" else "1.0"
+        rows.append(
+            f"| {what}, {of.batch} images | {planned:.2f} | {ratio(gain)} | {target} | {ratio(limit) if limit else ''} |"
+        )
+    verdict = next(line for line in plans[-1].explain().splitlines()[1:] if line)
     return [
-        "| | times one process, whole step with its optimizer | target |",
-        "|---|---|---|",
-        f"| two equal towers, placed on two workers (planned: {planned[0]:.2f}) | {ratio(gains)} | 1.6 |",
-        f"| the machine's limit: two independent processes, a tower each | {ratio(limits)} | |",
-        f"| a chain, placed on two workers (planned: {planned[1]:.2f}) | {ratio(chains)} | 1.0 |",
+        "Times one process, the whole step with its optimizer; the limit is two independent processes with a tower each.",
+        "",
+        "| on two workers | planned | measured | target | the machine's limit |",
+        "|---|---|---|---|---|",
+        *rows,
         "",
         f"Of the chain the plan said before: {verdict}",
     ]
@@ -306,8 +321,8 @@ def main() -> None:
         f"Command: `python benchmarks/placement.py --rounds {args.rounds} --steps {args.steps}"
         f"{' --small' if args.small else ''}`, {(time.monotonic() - began_s) / 60:.0f} minutes.",
         f"Load of the machine meanwhile, in processes that wished to run: {min(loads):.1f} to {max(loads):.1f}, on"
-        f" {os.cpu_count()} cores. Steps of {sizes.batch} images of {sizes.side} x {sizes.side}, towers of {sizes.width}"
-        " channels.",
+        f" {os.cpu_count()} cores. Images of {sizes.side} x {sizes.side}, {sizes.batch} in a step where nothing else is said,"
+        f" and towers of {sizes.width} channels.",
         "",
         *first,
         "",

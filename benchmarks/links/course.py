@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from links.network import WIRE
 from paceline.tasks.load import load_task
 
 VARIABLE = "SLOW_NETWORK"  # a run's settings, for its workers
@@ -34,6 +35,7 @@ class Settings:
         folder: the run's own.
         workers: how many.
         batch_size: samples per worker and step.
+        warm_up: steps at the beginning that a step's time and bytes leave out.
     """
 
     program: str
@@ -44,6 +46,7 @@ class Settings:
     folder: str = ""
     workers: int = 4
     batch_size: int = 32
+    warm_up: int = 4
 
     @classmethod
     def here(cls) -> Settings:
@@ -73,6 +76,13 @@ def make_model(seed: int) -> nn.Sequential:
     )
 
 
+def sent_bytes() -> int:
+    """What this process's machine has sent on its link so far, with headers and what was sent again."""
+    lines = Path("/proc/self/net/dev").read_text().splitlines()
+    (line,) = [one for one in lines if one.lstrip().startswith(f"{WIRE}:")]
+    return int(line.partition(":")[2].split()[8])
+
+
 def load_data() -> list[list[Tensor]]:
     """CIFAR-10's images and labels, to train on and to test with."""
     return [list(part.tensors) for part in load_task("cifar10-cnn").load()]  # type: ignore[attr-defined]
@@ -87,6 +97,7 @@ class Course:
         self.folder = Path(settings.folder)
         self._data, _ = load_data()
         self._ended_s: list[float] = []
+        self._sent: list[int] = []  # bytes, after the warm-up and at the end
 
     def line_up(self) -> None:
         """Waits until all workers have come so far; the clock starts when they have."""
@@ -110,11 +121,14 @@ class Course:
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
             self._ended_s.append(time.monotonic())
+            if step + 1 in (self.settings.warm_up, self.settings.updates):
+                self._sent.append(sent_bytes())
             if (step + 1) % SNAPSHOT_EVERY == 0:
                 with torch.no_grad():
                     parameters = nn.utils.parameters_to_vector(module.parameters()).numpy()
                 np.save(self.folder / f"at-{step + 1}-{self.worker_id}.npy", parameters)
         np.save(self.folder / f"ended-{self.worker_id}.npy", np.array(self._ended_s))
+        np.save(self.folder / f"sent-{self.worker_id}.npy", np.array(self._sent))
 
     def _batch(self, step: int) -> list[Tensor]:
         """This worker's part of the step's batch, which is one of all samples with the same seed in all systems."""

@@ -54,7 +54,8 @@ def markdown(records: Sequence[Record], target: float) -> str:
         f" accuracy of {100 * target:g} %. Each process has a network of its own, as if on a machine of its own, whose link"
         " is shaped in both directions; bytes are what the links carried, headers and answers with them. The parameters of"
         f" all workers are written down every {SNAPSHOT_EVERY} steps and their mean evaluated afterwards; the clock starts"
-        " when all workers have met. A step's time leaves out the first ten."
+        " when all workers have met. Time and bytes of a step are those of ten steps after four, or of two whole periods"
+        " after two."
     )
     made = (
         f"{about['processor']}, {about['cores']} cores; Python {used['python']}, torch {used['torch']}. {quiet} of the"
@@ -90,14 +91,14 @@ def summary(records: Sequence[Record], target: float) -> str:
 
 def full_table(records: Sequence[Record]) -> list[str]:
     """Medians of the runs to the target; the fastest first."""
-    rows = _head("method", "of", "seconds to the target", "updates to it", "MB sent per worker and step", "runs")
+    rows = _head("method", "of", "seconds to the target", "updates to it", "MB sent per worker", "runs")
     times = _full_times(records)
     for name in sorted(times, key=lambda one: times[one]):
         runs = of(records, part="full", method=name)
         came = [found for one in runs if (found := reached(one))]
         seconds = f"{len(came)} of {len(runs)} runs: " if 0 < len(came) < len(runs) else ""
         seconds += _spread([at_s for _, at_s in came], 1) if came else "never"
-        sent = _spread([one["sent_bytes_per_step"] / 1e6 for one in runs], 2)
+        sent = _spread([one["sent_bytes"] / 1e6 for one in runs], 0)
         updates = _spread([float(step) for step, _ in came], 0) if came else "-"
         rows.append(_row(name, METHODS[name].system, seconds, updates, sent, len(runs)))
     return rows
@@ -118,7 +119,7 @@ def steps_table(records: Sequence[Record]) -> list[str]:
                 cells.append("-")
                 continue
             step_s = median(one["step_s"] for one in runs)
-            sent = f"{median(one['sent_bytes_per_step'] for one in runs) / 1e6:.2f}"
+            sent = f"{median(one['step_bytes'] for one in runs) / 1e6:.2f}"
             cells.append(f"{1e3 * step_s:,.0f}, {'-' if needed is None else f'{step_s * needed:,.0f}'}")
         if any(cell != "-" for cell in cells):
             rows.append(_row(name, "-" if needed is None else needed, sent, *cells))
@@ -143,22 +144,24 @@ def hidden_lines(records: Sequence[Record]) -> list[str]:
 def rates_table(records: Sequence[Record]) -> list[str]:
     """After how many updates each rate reached the target on unshaped links."""
     tuning = of(records, part="tune")
-    rates, updates = (
-        sorted({one["learning_rate"] for one in tuning}),
-        max((one["updates"] for one in tuning), default=0),
-    )
+    rates = sorted({one["learning_rate"] for one in tuning})
     rows = [
-        f'Updates to the target on links that nothing slows, one run of {updates} of each, so that "never" is not within'
-        " these; the rate with the smallest number is taken. Outer optimizers have their usual rate, which was not tuned.",
+        "Updates to the target on links that nothing slows, one run of each; the rate with the smallest number is taken. Where"
+        " no rate came to it, longer runs were made. Outer optimizers have their usual rate, which was not tuned.",
         "",
         *_head("method", *(f"{rate:g}" for rate in rates)),
     ]
     for name in METHODS:
-        own = {one["learning_rate"]: one for one in of(records, part="tune", method=name)}
-        if own:
-            cells = [str((reached(own[rate]) or ("never",))[0]) if rate in own else "-" for rate in rates]
+        longest = {one["learning_rate"]: one for one in sorted(_tuning(records, name), key=lambda one: one["updates"])}
+        if longest:
+            cells = [_came(longest[rate]) if rate in longest else "-" for rate in rates]
             rows.append(_row(name, *cells))
     return rows
+
+
+def _came(record: Record) -> str:
+    found = reached(record)
+    return str(found[0]) if found else f"not in {record['updates']}"
 
 
 def _tuning(records: Sequence[Record], method: str) -> list[Record]:

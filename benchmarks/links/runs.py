@@ -23,7 +23,6 @@ from paceline.transport.keys import create_keys
 
 BENCHMARKS = Path(__file__).parents[1]
 PORT = 29511  # the networks are this run's own
-WARM_UP_STEPS = 10  # not in a step's time
 LIMIT_S = 1500.0
 
 
@@ -37,7 +36,7 @@ def run(settings: Settings, python: str, rate_mbit: float | None) -> dict[str, A
         codes, words = _train(settings, network, python)
         moved = [network.sent_bytes(host) - before for host, before in enumerate(sent)]
         found: dict[str, Any] = {"failed": words.strip().rpartition("\n")[2]} if any(codes) else _judge(settings)
-        found |= {"sent_bytes_per_step": sum(moved) / settings.workers / settings.updates}
+        found |= {"sent_bytes": sum(moved) / settings.workers}
     kept = {key: value for key, value in asdict(settings).items() if key != "folder"}
     return {**kept, "rate_mbit": rate_mbit, **found, "took_s": time.monotonic() - started_s}
 
@@ -85,8 +84,9 @@ def _judge(settings: Settings) -> dict[str, Any]:
     folder, workers = Path(settings.folder), range(settings.workers)
     ended_s = np.stack([np.load(folder / f"ended-{worker}.npy") for worker in workers])
     began_s = ended_s[:, 0].max()
-    warm_up = min(WARM_UP_STEPS, settings.updates // 2)
-    steps_s = (ended_s[:, -1] - ended_s[:, warm_up]) / (settings.updates - warm_up)
+    timed = settings.updates - settings.warm_up
+    steps_s = (ended_s[:, -1] - ended_s[:, settings.warm_up]) / timed
+    sent = np.stack([np.load(folder / f"sent-{worker}.npy") for worker in workers])
     model, (_, (x, y)) = make_model(settings.seed), load_data()
     curve = []
     for step in range(SNAPSHOT_EVERY, settings.updates + 1, SNAPSHOT_EVERY):
@@ -95,7 +95,8 @@ def _judge(settings: Settings) -> dict[str, Any]:
         with torch.no_grad():
             accuracy = (model(x).argmax(1) == y).double().mean().item()
         curve.append((step, float(ended_s[:, step].max() - began_s), accuracy))
-    return {"step_s": statistics.median(steps_s.tolist()), "curve": curve}
+    step_bytes = float(np.diff(sent).mean() / timed)
+    return {"step_s": statistics.median(steps_s.tolist()), "step_bytes": step_bytes, "curve": curve}
 
 
 def interpreter(system: str, pythons: dict[str, str]) -> str:

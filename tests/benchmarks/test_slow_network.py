@@ -1,5 +1,6 @@
 """Links with a rate, and the arithmetic of what was measured on them."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from links import page
+from links.methods import METHODS, SILENT
 from links.network import BURST, Network
 
 sys.path.pop()  # it has modules that are called like folders of tests
@@ -76,7 +78,7 @@ def test_networks_that_cannot_be_made_leave_nothing(monkeypatch):
 def record(method, *, rate=0.1, curve=(), part="tune", step_s=0.1):
     curve = [(step, step * step_s, accuracy) for step, accuracy in curve]
     given = {"method": method, "learning_rate": rate, "curve": curve, "part": part, "step_s": step_s}
-    return {**given, "target": 0.5, "sent_bytes_per_step": 1e6, "rate_mbit": 100.0, "quiet": True}
+    return {**given, "target": 0.5, "sent_bytes": 1e6, "updates": 100, "rate_mbit": 100.0, "quiet": True}
 
 
 def test_a_target_is_reached_when_it_first_is():
@@ -94,6 +96,16 @@ def test_the_rate_with_the_fewest_updates_is_taken():
     ]
     assert (page.best_rate(records, "all-reduce"), page.updates_needed(records, "all-reduce")) == (0.2, 10)
     assert (page.best_rate(records, "ad-psgd"), page.updates_needed(records, "ad-psgd")) == (None, None)
+
+
+def test_a_step_that_counts_comes_after_two_averages_and_whole_periods_are_timed():
+    periods = 0
+    for name, method in METHODS.items():
+        period = int((re.findall(r"period\W+(\d+)", method.spec) or ["1"])[0])
+        if name != SILENT and period > 1:
+            periods += 1
+            assert (method.every, method.warm_up, method.timed) == (period, 2 * period, 2 * period)
+    assert periods >= 4
 
 
 def test_the_headline_takes_medians_and_says_what_never_came():
