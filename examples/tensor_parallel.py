@@ -124,10 +124,10 @@ def train_in_run(layout: str, algorithm: str, steps: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mesh", default="line 1", help="'line 4', '2x2' or '2x2x2'")
-    parser.add_argument("--layout", help="instead of a mesh: 'tensor(line=4)', 'tensor(q=2)' or 'tensor(q=2, depth=2)'")
+    parser.add_argument("--layout", help="instead of a mesh: 'tensor(line=4)' or 'tensor(q=2, depth=2, mode=summa)'")
     parser.add_argument("--workers", type=int, help="with a layout: how many to launch here")
     parser.add_argument("--algorithm", default="all-reduce", help="with a layout: how its replicas agree")
-    parser.add_argument("--mode", default="allgather", help="of a grid's products: allgather or summa")
+    parser.add_argument("--mode", default="allgather", help="with a mesh: of a grid's products, allgather or summa")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--checkpoint", type=Path)
     chosen = parser.parse_args()

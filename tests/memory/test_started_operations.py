@@ -109,6 +109,28 @@ def test_scattered_sums_gathered_again_are_the_sum(num_workers):
         assert torch.equal(x, vector(worker, length))
 
 
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 5])
+def test_what_has_a_root_comes_from_it_or_comes_to_it(num_workers):
+    length = 20
+
+    def program(worker, collectives):
+        sent = [vector(worker, length, root) for root in range(num_workers)]
+        summed = [vector(worker, length, 50 + root) for root in range(num_workers)]
+        handles = [collectives.start_broadcast(one, root) for root, one in enumerate(sent)]
+        handles += [collectives.start_reduce(one, root) for root, one in enumerate(summed)]
+        for handle in handles:
+            handle.wait()
+        return sent, summed[worker]
+
+    for worker, (sent, mine) in enumerate(run(num_workers, program)):
+        for root, one in enumerate(sent):
+            assert torch.equal(one, vector(root, length, root))
+        total = vector(0, length, 50 + worker)
+        for other in range(1, num_workers):
+            total += vector(other, length, 50 + worker)
+        assert torch.equal(mine, total)
+
+
 def test_a_mean_comes_after_what_was_started_before_it():
     def program(worker, collectives):
         first, second = torch.full((4,), worker + 1.0), torch.full((P,), worker + 1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -114,10 +114,10 @@ class LaunchedRun:
     def axes(self, axes: Mapping[str, AxisShape]) -> dict[str, AxisCollectives]:
         """Collectives along each axis, without those along which this worker is alone. All call it alike."""
 
-        def make(group: Any, size: int) -> AxisCollectives:
+        def make(group: Any, ranks: Sequence[int]) -> AxisCollectives:
             own = self._worker_id, self._num_workers
             counts = self.collectives.counts
-            return AxisCollectives(group, size, self.store, *own, timeout_s=self.deadline_s, counts=counts)
+            return AxisCollectives(group, ranks, self.store, *own, timeout_s=self.deadline_s, counts=counts)
 
         return make_axes(axes, self._worker_id, self._num_workers, self.deadline_s + _GROUP_EXTRA_S, make)
 

@@ -14,6 +14,7 @@ from paceline.memory.failpoints import fail_point
 from paceline.memory.segment import LINE_BYTES, PAGE_BYTES, Layout, Segment
 from paceline.memory.segment_part import PartPlan, SegmentPart
 from paceline.memory.waiting import raise_if_stopped, wait_briefly, wake_all
+from paceline.ports.ports import Handle
 from paceline.ports.started import CarriedOutTogether, Operation
 from paceline.vectors.half_types import add_up, mean_into, sum_type, to_sum_type
 
@@ -29,7 +30,7 @@ _REMEDY = (
 
 
 class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
-    """Weighted means over all workers in lockstep; implements `Collectives`.
+    """Weighted means over all workers in lockstep; implements `RootedCollectives`.
 
     Per call: two barriers; each worker copies its vector in and the mean out, and for its own part reads one vector's
     worth in all. Memory: `num_workers + 1` vectors.
@@ -125,6 +126,14 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         vector.copy_(self._mean)
         return total
 
+    def start_broadcast(self, vector: torch.Tensor, root: int) -> Handle:
+        """Begins replacing `vector` (n,) by that of `root`."""
+        return self._start(Operation("broadcast", vector, vector, root))
+
+    def start_reduce(self, vector: torch.Tensor, root: int) -> Handle:
+        """Begins replacing the root's `vector` (n,) by the sum over all workers, in the order of their ids."""
+        return self._start(Operation("reduce", vector, vector, root))
+
     def _carry_out(self, operations: list[Operation]) -> None:
         if self._num_workers > 1:
             for round_ in self._rounds(operations):
@@ -157,9 +166,16 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         me, workers = self._worker_id, range(self._num_workers)
         for offset, operation in operations:
             source = operation.part if operation.kind == "all-gather" else operation.vector
-            self._area(me, offset, source).copy_(source)
+            if operation.kind != "broadcast" or operation.root == me:
+                self._area(me, offset, source).copy_(source)
         self._barrier()
-        for offset, (kind, vector, part) in operations:
+        for offset, (kind, vector, part, root) in operations:
+            if kind in ("broadcast", "reduce"):
+                if kind == "broadcast" and root != me:
+                    vector.copy_(self._area(root, offset, vector))
+                elif kind == "reduce" and root == me:
+                    add_up([self._area(worker, offset, vector) for worker in workers], vector)
+                continue
             if kind == "all-gather":
                 for worker, piece in zip(workers, vector.chunk(self._num_workers), strict=True):
                     piece.copy_(self._area(worker, offset, part))
@@ -173,7 +189,7 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
             target = part if kind == "reduce-scatter" else self._area(-1, offset, vector)[mine]
             add_up([self._area(worker, offset, vector)[mine] for worker in workers], target)
         self._barrier()
-        for offset, (kind, vector, _) in operations:
+        for offset, (kind, vector, *_) in operations:
             if kind == "all-reduce":
                 vector.copy_(self._area(-1, offset, vector))
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 
 from paceline.ports.ports import Collectives, Counts, Handle
+from paceline.ports.rooted import passes_on
 
 __all__ = ["Counted", "Traffic"]
 
@@ -17,7 +19,7 @@ class Traffic:
 
     Attributes:
         operations: how many, by (axis, kind).
-        sent_bytes: by axis, as ring algorithms send them.
+        sent_bytes: by axis, as ring algorithms send them; a broadcast and a sum with a root travel along the ring as a chain.
     """
 
     operations: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
@@ -30,19 +32,22 @@ class Traffic:
 
 
 class Counted:
-    """Collectives of one axis, whose traffic is counted; implements `Collectives`.
+    """Collectives of one axis, whose traffic is counted; implements `RootedCollectives`.
 
     Args:
-        inner: carries the operations out.
+        inner: carries the operations out; those with a root, if it is `RootedCollectives`.
         axis: its name.
         size: its workers.
+        place: this worker's among them.
         traffic: is added to.
         counts: of the worker's records, for a carrier that counts nothing itself, such as shared memory; None: it does.
     """
 
-    def __init__(self, inner: Collectives, axis: str, size: int, traffic: Traffic, counts: Counts | None) -> None:
-        self._inner = inner
-        self._axis, self._size = axis, size
+    def __init__(
+        self, inner: Collectives, axis: str, size: int, place: int, traffic: Traffic, counts: Counts | None
+    ) -> None:
+        self._inner: Any = inner
+        self._axis, self._size, self._place = axis, size, place
         self._traffic, self._counts = traffic, counts
 
     def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
@@ -70,9 +75,26 @@ class Counted:
         self._add("all-to-all", 1, given)
         return self._inner.start_all_to_all(given, taken)
 
+    def start_broadcast(self, vector: torch.Tensor, root: int) -> Handle:
+        """Begins replacing `vector` (n,) by that of `root`."""
+        self._add_rooted("broadcast", vector, root)
+        return self._inner.start_broadcast(vector, root)
+
+    def start_reduce(self, vector: torch.Tensor, root: int) -> Handle:
+        """Begins replacing the root's `vector` (n,) by the sum over all workers."""
+        self._add_rooted("reduce", vector, root)
+        return self._inner.start_reduce(vector, root)
+
     def _add(self, kind: str, times: int, vector: torch.Tensor) -> None:
-        sent_bytes = times * (self._size - 1) / self._size * vector.numel() * vector.itemsize
+        messages = times * (self._size - 1)
+        self._count(kind, messages, messages / self._size * vector.nbytes)
+
+    def _add_rooted(self, kind: Literal["broadcast", "reduce"], vector: torch.Tensor, root: int) -> None:
+        messages = int(passes_on(kind, self._place, root, self._size))
+        self._count(kind, messages, messages * vector.nbytes)
+
+    def _count(self, kind: str, messages: int, sent_bytes: float) -> None:
         self._traffic.add(self._axis, kind, sent_bytes)
         if self._counts is not None:
-            self._counts.messages += times * (self._size - 1)
+            self._counts.messages += messages
             self._counts.sent_bytes += round(sent_bytes)

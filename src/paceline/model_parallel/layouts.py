@@ -13,7 +13,8 @@ from paceline.model_parallel.hybrid import worker_part as hybrid
 from paceline.model_parallel.hybrid.layout import Hybrid
 from paceline.model_parallel.tensor import worker_part as tensor
 from paceline.model_parallel.tensor.layout import Tensor
-from paceline.ports.ports import Collectives, Ports
+from paceline.ports.ports import Ports
+from paceline.ports.rooted import RootedCollectives
 from paceline.specs.registry import Registry
 from paceline.vectors.flat import FlatBinding
 from paceline.vectors.sharding import AxisShape, Sharding
@@ -64,7 +65,7 @@ class LayoutPart(Protocol):
         ...
 
     def begin(
-        self, ports: Ports[Any], axes: Mapping[str, Collectives], algorithm: Algorithm, *, carrier_counts: bool
+        self, ports: Ports[Any], axes: Mapping[str, RootedCollectives], algorithm: Algorithm, *, carrier_counts: bool
     ) -> Ports[Any]:
         """Meets the others; returns the program's ports.
 

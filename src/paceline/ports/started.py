@@ -14,9 +14,12 @@ __all__ = ["CarriedOutTogether", "Operation"]
 class Operation(NamedTuple):
     """An operation that has been started and not been carried out."""
 
-    kind: Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all"]
+    kind: Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast", "reduce"]
     vector: torch.Tensor  # (n,); for all-to-all, what is given
-    part: torch.Tensor  # (n / num_workers,); for all-reduce, the vector itself; for all-to-all, what is taken (n,)
+    part: (
+        torch.Tensor
+    )  # (n / num_workers,), or the vector itself where there are no parts; for all-to-all, what is taken (n,)
+    root: int = 0  # of broadcast and reduce
 
 
 class CarriedOutTogether:

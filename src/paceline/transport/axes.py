@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
-from paceline.ports.ports import Handle
+from paceline.ports.ports import Counts, Handle
+from paceline.ports.rooted import passes_on
 from paceline.transport.collectives import DistributedCollectives
 from paceline.vectors.half_types import add_up
 from paceline.vectors.sharding import AxisShape
@@ -18,17 +19,33 @@ __all__ = ["AxisCollectives", "make_axes"]
 
 
 class AxisCollectives(DistributedCollectives):
-    """As `DistributedCollectives`, of one axis. A lost worker is named as in the run; who gives up says so to all of it.
+    """As `DistributedCollectives`, of one axis; implements `RootedCollectives`.
+
+    A lost worker is named as in the run; who gives up says so to all of it.
 
     Args:
         group: of the axis' workers.
-        size: how many they are.
-        arguments: as of `DistributedCollectives`, of the whole run.
+        ranks: these, in the order of the axis.
+        store: as of `DistributedCollectives`, of the whole run, and so is what follows.
+        worker_id: this worker.
+        num_workers: of the run.
+        timeout_s: how long one operation may take.
+        counts: messages and bytes sent are added here.
     """
 
-    def __init__(self, group: Any, size: int, *arguments: Any, **named: Any) -> None:
-        super().__init__(group, *arguments, **named)
-        self._size = size
+    def __init__(
+        self,
+        group: Any,
+        ranks: Sequence[int],
+        store: Any,
+        worker_id: int,
+        num_workers: int,
+        *,
+        timeout_s: float,
+        counts: Counts,
+    ) -> None:
+        super().__init__(group, store, worker_id, num_workers, timeout_s=timeout_s, counts=counts)
+        self._size, self._place = len(ranks), ranks.index(worker_id)
 
     def start_reduce_scatter(self, vector: torch.Tensor, part: torch.Tensor) -> Handle:
         """Begins summing `vector` (n,); `part` (n / size,) becomes this worker's piece of the sum."""
@@ -43,6 +60,25 @@ class AxisCollectives(DistributedCollectives):
             finish=lambda: add_up(pieces.view(self._size, -1).unbind(), part),
         )
 
+    def start_broadcast(self, vector: torch.Tensor, root: int) -> Handle:
+        """Begins replacing `vector` (n,) by that of `root`."""
+        self._count_rooted("broadcast", vector, root)
+        return self._start(
+            "broadcast", vector, lambda: dist.broadcast(vector, group=self._group, group_src=root, async_op=True)
+        )
+
+    def start_reduce(self, vector: torch.Tensor, root: int) -> Handle:
+        """Begins replacing the root's `vector` (n,) by the sum over all workers; others' is then anything."""
+        self._count_rooted("reduce", vector, root)
+        return self._start(
+            "reduce", vector, lambda: dist.reduce(vector, group=self._group, group_dst=root, async_op=True)
+        )
+
+    def _count_rooted(self, kind: Literal["broadcast", "reduce"], vector: torch.Tensor, root: int) -> None:
+        if passes_on(kind, self._place, root, self._size):
+            self.counts.messages += 1
+            self.counts.sent_bytes += vector.nbytes
+
     def _count(self, num_passes: int, vector: torch.Tensor) -> None:
         self.counts.messages += num_passes * (self._size - 1)
         self.counts.sent_bytes += num_passes * (self._size - 1) * vector.nbytes // self._size
@@ -56,7 +92,7 @@ def make_axes(
     worker_id: int,
     num_workers: int,
     timeout_s: float,
-    make: Callable[[Any, int], AxisCollectives],
+    make: Callable[[Any, Sequence[int]], AxisCollectives],
 ) -> dict[str, AxisCollectives]:
     """This worker's collectives along each axis, without those along which it is alone; all call it alike.
 
@@ -65,12 +101,12 @@ def make_axes(
         worker_id: this worker.
         num_workers: N.
         timeout_s: of the process groups.
-        make: collectives of a process group of so many workers.
+        make: collectives of a process group of these workers.
     """
     found: dict[str, AxisCollectives] = {}
     for name, shape in axes.items():
         for ranks in shape.lists(num_workers) if shape.size > 1 else ():
             group = dist.new_group(list(ranks), backend="gloo", timeout=timedelta(seconds=timeout_s))
             if worker_id in ranks:
-                found[name] = make(group, shape.size)
+                found[name] = make(group, ranks)
     return found

@@ -83,10 +83,12 @@ def meshes(num_workers, groups, capacity=None, timeout_s=60.0):
 
 def _mesh(segment, everybody, plan, worker, parts, capacity, timeout_s):
     along, traffic, n = Axes(segment, plan, worker, timeout_s=timeout_s).along, Traffic(), plan.num_workers
-    group = Counted(along["group"], "group", parts, traffic, None) if "group" in along else None
-    across = Counted(along[REPLICAS], "replicas", n // parts, traffic, None) if REPLICAS in along else None
+    group = Counted(along["group"], "group", parts, worker % parts, traffic, None) if "group" in along else None
+    across = (
+        Counted(along[REPLICAS], "replicas", n // parts, worker // parts, traffic, None) if REPLICAS in along else None
+    )
     all_ = SharedMemoryCollectives(segment, everybody, worker, timeout_s=timeout_s)
-    all_ = Counted(all_, "all", n, traffic, None)
+    all_ = Counted(all_, "all", n, worker, traffic, None)
     axis = Axis(group, worker % parts, parts, capacity)
     return Mesh(worker, n, n // parts, all_, axis, across, traffic)
 

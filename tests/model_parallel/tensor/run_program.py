@@ -1,5 +1,6 @@
-"""A worker of test_run_gloo.py: `python run_program.py FOLDER LAYOUT ALGORITHM REPLICAS [RANK STEP]`: who dies, and when."""
+"""A worker of test_run_gloo.py: `python run_program.py FOLDER LAYOUT ALGORITHM REPLICAS [KEYWORDS]`, as Python writes them."""
 
+import ast
 import sys
 from pathlib import Path
 
@@ -7,6 +8,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from model_parallel.tensor.run_loops import loop
 
-folder, layout, algorithm, replicas, *kill = sys.argv[1:]
-clip = 1.0 if algorithm == "all-reduce" else None
-loop(layout, folder, algorithm=algorithm, replicas=int(replicas), clip=clip, kill=tuple(map(int, kill)) or None)
+folder, layout, algorithm, replicas, *more = sys.argv[1:]
+settings = {"clip": 1.0 if algorithm == "all-reduce" else None, **(ast.literal_eval(more[0]) if more else {})}
+loop(layout, folder, algorithm=algorithm, replicas=int(replicas), **settings)

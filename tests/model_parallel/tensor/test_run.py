@@ -16,6 +16,9 @@ PROCESSES = [
     (pl.Tensor(q=2), 4, 1, "adamw"),
     (pl.Tensor(q=2), 4, 1, "momentum"),
     (pl.Tensor(q=2, depth=2), 8, 1, "adamw"),
+    (pl.Tensor(q=2, mode="summa"), 4, 1, "adamw"),
+    (pl.Tensor(q=2, mode="summa"), 4, 1, "momentum"),
+    (pl.Tensor(q=2, depth=2, mode="summa"), 8, 1, "adamw"),
 ]
 THREADS = [
     (pl.Tensor(line=2), 2, 1, "momentum"),
@@ -25,6 +28,9 @@ THREADS = [
     (pl.Tensor(q=1, depth=2), 2, 1, "adamw"),
     (pl.Tensor(q=2), 8, 2, "adamw"),
     (pl.Tensor(q=2, depth=2), 8, 1, "momentum"),
+    (pl.Tensor(q=2, mode="summa"), 8, 2, "adamw"),
+    (pl.Tensor(q=1, depth=2, mode="summa"), 2, 1, "momentum"),
+    (pl.Tensor(q=3, mode="summa"), 9, 1, "momentum"),
 ]
 
 

@@ -23,13 +23,21 @@ def ends(folder, workers, *words):
 
 
 @pytest.mark.parametrize(
-    ("layout", "workers", "replicas"),
-    [("tensor(q=2)", 4, 1), ("tensor(line=2)", 4, 2), ("tensor(line=3)", 3, 1), ("tensor(q=2, depth=2)", 8, 1)],
+    ("layout", "workers", "replicas", "optimizer"),
+    [
+        ("tensor(q=2)", 4, 1, "adamw"),
+        ("tensor(line=2)", 4, 2, "adamw"),
+        ("tensor(line=3)", 3, 1, "momentum"),
+        ("tensor(q=2, depth=2)", 8, 1, "adamw"),
+        ("tensor(q=2, mode=summa)", 4, 1, "adamw"),
+        ("tensor(q=2, mode=summa)", 4, 1, "momentum"),
+        ("tensor(q=2, depth=2, mode=summa)", 8, 1, "momentum"),
+    ],
 )
-def test_three_steps_are_one_process(layout, workers, replicas, tmp_path):
-    codes, said = ends(tmp_path, workers, layout, "all-reduce", replicas)
+def test_three_steps_are_one_process(layout, workers, replicas, optimizer, tmp_path):
+    codes, said = ends(tmp_path, workers, layout, "all-reduce", replicas, {"optimizer": optimizer})
     assert codes == [0] * workers, said
-    expected = alone(replicas=replicas)
+    expected = alone(optimizer, replicas=replicas)
     for worker in range(workers):
         check_same(found(tmp_path, worker), expected, replicas=replicas, replica=worker * replicas // workers)
 
@@ -47,7 +55,7 @@ def test_across_replicas_it_is_what_launch_comes_to(algorithm, tmp_path):
 
 
 def test_a_killed_worker_of_torchrun_is_named(tmp_path):
-    codes, said = ends(tmp_path, 4, "tensor(q=2)", "all-reduce", 1, 3, 1)
+    codes, said = ends(tmp_path, 4, "tensor(q=2)", "all-reduce", 1, {"kill": (3, 1)})
     assert codes[3] == -9
     assert all(code == 1 for code in codes[:3])
     assert all("worker 3 did not" in one or "common store is gone" in one for one in said[:3]), said

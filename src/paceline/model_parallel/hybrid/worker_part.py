@@ -18,6 +18,7 @@ from paceline.model_parallel.hybrid.mesh import Axis, Mesh
 from paceline.model_parallel.hybrid.plan import CutPlan, plan_cuts
 from paceline.optim.settings import check_elementwise
 from paceline.ports.ports import Collectives, Ports, Shards
+from paceline.ports.rooted import RootedCollectives
 from paceline.vectors.flat import FlatBinding
 from paceline.vectors.sharding import REPLICAS, AxisShape
 
@@ -67,7 +68,7 @@ class WorkerPart:
         self.traffic = Traffic()
 
     def begin(
-        self, ports: Ports[Any], axes: Mapping[str, Collectives], algorithm: Algorithm, *, carrier_counts: bool
+        self, ports: Ports[Any], axes: Mapping[str, RootedCollectives], algorithm: Algorithm, *, carrier_counts: bool
     ) -> Ports[Any]:
         """Meets the others; returns the program's ports, with the shards.
 
@@ -82,13 +83,14 @@ class WorkerPart:
         parts = self.plan.parts
         groups = self._num_workers // parts
 
-        def counted(inner: Collectives | None, axis: str, size: int) -> Counted | None:
-            return Counted(inner, axis, size, self.traffic, counts) if inner is not None else None
+        def counted(inner: Collectives | None, axis: str, size: int, place: int) -> Counted | None:
+            return Counted(inner, axis, size, place, self.traffic, counts) if inner is not None else None
 
-        everybody = counted(ports.collectives, "all", self._num_workers)
-        replicas = counted(axes.get(REPLICAS), REPLICAS, groups)
-        within = counted(axes.get("group"), "group", parts)
-        group = Axis(within, self._worker_id % parts, parts, self.binding.num_elements)
+        replica, place = divmod(self._worker_id, parts)
+        everybody = counted(ports.collectives, "all", self._num_workers, self._worker_id)
+        replicas = counted(axes.get(REPLICAS), REPLICAS, groups, replica)
+        within = counted(axes.get("group"), "group", parts, place)
+        group = Axis(within, place, parts, self.binding.num_elements)
         alone = self._num_workers == 1
         self.cut.connect(
             Mesh(

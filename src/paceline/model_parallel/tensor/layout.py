@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from paceline.errors import UsageError
-from paceline.model_parallel.tensor.shapes import Grid, Line
+from paceline.model_parallel.tensor.shapes import Grid, Line, Mode, check_mode
 from paceline.specs.bounds import COUNT, COUNT_FROM_0
 from paceline.specs.types import check_fields
 
@@ -29,11 +29,14 @@ class Tensor:
         line: workers in a line (1-D).
         q: the side of the square (2-D).
         depth: squares, which share the batch (2.5-D).
+        mode: of a grid's products. `allgather` collects the blocks of a row and of a column, and multiplies once; `summa` is
+            the papers' loop of broadcasts, with two blocks at a time and as many bytes.
     """
 
     line: Annotated[int, COUNT_FROM_0] = 0
     q: Annotated[int, COUNT_FROM_0] = 0
     depth: Annotated[int, COUNT] = 1
+    mode: Mode = "allgather"
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -41,6 +44,7 @@ class Tensor:
             raise UsageError(
                 "A tensor layout is a line or a grid: write tensor(line=4), tensor(q=2), or tensor(q=2, depth=2)."
             )
+        check_mode(self.mode, self.shape)
 
     @property
     def shape(self) -> Line | Grid:

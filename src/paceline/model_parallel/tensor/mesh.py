@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.errors import UsageError, shown
+from paceline.errors import UsageError
 from paceline.membership.rendezvous import own_part
 from paceline.model_parallel.tensor.axes import Alone, Axis, GroupAxis
 from paceline.model_parallel.tensor.gradients import GradientSums, SumsOnTheWay, WatchesGradients
 from paceline.model_parallel.tensor.placement import Placement, divided
-from paceline.model_parallel.tensor.shapes import Grid, Line, parse_mesh
+from paceline.model_parallel.tensor.shapes import Grid, Line, Mode, check_mode, parse_mesh
 from paceline.transport.roll_call import RollCall
 
-__all__ = ["Mesh", "Mode"]
-
-Mode = Literal["allgather", "summa"]
+__all__ = ["Mesh"]
 
 _ANSWER_S = 5.0  # a layer's computing between two collectives may take some of it
 
@@ -53,10 +51,7 @@ class Mesh:
         seed: int = 0,
         bucket_bytes: int = 25 << 20,
     ) -> None:
-        if mode not in ("allgather", "summa"):
-            raise UsageError(f"{shown(mode)} is no mode of products: choose 'allgather' or 'summa'.")
-        if mode == "summa" and isinstance(shape, Line):
-            raise UsageError("A line multiplies without broadcasts: leave out mode='summa', or give a grid (q=2).")
+        check_mode(mode, shape)
         self.shape = shape
         self.axes = dict(axes)
         self.mode: Mode = mode
@@ -70,7 +65,15 @@ class Mesh:
         """Of one worker. A model that is built on it is whole, until `attach(layout=...)` cuts it over the run's workers."""
         return Mesh(Line(1), {"world": Alone(), "line": Alone()}, seed=seed)
 
-    def connect(self, shape: Line | Grid, axes: Mapping[str, Axis], replica: int = 0, replicas: int = 1) -> None:
+    def connect(
+        self,
+        shape: Line | Grid,
+        axes: Mapping[str, Axis],
+        replica: int = 0,
+        replicas: int = 1,
+        *,
+        mode: Mode = "allgather",
+    ) -> None:
         """From now on it is this mesh, one of several that train the same model; layers that were built on it go along.
 
         Args:
@@ -78,15 +81,16 @@ class Mesh:
             axes: as of the constructor.
             replica: which of them it is.
             replicas: how many they are.
+            mode: as of the constructor.
         """
-        self.shape, self.axes = shape, dict(axes)
+        self.shape, self.axes, self.mode = shape, dict(axes), mode
         self.replica, self.replicas = replica, replicas
         self.gradients = SumsOnTheWay(self.axes)
 
     def disconnect(self) -> None:
         """From now on it is of one worker again."""
         lone = Mesh.alone()
-        self.shape, self.axes, self.gradients = lone.shape, lone.axes, lone.gradients
+        self.shape, self.axes, self.mode, self.gradients = lone.shape, lone.axes, lone.mode, lone.gradients
         self.replica, self.replicas = 0, 1
 
     @staticmethod

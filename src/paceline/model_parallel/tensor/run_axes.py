@@ -7,16 +7,14 @@ from collections.abc import Callable
 from torch import Tensor
 
 from paceline.model_parallel.tensor.axes import Started
-from paceline.ports.ports import Collectives, Handle
+from paceline.ports.ports import Handle
+from paceline.ports.rooted import RootedCollectives
 
 __all__ = ["LoneCollectives", "RunAxis"]
 
 
 class RunAxis:
     """Implements `Axis`. Long tensors go in pieces, as shared memory has areas of a fixed size.
-
-    Broadcasts are sums in which the others have zeros, twice the bytes of a broadcast: no layer needs them but those in the
-    mode "summa", which a layout does not have.
 
     Args:
         collectives: of the axis' workers.
@@ -25,7 +23,7 @@ class RunAxis:
         most_bytes: of what one worker brings to one operation.
     """
 
-    def __init__(self, collectives: Collectives, index: int, size: int, most_bytes: int) -> None:
+    def __init__(self, collectives: RootedCollectives, index: int, size: int, most_bytes: int) -> None:
         self._collectives = collectives
         self.index, self.size = index, size
         self._most_bytes = most_bytes
@@ -63,24 +61,25 @@ class RunAxis:
 
     def start_all_reduce(self, x: Tensor) -> Started:
         """Begins replacing `x` by the sum."""
-        flat = x.contiguous().view(-1)
-        handles = [self._collectives.start_all_reduce(flat[piece]) for piece in self._pieces(flat)]
-        return _Reduced(handles, x, flat)
+        return self._start(x, self._collectives.start_all_reduce)
 
     def start_all_reduce_max(self, x: Tensor) -> Started:
         """Replaces `x` by the largest."""
         x.copy_(self.all_gather(x).amax(0))
-        return _Reduced([], x, x)
+        return _Changed([], x, x)
 
     def start_broadcast(self, x: Tensor, source: int) -> Started:
         """Begins replacing `x` by that of the worker `source`."""
-        if self.index != source:
-            x.zero_()
-        return self.start_all_reduce(x)
+        return self._start(x, lambda piece: self._collectives.start_broadcast(piece, source))
 
     def start_reduce(self, x: Tensor, to: int) -> Started:
-        """Begins replacing `x` by the sum, on all workers."""
-        return self.start_all_reduce(x)
+        """Begins replacing `x` by the sum, on the worker `to` only."""
+        return self._start(x, lambda piece: self._collectives.start_reduce(piece, to))
+
+    def _start(self, x: Tensor, start: Callable[[Tensor], Handle]) -> Started:
+        """Begins what changes `x` in place."""
+        flat = x.contiguous().view(-1)
+        return _Changed([start(flat[piece]) for piece in self._pieces(flat)], x, flat)
 
     def _pieces(self, flat: Tensor, times: int = 1) -> list[slice]:
         """Ranges so short that an operation on so many of each is not too long."""
@@ -88,7 +87,7 @@ class RunAxis:
         return [slice(first, min(first + step, len(flat))) for first in range(0, len(flat), step)]
 
 
-class _Reduced:
+class _Changed:
     def __init__(self, handles: list[Handle], x: Tensor, flat: Tensor) -> None:
         self._handles, self._x, self._flat = handles, x, flat
 

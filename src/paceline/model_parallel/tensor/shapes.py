@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Literal, get_args
 
 from paceline.errors import UsageError, shown
 
-__all__ = ["Grid", "Line", "choose_mesh", "parse_mesh"]
+__all__ = ["Grid", "Line", "Mode", "check_mode", "choose_mesh", "parse_mesh"]
+
+Mode = Literal["allgather", "summa"]
 
 #: Of a transformer's layer, in units of batch x sequence x hidden and of hidden squared: inputs and weights of its products.
 INPUTS, WEIGHTS = 7, 12
@@ -138,6 +141,18 @@ def parse_mesh(text: str) -> Line | Grid:
     if len(numbers) in (2, 3) and numbers[0] == numbers[1] and "line" not in text.lower():
         return Grid(*numbers[1:])
     raise UsageError(f"{shown(text)} is no mesh: write 'line 4', '2x2' or '2x2x2' (a square, times its depth).")
+
+
+def check_mode(mode: str, shape: Line | Grid) -> None:
+    """Refuses one that is none, or not this mesh's.
+
+    Raises:
+        UsageError: with the remedy.
+    """
+    if mode not in get_args(Mode):
+        raise UsageError(f"{shown(mode)} is no mode of products: choose 'allgather' or 'summa'.")
+    if mode == "summa" and isinstance(shape, Line):
+        raise UsageError("A line multiplies without broadcasts: leave out mode='summa', or give a grid (q=2).")
 
 
 def choose_mesh(

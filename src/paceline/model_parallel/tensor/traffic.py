@@ -6,8 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
 
-from paceline.model_parallel.tensor.mesh import Mode
-from paceline.model_parallel.tensor.shapes import Grid, Line
+from paceline.model_parallel.tensor.shapes import Grid, Line, Mode
 
 __all__ = ["Traffic", "block_traffic", "sent_elements"]
 

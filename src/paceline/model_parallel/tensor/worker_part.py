@@ -22,9 +22,10 @@ from paceline.model_parallel.tensor.layout import Tensor as TensorLayout
 from paceline.model_parallel.tensor.mesh import Mesh
 from paceline.model_parallel.tensor.placement import Placement
 from paceline.model_parallel.tensor.run_axes import LoneCollectives, RunAxis
-from paceline.model_parallel.tensor.shapes import Grid, Line
+from paceline.model_parallel.tensor.shapes import Grid, Line, Mode
 from paceline.model_parallel.tensor.state import clip_grad_norm, placements_of
-from paceline.ports.ports import Collectives, Ports
+from paceline.ports.ports import Ports
+from paceline.ports.rooted import RootedCollectives
 from paceline.vectors.flat import FlatBinding
 from paceline.vectors.sharding import EXCHANGED_ELEMENTS, REPLICAS, AxisShape, Shard, Sharding
 
@@ -57,6 +58,7 @@ class WorkerPart:
     def __init__(self, model: nn.Module, layout: TensorLayout, worker_id: int, num_workers: int, seed: int) -> None:
         self.model = model
         self._shape: Line | Grid = layout.shape if num_workers > 1 else Line(1)  # alone, as outside any launcher
+        self._mode: Mode = layout.mode if num_workers > 1 else "allgather"
         parts = self._shape.workers
         replicas = num_workers // parts if num_workers == 1 else layout.replicas(num_workers)
         self._seed = seed
@@ -73,7 +75,7 @@ class WorkerPart:
         places: dict[str, Axis] = {name: _Place(one, self._place) for name, one in mesh_axes.items()}
         self._shapes = {one: one.shape for one in model.parameters()}
         self._frozen = {one: one.data for one in model.parameters() if not one.requires_grad}
-        self.mesh.connect(self._shape, places, replica, replicas)
+        self.mesh.connect(self._shape, places, replica, replicas, mode=self._mode)
         try:
             self._placed = dict(self._placements())
             self._cut(places)
@@ -87,25 +89,25 @@ class WorkerPart:
         self._hooks: list[Any] = []
 
     def begin(
-        self, ports: Ports[Any], axes: Mapping[str, Collectives], algorithm: Algorithm, *, carrier_counts: bool
+        self, ports: Ports[Any], axes: Mapping[str, RootedCollectives], algorithm: Algorithm, *, carrier_counts: bool
     ) -> Ports[Any]:
         """As of `LayoutPart`: the program is one of as many as there are replicas, and knows of no mesh."""
         self.whole = None
         counts = None if carrier_counts else ports.counts
         most_bytes = max(self.binding.num_elements, EXCHANGED_ELEMENTS) * self.binding.dtype.itemsize
 
-        def counted(name: str) -> Counted:
-            return Counted(axes[name], name, self.axes[name].size, self.traffic, counts)
+        def counted(name: str, place: int) -> Counted:
+            return Counted(axes[name], name, self.axes[name].size, place, self.traffic, counts)
 
         on_mesh: dict[str, Axis] = {}
         for name, shape in self.axes.items():
             if name == REPLICAS:
                 continue
+            place = shape.place(self._place)
             is_alone = shape.size == 1
-            own = Alone() if is_alone else RunAxis(counted(name), shape.place(self._place), shape.size, most_bytes)
-            on_mesh[name] = own
+            on_mesh[name] = Alone() if is_alone else RunAxis(counted(name, place), place, shape.size, most_bytes)
         replica, replicas = self.dealt
-        self.mesh.connect(self._shape, on_mesh, replica, replicas)
+        self.mesh.connect(self._shape, on_mesh, replica, replicas, mode=self._mode)
         for parameter in self.binding.parameters:
             self._hooks.append(parameter.register_post_accumulate_grad_hook(self._note))
         is_coded = replicas > 1 and not isinstance(getattr(algorithm, "codec", NoCodec()), NoCodec)
@@ -114,7 +116,7 @@ class WorkerPart:
             worker_id=replica,
             num_workers=replicas,
             random=Random(f"{self._seed}/{replica}"),
-            collectives=LoneCollectives() if replicas == 1 else counted(REPLICAS),
+            collectives=LoneCollectives() if replicas == 1 else counted(REPLICAS, replica),
             shared=_KeptAlike(ports.shared, self._make_alike) if is_coded else ports.shared,
         )
 
