@@ -15,12 +15,12 @@ OPTIMIZERS = {
 
 
 class GPT(nn.Module):
-    def __init__(self, mesh, dropout=0.0, is_tied=True):
+    def __init__(self, mesh, dropout=0.0, is_tied=True, num_blocks=LAYERS):
         super().__init__()
         self.mesh = mesh
         self.token = layers.Embedding(VOCABULARY, HIDDEN, mesh, deviation=0.3)
         self.place = layers.PositionEmbedding(LENGTH, HIDDEN, mesh, deviation=0.3)
-        self.blocks = nn.Sequential(*(layers.Block(HIDDEN, HEADS, mesh, dropout=dropout) for _ in range(LAYERS)))
+        self.blocks = nn.Sequential(*(layers.Block(HIDDEN, HEADS, mesh, dropout=dropout) for _ in range(num_blocks)))
         self.norm = layers.LayerNorm(HIDDEN, mesh)
         self.head = None if is_tied else layers.Linear(HIDDEN, VOCABULARY, mesh)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 import paceline as pl
-from model_parallel.tensor.model import BATCH, OPTIMIZERS, built, data, whole
+from model_parallel.tensor.model import BATCH, LAYERS, OPTIMIZERS, built, data, whole
 from paceline import model_parallel as mp
 
 STEPS = 3
@@ -15,11 +15,11 @@ STEPS = 3
 
 def loop(
     layout, out, *, optimizer="adamw", algorithm="all-reduce", replicas=1, steps=STEPS, epochs=1, dropout=0.1, clip=1.0,
-    torch_clip=False, kill=None, frozen=None, batches=None, evaluates=False,
+    torch_clip=False, kill=None, frozen=None, batches=None, evaluates=False, blocks=LAYERS,
 ):  # fmt: skip
     """Every replica's batch is one of `data`; worker 0's file has what the run comes to."""
     mesh = mp.Mesh.alone()
-    model = built(mesh, dropout=dropout)
+    model = built(mesh, dropout=dropout, num_blocks=blocks)
     if frozen is not None:
         model.get_parameter(frozen).requires_grad_(False)
     one = OPTIMIZERS[optimizer](model.parameters())
@@ -46,10 +46,12 @@ def loop(
                 gradients.append(whole(more.grad, mesh))
                 gains.append(model.norm.weight.detach().clone())
                 step += 1
+        counts, traffic = worker._membership.ports.counts, worker._membership.part.traffic if layout else None
+        sent = counts.messages, counts.sent_bytes, dict(traffic.operations) if traffic else {}
     state = {name: dict(one.state.get(parameter, {})) for name, parameter in model.named_parameters()}
     found = {
         "losses": losses, "gradients": gradients, "norms": norms, "model": model.state_dict(), "state": state,
-        "shapes": shapes, "gains": gains, "test loss": test_loss(model),
+        "shapes": shapes, "gains": gains, "test loss": test_loss(model), "sent": sent,
     }  # fmt: skip
     torch.save(found, Path(out) / f"{worker.worker_id}.pt")
 
