@@ -13,7 +13,7 @@ from paceline.loop.outside_changes import OutsideChanges
 from paceline.loop.own_batches import OwnBatches
 from paceline.loop.run_progress import RunProgress
 from paceline.replica.base import BaseReplica
-from paceline.replica.buckets import GradientBuckets
+from paceline.replica.buckets import GradientBuckets, PendingGradients
 
 __all__ = ["AttachedGradient"]
 
@@ -41,6 +41,7 @@ class AttachedGradient(BaseReplica):
         self._finish: Callable[[], None] | None = None
         self._handing_out = False  # between a backward pass's first gradient and its end
         self._call_after_backward = _call_after_backward
+        self._pending: PendingGradients | None = None  # of a layout
         self._kept: dict[nn.Parameter, torch.Tensor | None] | None = None  # gradients that a step does not find
         self._handed_out = False  # what the gradients hold has been handed out, and is what came back
         self._g_version = 0  # PyTorch's count of changes of `g` when it was handed out
@@ -55,6 +56,12 @@ class AttachedGradient(BaseReplica):
         self.outside: OutsideChanges | None = None  # what the loop does to its parameters by itself; None: not begun
         self._published = 0  # version of the last step
         self.accumulates = False
+
+    def wait_for_sums(self, pending: PendingGradients) -> None:
+        """From now on gradients are handed out that other workers have added theirs to."""
+        numbers = {parameter: index for index, parameter in enumerate(self.binding.parameters)}
+        self._pending = pending
+        pending.completed.append(lambda parameter: self._complete(numbers[parameter]))
 
     def count_in(self, progress: RunProgress) -> None:
         """Tells the run's progress of every step from now on."""
@@ -194,6 +201,13 @@ class AttachedGradient(BaseReplica):
             self._missing = None
             self._buckets.begin(self._ready)
             self._call_after_backward(self._end_of_backward)
+        if self._pending is None or not self._pending.is_pending(self.binding.parameters[index]):
+            self._complete(index)
+
+    def _complete(self, index: int) -> None:
+        """A parameter's gradient is what it will be when this backward pass has ended."""
+        if not self._handing_out or self._buckets is None:
+            return
         if self._buckets.under_way and self._slowness is None:  # a slow worker hands out at the end of its time
             self._buckets.complete(index)
 
@@ -208,6 +222,8 @@ class AttachedGradient(BaseReplica):
     def _end_of_backward(self) -> None:
         assert self._buckets is not None
         assert self._g is not None
+        if self._pending is not None:
+            self._pending.finish()
         self._handing_out = False
         if self._slowness is not None:
             self._slowness.sleep(self._gradient_started_s)

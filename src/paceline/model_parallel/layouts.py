@@ -15,6 +15,7 @@ from paceline.model_parallel.tensor import worker_part as tensor
 from paceline.model_parallel.tensor.layout import Tensor
 from paceline.ports.ports import Ports
 from paceline.ports.rooted import RootedCollectives
+from paceline.replica.buckets import PendingGradients
 from paceline.specs.registry import Registry
 from paceline.vectors.flat import FlatBinding
 from paceline.vectors.sharding import AxisShape, Sharding
@@ -58,6 +59,11 @@ class LayoutPart(Protocol):
     dealt: tuple[int, int]
     is_recorded: bool
     keeps_random_alike: bool
+
+    @property
+    def pending(self) -> PendingGradients | None:
+        """Gradients that are sums over several workers, once these have sent theirs; None: there are none."""
+        ...
 
     @property
     def without_batch(self) -> Callable[..., None] | None:

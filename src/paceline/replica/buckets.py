@@ -5,20 +5,39 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from paceline.errors import UsageError
 from paceline.ports.shared import BUCKET_BYTES
 from paceline.vectors.flat import FlatBinding, Ranges
 
-__all__ = ["GradientBuckets", "bucket_bytes_for", "bucket_ranges"]
+__all__ = ["GradientBuckets", "PendingGradients", "bucket_bytes_for", "bucket_ranges"]
 
 # Workers beyond which a ring's pieces would be smaller than 64 KiB, which at 10 Gbit/s take 50 us, as long as the latency.
 # Simulated, 100 MB with 200 ms of computing: 64 workers take 480 ms a step with buckets of 1 MiB, 262 with these, 292
 # with 25 MB; 128 take 789, 276, 294. With a latency of 10 us 64 take 256, 261, 292.
 _GROWS_FROM = 16
+
+
+class PendingGradients(Protocol):
+    """Gradients that are complete only when other workers have sent theirs, after backward has added to them.
+
+    Attributes:
+        completed: called with a parameter once its gradient is.
+    """
+
+    completed: list[Callable[[nn.Parameter], None]]
+
+    def is_pending(self, parameter: nn.Parameter) -> bool:
+        """Whether this parameter's gradient is one of them."""
+        ...
+
+    def finish(self) -> None:
+        """Completes all that the present backward pass has added to; what is complete stays as it is."""
+        ...
 
 
 def bucket_bytes_for(num_workers: int, least_bytes: int = BUCKET_BYTES) -> int:

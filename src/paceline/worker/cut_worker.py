@@ -115,7 +115,10 @@ class CutWorker(Worker):
     def _begin(self) -> None:
         self._undo.append(self._optimizer.register_step_pre_hook(self._check_gradients).remove)
         super()._begin()
-        self._replica.without_batch = self._part_of(self._membership).without_batch
+        part = self._part_of(self._membership)
+        self._replica.without_batch = part.without_batch
+        if part.pending is not None:
+            self._replica.wait_for_sums(part.pending)
 
     def _restore(self, run: Membership) -> int:
         taken = super()._restore(run)

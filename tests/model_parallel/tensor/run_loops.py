@@ -1,5 +1,6 @@
 """Loops of a user's own under a tensor layout; each worker writes down what it has seen, and what it ends with."""
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -16,9 +17,11 @@ STEPS = 3
 def loop(
     layout, out, *, optimizer="adamw", algorithm="all-reduce", replicas=1, steps=STEPS, epochs=1, dropout=0.1, clip=1.0,
     torch_clip=False, kill=None, frozen=None, batches=None, evaluates=False, blocks=LAYERS,
+    bucket_bytes=None, passes=1, accumulates=False,
 ):  # fmt: skip
     """Every replica's batch is one of `data`; worker 0's file has what the run comes to."""
     mesh = mp.Mesh.alone()
+    mesh.bucket_bytes = bucket_bytes or mesh.bucket_bytes
     model = built(mesh, dropout=dropout, num_blocks=blocks)
     if frozen is not None:
         model.get_parameter(frozen).requires_grad_(False)
@@ -32,8 +35,11 @@ def loop(
                 tokens, following, more = (mesh.local_batch(part) for part in batch)
                 more = mesh.local_features(more).clone().requires_grad_()
                 one.zero_grad()
-                loss = model(tokens, following, more)
-                loss.backward()
+                for backward in range(passes):
+                    is_last = backward == passes - 1
+                    with worker.accumulate() if accumulates and not is_last else contextlib.nullcontext():
+                        loss = model(tokens, following, more)
+                        (loss / passes).backward()
                 if torch_clip:
                     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
                 if clip is not None:

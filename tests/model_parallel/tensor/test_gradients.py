@@ -7,6 +7,7 @@ import torch
 
 from model_parallel.tensor.model import OPTIMIZERS, assert_equal, built, data, trained
 from model_parallel.tensor.threads import on_each
+from paceline.errors import UsageError
 from paceline.model_parallel.tensor import state
 from paceline.model_parallel.tensor.axes import Alone
 from paceline.model_parallel.tensor.mesh import Mesh
@@ -63,7 +64,10 @@ def test_gradients_accumulate_and_copies_have_them_too(copied):
         assert_equal(([], found), ([], expected))
 
 
-def test_a_backward_pass_that_has_failed_leaves_nothing_behind():
+@pytest.mark.parametrize("bucket_bytes", [1000, 1 << 20])
+def test_a_backward_pass_that_has_failed_leaves_nothing_behind(bucket_bytes):
+    """Though the gradients of some parameters have left in buckets before."""
+
     def program(mesh):
         model = built(mesh)
         tokens, following, more = (mesh.local_batch(one) for one in data(0))
@@ -79,12 +83,28 @@ def test_a_backward_pass_that_has_failed_leaves_nothing_behind():
         return state.full_state_dict(model)
 
     expected = gradients(Mesh.open(ALONE), 1)
-    for found in on_each(Grid(2, 2), program):
+    for found in on_each(Grid(2, 2), program, bucket_bytes=bucket_bytes):
         assert_equal(([], found), ([], expected))
 
 
 def fail(*_):
     raise RuntimeError("on purpose")
+
+
+@pytest.mark.parametrize("has_gradients", [False, True])
+def test_gradients_that_go_elsewhere_are_refused(has_gradients):
+    def program(mesh):
+        model = built(mesh)
+        for one in model.parameters() if has_gradients else ():
+            one.grad = torch.ones_like(one)
+        tokens, following, more = (mesh.local_batch(one) for one in data(0))
+        loss = model(tokens, following, mesh.local_features(more))
+        with pytest.raises(UsageError, match=r"call loss\.backward\(\), and take the gradients"):
+            torch.autograd.grad(loss, list(model.parameters()))
+        assert all((one.grad is not None) is has_gradients for one in model.parameters())
+        assert not has_gradients or all(bool((one.grad == 1).all()) for one in model.parameters())
+
+    on_each(Grid(1, 2), program)
 
 
 @pytest.mark.parametrize("shape", [Line(3), Grid(2, 2), Grid(1, 2)], ids=str)

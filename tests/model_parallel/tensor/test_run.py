@@ -59,6 +59,25 @@ def test_three_steps_with_dropout_and_clipping_are_one_process(
     assert sum(run.result["batches_" + what] for what in ("repeated", "missed")) == 0
 
 
+@pytest.mark.parametrize("accumulates", [False, True])
+@pytest.mark.parametrize("bucket_bytes", [3000, None])
+@pytest.mark.parametrize(("layout", "replicas"), [(pl.Tensor(q=2, depth=2), 1), (pl.Tensor(q=1, depth=2), 2)], ids=str)
+def test_passes_accumulate_whatever_the_buckets(layout, replicas, bucket_bytes, accumulates, tmp_path):
+    """Small buckets come back within backward, and are then handed out across replicas."""
+    workers = layout.shape.workers * replicas
+    settings = {"bucket_bytes": bucket_bytes, "passes": 2, "accumulates": accumulates, "dropout": 0.0}
+    launched(tmp_path, layout, workers, replicas=replicas, **settings)
+    expected = alone(replicas=replicas, dropout=0.0)
+    for worker in range(workers):
+        check_same(found(tmp_path, worker), expected, replicas=replicas, replica=worker * replicas // workers)
+
+
+def test_under_local_sgd_sums_are_no_change_of_the_loops(tmp_path):
+    """No ClippingWarning, which is an error here: the loop does nothing between backward and step."""
+    launched(tmp_path, pl.Tensor(q=1, depth=2), 4, replicas=2, algorithm="local-sgd", clip=None)
+    assert found(tmp_path)["sent"][2]["depth", "all-reduce"]
+
+
 @pytest.mark.parametrize(
     "algorithm",
     [

@@ -48,6 +48,7 @@ class WorkerPart:
 
     is_recorded = True
     keeps_random_alike = False
+    pending = None
 
     def __init__(self, model: nn.Module, layout: Hybrid, worker_id: int, num_workers: int, seed: int) -> None:
         self.plan: CutPlan = plan_cuts(model, layout, num_workers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,21 +13,54 @@ from paceline.errors import UsageError
 from paceline.model_parallel.tensor.axes import Axis, Started
 from paceline.model_parallel.tensor.placement import Placement
 
-__all__ = ["GradientSums", "SumsOnTheWay", "WatchesGradients"]
+__all__ = ["GradientSums"]
 
 _after_backward: Any = torch.autograd.Variable._execution_engine.queue_callback  # pyright: ignore
 
 
-class WatchesGradients:
-    """What layers tell of the parameters that they use.
+class _Bucket(NamedTuple):
+    """Gradients of one backward pass that are added up together, by parameter."""
+
+    axes: tuple[str, ...]
+    gradients: dict[nn.Parameter, Tensor]
+
+
+class _Sent(NamedTuple):
+    """A bucket on its way."""
+
+    parameters: tuple[nn.Parameter, ...]
+    flat: Tensor
+    started: Started
+
+
+class GradientSums:
+    """Makes `parameter.grad` the gradient of the whole batch on every worker, before `backward()` returns.
+
+    Backward itself adds zeros to the gradients that are sums; what its own samples give goes into buckets, whose sums are
+    added when they have come. So gradients of several passes accumulate, and PyTorch's count of changes, which hooks of the
+    parameters may have noted, stays as it was. Matrices, which are partial along the depth only, leave as soon as a bucket is
+    full; vectors follow together at the end. Implements `PendingGradients`.
+
+    Costs: an all-reduce for each bucket and axis; beside the gradients, memory for what is on its way.
 
     Args:
         axes: of the mesh.
+        bucket_bytes: of gradients in one all-reduce, at least.
+
+    Attributes:
+        completed: called with a parameter once its gradient is the sum.
     """
 
-    def __init__(self, axes: Mapping[str, Axis]) -> None:
+    def __init__(self, axes: Mapping[str, Axis], bucket_bytes: int = 25 << 20) -> None:
         self._axes = axes
+        self._bucket_bytes = bucket_bytes
         self._watched: dict[int, tuple[weakref.ref[nn.Parameter], Placement]] = {}
+        self._hooks: list[Any] = []
+        self._waiting: dict[tuple[tuple[str, ...], torch.dtype], _Bucket] = {}
+        self._sent: list[_Sent] = []
+        self._taken: set[nn.Parameter] = set()  # whose gradients this backward pass has given
+        self._begun: set[Tensor] = set()  # to whose `grad` it has added zeros
+        self.completed: list[Callable[[nn.Parameter], None]] = []
 
     def watch(self, parameter: nn.Parameter, placement: Placement) -> None:
         """From now on its gradients are sums; layers call it whenever they use a parameter, as copies lose their hooks.
@@ -45,110 +78,77 @@ class WatchesGradients:
             return
         if not parameter.requires_grad:
             return
-        self._watched[id(parameter)] = (weakref.ref(parameter), placement)
-        axes = tuple(name for name in placement.summed if self._axes[name].size > 1)
-        if axes:
-            self._sum(parameter, axes)
+        own = weakref.ref(parameter)
+        self._watched[id(parameter)] = (own, placement)
+        if axes := self._summed(placement):
+            self._hooks.append(parameter.register_hook(lambda gradient: self._take(own, gradient, axes)))
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._begun.add))
 
-    def _sum(self, parameter: nn.Parameter, axes: tuple[str, ...]) -> None:
-        raise NotImplementedError
+    def is_pending(self, parameter: nn.Parameter) -> bool:
+        """Whether its gradient is a sum, and so not what backward leaves at first."""
+        reference, placement = self._watched.get(id(parameter), (None, None))
+        return reference is not None and reference() is parameter and bool(placement and self._summed(placement))
 
-
-class SumsOnTheWay(WatchesGradients):
-    """Makes gradients sums before they are added to `parameter.grad`: whatever looks at gradients within backward sees sums.
-
-    Costs: an all-reduce along each axis for each parameter with samples of its own there, waited for within backward.
-    """
-
-    def __init__(self, axes: Mapping[str, Axis]) -> None:
-        super().__init__(axes)
-        self._hooks: list[Any] = []
-
-    def _sum(self, parameter: nn.Parameter, axes: tuple[str, ...]) -> None:
-        def total(gradient: Tensor) -> Tensor:
-            gradient = gradient.clone(memory_format=torch.contiguous_format)
-            for name in axes:
-                self._axes[name].start_all_reduce(gradient).wait()
-            return gradient
-
-        self._hooks.append(parameter.register_hook(total))
-
-    def remove(self) -> None:
-        """From now on they are this worker's own."""
-        while self._hooks:
-            self._hooks.pop().remove()
-
-
-class GradientSums(WatchesGradients):
-    """Makes `parameter.grad` the gradient of the whole batch on every worker, before `backward()` returns.
-
-    It adds what this backward pass has given, so gradients of several passes accumulate. Matrices, which are partial along
-    the depth only, leave as soon as a bucket is full; vectors follow together at the end.
-
-    Args:
-        axes: of the mesh.
-        bucket_bytes: of gradients in one all-reduce, at least.
-    """
-
-    def __init__(self, axes: Mapping[str, Axis], bucket_bytes: int = 25 << 20) -> None:
-        super().__init__(axes)
-        self._bucket_bytes = bucket_bytes
-        self._earlier: dict[int, Tensor] = {}  # by parameter: gradients of earlier backward passes
-        self._waiting: dict[tuple[tuple[str, ...], torch.dtype], list[nn.Parameter]] = {}
-        self._on_their_way: list[tuple[list[nn.Parameter], Tensor, Started]] = []
-
-    def _sum(self, parameter: nn.Parameter, axes: tuple[str, ...]) -> None:
-        parameter.register_hook(self._before(weakref.ref(parameter)))
-        parameter.register_post_accumulate_grad_hook(lambda one: self._after(one, axes))
-
-    def _before(self, reference: weakref.ref[nn.Parameter]) -> Callable[[Tensor], None]:
-        def set_aside(_: Tensor) -> None:
-            if (parameter := reference()) is not None and parameter.grad is not None:
-                self._earlier[id(parameter)] = parameter.grad
-                parameter.grad = None
-
-        return set_aside
-
-    def _after(self, parameter: Tensor, axes: tuple[str, ...]) -> None:
-        assert isinstance(parameter, nn.Parameter)
-        _after_backward(self._finish)  # the first of these calls does everything
-        bucket = self._waiting.setdefault((axes, parameter.dtype), [])
-        if any(one is parameter for one in bucket):  # from a backward pass that has failed
-            self._clear()
-            bucket = self._waiting.setdefault((axes, parameter.dtype), [])
-        bucket.append(parameter)
-        if len(axes) == 1 and sum(_gradient(one).nbytes for one in bucket) >= self._bucket_bytes:
-            self._send(bucket, axes)
-            bucket.clear()
-
-    def _send(self, parameters: list[nn.Parameter], axes: tuple[str, ...]) -> None:
-        flat = torch.cat([_gradient(one).flatten() for one in parameters])
-        for name in axes[:-1]:
-            self._axes[name].start_all_reduce(flat).wait()
-        self._on_their_way.append((list(parameters), flat, self._axes[axes[-1]].start_all_reduce(flat)))
-
-    def _finish(self) -> None:
-        """At the end of the backward pass, when every parameter has what its own samples give."""
+    def finish(self) -> None:
+        """At the end of the backward pass, when every parameter has what its own samples give; again it does nothing."""
         try:
-            for (axes, _), parameters in self._waiting.items():
-                if parameters:
-                    self._send(parameters, axes)
-            for parameters, flat, started in self._on_their_way:
-                started.wait()
-                parts = flat.split([one.numel() for one in parameters])
-                for parameter, part in zip(parameters, parts, strict=True):
-                    earlier = self._earlier.pop(id(parameter), None)
-                    total = part.view_as(parameter)
-                    parameter.grad = total if earlier is None else earlier.add_(total)
+            for bucket in self._waiting.values():
+                if bucket.gradients:
+                    self._send(bucket)
+            self._receive()
         finally:
             self._clear()
 
+    def remove(self) -> None:
+        """From now on gradients are this worker's own."""
+        self.completed.clear()
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def _summed(self, placement: Placement) -> tuple[str, ...]:
+        return tuple(name for name in placement.summed if self._axes[name].size > 1)
+
+    def _take(self, reference: weakref.ref[nn.Parameter], gradient: Tensor, axes: tuple[str, ...]) -> Tensor | None:
+        """Before backward adds this pass' gradient to the parameter's; what it shall add instead."""
+        parameter = reference()
+        if parameter is None:
+            return None
+        _after_backward(self.finish)  # the first of these calls does everything
+        if parameter in self._taken:  # by a backward pass that has failed
+            self._clear()
+        self._taken.add(parameter)
+        bucket = self._waiting.setdefault((axes, gradient.dtype), _Bucket(axes, {}))
+        bucket.gradients[parameter] = gradient
+        if len(axes) == 1 and sum(one.nbytes for one in bucket.gradients.values()) >= self._bucket_bytes:
+            self._receive()  # what went before has had the time that this one took to fill
+            self._send(bucket)
+        return gradient.new_zeros(()).expand_as(gradient)
+
+    def _send(self, bucket: _Bucket) -> None:
+        flat = torch.cat([one.flatten() for one in bucket.gradients.values()])
+        for name in bucket.axes[:-1]:
+            self._axes[name].start_all_reduce(flat).wait()
+        started = self._axes[bucket.axes[-1]].start_all_reduce(flat)
+        self._sent.append(_Sent(tuple(bucket.gradients), flat, started))
+        bucket.gradients.clear()
+
+    @torch.no_grad()
+    def _receive(self) -> None:
+        while self._sent:
+            parameters, flat, started = self._sent.pop(0)
+            started.wait()
+            for parameter, part in zip(parameters, flat.split([one.numel() for one in parameters]), strict=True):
+                if parameter.grad is None or parameter not in self._begun:
+                    raise UsageError(
+                        "torch.autograd.grad would find this worker's part of a sum: call loss.backward(), and take the"
+                        " gradients of parameters on a mesh from their `grad`."
+                    )
+                parameter.grad.data.add_(part.view_as(parameter))
+                for call in self.completed:
+                    call(parameter)
+
     def _clear(self) -> None:
         self._waiting.clear()
-        self._on_their_way.clear()
-        self._earlier.clear()
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
+        self._sent.clear()
+        self._taken.clear()
+        self._begun.clear()

@@ -21,8 +21,8 @@ class Tensor:
     has, there are k replicas of it: workers 0 to p - 1 are the first. Workers of a mesh have the same batches, those of other
     replicas others; what the algorithm averages, it averages across replicas, between the workers with the same parts.
 
-    Costs per step: those of `Line` and `Grid`; the algorithm's, for a worker's part of the parameters. Sums of gradients along
-    a grid's rows and depth are one all-reduce for each parameter, waited for within backward.
+    Costs per step: those of `Line` and `Grid`; the algorithm's, for a worker's part of the parameters. Gradients are added up
+    along a grid's rows and depth in buckets of 25 MiB.
     Use when: matrices are too large for a worker. Not: `hybrid`, which cuts some linear layers of any model.
 
     Args:

@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.errors import UsageError
 from paceline.membership.rendezvous import own_part
 from paceline.model_parallel.tensor.axes import Alone, Axis, GroupAxis
-from paceline.model_parallel.tensor.gradients import GradientSums, SumsOnTheWay, WatchesGradients
+from paceline.model_parallel.tensor.gradients import GradientSums
 from paceline.model_parallel.tensor.placement import Placement, divided
 from paceline.model_parallel.tensor.shapes import Grid, Line, Mode, check_mode, parse_mesh
 from paceline.transport.roll_call import RollCall
@@ -37,7 +37,7 @@ class Mesh:
         bucket_bytes: of gradients that are added up along the depth at once.
 
     Attributes:
-        shape, axes, mode, seed: as given.
+        shape, axes, mode, seed, bucket_bytes: as given.
         gradients: makes them sums, where that is needed.
         replica, replicas: which this mesh is, of those that train the same model under a layout.
     """
@@ -56,7 +56,8 @@ class Mesh:
         self.axes = dict(axes)
         self.mode: Mode = mode
         self.seed = seed
-        self.gradients: WatchesGradients = GradientSums(self.axes, bucket_bytes)
+        self.bucket_bytes = bucket_bytes
+        self.gradients = GradientSums(self.axes, bucket_bytes)
         self.replica, self.replicas = 0, 1
         self._streams = 0
 
@@ -85,7 +86,7 @@ class Mesh:
         """
         self.shape, self.axes, self.mode = shape, dict(axes), mode
         self.replica, self.replicas = replica, replicas
-        self.gradients = SumsOnTheWay(self.axes)
+        self.gradients = GradientSums(self.axes, self.bucket_bytes)
 
     def disconnect(self) -> None:
         """From now on it is of one worker again."""

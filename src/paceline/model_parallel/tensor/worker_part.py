@@ -16,7 +16,7 @@ from paceline.compression.codec import NoCodec
 from paceline.errors import UsageError
 from paceline.model_parallel.counted import Counted, Traffic
 from paceline.model_parallel.tensor.axes import Alone, Axis
-from paceline.model_parallel.tensor.gradients import SumsOnTheWay
+from paceline.model_parallel.tensor.gradients import GradientSums
 from paceline.model_parallel.tensor.layers import Attention, Dropout, cut_modules
 from paceline.model_parallel.tensor.layout import Tensor as TensorLayout
 from paceline.model_parallel.tensor.mesh import Mesh
@@ -120,6 +120,11 @@ class WorkerPart:
             shared=_KeptAlike(ports.shared, self._make_alike) if is_coded else ports.shared,
         )
 
+    @property
+    def pending(self) -> GradientSums:
+        """As of `LayoutPart`."""
+        return self.mesh.gradients
+
     def clip(self, max_norm: float) -> float:
         """As of `LayoutPart`; workers of a mesh call it together."""
         norm = float(clip_grad_norm(self.model, max_norm))
@@ -137,7 +142,6 @@ class WorkerPart:
 
     def remove(self) -> None:
         """As of `LayoutPart`."""
-        assert isinstance(self.mesh.gradients, SumsOnTheWay)
         self.mesh.gradients.remove()
         while self._hooks:
             self._hooks.pop().remove()
