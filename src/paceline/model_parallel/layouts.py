@@ -95,6 +95,10 @@ class LayoutPart(Protocol):
         """Lets the model's layers do what they did before; its parameters stay parts."""
         ...
 
+    def whole_of(self, x: torch.Tensor) -> torch.Tensor:
+        """The whole model's vector (W,) of this worker's `x` (P,) and the others'; all that share its model call it."""
+        ...
+
     def make_state_whole(self, optimizer: torch.optim.Optimizer) -> None:
         """Gives the optimizer's state all of its elements; all workers call it."""
         ...

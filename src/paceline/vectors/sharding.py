@@ -98,6 +98,12 @@ class Sharding:
                 piece = shard.part(view, part)
                 piece.copy_(self._local(local, shard, piece.shape))
 
+    def whole_of(self, locals_: torch.Tensor) -> torch.Tensor:
+        """The whole vector (W,) of those of all parts (parts, P), in their order."""
+        whole = locals_.new_empty(self.num_whole)
+        self.assemble(locals_.unbind(), whole)
+        return whole
+
     def _whole(self, whole: torch.Tensor, shard: Shard) -> torch.Tensor:
         numel = torch.Size(shard.shape).numel()
         flat = whole[shard.whole_at : shard.whole_at + numel]

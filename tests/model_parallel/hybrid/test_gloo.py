@@ -13,11 +13,11 @@ from model_parallel.hybrid.cut_loops import found, loop
 PROGRAM = Path(__file__).parent / "gloo_program.py"
 
 
-def ends(folder, groups, *kill, workers=4):
+def ends(folder, groups, *kill, epochs=2, workers=4, **more):
     """Return code and errors of each worker."""
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(workers)}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(workers), **more}
     environments = [{**place, "RANK": str(rank), "PACELINE_DEADLINE_S": "60"} for rank in range(workers)]
-    with forked.running([PROGRAM, folder, str(groups), *map(str, kill)], environments) as running:
+    with forked.running([PROGRAM, folder, str(groups), str(epochs), *map(str, kill)], environments) as running:
         said = [one.communicate(forked.AGAINST_HANGS_S)[1] for one in running]
         return [one.returncode for one in running], said
 
@@ -28,9 +28,13 @@ def test_workers_of_torchrun_end_like_those_on_shared_memory(tmp_path):
     codes, said = ends(tmp_path / "gloo", 2)
     assert codes == [0] * 4, said
     pl.launch(partial(loop, 2, tmp_path / "shared", rows=48, clip=0.5), workers=4, backend="threads")
-    expected = found(tmp_path / "shared")
+    check_same(tmp_path / "gloo", tmp_path / "shared")
+
+
+def check_same(folder, expected):
+    expected = found(expected)
     for worker in range(4):
-        one = found(tmp_path / "gloo", worker)
+        one = found(folder, worker)
         assert one["shapes"]["5.0.weight"] == (24, 64)
         for name, value in expected["model"].items():
             torch.testing.assert_close(one["model"][name], value, rtol=0, atol=1e-12)
@@ -44,3 +48,17 @@ def test_a_killed_worker_of_torchrun_is_named(tmp_path):
     assert all(code == 1 for code in codes[:3])
     assert all("worker 3 did not" in one or "common store is gone" in one for one in said[:3]), said
     assert any("worker 3 did not" in one for one in said[:3])
+
+
+def test_what_is_started_again_after_a_kill_ends_as_if_there_had_been_none(tmp_path):
+    """Three rounds an epoch; worker 3 is killed in the last but one, when all have saved the third epoch's beginning."""
+    saved = {"PACELINE_CHECKPOINT": str(tmp_path / "checkpoint")}
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "undisturbed").mkdir()
+    codes, said = ends(tmp_path / "killed", 2, 3, 7, epochs=3, **saved)
+    assert codes == [1, 1, 1, -9], said
+    codes, said = ends(tmp_path / "killed", 2, epochs=3, **saved)
+    assert codes == [0] * 4, said
+    assert len(found(tmp_path / "killed")["norms"]) == 3, "the third epoch's"
+    pl.launch(partial(loop, 2, tmp_path / "undisturbed", rows=48, epochs=3, clip=0.5), workers=4, backend="threads")
+    check_same(tmp_path / "killed", tmp_path / "undisturbed")

@@ -78,7 +78,7 @@ def found(out, worker=0):
     return torch.load(Path(out) / f"{worker}.pt", weights_only=False)
 
 
-def alone(optimizer="adamw", *, replicas=1, steps=STEPS, dropout=0.1, clip=1.0, frozen=None):
+def alone(optimizer="adamw", *, replicas=1, steps=STEPS, epochs=1, dropout=0.1, clip=1.0, frozen=None):
     """One process with all replicas' samples as one batch, and the layers of one worker; without `paceline.attach`."""
     mesh = mp.Mesh.alone()
     model = built(mesh, dropout=dropout)
@@ -86,7 +86,7 @@ def alone(optimizer="adamw", *, replicas=1, steps=STEPS, dropout=0.1, clip=1.0, 
         model.get_parameter(frozen).requires_grad_(False)
     one = OPTIMIZERS[optimizer](model.parameters())
     losses, gradients, norms = [], [], []
-    for step in range(steps):
+    for step in (*range(steps),) * epochs:
         every = [data(step * replicas + replica) for replica in range(replicas)]
         tokens, following, more = (torch.cat(parts) for parts in zip(*every, strict=True))
         more.requires_grad_()
@@ -100,6 +100,11 @@ def alone(optimizer="adamw", *, replicas=1, steps=STEPS, dropout=0.1, clip=1.0, 
         gradients.append(more.grad)
     state = {name: dict(one.state.get(parameter, {})) for name, parameter in model.named_parameters()}
     return {"losses": losses, "gradients": gradients, "norms": norms, "model": model.state_dict(), "state": state}
+
+
+def last_steps(found, number):
+    """What a loop has found that has made so many steps only."""
+    return {**found, **{name: found[name][-number:] for name in ("losses", "gradients", "norms")}}
 
 
 def check_same(one, other, *, replicas=1, replica=0, tolerance=1e-12):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import paceline as pl
-from model_parallel.tensor.run_loops import alone, check_same, found, loop
+from model_parallel.tensor.run_loops import alone, check_same, found, last_steps, loop
 from paceline.checkpoint import contents, files
 from paceline.model_parallel.tensor.worker_part import WorkerPart
 
@@ -169,6 +169,24 @@ def test_a_resumed_run_ends_like_one_that_was_not_stopped(algorithm, layout, wor
     assert saved.version == whole.version
     assert len(saved.x) > sum(value.numel() for value in expected["model"].values()), "whole tensors, and padding"
     torch.testing.assert_close(saved.x, whole.x, rtol=0, atol=1e-12)
+
+
+def test_a_run_goes_on_after_a_kill_as_if_there_had_been_none(tmp_path, nothing_left):
+    """Worker 3 is killed in the last of six steps, when all have saved the beginnings of the second and third epochs."""
+    layout, settings = pl.Tensor(q=2, mode="summa"), {"steps": 2, "epochs": 3}
+    launched(tmp_path / "whole", layout, 4, **settings)
+    run = {"out": tmp_path / "part" / "run", "checkpoint_every_s": 0}
+    with pytest.raises(pl.WorkerLostError, match="Worker 3 was ended by signal 9"):
+        launched(tmp_path / "part", layout, 4, backend="processes", **settings, kill=(3, 5), launch=run)
+    saved = contents.load_parameters(files.newest(tmp_path / "part" / "run" / "checkpoint"))
+    assert saved.version in (2, 4)
+    launched(
+        tmp_path / "part", layout, 4, backend="processes", **settings, launch={"resume": tmp_path / "part" / "run"}
+    )
+    for worker in range(4):
+        one, other = found(tmp_path / "part", worker), found(tmp_path / "whole", worker)
+        assert len(one["losses"]) == 6 - saved.version
+        check_same(one, last_steps(other, 6 - saved.version))
 
 
 def test_a_checkpoint_of_another_layout_is_refused(tmp_path):

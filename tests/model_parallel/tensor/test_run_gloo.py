@@ -1,5 +1,6 @@
 """A tensor layout on real Gloo processes, as torchrun starts them; who is killed there, and in `launch`, is named."""
 
+import os
 from functools import partial
 from pathlib import Path
 
@@ -8,14 +9,14 @@ import pytest
 import forked
 import paceline as pl
 from free_ports import free_port
-from model_parallel.tensor.run_loops import alone, check_same, found, loop
+from model_parallel.tensor.run_loops import alone, check_same, found, last_steps, loop
 
 PROGRAM = Path(__file__).with_name("run_program.py")
 
 
-def ends(folder, workers, *words):
+def ends(folder, workers, *words, **more):
     """Return code and errors of each worker."""
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(workers)}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(workers), **more}
     environments = [{**place, "RANK": str(rank), "PACELINE_DEADLINE_S": "60"} for rank in range(workers)]
     with forked.running([PROGRAM, folder, *map(str, words)], environments) as running:
         said = [one.communicate(forked.AGAINST_HANGS_S)[1] for one in running]
@@ -66,3 +67,54 @@ def test_a_killed_worker_of_torchrun_is_named(tmp_path):
 def test_a_killed_worker_of_launch_is_named(layout, replicas, tmp_path, nothing_left):
     with pytest.raises(pl.WorkerLostError, match="Worker 3 was ended by signal 9"):
         pl.launch(partial(loop, layout, tmp_path, replicas=replicas, kill=(3, 1)), workers=4)
+
+
+@pytest.mark.parametrize(
+    ("layout", "algorithm", "replicas"),
+    [
+        ("tensor(q=2, mode=summa)", "all-reduce", 1),
+        ("tensor(line=2)", "all-reduce", 2),
+        ("tensor(line=2)", "da-sgd(period=2, delay=1)", 2),
+    ],
+)
+def test_what_is_started_again_after_a_kill_ends_as_if_there_had_been_none(layout, algorithm, replicas, tmp_path):
+    """Twelve steps, three epochs; worker 3 dies in the last step but one, when all have saved the last epoch's beginning."""
+    killed, saved = tmp_path / "killed", {"PACELINE_CHECKPOINT": str(tmp_path / "checkpoint")}
+    killed.mkdir()
+    settings = {"steps": 4, "epochs": 3, "clip": 1.0 if algorithm == "all-reduce" else None}
+    codes, said = ends(killed, 4, layout, algorithm, replicas, {**settings, "kill": (3, 10)}, **saved)
+    assert codes == [1, 1, 1, -9], said
+    codes, said = ends(killed, 4, layout, algorithm, replicas, settings, **saved)
+    assert codes == [0] * 4, said
+    (tmp_path / "undisturbed").mkdir()
+    pl.launch(
+        partial(loop, layout, tmp_path / "undisturbed", algorithm=algorithm, replicas=replicas, **settings),
+        workers=4,
+        backend="threads",
+    )
+    for worker in range(4):
+        one, other = found(killed, worker), found(tmp_path / "undisturbed", worker)
+        # Where replicas need not wait for each other, worker 0 may have been ahead, and have seen the second's only.
+        assert len(one["losses"]) in ((4,) if algorithm == "all-reduce" else (4, 8))
+        check_same(one, last_steps(other, len(one["losses"])))
+
+
+def test_torchrun_starts_them_again(tmp_path):
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 4, "--max-restarts", 1]
+    words = [PROGRAM, tmp_path, "tensor(q=2)", "all-reduce", 1, {"steps": 2, "epochs": 3, "kill": (3, 5)}]
+    environment = {**os.environ, "PACELINE_CHECKPOINT": str(tmp_path / "checkpoint"), "PACELINE_DEADLINE_S": "60"}
+    with forked.Python([*launcher, *words], environment=environment, errors=None) as process:
+        _, errors = process.communicate(forked.AGAINST_HANGS_S)
+        assert process.returncode == 0, errors
+    one, expected = found(tmp_path), alone(steps=2, epochs=3)
+    assert len(one["losses"]) == 2, "the third epoch's"
+    check_same(one, last_steps(expected, 2))
+
+
+def test_another_layouts_checkpoint_is_refused(tmp_path):
+    saved = {"PACELINE_CHECKPOINT": str(tmp_path / "checkpoint")}
+    codes, said = ends(tmp_path, 4, "tensor(q=2)", "all-reduce", 1, {"steps": 2, "epochs": 2}, **saved)
+    assert codes == [0] * 4, said
+    codes, said = ends(tmp_path, 4, "tensor(line=4)", "all-reduce", 1, {"steps": 2, "epochs": 3}, **saved)
+    assert all(code != 0 for code in codes)
+    assert all("shards of another layout: resume with the layout" in one for one in said)

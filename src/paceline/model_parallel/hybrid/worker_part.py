@@ -135,6 +135,10 @@ class WorkerPart:
         """Lets the model's layers do what they did before."""
         self.cut.remove()
 
+    def whole_of(self, x: torch.Tensor) -> torch.Tensor:
+        """The whole model's vector (W,) of this worker's `x` (P,) and those of its group, who all call it."""
+        return x if self.sharding is None else self.sharding.whole_of(self.cut.mesh.group.all_gather(x))
+
     def make_state_whole(self, optimizer: torch.optim.Optimizer) -> None:
         """Gives the optimizer's state all of its elements; all workers call it."""
         self.cut.make_state_whole(optimizer)

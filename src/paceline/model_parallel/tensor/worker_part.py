@@ -146,6 +146,10 @@ class WorkerPart:
         while self._hooks:
             self._hooks.pop().remove()
 
+    def whole_of(self, x: Tensor) -> Tensor:
+        """As of `LayoutPart`."""
+        return x if self.sharding is None else self.sharding.whole_of(self.mesh.axes["world"].all_gather(x))
+
     def make_state_whole(self, optimizer: torch.optim.Optimizer) -> None:
         """As of `LayoutPart`."""
         for parameter, placement in self._placed.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -13,6 +14,7 @@ from paceline.algorithms import Algorithm, registry
 from paceline.algorithms.server.client import Client
 from paceline.algorithms.server.served import Served
 from paceline.checkpoint import files as checkpoint_files
+from paceline.checkpoint.contents import Parameters
 from paceline.errors import UsageError
 from paceline.membership.environment import LaunchedEnvironment
 from paceline.membership.final_mean import FinalMean, Given, LeftWeights
@@ -71,11 +73,6 @@ class LaunchedMembership(Membership):
             raise UsageError(
                 "PACELINE_CHECKPOINT is for algorithms whose workers go through rounds together, and"
                 f" {spec} has none: leave it out, or use paceline.launch, whose checkpoints are for all."
-            )
-        if layout is not None and folder is not None:
-            raise UsageError(
-                "PACELINE_CHECKPOINT saves one worker's parameters, of which a layout leaves it a part: leave it out, or use"
-                " paceline.launch, whose checkpoints are whole."
             )
         if layout is not None and copies is not None:
             raise UsageError("Layouts are for models on the CPU so far: move the model there with model.cpu().")
@@ -165,9 +162,18 @@ class LaunchedMembership(Membership):
         """As of `Membership`; every epoch is saved, if any is."""
         if epoch and self._environment.checkpoint is not None:
             own_model = self.ports.shared if self._algorithm.gossip else None
-            values = (lambda: self._memory.parameters(first_batch)) if leads else None
-            self._storage.save(first_batch, optimizer, taken, own_model, values)
+            values = self._parameters(first_batch)
+            self._storage.save(first_batch, optimizer, taken, own_model, values if leads else None)
             self._incomplete = first_batch if leads else self._incomplete
+
+    def _parameters(self, next_batch: int) -> Callable[[], Parameters]:
+        """What makes those of a checkpoint. Under a layout the workers that share worker 0's model bring their parts now."""
+        part, memory = self.part, self._memory
+        if part is None or part.sharding is None or self.worker_id >= part.sharding.parts:
+            return lambda: memory.parameters(next_batch)
+        own = memory.parameters(next_batch)
+        whole = replace(own, x=part.whole_of(own.x))
+        return lambda: whole
 
     def complete_checkpoint(self) -> None:
         """As of `Membership`."""
