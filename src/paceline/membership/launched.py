@@ -175,7 +175,8 @@ class LaunchedRun:
         else:
             dist.destroy_process_group(group)
         if self._worker_id == 0:
-            within_s = min(_FAREWELL_S, self.deadline_s) if failed else self.deadline_s
+            is_lost = failed or self.collectives.somebody_gave_up()  # a worker may be lost in the last operation of all
+            within_s = min(_FAREWELL_S, self.deadline_s) if is_lost else self.deadline_s
             missing_keys(self.store, [f"left/{worker}" for worker in range(self._num_workers)], within_s)
 
     def _agree(self, hello: dict[str, str], gpu: str | None) -> None:

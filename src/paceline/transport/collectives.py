@@ -141,6 +141,10 @@ class DistributedCollectives:
         """
         self._start("broadcast", vector, lambda: dist.broadcast(vector, 0, group=self._group, async_op=True)).wait()
 
+    def somebody_gave_up(self) -> bool:
+        """Whether a worker has, after an operation along any axis, so that nobody need be waited for; or the store is gone."""
+        return self._roll_call.somebody_gave_up()
+
     def end(self) -> None:
         """Says that this worker's program has ended: workers that wait for its part in a round need not go on."""
         if not self._has_ended:
