@@ -1,0 +1,121 @@
+"""What `deepdist.py` makes of its trainings: tables of losses against time and bytes, and which claims hold."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Curve", "losses_at", "median", "said", "until", "verdicts"]
+
+
+@dataclass
+class Curve:
+    """One training: what it had after each update.
+
+    Args:
+        times_s: from its start.
+        num_bytes: sent so far, by all.
+        losses: on all rows that it trains on.
+        accuracy: at its end, on the others, in %.
+        info: what else is said of it.
+    """
+
+    times_s: np.ndarray
+    num_bytes: np.ndarray
+    losses: np.ndarray
+    accuracy: float
+    info: dict[str, float]
+
+    def of(self, what: str) -> np.ndarray:
+        """`time` in s, or `bytes` in MB (n,)."""
+        return self.times_s if what == "time" else self.num_bytes / 1e6
+
+    def first(self, target: float, of: np.ndarray) -> float:
+        """Where of (n,), the times or the bytes, the loss is first at the target; infinite: nowhere."""
+        reached = np.flatnonzero(self.losses <= target)
+        return float(of[reached[0]]) if len(reached) else float("inf")
+
+    def on_the_way(self, times_s: tuple[float, ...]) -> float:
+        """The geometric mean of the losses at some times."""
+        losses = np.array([self.at(one, self.times_s) for one in times_s])
+        return float(np.exp(np.log(np.maximum(losses, 1e-9)).mean()))
+
+    def at(self, where: float, of: np.ndarray) -> float:
+        """The loss there; the last one after the end."""
+        return float(self.losses[max(0, int(np.searchsorted(of, where, side="right")) - 1)])
+
+
+def until(targets: tuple[float, ...], curves: dict[str, list[Curve]]) -> list[str]:
+    """Time and bytes until each target: each seed's."""
+    lines = [
+        "Seconds, and MB, of each seed; - where it was not reached.",
+        "",
+        "| method | " + " | ".join(f"loss {target:g}: s | MB" for target in targets) + " |",
+        "|---" * (1 + 2 * len(targets)) + "|",
+    ]
+    for name, runs in curves.items():
+        cells = []
+        for target in targets:
+            for what in ("time", "bytes"):
+                cells.append(", ".join(reached(one.first(target, one.of(what))) for one in runs))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def verdicts(targets: tuple[float, ...], own: str, curves: dict[str, list[Curve]]) -> list[str]:
+    """What holds of `own` against the others: it is sooner where its slowest seed is sooner than the other's fastest."""
+    lines = []
+    for what in ("time", "bytes"):
+        for other in [name for name in curves if name != own]:
+            cells = []
+            for target in targets:
+                of = [[one.first(target, one.of(what)) for one in curves[name]] for name in (own, other)]
+                cells.append(f"{target:g}: {verdict(*of)}")
+            lines.append(f"- {own} against {other}, by {what} until a loss of {'; '.join(cells)}.")
+    return lines
+
+
+def verdict(own: list[float], theirs: list[float]) -> str:
+    """In words."""
+    if np.isinf(max(own)):
+        return "does not hold, it does not get there with every seed"
+    if np.isinf(min(theirs)):
+        return "holds, the other does not get there"
+    times = median(theirs) / median(own)
+    if max(own) < min(theirs):
+        return "holds, the other does not get there with every seed" if np.isinf(times) else f"holds, {times:.1f} times"
+    if max(theirs) < min(own):
+        return f"does not hold, the other takes {times:.2f} times as much"
+    return "not told apart"
+
+
+def losses_at(curves: dict[str, list[Curve]], what: str, places: tuple[float, ...]) -> list[str]:
+    """Medians over the seeds; in brackets where the training had ended by then."""
+    unit = "s" if what == "time" else "MB"
+    header = " | ".join(f"{place:g} {unit}" for place in places)
+    lines = [f"| method | {header} |", "|---" * (1 + len(places)) + "|"]
+    for name, runs in curves.items():
+        cells = []
+        for place in places:
+            text = said(median(one.at(place, one.of(what)) for one in runs))
+            cells.append(f"({text})" if median(one.of(what)[-1] for one in runs) < place else text)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def median(values: Any) -> float:
+    """Of the seeds."""
+    return float(statistics.median(values))
+
+
+def said(loss: float) -> str:
+    """A loss."""
+    return "infinite" if np.isinf(loss) else f"{loss:.0f}" if loss >= 100 else f"{loss:.3f}"
+
+
+def reached(value: float) -> str:
+    """A time or bytes."""
+    return "-" if np.isinf(value) else f"{value:.2f}"
