@@ -6,5 +6,7 @@
 """
 
 from paceline.integrations.spark import DeepDist, Trained
+from paceline.integrations.spark_launch import SparkRun, launch
+from paceline.integrations.spark_rows import Rows
 
-__all__ = ["DeepDist", "Trained"]
+__all__ = ["DeepDist", "Rows", "SparkRun", "Trained", "launch"]

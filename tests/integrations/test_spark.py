@@ -17,14 +17,14 @@ from torch import nn
 
 pytest.importorskip("pyspark", reason="needs the extra: pip install 'paceline[spark]'")
 pytest.importorskip("pyarrow", reason="needs the extra: pip install 'paceline[spark]'")
-from pyspark import SparkContext
-from pyspark.sql import SparkSession
 from sklearn.datasets import load_digits
 
 import paceline as pl
+from integrations.spark_sessions import end_java, session
 from paceline.cli.installed import java
 from paceline.errors import PacelineError, UsageError
 from paceline.integrations import spark as integration
+from paceline.integrations.spark_failures import first_cause
 from paceline.membership.join_point import Meeting
 from real_data import FOLDER, needs_mnist
 
@@ -34,21 +34,6 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 ROWS, BATCH, EPOCHS = 1000, 16, 3
 SUM = EPOCHS * sum(range(ROWS))  # of what `summed` pushes: each row's number, once in every epoch
-
-
-def session(master):
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark = (
-        SparkSession.builder.master(master)
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.memory", "512m")
-        .config("spark.log.level", "OFF")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.executorEnv.PYTHONPATH", os.pathsep.join(sys.path))  # where these tests' functions are found
-        .getOrCreate()
-    )
-    return spark
 
 
 @pytest.fixture(scope="module", params=["local[2,4]", "local-cluster[2,1,1024]"])
@@ -61,12 +46,7 @@ def spark(request):
 @pytest.fixture(scope="module", autouse=True)
 def _no_process_is_left():
     yield
-    gateway = SparkContext._gateway
-    if gateway is not None:
-        gateway.shutdown()
-        gateway.proc.stdin.close()
-        gateway.proc.wait(60)
-        SparkContext._gateway = SparkContext._jvm = None
+    end_java()
 
 
 def numbers(spark):
@@ -257,7 +237,7 @@ def test_a_gradient_that_fails_is_named_with_its_line(spark):
     line = gradient.__code__.co_firstlineno + 1
     sentence = refused(spark, gradient)
     cause = rf"ZeroDivisionError: .*by zero \(test_spark.py, line {line}\)\."
-    assert re.fullmatch(rf"Spark ended the training, first in partition [01]: {cause}", sentence)
+    assert re.fullmatch(rf"The training failed, first in partition [01]: {cause}", sentence)
 
 
 @pytest.mark.parametrize(
@@ -293,11 +273,9 @@ def test_a_worker_that_is_killed_each_time_is_given_up(spark):
 def test_what_spark_itself_raises_in_a_task_is_said_with_its_last_line():
     text = "Thrown from the Python worker:\nTraceback (most recent call last):\n  File x\n    y\n{}\n\nDriver:"
     nobody = types.SimpleNamespace(check=lambda keys: False)
-    cause = integration._first_cause(
-        RuntimeError(text.format("ModuleNotFoundError: No module named 'mine'")), nobody, 2
-    )
+    cause = first_cause(RuntimeError(text.format("ModuleNotFoundError: No module named 'mine'")), nobody, 2)
     assert "a task raised ModuleNotFoundError: No module named 'mine': make it known to the executors" in cause
-    cause = integration._first_cause(RuntimeError(text.format("OSError: full")), nobody, 2)
+    cause = first_cause(RuntimeError(text.format("OSError: full")), nobody, 2)
     assert cause == "Spark ended the training: a task raised OSError: full."
 
 

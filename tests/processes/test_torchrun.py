@@ -88,6 +88,25 @@ def test_a_public_style_loop_under_torchrun_is_one_with_bigger_batches(algorithm
     assert {one["algorithm"] for one in reports(output)} == {algorithm or "all-reduce"}
 
 
+def test_workers_with_data_of_their_own_go_on_in_rounds_until_the_last_has_ended():
+    """A round's step is one on all its rows together, whichever workers have some; each sees its own rows, and no others."""
+    results = run("own_data", 3)
+    assert [code for code, *_ in results.values()] == [0, 0, 0], results
+    found = [reports(output)[0] for _, output, _ in results.values()]
+    assert [one["seen"] for one in found] == [[2, 3, 2] * 2, [1, 2] * 2, [3, 3, 3, 3] * 2]
+    model, optimizer = torchrun_programs.make(0)
+    own = [torchrun_programs.own_rows(rank) for rank in range(3)]
+    for _ in range(2):
+        for first in (0, 3, 6):
+            x, y = (torch.cat([rows[part][first : first + 3] for rows in own]) for part in range(2))
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    for one in found:
+        for values, expected in zip(one["x"], model.parameters(), strict=True):
+            torch.testing.assert_close(torch.tensor(values), expected.detach().flatten(), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "algorithm", ["d-psgd", "local-sgd(period=2)", "da-sgd(period=2)", "diloco(period=4, delay=1)", "all-reduce"]
 )

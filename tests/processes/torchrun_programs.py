@@ -1,5 +1,6 @@
 """What the workers of test_torchrun.py run: `python torchrun_programs.py PROGRAM`. Each prints one line of JSON."""
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -16,7 +17,7 @@ import paceline as pl
 from paceline.compression.coded_mean import CodedMean
 from paceline.data.plan import BatchPlan
 from paceline.errors import ClippingWarning
-from paceline.membership.environment import current_environment
+from paceline.membership.environment import current_environment, set_environment
 from paceline.membership.launched import LaunchedRun
 
 NUM_SAMPLES, BATCH_SIZE = 96, 8
@@ -337,6 +338,31 @@ def operations():
     }
     lists = {name: tensor.tolist() for name, tensor in results.items()}
     tell({"rank": RANK, "claimed": claimed, "sent_bytes": sent_bytes, "numbers": numbers, **lists})
+
+
+def own_rows(rank):
+    """Rows that no other worker has, of which rank 0 has 5, rank 1 has 2, and rank 2 has 9."""
+    generator = torch.Generator().manual_seed(rank)
+    num_rows = (5, 2, 9)[rank]
+    return torch.randn(num_rows, 4, generator=generator), torch.randint(0, 3, (num_rows,), generator=generator)
+
+
+def own_data():
+    """Loaders of each worker's own, of 2, 1 and 3 batches."""
+    set_environment(dataclasses.replace(current_environment(), own_data=True))
+    model, optimizer = make()
+    rows = torch.utils.data.TensorDataset(*own_rows(RANK))
+    seen = []
+    with pl.attach(model, optimizer) as worker:
+        for _ in range(2):
+            batches = worker.batches(torch.utils.data.DataLoader(rows, batch_size=3))
+            seen.append(len(batches))
+            for x, y in batches:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                seen.append(len(y))
+    report(model, seen=seen)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import re
-import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
@@ -21,10 +19,11 @@ from torch import nn
 
 from paceline.algorithms import Algorithm, parse, registry
 from paceline.algorithms.downpour import Downpour
-from paceline.errors import PacelineError, UsageError, first_line
+from paceline.errors import UsageError
+from paceline.integrations.spark_job import check_installed, collected, driver_host, in_arrow, num_workers
 from paceline.integrations.spark_master import Master
 from paceline.integrations.spark_task import Descent, Gradient, PartitionTask
-from paceline.membership.join_point import Meeting, MeetingLostError
+from paceline.membership.join_point import Meeting
 from paceline.memory.arena import Arena
 from paceline.observe.progress import Progress
 from paceline.transport.keys import new_keys
@@ -34,7 +33,6 @@ from paceline.worker.memberships.memory import own_arena
 __all__ = ["DeepDist", "Trained"]
 
 _SCHEMA = "partition long, attempt long, rows long, first long, steps long, skipped long, sent_bytes long"
-_BETWEEN_LOOKS_S = 0.2
 _TAKEN = ("fetch", "push", "codec")  # of Downpour's arguments
 
 
@@ -107,7 +105,7 @@ class DeepDist:
         host: str | None = None,
         deadline_s: float = 15.0,
     ) -> None:
-        _check_installed()
+        check_installed("DeepDist on Spark")
         if not isinstance(model, nn.Module):
             raise UsageError(f"DeepDist trains a torch.nn.Module, not {type(model).__name__}.")
         if workers is not None and workers < 1:
@@ -156,7 +154,8 @@ class DeepDist:
         for name, value in (("epochs", epochs), ("batch_size", batch_size)):
             if not isinstance(value, int) or value < 1:
                 raise UsageError(f"{name} of DeepDist.train must be a whole number from 1, not {value!r}.")
-        workers, host = _workers(dataframe, self._workers, self._deadline_s), self._host or _driver_host(dataframe)
+        workers, host = num_workers("DeepDist", dataframe, self._workers, self._deadline_s), self._host
+        host = host or driver_host("DeepDist", dataframe)
         keys = new_keys()
         at = f"[{host}]:0" if ":" in host else f"{host}:0"
         with contextlib.closing(Meeting(at, keys, self._deadline_s, role="holder")) as meeting:
@@ -177,17 +176,9 @@ class DeepDist:
             with _served(
                 Master(self.model, descent, self._algorithm, meeting, on_progress), workers + 1, meeting
             ) as master:
-                rows = _collected(dataframe.coalesce(workers).mapInArrow(_function(task), _SCHEMA), meeting, workers)
+                rows = collected(dataframe.coalesce(workers).mapInArrow(in_arrow(task.run), _SCHEMA), meeting, workers)
             master.tell()
             return _trained(master, rows, time.monotonic() - begun_s)
-
-
-def _check_installed() -> None:
-    try:
-        import pyarrow  # pyright: ignore[reportMissingImports]  # noqa: F401
-        import pyspark  # pyright: ignore[reportMissingImports]  # noqa: F401
-    except ImportError as error:
-        raise UsageError("DeepDist on Spark needs its packages: pip install 'paceline[spark]'.") from error
 
 
 def _checked(algorithm: Algorithm) -> Downpour:
@@ -211,94 +202,6 @@ def _checked(algorithm: Algorithm) -> Downpour:
     return algorithm
 
 
-# What Spark says of itself
-
-
-def _context(dataframe: Any) -> Any:
-    """The session's SparkContext; None: there is none, as in Spark Connect."""
-    try:
-        return dataframe.sparkSession.sparkContext
-    except Exception:  # of a class that only newer Sparks have
-        return None
-
-
-def _workers(dataframe: Any, asked: int | None, deadline_s: float) -> int:
-    """How many partitions there are to be at most; executors that are just starting are waited for.
-
-    Raises:
-        UsageError: there are fewer slots, or nobody knows how many there are.
-    """
-    context = _context(dataframe)
-    if context is None:
-        if asked is None:
-            raise UsageError("Spark Connect does not say how many slots there are: give DeepDist(workers=...).")
-        return asked
-    if asked is not None and context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true":
-        return asked
-    until_s, wanted = time.monotonic() + deadline_s, asked or _announced(context)
-    while (slots := _slots(context)) < wanted and time.monotonic() < until_s:
-        time.sleep(_BETWEEN_LOOKS_S)
-    if slots < (asked or 1):
-        raise UsageError(
-            f"DeepDist needs {asked or 1} free slots, one for each worker, and Spark has {slots} ({context.master}): give"
-            f" workers={max(1, slots)}, or start Spark with more cores."
-        )
-    return asked or slots
-
-
-def _announced(context: Any) -> int:
-    """Slots that there will be once all executors have come, as far as the session says; else 1."""
-    conf = context.getConf()
-    own = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", context.master)
-    executors, cores = own.groups() if own else (conf.get("spark.executor.instances"), conf.get("spark.executor.cores"))
-    if executors is None or cores is None:
-        return 1
-    return max(1, int(executors) * (int(cores) // int(conf.get("spark.task.cpus", "1"))))
-
-
-def _slots(context: Any) -> int:
-    """Tasks that can run at the same time."""
-    spark = context._jsc.sc()
-    try:
-        return spark.maxNumConcurrentTasks(spark.resourceProfileManager().defaultResourceProfile())
-    except Exception:  # it is for Spark's own use, and may go
-        return context.defaultParallelism // int(context.getConf().get("spark.task.cpus", "1"))
-
-
-def _driver_host(dataframe: Any) -> str:
-    """The address by which executors reach this process.
-
-    Raises:
-        UsageError: nobody knows.
-    """
-    context = _context(dataframe)
-    if context is None:
-        raise UsageError("Spark Connect does not say how executors reach this process: give DeepDist(host=...).")
-    if context.master.startswith("local"):
-        return "127.0.0.1"
-    name = context.getConf().get("spark.driver.host")
-    try:
-        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError as error:
-        raise UsageError(
-            f"The driver's host {name} is not known here ({error.strerror}): give DeepDist(host=...)."
-        ) from None
-
-
-# One training
-
-
-def _function(task: PartitionTask) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """For `mapInArrow`: it is sent with all that it refers to, the user's functions too."""
-
-    def train_partition(batches: Iterator[Any]) -> Iterator[Any]:
-        import pyarrow  # pyright: ignore[reportMissingImports]
-
-        yield pyarrow.RecordBatch.from_pylist([task.run(batches)])
-
-    return train_partition
-
-
 @contextlib.contextmanager
 def _served(master: Master, num_members: int, meeting: Meeting) -> Iterator[Master]:
     """The master's server serves within; what ended it is raised at the end, in place of what follows from that."""
@@ -314,43 +217,6 @@ def _served(master: Master, num_members: int, meeting: Meeting) -> Iterator[Mast
         finally:
             binding.release()
             arena.segment.close()
-
-
-def _collected(dataframe: Any, meeting: Meeting, workers: int) -> list[dict[str, int]]:
-    """What the tasks have told.
-
-    Raises:
-        PacelineError: the first cause of Spark's having ended the job.
-    """
-    try:
-        return [row.asDict() for row in dataframe.collect()]
-    except Exception as error:
-        raise PacelineError(_first_cause(error, meeting, workers)) from None
-
-
-def _first_cause(error: Exception, meeting: Meeting, workers: int) -> str:
-    failures = []
-    with contextlib.suppress(MeetingLostError):
-        for key in (f"failure/{partition}" for partition in range(workers)):
-            number, _, said = (meeting.get(key) if meeting.check([key]) else b"").decode().partition(" ")
-            if number.isdecimal():
-                failures.append((int(number), said))
-    if failures:
-        return f"Spark ended the training, first in {min(failures)[1]}."
-    text = str(error)
-    if ours := re.findall(r"^paceline\.errors\.\w+: (.*)", text, re.MULTILINE):
-        return ours[0]
-    given_up = re.search(r"Task (\d+) in stage [\d.]+ failed (\d+) times", text)
-    if given_up and "Python worker exited unexpectedly" in text:
-        return (
-            f"Spark ended the training: the Python worker of task {given_up[1]} ended without a word, {given_up[2]} times"
-            " (killed, or out of memory?). See the executor's log, or raise spark.task.maxFailures."
-        )
-    if raised := re.search(r"^Traceback .*\n(?:[ \t].*\n)*(\S.*)", text, re.MULTILINE):
-        missing = raised[1].startswith("ModuleNotFoundError")
-        remedy = ": make it known to the executors, by spark.sparkContext.addPyFile or their PYTHONPATH" * missing
-        return f"Spark ended the training: a task raised {raised[1]}{remedy}."
-    return f"Spark ended the training: {first_line(error)}."
 
 
 def _trained(master: Master, rows: list[dict[str, int]], duration_s: float) -> Trained:

@@ -2,46 +2,63 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
 
-__all__ = ["SpilledRows"]
+from paceline.errors import UsageError
+
+__all__ = ["Rows", "SpilledRows", "spark_folder", "spilled"]
 
 
-class SpilledRows:
-    """The rows of one partition, in a file without a name that is mapped into memory: whatever is killed, nothing is left.
+@contextlib.contextmanager
+def spilled(batches: Iterator[Any]) -> Iterator[IO[bytes]]:
+    """A file without a name with the rows of a partition: whatever is killed, nothing is left.
 
     It lies where Spark keeps its own files (`SPARK_LOCAL_DIRS`), else where temporary files are.
 
-    Costs: the partition's size on that disk; each step copies its own batch.
+    Costs: the partition's size on that disk.
 
     Args:
         batches: of Spark's, as `mapInArrow` gives them (`pyarrow.RecordBatch`); read once, one after the other.
     """
+    import pyarrow as pa  # pyright: ignore[reportMissingImports]
 
-    def __init__(self, batches: Iterator[Any]) -> None:
+    writer = None
+    with tempfile.TemporaryFile(prefix="paceline-", dir=spark_folder()) as file:
+        for batch in batches:
+            if batch.num_rows:
+                writer = writer if writer is not None else pa.ipc.new_file(file, batch.schema)
+                writer.write_batch(batch)
+        if writer is not None:
+            writer.close()
+            file.flush()
+        yield file
+
+
+class SpilledRows:
+    """The rows of one partition, mapped into memory; each step copies its own batch.
+
+    Args:
+        descriptor: of the file that `spilled` has made, which may be closed afterwards.
+    """
+
+    def __init__(self, descriptor: int) -> None:
         import pyarrow as pa  # pyright: ignore[reportMissingImports]
         import pyarrow.compute  # pyright: ignore[reportMissingImports]
 
         self._pa: Any = pa
         self._parts: list[Any] = []
-        writer = None
-        with tempfile.TemporaryFile(prefix="paceline-", dir=_folder()) as file:
-            for batch in batches:
-                if batch.num_rows:
-                    writer = writer if writer is not None else pa.ipc.new_file(file, batch.schema)
-                    writer.write_batch(batch)
-            if writer is not None:
-                writer.close()
-                file.flush()
-                self._mapped = pa.memory_map(f"/proc/self/fd/{file.fileno()}")  # outlives the descriptor
-                self._parts = pa.ipc.open_file(self._mapped).read_all().to_batches()
+        if os.fstat(descriptor).st_size:
+            self._mapped = pa.memory_map(f"/proc/self/fd/{descriptor}")
+            self._parts = pa.ipc.open_file(self._mapped).read_all().to_batches()
         self._ends = np.cumsum([part.num_rows for part in self._parts], dtype=np.int64)
 
     def __len__(self) -> int:
@@ -57,6 +74,44 @@ class SpilledRows:
             parts.append(part.take(self._pa.array(rows[where == index] - (self._ends[index] - part.num_rows))))
         table = self._pa.Table.from_batches(parts).combine_chunks()
         return {name: _values(self._pa, table.column(name).combine_chunks()) for name in table.column_names}
+
+
+class Rows(Dataset[dict[str, Any]]):
+    """The rows that one of Spark's tasks has, for its loop.
+
+    Args:
+        spilled: where they are.
+        seed: of the order in which loaders draw them.
+    """
+
+    def __init__(self, spilled: SpilledRows, seed: int) -> None:
+        self._spilled = spilled
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __len__(self) -> int:
+        return len(self._spilled)
+
+    def __getitem__(self, rows: int | Sequence[int]) -> dict[str, Any]:
+        """Some rows (n) by column: numbers as a tensor (n,), lists of numbers alike long as (n, k), all else as a list."""
+        return self._spilled.batch(np.atleast_1d(np.asarray(rows, dtype=np.int64)))
+
+    def loader(self, batch_size: int, *, shuffle: bool = True, drop_last: bool = False) -> DataLoader[dict[str, Any]]:
+        """A loader of batches of so many rows, which draws another order in each epoch.
+
+        Costs: a copy of each batch; nothing is kept.
+
+        Args:
+            batch_size: rows of a batch.
+            shuffle: whether rows are drawn in random order.
+            drop_last: whether a last batch of fewer rows is left out.
+
+        Raises:
+            UsageError: the batch size is not a whole number from 1.
+        """
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise UsageError(f"batch_size of rows.loader must be a whole number from 1, not {batch_size!r}.")
+        one: Any = RandomSampler(self, generator=self._generator) if shuffle and len(self) else SequentialSampler(self)
+        return DataLoader(self, batch_size=None, sampler=BatchSampler(one, batch_size, drop_last))
 
 
 def _values(pa: Any, column: Any) -> Any:
@@ -77,7 +132,7 @@ def _is_number(pa: Any, kind: Any) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
 
 
-def _folder() -> str | None:
+def spark_folder() -> str | None:
     """One of Spark's folders on this machine that can be written to; None: that of temporary files."""
     for folder in os.environ.get("SPARK_LOCAL_DIRS", "").split(","):
         if folder and Path(folder).is_dir() and os.access(folder, os.W_OK):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +13,9 @@ from torch import Tensor, nn
 
 from paceline.algorithms.downpour import Downpour
 from paceline.algorithms.server.client import Client
-from paceline.errors import PacelineError, PeerLostError, UsageError, WorkerLostError, first_line
-from paceline.integrations.spark_rows import SpilledRows
+from paceline.errors import PeerLostError, UsageError, WorkerLostError
+from paceline.integrations.spark_failures import make_good, said, tell
+from paceline.integrations.spark_rows import SpilledRows, spilled
 from paceline.membership.join_point import Meeting, MeetingLostError
 from paceline.membership.peers import Peers
 from paceline.optim.settings import OptimizerSettings, settings_of
@@ -110,22 +109,22 @@ class PartitionTask:
     seed: int
     deadline_s: float
 
-    def run(self, batches: Iterator[Any]) -> dict[str, int]:
+    def run(self, batches: Iterator[Any]) -> list[dict[str, Any]]:
         """Trains on this partition; returns what came of it, for the driver."""
         from pyspark import TaskContext  # pyright: ignore[reportMissingImports]
 
         context: Any = TaskContext.get()
         torch.set_num_threads(max(1, context.cpus()))
         partition, attempt = context.partitionId(), context.taskAttemptId()
-        rows = SpilledRows(batches)
+        with spilled(batches) as file:
+            rows = SpilledRows(file.fileno())
         with contextlib.closing(self._meet(partition)) as meeting:
             try:
                 told = self._train(meeting, partition, attempt, rows)
             except Exception as error:
                 raise self._failure(meeting, partition, attempt, error) from error
-            with contextlib.suppress(MeetingLostError):
-                meeting.set(_failure_key(partition), "")  # what an attempt before this one failed by is made good
-        return {"partition": partition, "attempt": context.attemptNumber(), "rows": len(rows), **told}
+            make_good(meeting, partition)
+        return [{"partition": partition, "attempt": context.attemptNumber(), "rows": len(rows), **told}]
 
     def _meet(self, partition: int) -> Meeting:
         try:
@@ -185,7 +184,7 @@ class PartitionTask:
             holder = read_peer(meeting.get(f"peer/{partition}")) if meeting.check([f"peer/{partition}"]) else None
             if holder is not None and holder[0] > attempt:
                 return WorkerLostError(f"A newer attempt has taken over partition {partition}: this one ends.")
-            meeting.compare_set(_failure_key(partition), "", f"{meeting.add('failures', 1)} {_said(partition, error)}")
+            tell(meeting, partition, said(partition, error))
         return error
 
 
@@ -265,18 +264,3 @@ def _settings(binding: FlatBinding) -> OptimizerSettings:
     """What servers want to know before a first update; the user's descent steps, and asks nobody."""
     own = dict(zip(map(id, binding.parameters), binding.ranges, strict=True))
     return settings_of(torch.optim.SGD(binding.parameters, lr=1.0), lambda parameter: own.get(id(parameter)))
-
-
-def _failure_key(partition: int) -> str:
-    return f"failure/{partition}"
-
-
-def _said(partition: int, error: Exception) -> str:
-    """What went wrong, and where in the user's code."""
-    if isinstance(error, PacelineError):
-        return f"partition {partition}: {first_line(error)}"
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = str(Path(__file__).parents[1])
-    own = [one for one in frames if not one.filename.startswith(ours) and "site-packages" not in one.filename] or frames
-    where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
-    return f"partition {partition}: {type(error).__name__}: {first_line(error)}{where}"

@@ -89,6 +89,7 @@ class JoinedRun:
         incarnation: how many workers have had the place before.
         is_late: whether training had begun without it.
         is_stale: whether its parameters are not those that the others began with.
+        own_data: whether the workers' batches are not shared out.
         tables: what the workers tell each other.
         counts: of what it communicates.
         notes: what the user may want to know at the end.
@@ -114,6 +115,7 @@ class JoinedRun:
             self._errors.close()
             raise
         self.spec = registry.spec(algorithm)
+        self.own_data = invitation.own_data
         self.notes: list[str] = []
         self.counts = Counts()
         self.is_stale = False

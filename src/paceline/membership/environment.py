@@ -14,6 +14,7 @@ from paceline.checkpoint import files as checkpoint_files
 from paceline.errors import UsageError, shown
 from paceline.evaluation.goal import Goal
 from paceline.specs.bounds import COUNT, COUNT_FROM_0, DEADLINE_S, Bound
+from paceline.transport.keys import Keys
 
 __all__ = [
     "Invitation",
@@ -45,6 +46,7 @@ class WorkerEnvironment:
         incarnation: 0 for the worker's first process, one more after each restart.
         algorithm: the launcher's canonical spec, or None where the user's code names the algorithm.
         seed: the run's.
+        own_data: whether each worker's loaders have samples of their own, so that none of their batches are shared out.
 
     Attributes:
         default_algorithm: where nobody names one.
@@ -55,6 +57,7 @@ class WorkerEnvironment:
     incarnation: int = 0
     algorithm: str | None = None
     seed: int = 0
+    own_data: bool = False
     default_algorithm: ClassVar[str] = "all-reduce"
 
 
@@ -114,11 +117,13 @@ class LaunchedEnvironment(WorkerEnvironment):
         deadline_s: how long it waits for the others.
         checkpoint: folder to save checkpoints in, or None.
         resume: a complete checkpoint to start from, or None.
+        out: folder for this worker's records and model; None: nothing is written.
     """
 
     deadline_s: float = 600.0
     checkpoint: Path | None = None
     resume: Path | None = None
+    out: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,14 +132,14 @@ class Invitation(WorkerEnvironment):
 
     Args:
         address: HOST:PORT of the join point.
-        key: file that all workers of the run share; needed where other machines can reach the address.
+        key: file that all workers of the run share, or what is in it; needed where other machines can reach the address.
         of: how many workers the run has; None: as the first to come says.
         out: folder for this worker's records and model; None: nothing is written.
         deadline_s: how long it waits for the others.
     """
 
     address: str
-    key: Path | None = None
+    key: Path | Keys | None = None
     of: int | None = None
     out: Path | None = None
     deadline_s: float = 600.0

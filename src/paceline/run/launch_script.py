@@ -21,16 +21,13 @@ from typing import Any
 from paceline.algorithms import registry
 from paceline.errors import NotWrittenError, UsageError, name_workers
 from paceline.membership.elastic import check_joinable, num_places
-from paceline.membership.final_mean import why_not_given
 from paceline.membership.join_point import Meeting
 from paceline.observe.written import write_run
 from paceline.records.run_data import RunData, read_events
-from paceline.records.summary import summarize
-from paceline.run.earlier_part import shift_times
+from paceline.run.joined_result import joined_result
 from paceline.storage import files
 from paceline.storage.folder_lock import run_folder
 from paceline.system.interrupts import Interruption, noted
-from paceline.system.machine import machine, versions
 from paceline.worker.supervised import how_ended
 
 __all__ = ["Agent", "free_address", "name_of"]
@@ -200,12 +197,11 @@ class Agent:
         """What the workers of this machine did, from what they wrote."""
         written = _written(self.folder)
         own = [written[child.process.pid] for child in self._children if child.process.pid in written]
-        ended = [one for one in own if one["state"] == "ended"]
-        records = {one["worker"]: read_events(self.folder / f"events-{one['worker']}.jsonl") for one in ended}
-        start_s = min((float(rows["started_s"].min()) for rows in records.values() if len(rows)), default=0.0)
-        for rows in records.values():
-            shift_times(rows, -start_s)
-        wall_s = max((float(rows["ended_s"].max()) for rows in records.values() if len(rows)), default=0.0)
+        records = {
+            one["worker"]: read_events(self.folder / f"events-{one['worker']}.jsonl")
+            for one in own
+            if one["state"] == "ended"
+        }
         about = {
             "task": name_of(self.command),
             "algorithm": own[0]["algorithm"] if own else self.algorithm,
@@ -214,33 +210,18 @@ class Agent:
             "seed": 0,
             "command": " ".join(sys.argv),
         }
-        figures = summarize(records, num_workers=of, wall_s=wall_s, gossip=True)
-        all_failed = all(child.process.returncode for child in self._children)
-        came_to_nothing = not interruption and (not ended or (all_failed and not figures["steps"]))
-        reason = f"Interrupted by {interruption.name}." if interruption else ""
-        if came_to_nothing:
-            reason = " ".join(self.notes) or "No worker called paceline.attach."
-        notes = [*self.notes, *dict.fromkeys(note for one in ended for note in one["notes"])]
-        not_given = 0 if interruption else max((one["batches_not_given"] for one in ended), default=0)
-        if not_given:
-            reason = why_not_given(not_given)
-        result = {
-            **about,
-            "outcome": "crashed" if not_given or came_to_nothing else "stopped",
-            "outcome_reason": reason,
-            **figures,
-            "gossip": True,
-            "workers_here": sorted(records),
-            "workers_lost": [one["worker"] for one in own if one["state"] != "ended"],
-            "restarts": self._num_restarted,
-            "models_in_mean": max((one["models_in_mean"] for one in ended), default=0),
-            "consensus_distance": next((one["consensus_distance"] for one in ended), None),
-            "worst_worker_accuracy": None,
-            "unresolved_exchanges": sum(one["unresolved_exchanges"] for one in ended),
-            "notes": notes,
-            "machine": machine(),
-            "versions": versions(),
-        }
+        why = " ".join(self.notes) or "No worker called paceline.attach."
+        result = joined_result(
+            about,
+            own,
+            records,
+            gossip=True,
+            notes=self.notes,
+            restarts=self._num_restarted,
+            reason=f"Interrupted by {interruption.name}." if interruption else why,
+            failed=all(child.process.returncode for child in self._children),
+            interrupted=bool(interruption),
+        )
         run = RunData({**about, "join": self.address, "workers_started_here": self.workers}, result, records, [])
         write_run(run, self.folder, title=f"{about['task']}: {about['algorithm']}", command=about["command"])
         silent = [one["worker"] for one in own if one["state"] != "ended" and self._ended_well(one["pid"])]

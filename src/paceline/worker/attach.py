@@ -237,7 +237,7 @@ class Worker(WholeRun):
         self._undo.append(self._batches.close)
         self._bind_newest()
         replica.awaited = StepsAwaited(parameters)
-        if run.deals_batches:
+        if run.deals_batches or self.num_workers > 1:
             # HACK: PyTorch's schedulers warn when they step before the optimizer did, which they rightly do in an epoch that a
             # resumed run skips, or in which others had all the batches. They ask this attribute; without it, they warn.
             for one in members:
@@ -298,8 +298,8 @@ class Worker(WholeRun):
         next epoch. A worker that leaves one at a `break` leaves the rest to the others. Alone, the loader itself is used. Of a
         `DataLoader` all settings are used: its own processes fetch what this worker has claimed, ahead of the loop (threads
         and simulated workers fetch by themselves); a DistributedSampler is ignored with a warning. A sequence is taken as one
-        of batches. Of any other iterable, and of an IterableDataset, every worker reads all, which has to be the same for all,
-        and worker i takes every num_workers-th batch: not in lockstep.
+        of batches. Of any other iterable, and of an IterableDataset, every worker reads all, the same for all, and takes every
+        num_workers-th batch: not in lockstep. Workers of `pl.spark.launch` have loaders of their own, and share nothing.
 
         Raises:
             UsageError: when iterated or asked for its length: its batches cannot be shared; the message says why.

@@ -144,6 +144,8 @@ class WorkerBatches:
         whole = len(loader) if batches is None else batches.length
         if whole is None:
             raise TypeError(f"{type(loader).__name__} does not tell how many batches it has")
+        if not self._membership.deals_batches:
+            return whole
         if self.algorithm.lockstep or batches is None:
             return len(range(self.worker_id, whole, self.num_workers))
         return -(-whole // self.num_workers)
@@ -164,6 +166,8 @@ class WorkerBatches:
         if batches is None:
             if self.num_workers == 1:
                 yield from self._whole(iter(loader))
+            elif not self._membership.deals_batches:
+                yield from self._own(loader)
             else:
                 yield from self._every_nth(loader)
                 self._tell_end()
@@ -327,12 +331,7 @@ class WorkerBatches:
     def _every_nth(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Of a stream every worker reads all and takes its part; one that goes on leaves out what it has had."""
         if self.algorithm.lockstep:
-            of = f" of {type(loader.dataset).__name__}, a stream," if isinstance(loader, DataLoader) else ""
-            raise UsageError(
-                f"Lockstep methods need to know how many batches there are, and this {type(loader).__name__}{of} does not"
-                " tell: give worker.batches a DataLoader with a sized data set, or a list of batches; or take an asynchronous"
-                " method such as ad-psgd or hogwild."
-            )
+            raise _does_not_tell(loader)
         iterator = self._stream_of(loader)
         index = -1
         while not self._membership.stopped():
@@ -351,6 +350,23 @@ class WorkerBatches:
             self._begin(started_s, -1, length_of(batch) or 1)
             yield batch
 
+    def _own(self, loader: Any) -> Iterator[Any]:
+        """A loader whose samples no other worker has; in lockstep all have as many rounds as the one with the most batches."""
+        rounds = taken = 0
+        if self.algorithm.lockstep:
+            try:
+                rounds = max(self._membership.gatherer.gather(len(loader)))
+            except TypeError:
+                raise _does_not_tell(loader) from None
+        for batch in self._whole(iter(loader)):
+            taken += 1
+            yield batch
+        while taken < rounds and not self._membership.stopped():
+            taken += 1
+            self._replica.begin(self._replica.now_s(), -1, 0, absent=True)
+        if self._replica.idle:
+            self._bind_newest()
+
     def _whole(self, own: Iterator[Any]) -> Iterator[Any]:
         begin, now_s, is_stopped = self._replica.begin, self._replica.now_s, self._membership.stopped
         started_s = now_s()
@@ -361,3 +377,12 @@ class WorkerBatches:
                 break
             started_s = now_s()
         self._tell_end()
+
+
+def _does_not_tell(loader: Any) -> UsageError:
+    of = f" of {type(loader.dataset).__name__}, a stream," if isinstance(loader, DataLoader) else ""
+    return UsageError(
+        f"Lockstep methods need to know how many batches there are, and this {type(loader).__name__}{of} does not tell: give"
+        " worker.batches a DataLoader with a sized data set, or a list of batches; or take an asynchronous method such as"
+        " ad-psgd or hogwild."
+    )

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -15,16 +11,15 @@ import torch
 from torch import nn
 
 from paceline.algorithms import Algorithm
-from paceline.errors import NotWrittenError, UsageError
+from paceline.errors import UsageError
 from paceline.membership.claims import JoinedClaims
 from paceline.membership.elastic import JoinedRun
 from paceline.membership.final_mean import FinalMean, Given, LeftWeights
-from paceline.records.run_data import write_events, write_json
 from paceline.records.step_record import PackedRecords
-from paceline.storage import tensor_files
 from paceline.vectors.flat import FlatBinding
 from paceline.worker.memberships.membership import BatchShare, Membership
 from paceline.worker.memberships.memory import WorkerMemory, copies_of, named_buffers, own_arena
+from paceline.worker.memberships.written import write_end, write_state
 
 __all__ = ["ElasticMembership", "report"]
 
@@ -33,20 +28,8 @@ def report(run: JoinedRun, folder: Path | None, state: str, **figures: Any) -> N
     """Writes what `paceline launch` wants to know of a worker into its folder, if there is one."""
     if folder is None:
         return
-    about = {"worker": run.worker_id, "incarnation": run.incarnation, "pid": os.getpid(), "state": state}
-    about |= {"algorithm": run.spec, "notes": run.notes, **figures}
-    about["unresolved_exchanges"] = run.counts.unresolved_exchanges
-    with _or_warning():
-        write_json(folder / f"worker-{run.worker_id}-{run.incarnation}.json", about)
-
-
-@contextlib.contextmanager
-def _or_warning() -> Iterator[None]:
-    """Where something cannot be written, the user's program goes on all the same: it may have a model to save."""
-    try:
-        yield
-    except NotWrittenError as error:
-        warnings.warn(str(error), stacklevel=4)
+    figures |= {"algorithm": run.spec, "notes": run.notes, "unresolved_exchanges": run.counts.unresolved_exchanges}
+    write_state(folder, run.worker_id, run.incarnation, state, **figures)
 
 
 class ElasticMembership(Membership):
@@ -76,6 +59,7 @@ class ElasticMembership(Membership):
         self._folder = folder
         self.worker_id, self.num_workers, self.incarnation = run.worker_id, run.num_workers, run.incarnation
         self.random_states = random_states
+        self.deals_batches = not run.own_data
         self.tables, self.gatherer = run.tables, _NobodyToWaitFor()
         self.binding = FlatBinding(model.parameters(), on_any_device=True)
         copies, buffers = copies_of(self.binding, algorithm), named_buffers(model)
@@ -124,12 +108,8 @@ class ElasticMembership(Membership):
     def write_end(self, model: nn.Module, mean: FinalMean | None) -> None:
         """As of `Membership`."""
         if mean is not None:
-            if self._folder is not None:
-                with _or_warning():
-                    write_events(self._folder / f"events-{self.worker_id}.jsonl", self._records.array())
-                    tensor_files.save(
-                        self._folder / "model.pt", _on_cpu(model.state_dict())
-                    )  # every worker has the same
+            if self._folder is not None:  # every worker has the same model
+                write_end(self._folder, self.worker_id, self._records.array(), model)
             figures = {"consensus_distance": mean.consensus_distance, "models_in_mean": mean.num_models}
             report(self._run, self._folder, "ended", **figures, batches_not_given=mean.num_not_given)
 
@@ -148,10 +128,3 @@ class _NobodyToWaitFor:
 
     def leave(self) -> None:
         pass
-
-
-def _on_cpu(state: dict[str, Any]) -> dict[str, Any]:
-    for name, value in state.items():
-        if isinstance(value, torch.Tensor):
-            state[name] = value.cpu()
-    return state  # with what PyTorch keeps beside its items

@@ -27,6 +27,7 @@ from paceline.worker.gathering import StoreGatherer
 from paceline.worker.hosted_servers import HostedServers
 from paceline.worker.memberships.membership import BatchShare, Membership
 from paceline.worker.memberships.memory import WorkerMemory, copies_of, named_buffers, own_arena
+from paceline.worker.memberships.written import write_end, write_state
 from paceline.worker.storage import WorkerStorage
 
 __all__ = ["LaunchedMembership"]
@@ -63,6 +64,7 @@ class LaunchedMembership(Membership):
         self._incomplete: int | None = None  # a checkpoint that not all workers have written
         self.worker_id, self.num_workers = environment.worker_id, environment.num_workers
         self.random_states = random_states
+        self.deals_batches = not environment.own_data
         folder, resume = environment.checkpoint, environment.resume
         self.resumed_from = resume.name if resume is not None else ""
         self.binding = FlatBinding(model.parameters(), on_any_device=True)
@@ -97,7 +99,7 @@ class LaunchedMembership(Membership):
             )
         if gpu is not None:  # what is wrong with NCCL is said here, and not within a backward pass
             run.collectives.start_all_reduce(torch.zeros(1, device=self.binding.device)).wait()
-        records = PackedRecords()
+        self._records = records = PackedRecords()
         if layout is not None:
             self.part = part_of(model, layout, self.worker_id, self.num_workers, self.seed)
             self.binding = self.part.binding
@@ -199,6 +201,17 @@ class LaunchedMembership(Membership):
                 out.copy_(left.x)
             self._run.start_from_worker_0([out, *(one.detach() for one in self._memory.buffers.values())])
         return mean
+
+    def write_end(self, model: nn.Module, mean: FinalMean | None) -> None:
+        """As of `Membership`; worker 0's buffers are the run's."""
+        folder = self._environment.out
+        if folder is not None:
+            write_end(folder, self.worker_id, self._records.array(), model if self.worker_id == 0 else None)
+            figures: dict[str, Any] = {"algorithm": registry.spec(self._algorithm), "notes": [], "batches_not_given": 0}
+            figures["unresolved_exchanges"] = self.ports.counts.unresolved_exchanges
+            figures["models_in_mean"] = mean.num_models if mean is not None else 0
+            figures["consensus_distance"] = mean.consensus_distance if mean is not None else None
+            write_state(folder, self.worker_id, 0, "ended", **figures)
 
     def close(self, *, failed: bool) -> None:
         """As of `Membership`."""

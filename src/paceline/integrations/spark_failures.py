@@ -1,0 +1,100 @@
+"""What went wrong in Spark's tasks: told at the join point by each, and the first cause of it found by the driver."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import traceback
+from pathlib import Path
+from typing import Literal
+
+from paceline.errors import PacelineError, first_line
+from paceline.membership.join_point import Meeting, MeetingLostError
+
+__all__ = ["Kind", "failed_in", "first_cause", "first_told", "make_good", "said", "tell"]
+
+Kind = Literal["raised", "died", "follows"]
+
+
+def tell(meeting: Meeting, partition: int, sentence: str, kind: Kind = "raised") -> None:
+    """Tells the driver, if the partition has not told of another failure before.
+
+    Args:
+        meeting: the join point.
+        partition: whose task failed.
+        sentence: how, and that it was this partition.
+        kind: whether it raised an error, or its process died, or it says no more than that another worker has ended.
+    """
+    with contextlib.suppress(MeetingLostError):
+        number = meeting.add("failures", 1)
+        meeting.compare_set(_key(partition), "", f"{kind} {number} {sentence}")
+
+
+def make_good(meeting: Meeting, partition: int) -> None:
+    """What an attempt at the partition failed by is of no interest any more: another one has come to its end."""
+    with contextlib.suppress(MeetingLostError):
+        meeting.set(_key(partition), "")
+
+
+def said(partition: int, error: Exception) -> str:
+    """What went wrong, and where in the user's code."""
+    if isinstance(error, PacelineError):
+        return f"partition {partition}: {first_line(error)}"
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = str(Path(__file__).parents[1])
+    own = [one for one in frames if not one.filename.startswith(ours) and "site-packages" not in one.filename] or frames
+    where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    return f"partition {partition}: {type(error).__name__}: {first_line(error)}{where}"
+
+
+def first_cause(error: Exception, meeting: Meeting, workers: int) -> str:
+    """Why Spark has ended a job, in one sentence.
+
+    Args:
+        error: Spark's.
+        meeting: where its tasks told of their failures.
+        workers: partitions of the job.
+    """
+    if told := first_told(meeting, workers):
+        return failed_in(told)
+    text = str(error)
+    if ours := re.findall(r"^paceline\.errors\.\w+: (.*)", text, re.MULTILINE):
+        return ours[0]
+    given_up = re.search(r"Task (\d+) in stage [\d.]+ failed (\d+) times", text)
+    if given_up and "Python worker exited unexpectedly" in text:
+        return (
+            f"Spark ended the training: the Python worker of task {given_up[1]} ended without a word, {given_up[2]} times"
+            " (killed, or out of memory?). See the executor's log, or raise spark.task.maxFailures."
+        )
+    if raised := re.search(r"^Traceback .*\n(?:[ \t].*\n)*(\S.*)", text, re.MULTILINE):
+        missing = raised[1].startswith("ModuleNotFoundError")
+        remedy = ": make it known to the executors, by spark.sparkContext.addPyFile or their PYTHONPATH" * missing
+        return f"Spark ended the training: a task raised {raised[1]}{remedy}."
+    return f"Spark ended the training: {first_line(error)}."
+
+
+def failed_in(told: str) -> str:
+    """The sentence of what a task has told."""
+    return f"The training failed, first in {told}."
+
+
+def first_told(meeting: Meeting, workers: int, *kinds: Kind) -> str:
+    """The first of what the tasks have told, what follows from another worker's end last; empty: nothing.
+
+    Args:
+        meeting: the join point.
+        workers: partitions.
+        kinds: of failures, that are looked for; none: all.
+    """
+    told = []
+    with contextlib.suppress(MeetingLostError):
+        for key in map(_key, range(workers)):
+            kind, _, rest = (meeting.get(key) if meeting.check([key]) else b"").decode().partition(" ")
+            number, _, sentence = rest.partition(" ")
+            if number.isdecimal() and (not kinds or kind in kinds):
+                told.append((kind == "follows", int(number), sentence))
+    return min(told)[2] if told else ""
+
+
+def _key(partition: int) -> str:
+    return f"failure/{partition}"

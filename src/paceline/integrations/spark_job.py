@@ -1,0 +1,131 @@
+"""What both ways of training in Spark ask of a session: its slots, its driver's address, and a job's result."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from paceline.errors import PacelineError, UsageError
+from paceline.integrations.spark_failures import first_cause
+from paceline.membership.join_point import Meeting
+
+__all__ = ["check_installed", "collected", "context_of", "driver_host", "in_arrow", "num_workers"]
+
+_BETWEEN_LOOKS_S = 0.2
+
+
+def check_installed(who: str) -> None:
+    """Names the extra of `who`, where it is missing.
+
+    Raises:
+        UsageError: it is.
+    """
+    try:
+        import pyarrow  # pyright: ignore[reportMissingImports]  # noqa: F401
+        import pyspark  # pyright: ignore[reportMissingImports]  # noqa: F401
+    except ImportError as error:
+        raise UsageError(f"{who} needs its packages: pip install 'paceline[spark]'.") from error
+
+
+def context_of(dataframe: Any) -> Any:
+    """The session's SparkContext; None: there is none, as in Spark Connect."""
+    try:
+        return dataframe.sparkSession.sparkContext
+    except Exception:  # of a class that only newer Sparks have
+        return None
+
+
+def num_workers(who: str, dataframe: Any, asked: int | None, deadline_s: float) -> int:
+    """How many tasks there are to be; executors that are just starting are waited for.
+
+    Args:
+        who: asks, for messages.
+        dataframe: of the session.
+        asked: how many the user wants; None: as many as there are slots.
+        deadline_s: how long to wait for executors.
+
+    Raises:
+        UsageError: there are fewer slots, or nobody knows how many there are.
+    """
+    context = context_of(dataframe)
+    if context is None:
+        if asked is None:
+            raise UsageError(f"Spark Connect does not say how many slots there are: give {who}(workers=...).")
+        return asked
+    if asked is not None and context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true":
+        return asked
+    until_s, wanted = time.monotonic() + deadline_s, asked or _announced(context)
+    while (slots := _slots(context)) < wanted and time.monotonic() < until_s:
+        time.sleep(_BETWEEN_LOOKS_S)
+    if slots < (asked or 1):
+        raise UsageError(
+            f"{who} needs {asked or 1} free slots, one for each worker, and Spark has {slots} ({context.master}): give"
+            f" workers={max(1, slots)}, or start Spark with more cores."
+        )
+    return asked or slots
+
+
+def _announced(context: Any) -> int:
+    """Slots that there will be once all executors have come, as far as the session says; else 1."""
+    conf = context.getConf()
+    own = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", context.master)
+    executors, cores = own.groups() if own else (conf.get("spark.executor.instances"), conf.get("spark.executor.cores"))
+    if executors is None or cores is None:
+        return 1
+    return max(1, int(executors) * (int(cores) // int(conf.get("spark.task.cpus", "1"))))
+
+
+def _slots(context: Any) -> int:
+    """Tasks that can run at the same time."""
+    spark = context._jsc.sc()
+    try:
+        return spark.maxNumConcurrentTasks(spark.resourceProfileManager().defaultResourceProfile())
+    except Exception:  # it is for Spark's own use, and may go
+        return context.defaultParallelism // int(context.getConf().get("spark.task.cpus", "1"))
+
+
+def driver_host(who: str, dataframe: Any) -> str:
+    """The address by which executors reach this process; `who` asks.
+
+    Raises:
+        UsageError: nobody knows.
+    """
+    context = context_of(dataframe)
+    if context is None:
+        raise UsageError(f"Spark Connect does not say how executors reach this process: give {who}(host=...).")
+    if context.master.startswith("local"):
+        return "127.0.0.1"
+    name = context.getConf().get("spark.driver.host")
+    try:
+        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise UsageError(
+            f"The driver's host {name} is not known here ({error.strerror}): give {who}(host=...)."
+        ) from None
+
+
+def collected(dataframe: Any, meeting: Meeting, workers: int) -> list[dict[str, Any]]:
+    """What the tasks have told.
+
+    Raises:
+        PacelineError: the first cause of Spark's having ended the job.
+    """
+    try:
+        return [row.asDict() for row in dataframe.collect()]
+    except Exception as error:
+        raise PacelineError(first_cause(error, meeting, workers)) from None
+
+
+def in_arrow(run: Callable[[Iterator[Any]], list[dict[str, Any]]]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """What a task does with its batches, for `mapInArrow`: it is sent with all that it refers to, the user's functions too."""
+
+    def of_partition(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow  # pyright: ignore[reportMissingImports]
+
+        if rows := run(batches):
+            yield pyarrow.RecordBatch.from_pylist(rows)
+
+    return of_partition

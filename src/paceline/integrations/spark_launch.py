@@ -1,0 +1,234 @@
+"""`pl.spark.launch`: runs a training function in Spark's tasks, each worker on its task's partition of a DataFrame."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from paceline.algorithms import Algorithm, registry
+from paceline.errors import PacelineError, UsageError, shown
+from paceline.integrations.spark_failures import failed_in, first_told
+from paceline.integrations.spark_job import (
+    check_installed,
+    collected,
+    context_of,
+    driver_host,
+    in_arrow,
+    num_workers,
+)
+from paceline.integrations.spark_rows import Rows
+from paceline.integrations.spark_worker import WorkerTask
+from paceline.membership.elastic import check_joinable
+from paceline.membership.join_point import Meeting
+from paceline.membership.launched import check_algorithm
+from paceline.observe.written import write_run
+from paceline.records.run_data import RunData, read_events
+from paceline.run.joined_result import joined_result
+from paceline.specs.bounds import check_run
+from paceline.storage import tensor_files
+from paceline.storage.folder_lock import run_folder
+from paceline.transport.keys import new_keys
+from paceline.worker.chosen_algorithm import given_algorithm
+
+__all__ = ["SparkRun", "launch"]
+
+_SCHEMA = "about string, events binary, model binary"
+_REACH_S = 15.0  # in which executors that are just starting come, and tasks look for the driver
+_WHO = "pl.spark.launch"
+
+
+@dataclass(slots=True)
+class SparkRun(RunData):
+    """What `launch` returns: a run as of `paceline.launch`, and its model.
+
+    Args:
+        state_dict: of the trained model, which all workers end with.
+    """
+
+    state_dict: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+
+
+def launch(
+    train: Callable[[Rows], Any],
+    *,
+    workers: int,
+    data: Any,
+    algorithm: Algorithm | str = "ad-psgd",
+    seed: int = 0,
+    host: str | None = None,
+    out: Path | str | None = None,
+    deadline_s: float = 600.0,
+) -> SparkRun:
+    """Calls `train(rows)` in one of Spark's tasks for each worker; inside, `attach` makes them one run.
+
+    `rows` is a data set of the task's own rows: `worker.batches(rows.loader(batch_size=32))` goes through all of them, and
+    shares them with nobody. Each task keeps its partition in a file that is mapped into memory, and runs the function in a
+    process of its own beside it.
+
+    Methods that survive a death (`ad-psgd`) run in ordinary tasks. One that Spark starts again takes the dead worker's place,
+    with a neighbour's model, and goes through its rows from the beginning; if the others are about to end by then, the run
+    does without it. All other methods that need no shared memory run in a barrier stage, which Spark starts again as a whole.
+
+    Costs: a shuffle that deals the rows out evenly, but for ordinary tasks on data that has a partition for each worker; per
+    worker its rows' size on an executor's disk, and a process; the model comes back from each worker, within
+    spark.driver.maxResultSize.
+    Use when: data lies in Spark, and the loop is yours.
+    Not: `DeepDist`, which has the model at the driver, and counts every update once when tasks die.
+
+    Args:
+        train: a function of the rows; sent by value where executors cannot import it. What it returns is not passed on.
+        workers: how many tasks, which Spark must be able to run at once.
+        data: a DataFrame of Spark.
+        algorithm: spec or instance.
+        seed: of the order in which `rows.loader` draws.
+        host: address of the driver's machine by which executors reach it; None: `spark.driver.host`.
+        out: folder for events, result, trace, report and `model.pt`; None: nothing is written.
+        deadline_s: how long workers wait for each other.
+
+    Returns:
+        The run: records, `result`, and the model's `state_dict`.
+
+    Raises:
+        UsageError: something cannot be launched as asked, such as more workers than free slots.
+        PacelineError: the first cause of what ended the training.
+    """
+    check_installed(_WHO)
+    if not callable(train):
+        raise UsageError(f"{_WHO} runs a function of a task's rows, not {shown(train)}.")
+    check_run({"workers": workers, "seed": seed})
+    chosen = given_algorithm(algorithm)
+    if chosen is None:
+        raise UsageError(
+            f"{_WHO} needs an algorithm, by which it chooses the kind of Spark's stage: give algorithm=..."
+        )
+    chosen.check(workers)
+    in_barrier = _needs_all(chosen, workers)
+    spec = registry.spec(chosen)
+    _check_session(data, in_barrier=in_barrier)
+    num_workers(_WHO, data, workers, _REACH_S)
+    host = host or driver_host(_WHO, data)
+    keys = new_keys()
+    at = f"[{host}]:0" if ":" in host else f"{host}:0"
+    with _folder(out) as folder, contextlib.closing(Meeting(at, keys, _REACH_S, role="holder")) as meeting:
+        task = WorkerTask(
+            meeting.address,
+            keys,
+            _pickled(train),
+            spec,
+            workers,
+            in_barrier,
+            seed,
+            _REACH_S,
+            deadline_s,
+        )
+        # A barrier stage refuses partitions that were put together or united in it: a shuffle leaves that to a stage before.
+        parts = data if not in_barrier and _num_partitions(data) == workers else data.repartition(workers)
+        options = {"barrier": True} if in_barrier else {}
+        rows = collected(parts.mapInArrow(in_arrow(task.run), _SCHEMA, **options), meeting, workers)
+        if told := first_told(meeting, workers, "raised"):  # started again, it came too late to make that good
+            raise PacelineError(failed_in(told))
+        about = {
+            "task": str(getattr(train, "__name__", "train")),
+            "algorithm": spec,
+            "workers": workers,
+            "backend": "spark",
+            "seed": seed,
+            "command": " ".join(sys.argv),
+        }
+        run = _run_of(about, rows, folder, gossip=chosen.gossip)
+        if out is not None:
+            write_run(run, folder, title=f"{about['task']}: {spec}", command=about["command"])
+        return run
+
+
+def _needs_all(algorithm: Algorithm, workers: int) -> bool:
+    """Whether no worker may be missing, so that they need a barrier stage.
+
+    Raises:
+        UsageError: the algorithm runs in no tasks.
+    """
+    try:
+        check_joinable(algorithm, workers)
+    except UsageError:
+        check_algorithm(registry.spec(algorithm), algorithm.needs)
+        return True
+    return False
+
+
+def _check_session(data: Any, *, in_barrier: bool) -> None:
+    """Raises `UsageError` where Spark would start workers that the run does not expect."""
+    context = context_of(data)
+    if context is not None and not in_barrier and context.getConf().get("spark.speculation", "false") == "true":
+        raise UsageError(
+            "spark.speculation starts a slow worker a second time while the first one lives, and a run has one place for each:"
+            " start Spark with spark.speculation=false, or choose a lockstep algorithm, whose tasks Spark starts once."
+        )
+
+
+def _num_partitions(data: Any) -> int | None:
+    """None: Spark Connect does not say."""
+    try:
+        return data.rdd.getNumPartitions()
+    except Exception:  # of a class that only newer Sparks have
+        return None
+
+
+def _pickled(train: Callable[[Rows], Any]) -> bytes:
+    from pyspark import cloudpickle  # pyright: ignore[reportMissingImports]
+
+    try:
+        return cloudpickle.dumps(train)
+    except Exception as error:
+        raise UsageError(f"The function to train cannot be sent to Spark's tasks: {error}.") from error
+
+
+@contextlib.contextmanager
+def _folder(out: Path | str | None) -> Iterator[Path]:
+    if out is None:
+        with tempfile.TemporaryDirectory(prefix="paceline-") as name:
+            yield Path(name)
+        return
+    with run_folder(Path(out)):
+        yield Path(out)
+
+
+def _run_of(about: dict[str, Any], rows: list[dict[str, Any]], folder: Path, *, gossip: bool) -> SparkRun:
+    """The run, from what its workers wrote.
+
+    Raises:
+        PacelineError: it came to nothing.
+    """
+    own: list[dict[str, Any]] = []
+    records = {}
+    for row in rows:
+        one = json.loads(row["about"])
+        events = folder / f"events-{one['worker']}.jsonl"
+        events.write_bytes(row["events"])
+        records[one["worker"]] = read_events(events)
+        own.append(one)
+        if row["model"]:
+            (folder / "model.pt").write_bytes(row["model"])
+    notes = []
+    if missing := about["workers"] - len(rows):
+        notes.append(f"{missing} of {about['workers']} tasks brought no result: started again, they came too late.")
+    result = joined_result(
+        about,
+        own,
+        records,
+        gossip=gossip,
+        notes=notes,
+        restarts=sum(one["attempt"] for one in own),
+        reason="No worker called paceline.attach.",
+    )
+    if result["outcome"] == "crashed":
+        raise PacelineError(result["outcome_reason"])
+    state = tensor_files.load(folder / "model.pt", "the run's model")
+    return SparkRun(dict(about), result, records, [], state_dict=state)

@@ -1,0 +1,200 @@
+"""What one of Spark's tasks does under `pl.spark.launch`: keeps its rows in a file, and has the user's loop run beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from paceline.errors import PacelineError, UsageError, WorkerLostError
+from paceline.integrations.spark_failures import Kind, first_told, make_good, said, tell
+from paceline.integrations.spark_loop import FAILURE, Loop
+from paceline.integrations.spark_rows import spark_folder, spilled
+from paceline.membership.environment import Invitation, LaunchedEnvironment, WorkerEnvironment
+from paceline.membership.join_point import Meeting, MeetingLostError
+from paceline.storage import files
+from paceline.transport.keys import Keys
+from paceline.worker.supervised import how_ended
+
+__all__ = ["WorkerTask"]
+
+_CAUSE_S = 5.0  # in which the worker whose end the others have met says why
+_BETWEEN_LOOKS_S = 0.1
+_dist: Any = dist  # its type stubs do not name the stores
+
+
+@dataclass(frozen=True)
+class WorkerTask:
+    """A task, as data that Spark sends to its executors; the key is in there, and nowhere else.
+
+    Args:
+        address: of the driver's join point.
+        keys: of the run.
+        function: the user's, pickled.
+        algorithm: spec.
+        workers: of the run.
+        in_barrier: whether all tasks run in a barrier stage, and meet as torchrun's workers do; else they come and go.
+        seed: of the rows' order.
+        reach_s: how long to look for the driver.
+        deadline_s: how long workers wait for each other.
+    """
+
+    address: str
+    keys: Keys
+    function: bytes
+    algorithm: str
+    workers: int
+    in_barrier: bool
+    seed: int
+    reach_s: float
+    deadline_s: float
+
+    def run(self, batches: Iterator[Any]) -> list[dict[str, Any]]:
+        """Has the loop train on this partition; returns what its worker wrote, or nothing if it came too late."""
+        from pyspark import BarrierTaskContext, TaskContext  # pyright: ignore[reportMissingImports]
+
+        context: Any = BarrierTaskContext.get() if self.in_barrier else TaskContext.get()
+        partition, attempt = context.partitionId(), context.attemptNumber()
+        with spilled(batches) as rows, contextlib.closing(self._meet(partition)) as meeting:
+            if attempt and self._is_over(meeting):
+                return []
+            with tempfile.TemporaryDirectory(prefix="paceline-", dir=spark_folder()) as name:
+                folder = Path(name)
+                try:
+                    self._train(context, meeting, rows.fileno(), folder)
+                except _LoopError as error:
+                    if attempt and error.is_ours and self._is_over(meeting):
+                        return []
+                    raise self._failure(meeting, partition, str(error), error.kind) from None
+                except PacelineError as error:
+                    raise self._failure(meeting, partition, said(partition, error), "raised") from None
+                make_good(meeting, partition)
+                return _written(folder, attempt)
+
+    def _meet(self, partition: int) -> Meeting:
+        try:
+            return Meeting(self.address, self.keys, self.reach_s, role="guest")
+        except WorkerLostError as error:
+            raise WorkerLostError(
+                f"The task of partition {partition} cannot reach the driver at {self.address} within {self.reach_s:g} s:"
+                " give launch(host=...) an address of the driver's machine that executors can reach."
+            ) from error
+
+    def _is_over(self, meeting: Meeting) -> bool:
+        """Whether the others are about to end, so that the run takes no more workers."""
+        return not self.in_barrier and meeting.check(["ending"])
+
+    def _train(self, context: Any, meeting: Meeting, rows: int, folder: Path) -> None:
+        partition = context.partitionId()
+        if not os.fstat(rows).st_size:
+            raise UsageError(f"it has no row, and each of the {self.workers} workers needs some: give fewer workers.")
+        about: dict[str, Any] = {"algorithm": self.algorithm, "deadline_s": self.deadline_s, "out": folder}
+        variables: dict[str, str] = {}
+        store: Any = None
+        if self.in_barrier:
+            host = meeting.host or "127.0.0.1"
+            if partition == 0:
+                store = _dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+            places = context.allGather(f"{host} {store.port}" if store is not None else "")
+            variables["MASTER_ADDR"], variables["MASTER_PORT"] = places[0].split()
+            variables |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+            environment: WorkerEnvironment = LaunchedEnvironment(
+                worker_id=partition, num_workers=self.workers, own_data=True, **about
+            )
+        else:
+            environment = Invitation(
+                num_workers=self.workers, address=self.address, key=self.keys, of=self.workers, own_data=True, **about
+            )
+        loop = Loop(
+            self.function,
+            environment,
+            rows,
+            partition,
+            self.seed * self.workers + partition,
+            max(1, context.cpus()),
+            folder,
+            variables,
+        )
+        code = _run(loop)
+        if code:
+            told: dict[str, Any] = files.read_json(folder / FAILURE, {})
+            if not told:
+                ended = f"partition {partition}: the worker's process {how_ended(code)}, and said nothing"
+                raise _LoopError(ended, "died", is_ours=False)
+            raise _LoopError(told["said"], "follows" if told["follows"] else "raised", is_ours=told["is_ours"])
+
+    def _failure(self, meeting: Meeting, partition: int, sentence: str, kind: Kind) -> Exception:
+        """What the task is to fail by; the driver is told."""
+        tell(meeting, partition, sentence, kind)
+        until_s = time.monotonic() + _CAUSE_S
+        with contextlib.suppress(MeetingLostError):
+            while (
+                kind == "follows" and time.monotonic() < until_s
+            ):  # the job ends with this task, whose end is not the cause
+                if first_told(meeting, self.workers, "raised", "died"):
+                    break
+                time.sleep(_BETWEEN_LOOKS_S)
+        return PacelineError(sentence)
+
+
+class _LoopError(Exception):
+    """The loop's process has failed.
+
+    Args:
+        sentence: how.
+        kind: as the driver is told.
+        is_ours: whether the error was Paceline's.
+    """
+
+    def __init__(self, sentence: str, kind: Kind, *, is_ours: bool) -> None:
+        super().__init__(sentence)
+        self.kind: Kind = kind
+        self.is_ours = is_ours
+
+
+def _run(loop: Loop) -> int:
+    """Runs it in a process of its own; returns the exit code, below zero for a signal."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with subprocess.Popen(
+        [sys.executable, "-m", "paceline.integrations.spark_loop"],
+        stdin=subprocess.PIPE,
+        stdout=2,  # what Spark writes into the executor's log
+        env=environment,
+        pass_fds=[loop.rows],
+    ) as child:
+        assert child.stdin is not None
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.write(pickle.dumps(loop))
+                child.stdin.flush()
+            return child.wait()
+        finally:
+            child.kill()
+
+
+def _written(folder: Path, attempt: int) -> list[dict[str, Any]]:
+    """What the worker has written: one row, or none if the loop never attached."""
+    rows = []
+    for path in folder.glob("worker-*.json"):
+        about: dict[str, Any] = files.read_json(path, {})
+        if about["state"] == "ended":
+            model = folder / "model.pt"
+            rows.append(
+                {
+                    "about": json.dumps({**about, "attempt": attempt}),
+                    "events": (folder / f"events-{about['worker']}.jsonl").read_bytes(),
+                    "model": model.read_bytes() if model.is_file() else b"",
+                }
+            )
+    return rows

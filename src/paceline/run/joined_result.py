@@ -1,0 +1,68 @@
+"""The result of a run whose workers had no supervisor, from what they wrote of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from paceline.membership.final_mean import why_not_given
+from paceline.records.summary import summarize
+from paceline.run.earlier_part import shift_times
+from paceline.system.machine import machine, versions
+
+__all__ = ["joined_result"]
+
+
+def joined_result(
+    about: Mapping[str, Any],
+    own: Sequence[dict[str, Any]],
+    records: Mapping[int, np.ndarray],
+    *,
+    gossip: bool,
+    notes: Sequence[str],
+    restarts: int,
+    reason: str = "",
+    failed: bool = False,
+    interrupted: bool = False,
+) -> dict[str, Any]:
+    """What `result.json` has.
+
+    Args:
+        about: the run's configuration, of which the result has a copy.
+        own: what each worker wrote of itself last.
+        records: of those that came to the end, which get times from the run's start.
+        gossip: whether versions are each worker's own.
+        notes: beside those of the workers.
+        restarts: how many workers took a dead one's place.
+        reason: why the run came to nothing, or was interrupted.
+        failed: whether every worker ended with an error.
+        interrupted: whether a signal ended it.
+    """
+    ended = [one for one in own if one["state"] == "ended"]
+    start_s = min((float(rows["started_s"].min()) for rows in records.values() if len(rows)), default=0.0)
+    for rows in records.values():
+        shift_times(rows, -start_s)
+    wall_s = max((float(rows["ended_s"].max()) for rows in records.values() if len(rows)), default=0.0)
+    figures = summarize(records, num_workers=about["workers"], wall_s=wall_s, gossip=gossip)
+    came_to_nothing = not interrupted and (not ended or (failed and not figures["steps"]))
+    not_given = 0 if interrupted else max((one["batches_not_given"] for one in ended), default=0)
+    why = reason if interrupted or came_to_nothing else ""
+    return {
+        **about,
+        "outcome": "crashed" if not_given or came_to_nothing else "stopped",
+        "outcome_reason": why_not_given(not_given) if not_given else why,
+        **figures,
+        "gossip": gossip,
+        "workers_here": sorted(records),
+        "workers_lost": [one["worker"] for one in own if one["state"] != "ended"],
+        "restarts": restarts,
+        "models_in_mean": max((one["models_in_mean"] for one in ended), default=0),
+        "consensus_distance": next((one["consensus_distance"] for one in ended), None),
+        "worst_worker_accuracy": None,
+        "unresolved_exchanges": sum(one["unresolved_exchanges"] for one in ended),
+        "notes": [*notes, *dict.fromkeys(note for one in ended for note in one["notes"])],
+        "machine": machine(),
+        "versions": versions(),
+    }

@@ -1,0 +1,51 @@
+"""What a worker without a supervisor writes for whoever started it: who it is, how it ended, its records, the run's model."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from paceline.errors import NotWrittenError
+from paceline.records.run_data import write_events, write_json
+from paceline.storage import tensor_files
+
+__all__ = ["write_end", "write_state"]
+
+
+def write_state(folder: Path, worker_id: int, incarnation: int, state: str, **figures: Any) -> None:
+    """Writes `worker-<id>-<incarnation>.json`: what is known of the worker in a state, "started" or "ended"."""
+    about = {"worker": worker_id, "incarnation": incarnation, "pid": os.getpid(), "state": state, **figures}
+    with _or_warning():
+        write_json(folder / f"worker-{worker_id}-{incarnation}.json", about)
+
+
+def write_end(folder: Path, worker_id: int, records: np.ndarray, model: nn.Module | None) -> None:
+    """Writes its records, and the model where it is the run's."""
+    with _or_warning():
+        write_events(folder / f"events-{worker_id}.jsonl", records)
+        if model is not None:
+            tensor_files.save(folder / "model.pt", _on_cpu(model.state_dict()))
+
+
+@contextlib.contextmanager
+def _or_warning() -> Iterator[None]:
+    """Where something cannot be written, the user's program goes on all the same: it may have a model to save."""
+    try:
+        yield
+    except NotWrittenError as error:
+        warnings.warn(str(error), stacklevel=5)
+
+
+def _on_cpu(state: dict[str, Any]) -> dict[str, Any]:
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor):
+            state[name] = value.cpu()
+    return state  # with what PyTorch keeps beside its items
