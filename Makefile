@@ -9,13 +9,13 @@ export PACELINE_DATA
 # A file's tests in one process, as they share runs; the longest files first, in the order of tests/conftest.py.
 ON_TWO_CORES := -n auto --maxprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help run test quick test-integrations soak lint bench docs clean
+.PHONY: help run test quick test-integrations soak soak-integrations lint bench docs clean
 
 help:
 	@echo "make run    install into .venv, train digits with six algorithms, compare them; then one slow worker, next to DDP"
 	@echo "make test   every test, in some fifteen to thirty minutes on two cores"
 	@echo "make quick  the tests that need no worker processes: some three minutes"
-	@echo "make test-integrations  Lightning, Accelerate, Ray, notebooks and TensorBoard, in an environment of its own"
+	@echo "make test-integrations  Lightning, Accelerate, Ray, Spark, notebooks, TensorBoard, in an environment of their own"
 	@echo "make soak   marathons: workers killed again and again, command lines drawn by the thousand"
 	@echo "make lint   ruff, pyright, import-linter"
 	@echo "make docs   the documentation's site, in site/index.html; a warning is an error"
@@ -37,18 +37,22 @@ quick: $(VENV)/installed
 
 # With the real packages, in an environment of their own, which sees those of .venv: users of Paceline alone need none of them.
 test-integrations: $(VENV)-integrations/installed
-	$(VENV)-integrations/bin/python -m pytest tests/integrations
+	$(VENV)-integrations/bin/python -m pytest tests/integrations -m "not soak"
 
 $(VENV)-integrations/installed: pyproject.toml constraints.txt $(VENV)/installed
 	test -x $(VENV)-integrations/bin/pip || $(BIN)/python -m venv --clear $(VENV)-integrations
 	site='import sysconfig; print(sysconfig.get_path("purelib"))' && \
 	  $(BIN)/python -c "$$site" > "$$($(VENV)-integrations/bin/python -c "$$site")/packages_of_venv.pth"
-	$(VENV)-integrations/bin/python -m pip install --constraint constraints.txt --editable ".[lightning,notebook,tensorboard]" \
+	$(VENV)-integrations/bin/python -m pip install --constraint constraints.txt --editable ".[lightning,notebook,spark,tensorboard]" \
 	  "ray[train]" accelerate nbclient ipykernel
 	touch $@
 
 soak: $(VENV)/installed
 	PACELINE_SOAK_RESULTS=$(abspath benchmarks/results) $(BIN)/python -m pytest -m soak --timeout 3600 -v
+
+# Spark with executors of its own, and what else takes long there.
+soak-integrations: $(VENV)-integrations/installed
+	$(VENV)-integrations/bin/python -m pytest tests/integrations -m soak
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -36,7 +36,12 @@ ROWS, BATCH, EPOCHS = 1000, 16, 3
 SUM = EPOCHS * sum(range(ROWS))  # of what `summed` pushes: each row's number, once in every epoch
 
 
-@pytest.fixture(scope="module", params=["local[2,4]", "local-cluster[2,1,1024]"])
+def soak(*values):
+    """A case for `make soak-integrations`: what it goes through, others do, too, and it takes longer."""
+    return pytest.param(*values, marks=pytest.mark.soak)
+
+
+@pytest.fixture(scope="module", params=["local[2,4]", soak("local-cluster[2,1,1024]")])
 def spark(request):
     own = session(request.param)
     yield own
@@ -104,6 +109,7 @@ def test_logistic_regression_learns_digits(spark):
 
 
 @needs_mnist
+@pytest.mark.soak
 def test_logistic_regression_learns_mnist(spark, tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as parquet
@@ -134,8 +140,8 @@ def test_logistic_regression_learns_mnist(spark, tmp_path):
 @pytest.mark.parametrize(
     ("spec", "updates"),
     [
-        ("downpour", 2 * EPOCHS * 32),
-        ("downpour(fetch=10,push=10)", 2 * 10),
+        soak("downpour", 2 * EPOCHS * 32),
+        soak("downpour(fetch=10,push=10)", 2 * 10),
         ("downpour(fetch=3,push=2)", 2 * 48),
     ],
 )
@@ -244,9 +250,9 @@ def test_a_gradient_that_fails_is_named_with_its_line(spark):
     ("update", "what"),
     [
         ({"wieght": 1}, "gradient returned 'wieght', and the model's parameters are weight"),
-        ({"weight": torch.zeros(1)}, r"gradient returned 'weight' of shape \(1,\), and the parameter has \(1, 1\)"),
-        ([1, 2], "gradient returned 2 arrays for a model of 1 parameters"),
-        ("weight", "gradient returned str, and not arrays by the names .* or None"),
+        soak({"weight": torch.zeros(1)}, r"gradient returned 'weight' of shape \(1,\), and the parameter has \(1, 1\)"),
+        soak([1, 2], "gradient returned 2 arrays for a model of 1 parameters"),
+        soak("weight", "gradient returned str, and not arrays by the names .* or None"),
     ],
 )
 def test_an_update_of_another_form_is_refused(spark, update, what):

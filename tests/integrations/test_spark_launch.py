@@ -84,6 +84,7 @@ def test_a_loop_learns_digits_from_the_rows_of_its_task(frame, algorithm, tmp_pa
     assert (tmp_path / "run" / "report.html").is_file()
 
 
+@pytest.mark.soak  # under torchrun in every `make test`
 def test_in_lockstep_a_step_on_uneven_partitions_is_one_on_all_rows(frame):
     data = frame.limit(37)
     rows = data.collect()
@@ -100,6 +101,7 @@ def test_in_lockstep_a_step_on_uneven_partitions_is_one_on_all_rows(frame):
         torch.testing.assert_close(run.state_dict[name], value)
 
 
+@pytest.mark.soak  # likewise
 def test_a_worker_with_fewer_batches_takes_part_in_the_rounds_of_the_others(spark):
     data = spark.range(0, 41, 1, 1)  # 20 and 21 rows, and so 2 and 3 batches
 
