@@ -6,8 +6,9 @@ BIN := $(VENV)/bin
 # Real data for tests and benchmarks, where there is some; they skip with a reason, or use embedded data, where not.
 PACELINE_DATA ?= $(abspath $(wildcard ../shared/data))
 export PACELINE_DATA
-# A file's tests in one process, as they share runs; the longest files first, in the order of tests/conftest.py.
-ON_TWO_CORES := -n auto --maxprocesses 2 --dist loadfile --no-loadscope-reorder
+# A file's tests in one process, as they share runs; the longest files first, in the order of tests/conftest.py. Three for two
+# cores, as tests wait for each other's processes a third of their time.
+ON_TWO_CORES := -n 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help run test quick test-integrations soak soak-integrations lint bench docs clean
 
