@@ -32,7 +32,9 @@ def test_one_worker_goes_on_bit_for_bit(row, optimizer, tmp_path):
     assert parameters.version == straight.version == 2 * 47
 
 
-@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.soak), 3])  # two divide an epoch: the easier case
+@pytest.mark.parametrize(
+    "workers", [pytest.param(2, marks=pytest.mark.soak), 3]
+)  # two divide an epoch: the easier case
 @rows(lambda row: row.algorithm.lockstep)
 def test_lockstep_goes_on_bit_for_bit(row, workers, tmp_path):
     settings = {"optimizer": "adamw", "learning_rate": 0.002, "workers": workers, "backend": "processes", **UNEVEN}
