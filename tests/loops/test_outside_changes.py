@@ -96,6 +96,38 @@ def test_alone_it_is_plain_pytorch_bit_for_bit(algorithm, place, uses_batches):
         assert torch.equal(ours, plain), change
 
 
+@pytest.mark.parametrize("uses_batches", [True, False], ids=["batches", "own batches"])
+@pytest.mark.parametrize("place", ["top", "backward", "step"])
+@pytest.mark.parametrize("algorithm", [None, "hogwild(reads=copy)", "all-reduce", "locked"])
+def test_alone_what_happens_once_after_many_steps_lasts(algorithm, place, uses_batches):
+    """A lone worker's vector is not looked at anew in every step; what `load_state_dict` has put in it makes no difference."""
+
+    def once(change, *, loads_before):
+        calls = 0
+
+        def changed(model):
+            nonlocal calls
+            calls += 1
+            if calls == 3 and loads_before:
+                swap(model)
+            if calls == 5:
+                change(model)
+
+        return changed
+
+    for change in CHANGES:
+        for loads_before in (False, True):
+            plain, ours = (
+                trained(attach, once(change, loads_before=loads_before), place, uses_batches=uses_batches)
+                for attach in (plain_attach, lambda model, optimizer: pl.attach(model, optimizer, algorithm))
+            )
+            assert torch.equal(ours, plain), change
+            unchanged = trained(
+                plain_attach, once(nothing, loads_before=loads_before), place, uses_batches=uses_batches
+            )
+            assert not torch.equal(plain, unchanged), change
+
+
 ALIKE, SHARDED = families.SHARED_LOCKSTEP, "all-reduce(sharded=true)"
 LIVE = ["hogwild", "hogwild(reads=copy)", "locked", "ad-psgd"]  # the trained vector, right after a step
 

@@ -46,7 +46,9 @@ def evaluate_first(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     """
 
     def evaluate(of: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer
+        if len(args) == 1 and not kwargs:  # the optimizer alone
+            return None
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None or isinstance(closure, Evaluated):
             return None
         if isinstance(of, torch.optim.LBFGS):

@@ -14,6 +14,7 @@ from paceline.loop.own_batches import OwnBatches
 from paceline.loop.run_progress import RunProgress
 from paceline.replica.base import BaseReplica
 from paceline.replica.buckets import GradientBuckets, PendingGradients
+from paceline.vectors.half_types import is_finite
 
 __all__ = ["AttachedGradient"]
 
@@ -34,7 +35,11 @@ class AttachedGradient(BaseReplica):
         super().__init__(**base)
         self.round: int | None = 0  # as long as the loop fetches its batches by itself, there are none
         self._absent = False  # this round has no batch for this worker
+        self._in_rounds = False  # which no worker may leave out
+        self._scaled = False  # GradScaler makes the step under way
+        self._overflowed = False  # and has found an infinity in this worker's gradients
         self._state = "idle"  # idle -> gradient -> apply -> idle: what the program waits for
+        self._return: Callable[[], Any] = lambda: None  # lets the loop go on until it has that
         self._g: torch.Tensor | None = None
         self._g_is_mine = False  # the program has asked for g: it may have changed it
         self._ready: Callable[[torch.Tensor], None] | None = None
@@ -85,10 +90,6 @@ class AttachedGradient(BaseReplica):
         """What the step has taken without its waits."""
         return super()._work_s - self._waited_within_s
 
-    def _hand_over(self, waiting_for: str) -> None:
-        """Lets the loop go on until it has what the program waits for."""
-        raise NotImplementedError
-
     @property
     def g(self) -> torch.Tensor:
         """The gradient as one vector (P,), gathered when first asked for in a step."""
@@ -120,7 +121,8 @@ class AttachedGradient(BaseReplica):
             NoGradient: the loop has ended.
         """
         self._read_version, self._waited_within_s = version, 0.0
-        self.binding.bind(at)
+        if at is not self.binding.rests_on:
+            self.binding.bind(at)
         self._g_is_mine = self._handed_out = False
         self._missing = self.ranges if self._absent else None
         self._ready, self._finish, self._hands_out = ready, finish, ready is not None
@@ -136,9 +138,10 @@ class AttachedGradient(BaseReplica):
             elif ready is not None:
                 self._hand_out_nothing(ready)
         else:
-            if self.outside is not None:
+            if self.outside is not None and self.outside.lasting is not self.binding.bound_to:
                 self.outside.take()
-            self._hand_over("gradient")
+            self._state = "gradient"
+            self._return()
 
     def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
         """`after - before` (P,), in memory of its own: the gradients belong to the loop."""
@@ -160,6 +163,15 @@ class AttachedGradient(BaseReplica):
         self._weighed += self.samples
         self.samples = 0
         return 0
+
+    def _is_left_out(self) -> bool:
+        """Whether GradScaler leaves this update out, while the round that it belongs to takes place.
+
+        Where workers average gradients, one infinity is in everybody's mean: all decide alike, with a batch or without.
+        """
+        if self._g_is_mine:
+            return (self._scaled or (self._absent and self._in_rounds)) and not is_finite(self.g)
+        return self._scaled and self._overflowed
 
     def _hide_gradients(self, others: Sequence[nn.Parameter] = ()) -> None:
         self._kept = {p: p.grad for p in (*self.binding.parameters, *others)}

@@ -16,6 +16,8 @@ __all__ = ["Fate", "OutsideChanges", "watch_outside"]
 
 Fate = Literal["lasts", "lasts if alike", "moves", "lost"]
 
+_data_ptr = torch.Tensor.data_ptr
+
 _PROBES = 32  # 8-byte words of the vector that are looked at every time
 _WHOLE_AT_FIRST = 50  # times that the whole vector is looked at; after that, every tenth
 _WHOLE_EVERY = 10
@@ -46,8 +48,8 @@ class OutsideChanges:
     for, there are addresses and counts alone. A published version that others have replaced meanwhile may be written anew, and
     is not compared.
 
-    Costs some 8 us a step for ten parameters, 2 us for a lone worker; a pass over memory for each sum, of which there are two
-    a step where the loop has batches of the worker's.
+    Costs some 8 us a step for ten parameters, 3 us for a lone worker, where addresses are looked at once a step; a pass over
+    memory for each sum, of which there are two a step where the loop has batches of the worker's.
 
     Args:
         binding: the parameters.
@@ -59,6 +61,12 @@ class OutsideChanges:
         written_by_others: a vector that other workers or programs write, too; None: there is none.
         is_common: whether all workers have the same parameters.
         is_alone: whether there are no others.
+        is_racing: whether the parameters are of the racing kind, whose program reads them for gradients and nothing else.
+
+    Attributes:
+        lasting: a lone worker's vector on which its racing program computes, as long as the parameters are views of it. It
+            need not be taken again, and `settle` is needed only before a step is applied: nobody reads it before that. None:
+            there is no such vector.
     """
 
     def __init__(
@@ -73,6 +81,7 @@ class OutsideChanges:
         written_by_others: torch.Tensor | None = None,
         is_common: bool = False,
         is_alone: bool = False,
+        is_racing: bool = False,
     ) -> None:
         self._binding = binding
         self._loads = loads
@@ -81,7 +90,7 @@ class OutsideChanges:
         self._put = put
         self._newest = newest
         self._is_common = is_common
-        self._is_alone = is_alone
+        self._is_alone, self._is_racing = is_alone, is_racing
         self._parameters = binding.parameters
         self._others = written_by_others.data_ptr() if written_by_others is not None else None
         # By a vector's address: those of its parameters, its words, some of these, and what becomes of a change of it.
@@ -91,6 +100,7 @@ class OutsideChanges:
         self._counts: list[int] = []
         self._fate: Fate = "lasts"
         self._is_idle = self._compares = False
+        self.lasting: torch.Tensor | None = None
         self._version: int | None = None
         self._words: torch.Tensor | None = None
         self._probe: torch.Tensor | None = None
@@ -121,8 +131,10 @@ class OutsideChanges:
             )
         self._addresses, words, probe, fates = known
         self._fate, self._is_idle = fates[idle], idle
-        self._words = self._sum = self._version = None
+        self._words = self._sum = self._version = self.lasting = None
         if self._fate == "lasts" and self._is_alone:
+            if self._is_racing and not idle and not self._loads.were_any:
+                self.lasting = x
             return
         self._counts = [parameter._version for parameter in self._parameters]
         if key == self._others:
@@ -170,11 +182,12 @@ class OutsideChanges:
         Raises:
             UsageError: that would be lost.
         """
-        if self._fate == "lasts" and (not self._addresses or _addresses(self._parameters) == self._addresses):
-            self._addresses = []
+        if self._fate == "lasts" and (not self._addresses or [*map(_data_ptr, self._parameters)] == self._addresses):
+            if self.lasting is None or self._loads.were_any:
+                self._addresses, self.lasting = [], None
             return False
         has_changed = self.found()
-        are_elsewhere, self._addresses = self._are_elsewhere(), []
+        are_elsewhere, self._addresses, self.lasting = self._are_elsewhere(), [], None
         if not has_changed:
             return False
         if self._fate == "lost":
@@ -217,7 +230,7 @@ class OutsideChanges:
 
 
 def _addresses(tensors: Iterable[torch.Tensor]) -> list[int]:
-    return list(map(torch.Tensor.data_ptr, tensors))
+    return list(map(_data_ptr, tensors))
 
 
 def watch_outside(
@@ -254,4 +267,5 @@ def watch_outside(
         written_by_others=trained if is_raced and not is_alone else None,
         is_common=is_common,
         is_alone=is_alone,
+        is_racing=kind == "racing",
     )

@@ -21,12 +21,13 @@ from paceline.errors import DivergedError, NoGradient, RunStopped, UsageError, W
 from paceline.loop.gradient import AttachedGradient
 from paceline.loop.own_batches import OwnBatches
 from paceline.loop.same_inputs import SameInputs
-from paceline.loop.step_calls import check_step_call
+from paceline.loop.step_calls import graph_task, refuse_step
 from paceline.optim.settings import OptimizerSettings, raw_step, scaled_step, settings_of, state_of
 from paceline.optim.several_optimizers import SeveralOptimizers
 from paceline.ports.ports import Collectives
 from paceline.ports.replica import Piece
 from paceline.records.accruals import Accruals, LateLosses
+from paceline.replica.base import UPDATE_TIME_SMOOTHING
 from paceline.replica.grad_scaler import take_over_scaling
 from paceline.replica.sharded import OwnedPieces
 from paceline.vectors.half_types import is_finite
@@ -52,11 +53,11 @@ class AttachedReplica(AttachedGradient):
     ) -> None:
         super().__init__(**base)
         self._in_rounds = lockstep and not alone
-        self._scaled = False  # GradScaler makes the step under way
-        self._overflowed = False  # and has found an infinity in this worker's gradients
         self._records = LateLosses(self._append or (lambda *fields: None))
         if self._append is not None:
             self._append = self._records.append
+        elif alone:
+            self._waits = []  # of which nobody asks
         self.num_begun = 0
         self._batch_samples = 0  # of the last batch, with which a loop may step again, or for the first time
         self._optimizer = optimizer
@@ -138,13 +139,18 @@ class AttachedReplica(AttachedGradient):
     def _begin(self, started_s: float, batch_number: int, samples: int, *, absent: bool = False) -> None:
         if self.on_progress:
             self._move_on()
-        self.settle_outside()
+        if self.outside is not None and self.outside.lasting is None:
+            self.changed_outside |= self.outside.settle()
         self.num_begun += 1
         self._batch = batch_number
         self.samples = samples
         self._absent = absent
         self._scaled = self._overflowed = False
-        self._begin_step(started_s)
+        self.step += 1
+        self._apply_s, self.loss, self._started_s = 0.0, _NAN, started_s
+        for wait in self._waits:
+            wait.waited_s = 0.0
+        self._input_s = self._now_s() - started_s
         self._resume()
         if absent:
             self._move_on()
@@ -231,7 +237,8 @@ class AttachedReplica(AttachedGradient):
         """The optimizer is about to step: the gradient is ready, and the program says on what it is applied."""
         if self._inside:
             return
-        check_step_call()
+        if graph_task() >= 0:
+            refuse_step()
         self.awaited = None
         if self._several is not None and not self._several.begins(optimizer):
             return
@@ -239,7 +246,8 @@ class AttachedReplica(AttachedGradient):
             self._begin_without_batch(self._batch_samples if self._own is None else 0)
         if self._records.without_loss is not None:
             self._records.settle(_NAN)
-        self.settle_outside()
+        if self.outside is not None:
+            self.changed_outside |= self.outside.settle()
         if self._own is not None:
             self._weigh()
         if not self._handed_out:
@@ -277,13 +285,13 @@ class AttachedReplica(AttachedGradient):
             self._move_on()
         if self._own is not None:
             self._begin_next()
-        elif self.outside is not None:
+        elif self.outside is not None and self.outside.lasting is not self.binding.bound_to:
             self.outside.take(idle=True, version=self._published)
 
     # The program's side
 
-    def _hand_over(self, waiting_for: str) -> None:
-        self._state = waiting_for
+    def _hand_over_step(self) -> None:
+        self._state = "apply"
         self._return()
 
     def steps(self) -> Iterator[int]:
@@ -308,7 +316,8 @@ class AttachedReplica(AttachedGradient):
         begun_s = self._now_s()
         if of is not None:
             to.copy_(of)
-        self.binding.bind(to)
+        if to is not self.binding.rests_on:
+            self.binding.bind(to)
         if (self._scaled or self._absent) and self._is_left_out():
             self._end_apply(to, begun_s)
             return
@@ -317,19 +326,11 @@ class AttachedReplica(AttachedGradient):
         if self._absent:
             self._step_by_itself(scale)
         elif scale == 1.0:
-            self._hand_over("apply")
+            self._state = "apply"
+            self._return()
         else:
-            scaled_step(lambda: self._hand_over("apply"), self._optimizer, scale)
+            scaled_step(self._hand_over_step, self._optimizer, scale)
         self._end_apply(to, begun_s)
-
-    def _is_left_out(self) -> bool:
-        """Whether GradScaler leaves this update out, while the round that it belongs to takes place.
-
-        Where workers average gradients, one infinity is in everybody's mean: all decide alike, with a batch or without.
-        """
-        if self._g_is_mine:
-            return (self._scaled or (self._absent and self._in_rounds)) and not is_finite(self.g)
-        return self._scaled and self._overflowed
 
     def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
         """Lets the optimizer take its one step on `to` (S,): the loop's own call of `step` finds these elements alone.
@@ -350,7 +351,7 @@ class AttachedReplica(AttachedGradient):
             if self._absent:
                 self._step_by_itself(1.0)
             else:
-                self._hand_over("apply")
+                self._hand_over_step()
         finally:
             self._owned.release()
         if self._absent:
@@ -374,7 +375,9 @@ class AttachedReplica(AttachedGradient):
 
     def _end_apply(self, x: torch.Tensor, begun_s: float) -> None:
         self._state = "idle"
-        self._count_apply(begun_s)
+        took_s = self._now_s() - begun_s
+        self._apply_s += took_s
+        self.update_time_s += UPDATE_TIME_SMOOTHING * (took_s - self.update_time_s) if self.update_time_s else took_s
         if self.step % _CHECK_EVERY_STEPS == 0 and not is_finite(x):
             raise DivergedError(f"The parameters are no longer finite at step {self.step}.")
 

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NoReturn
 
 import torch
 
 from paceline.errors import UsageError
 
-__all__ = ["check_step_call", "is_in_backward"]
+__all__ = ["graph_task", "is_in_backward", "refuse_step"]
 
-_graph_task: Callable[[], int] = torch._C._current_graph_task_id  # -1: none
+graph_task: Callable[[], int] = torch._C._current_graph_task_id  # of the backward pass that calls; -1: none does
 
 
 def is_in_backward() -> bool:
     """Whether this is called by a backward pass, as hooks of gradients are, and what was checkpointed as it is recomputed."""
-    return _graph_task() >= 0
+    return graph_task() >= 0
 
 
-def check_step_call() -> None:
-    """Refuses steps that have not one whole gradient.
+def refuse_step() -> NoReturn:
+    """Refuses a step within a backward pass, which has not one whole gradient.
 
     Raises:
-        UsageError: the step is made within a backward pass.
+        UsageError: always.
     """
-    if _graph_task() >= 0:
-        raise UsageError(
-            "The loop calls step() inside backward, as hooks that step each parameter by itself do; attach needs the whole"
-            " gradient before a step: call step() after backward(), of one optimizer with all parameters."
-        )
+    raise UsageError(
+        "The loop calls step() inside backward, as hooks that step each parameter by itself do; attach needs the whole"
+        " gradient before a step: call step() after backward(), of one optimizer with all parameters."
+    )

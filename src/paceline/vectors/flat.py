@@ -40,6 +40,7 @@ class FlatBinding:
         ranges: each parameter's elements there.
         device: where the parameters are.
         bound_to: the vector that they are views of, if any.
+        rests_on: the same where `bind` to it would do nothing; None on a GPU, where it looks whether anything has moved them.
 
     Raises:
         UsageError: no parameters, or they differ in type or device.
@@ -88,6 +89,7 @@ class FlatBinding:
         self._bindable: dict[int, list[torch.Tensor]] = {}
         self._bound: int | None = None
         self.bound_to: torch.Tensor | None = None
+        self.rests_on: torch.Tensor | None = None
 
     def zeros(self) -> torch.Tensor:
         """A new flat vector (P,) where the parameters are."""
@@ -125,6 +127,7 @@ class FlatBinding:
         for parameter, view in zip(self.parameters, bindable, strict=True):
             parameter.data = view
         self._bound, self.bound_to = key, x
+        self.rests_on = x if self.device.type == "cpu" else None
 
     def rebind(self, x: torch.Tensor) -> None:
         """The same, also where the loop has given parameters other memory meanwhile."""
@@ -216,7 +219,7 @@ class FlatBinding:
         """Gives the parameters memory of their own again, with their present values."""
         for parameter in self.parameters:
             parameter.data = parameter.data.clone()
-        self._bound = self.bound_to = None
+        self._bound = self.bound_to = self.rests_on = None
         self._views.clear()
 
     def describe(self) -> Sequence[tuple[int, ...]]:
