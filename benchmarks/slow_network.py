@@ -26,13 +26,12 @@ from typing import Any
 
 from links.course import SNAPSHOT_EVERY, Settings
 from links.methods import METHODS
-from links.page import best_rate, markdown, of, updates_needed
+from links.page import TUNED, TUNED_LONGER, best_rate, markdown, of, updates_needed
 from links.runs import interpreter, run
 
 RESULTS = Path(__file__).with_name("results")
 RATES = (0.02, 0.05, 0.1)
 TARGET = 0.45
-TUNING_UPDATES = (240, 480)  # the second where no rate reached the target within the first
 LINKS_MBIT = (20.0, 100.0, 1000.0)
 FULL_MBIT, REPETITIONS = 100.0, 3
 MARGIN = 1.25  # of the updates that a full run makes, beyond those that the same method needed on unshaped links
@@ -109,10 +108,10 @@ def read(path: Path) -> list[dict[str, Any]]:
 def plan(arguments: argparse.Namespace, records: list[dict[str, Any]]) -> Iterator[Wanted]:
     """All runs, everybody in turn; how long a method is tuned follows from the records, which grow meanwhile."""
     if "tune" in arguments.only:
-        for updates in TUNING_UPDATES:
-            late = [method for method in arguments.methods if best_rate(records, method) is None]
+        for updates in (TUNED, TUNED_LONGER):
+            tried = [one for one in arguments.methods if updates == TUNED or best_rate(records, one) is None]
             for learning_rate in RATES:
-                for method in late:
+                for method in tried:
                     yield Wanted("tune", method, 0, None, learning_rate, updates)
     if "steps" in arguments.only:
         for rate_mbit in reversed(LINKS_MBIT):  # the longest runs last

@@ -13,6 +13,7 @@ from links.methods import METHODS, SILENT
 from paceline.system.machine import machine, versions
 
 Record = dict[str, Any]
+TUNED, TUNED_LONGER = 240, 480  # updates; the second where no rate came to the target within the first
 
 
 def of(records: Iterable[Record], **wanted: Any) -> list[Record]:
@@ -67,7 +68,13 @@ def markdown(records: Sequence[Record], target: float) -> str:
         if paragraph:
             text += [textwrap.fill(paragraph, 125, break_on_hyphens=False, break_long_words=False), ""]
     text += ["## Trained to the target on 100 Mbit/s", "", *full_table(records), ""]
-    text += ["## A step's time, times the updates that the target took", "", *steps_table(records), ""]
+    text += [
+        "## A step's time, times the updates that the target took",
+        "",
+        *steps_table(records),
+        "",
+        *silent(records),
+    ]
     text += ["## Averages beside steps", "", *hidden_lines(records), ""]
     text += ["## Learning rates", "", *rates_table(records), ""]
     return "\n".join(text)
@@ -124,6 +131,26 @@ def steps_table(records: Sequence[Record]) -> list[str]:
         if any(cell != "-" for cell in cells):
             rows.append(_row(name, "-" if needed is None else needed, sent, *cells))
     return rows
+
+
+def silent(records: Sequence[Record]) -> list[str]:
+    """What the mean of models comes to that have never heard of each other: what messages must be worth more than."""
+    needed = updates_needed(records, SILENT)
+    if needed is None:
+        return []
+    said = (
+        f'"{SILENT}" is the mean of models each of which has trained by itself from the same start. It comes to the target,'
+        f" too, after {needed} updates: this task is so easy that a method whose row has more seconds is not worth its"
+        f" messages here. Further up they are: in {TUNED_LONGER} updates it came to {_highest(records, SILENT):.1%} at most,"
+        f" local-sgd to {_highest(records, 'local-sgd'):.1%}."
+    )
+    return [textwrap.fill(said, 125, break_on_hyphens=False, break_long_words=False), ""]
+
+
+def _highest(records: Sequence[Record], method: str) -> float:
+    """Accuracy within the longest tuning."""
+    runs = of(_tuning(records, method), updates=TUNED_LONGER)
+    return max((accuracy for one in runs for _, _, accuracy in one.get("curve", ())), default=math.nan)
 
 
 def hidden_lines(records: Sequence[Record]) -> list[str]:
