@@ -27,7 +27,14 @@ def loop(
         model.get_parameter(frozen).requires_grad_(False)
     one = OPTIMIZERS[optimizer](model.parameters())
     loader = [data(number) for number in range(batches if batches is not None else steps * replicas)]
-    losses, gradients, norms, gains, step = [], [], [], [], 0
+    losses, gradients, norms, gains, step, sent = (
+        [],
+        [],
+        [],
+        [],
+        0,
+        None,
+    )  # a run that is stopped leaves the `with` at once
     with pl.attach(model, one, algorithm, layout=layout, evaluate=test_loss if evaluates else None) as worker:
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         for _ in range(epochs):
