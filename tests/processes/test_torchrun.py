@@ -107,6 +107,19 @@ def test_workers_with_data_of_their_own_go_on_in_rounds_until_the_last_has_ended
             torch.testing.assert_close(torch.tensor(values), expected.detach().flatten(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("loop", ["own_data_accumulated", "own_data_left", "own_data_steps_twice_a_batch"])
+def test_a_loop_whose_rounds_would_not_match_on_data_of_its_own_is_refused(loop):
+    """Else one worker would wait in a round for one that waits at the next epoch."""
+    one, other = (failure(result) for result in run(loop, 2).values())
+    remedy = (
+        "none may leave it at a break: give"
+        if loop == "own_data_left"
+        else "each batch needs one optimizer.step(): take"
+    )
+    assert f" numbers of batches (1 to 2), so {remedy} " in one
+    assert "WorkerLostError" in other or f"so {remedy} " in other
+
+
 @pytest.mark.parametrize(
     "algorithm", ["d-psgd", "local-sgd(period=2)", "da-sgd(period=2)", "diloco(period=4, delay=1)", "all-reduce"]
 )

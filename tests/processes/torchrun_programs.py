@@ -365,6 +365,32 @@ def own_data():
     report(model, seen=seen)
 
 
+def own_data_steps_twice_a_batch():
+    _own_data_uneven(lambda step, **_: (step(), step()))
+
+
+def own_data_accumulated():
+    _own_data_uneven(lambda step, number, last: step() if number % 2 or last else None)
+
+
+def own_data_left():
+    _own_data_uneven(lambda step, number, **_: number == 1 or step())
+
+
+def _own_data_uneven(after_backward):
+    """Loaders of 2 batches and 1; the loop ends an epoch where `after_backward` returns True."""
+    set_environment(dataclasses.replace(current_environment(), own_data=True))
+    model, optimizer = make()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*own_rows(RANK)), batch_size=3)
+    with pl.attach(model, optimizer) as worker:
+        for _ in range(2):
+            for number, (x, y) in enumerate(worker.batches(loader)):
+                with worker.accumulate():
+                    nn.functional.cross_entropy(model(x), y).backward()
+                if after_backward(step=optimizer.step, number=number, last=number == len(loader) - 1) is True:
+                    break
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     globals()[sys.argv[1]]()

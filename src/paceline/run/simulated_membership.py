@@ -20,6 +20,7 @@ from paceline.simulator.gathering import EndBarrier, SimulatedGathering
 from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.scheduler import Scheduler
 from paceline.vectors.flat import FlatBinding
+from paceline.worker.gathering import Call
 from paceline.worker.memberships.membership import BatchShare, Membership
 
 __all__ = ["SimulatedMembership", "SimulatedRun"]
@@ -167,7 +168,7 @@ class _SimulatedGatherer:
         self._gathering = gathering
         self._worker_id = worker_id
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Any, call: Call | None = None) -> list[Any]:
         return self._gathering.gather(self._worker_id, value.clone() if isinstance(value, torch.Tensor) else value)
 
     def leave(self) -> None:

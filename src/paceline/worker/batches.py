@@ -24,6 +24,7 @@ from paceline.loop.run_progress import RunProgress
 from paceline.membership.final_mean import Given
 from paceline.ports.round_shares import RoundShares
 from paceline.worker.memberships.membership import BatchShare, Membership
+from paceline.worker.own_rounds import OwnRounds
 
 __all__ = ["Batches", "WorkerBatches"]
 
@@ -111,6 +112,7 @@ class WorkerBatches:
         self._left_out = taken  # of a stream
         self._known: tuple[Any, LoaderBatches | None] | None = None
         self._share: BatchShare | None = None
+        self._rounds: OwnRounds | None = None
         self._claims: WorkerClaims | None = None
         self._processes: tuple[Any, LoaderProcesses] | None = None  # of the loader that was used last
         self._stream: tuple[Any, DataLoader[Any]] | None = None  # likewise
@@ -352,18 +354,22 @@ class WorkerBatches:
 
     def _own(self, loader: Any) -> Iterator[Any]:
         """A loader whose samples no other worker has; in lockstep all have as many rounds as the one with the most batches."""
-        rounds = taken = 0
-        if self.algorithm.lockstep:
+        if not self.algorithm.lockstep:
+            yield from self._whole(iter(loader))
+        else:
             try:
-                rounds = max(self._membership.gatherer.gather(len(loader)))
+                num_batches = len(loader)
             except TypeError:
                 raise _does_not_tell(loader) from None
-        for batch in self._whole(iter(loader)):
-            taken += 1
-            yield batch
-        while taken < rounds and not self._membership.stopped():
-            taken += 1
-            self._replica.begin(self._replica.now_s(), -1, 0, absent=True)
+            self._rounds = self._rounds or OwnRounds(self._replica, self._membership.gatherer.gather)
+            self._rounds.begin(num_batches)
+            for batch in self._whole(iter(loader)):
+                self._rounds.take()
+                yield batch
+                self._rounds.check()
+            while self._rounds.num_left and not self._membership.stopped():
+                self._rounds.take()
+                self._replica.begin(self._replica.now_s(), -1, 0, absent=True)
         if self._replica.idle:
             self._bind_newest()
 

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -17,6 +17,7 @@ from paceline.vectors.half_types import sum_type
 from paceline.worker.supervised import WorkerState
 
 __all__ = [
+    "Call",
     "Gatherer",
     "Gathering",
     "Left",
@@ -32,6 +33,16 @@ _ARCHIVE = b"PK"  # what a tensor begins with; a number is JSON
 _DEADLINE_S = 600.0
 _LOOK_EVERY_S = 0.05
 _LOOK_IN_STORE_EVERY_S = 0.005
+
+
+class Call(NamedTuple):
+    """What waits for the other workers, and what they must do: for the message that some did not come."""
+
+    name: str
+    remedy: str
+
+
+_SUM = Call("worker.sum or worker.mean", "all workers must call it, so not under `if worker.worker_id == 0`.")
 
 
 @dataclass(frozen=True)
@@ -58,8 +69,12 @@ class Left:
 class Gatherer(Protocol):
     """A worker's side."""
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Any, call: Call = _SUM) -> list[Any]:
         """What all workers brought that are still in their loops, in the order of their ids.
+
+        Args:
+            value: a number or a tensor.
+            call: what waits here, for messages.
 
         Raises:
             RunStopped: the run is being stopped.
@@ -124,7 +139,7 @@ class SupervisedGatherer:
         self._deadline_s = deadline_s
         self._number = 0
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Any, call: Call = _SUM) -> list[Any]:
         """As of `Gatherer`."""
         self._number += 1
         self._connection.send(Part(self._number, _packed(value)))
@@ -136,7 +151,7 @@ class SupervisedGatherer:
                     return [_unpacked(one) for one in answer.values]
             elif self._stopped():
                 raise RunStopped("the run was stopped")
-        raise _nobody_came("some workers", self._deadline_s)
+        raise _nobody_came(call, "some workers", self._deadline_s)
 
     def leave(self) -> None:
         """As of `Gatherer`."""
@@ -161,7 +176,7 @@ class StoreGatherer:
         self._deadline_s = deadline_s
         self._number = 0
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Any, call: Call = _SUM) -> list[Any]:
         """As of `Gatherer`; costs a trip to the store for each worker, and the values as text."""
         self._number += 1
         self._store.set(self._key(self._worker_id), _packed(value).hex())
@@ -173,7 +188,7 @@ class StoreGatherer:
             if all(one in gone for one in missing):  # those had left before this worker looked for their parts
                 break
             if time.monotonic() > until_s:
-                raise _nobody_came(name_workers([one for one in missing if one not in gone]), self._deadline_s)
+                raise _nobody_came(call, name_workers([one for one in missing if one not in gone]), self._deadline_s)
             time.sleep(_LOOK_IN_STORE_EVERY_S)
         here = [one for one in range(self._num_workers) if one not in missing]
         values = [_unpacked(bytes.fromhex(self._store.get(self._key(one)).decode())) for one in here]
@@ -193,7 +208,7 @@ class StoreGatherer:
 class NoGatherer:
     """A lone worker's."""
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Any, call: Call = _SUM) -> list[Any]:
         """As of `Gatherer`."""
         return [value]
 
@@ -243,8 +258,5 @@ def _unpacked(data: bytes) -> Any:
     return value
 
 
-def _nobody_came(who: str, deadline_s: float) -> WorkerLostError:
-    return WorkerLostError(
-        f"worker.sum or worker.mean waited {deadline_s:g} s for {who}: all workers must call it, so not under `if"
-        " worker.worker_id == 0`."
-    )
+def _nobody_came(call: Call, who: str, deadline_s: float) -> WorkerLostError:
+    return WorkerLostError(f"{call.name} waited {deadline_s:g} s for {who}: {call.remedy}")

@@ -17,6 +17,7 @@ from paceline.membership.elastic import JoinedRun
 from paceline.membership.final_mean import FinalMean, Given, LeftWeights
 from paceline.records.step_record import PackedRecords
 from paceline.vectors.flat import FlatBinding
+from paceline.worker.gathering import Call
 from paceline.worker.memberships.membership import BatchShare, Membership
 from paceline.worker.memberships.memory import WorkerMemory, copies_of, named_buffers, own_arena
 from paceline.worker.memberships.written import write_end, write_state
@@ -120,7 +121,7 @@ class ElasticMembership(Membership):
 
 
 class _NobodyToWaitFor:
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Any, call: Call | None = None) -> list[Any]:
         raise UsageError(
             "Workers that join a run come and go, so worker.sum and worker.mean do not know whom to wait for: print each"
             " worker's own figure, or start the workers with paceline.launch or torchrun."
