@@ -65,14 +65,28 @@ class SpilledRows:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def batch(self, rows: np.ndarray) -> dict[str, Any]:
-        """Some of the rows, by column: numbers as a tensor (n,), lists of numbers alike long as (n, k), all else as a list."""
-        rows = np.sort(rows)
+        """Some of the rows, by column: numbers as a tensor (n,), lists of numbers alike long as (n, k), all else as a list.
+
+        Raises:
+            IndexError: there is no such row.
+            UsageError: no row is asked for.
+        """
+        if not len(rows):
+            raise UsageError("A batch of no row was asked for, as by rows[[]], and has no columns: leave it out.")
+        if rows.min() < 0 or rows.max() >= len(self):
+            wrong = rows.min() if rows.min() < 0 else rows.max()
+            raise IndexError(f"rows has rows 0 to {len(self) - 1}, and no row {wrong}.")
+        order = np.argsort(rows, kind="stable")
+        rows = rows[order]
         where = np.searchsorted(self._ends, rows, side="right")
         parts = []
         for index in np.unique(where):
             part = self._parts[index]
             parts.append(part.take(self._pa.array(rows[where == index] - (self._ends[index] - part.num_rows))))
-        table = self._pa.Table.from_batches(parts).combine_chunks()
+        table = self._pa.Table.from_batches(parts)
+        if (np.diff(order) < 0).any():
+            table = table.take(self._pa.array(np.argsort(order)))  # the inverse: back to the order that was asked for
+        table = table.combine_chunks()
         return {name: _values(self._pa, table.column(name).combine_chunks()) for name in table.column_names}
 
 
@@ -92,7 +106,12 @@ class Rows(Dataset[dict[str, Any]]):
         return len(self._spilled)
 
     def __getitem__(self, rows: int | Sequence[int]) -> dict[str, Any]:
-        """Some rows (n) by column: numbers as a tensor (n,), lists of numbers alike long as (n, k), all else as a list."""
+        """Some rows (n) in their order by column: numbers as a tensor (n,), lists of numbers alike long as (n, k), else lists.
+
+        Raises:
+            IndexError: there is no such row; none is counted from the end.
+            UsageError: no row is asked for.
+        """
         return self._spilled.batch(np.atleast_1d(np.asarray(rows, dtype=np.int64)))
 
     def loader(self, batch_size: int, *, shuffle: bool = True, drop_last: bool = False) -> DataLoader[dict[str, Any]]:
