@@ -191,7 +191,7 @@ def test_a_task_without_rows_is_said(frame):
     sentence = refused(frame.where("label < 0"), trained_for(1, 0.1, 16))
     assert re.fullmatch(
         r"The training failed, first in partition [01]: it has no row, and each of the 2 workers needs some: give"
-        r" fewer workers\.",
+        r" data\.repartition\(2\), or fewer workers\.",
         sentence,
     )
 

@@ -20,7 +20,7 @@ from torch import nn
 from paceline.algorithms import Algorithm, parse, registry
 from paceline.algorithms.downpour import Downpour
 from paceline.errors import UsageError
-from paceline.integrations.spark_job import check_installed, collected, driver_host, in_arrow, num_workers
+from paceline.integrations.spark_job import check_installed, collected, driver_address, in_arrow, num_workers
 from paceline.integrations.spark_master import Master
 from paceline.integrations.spark_task import Descent, Gradient, PartitionTask
 from paceline.membership.join_point import Meeting
@@ -154,10 +154,8 @@ class DeepDist:
         for name, value in (("epochs", epochs), ("batch_size", batch_size)):
             if not isinstance(value, int) or value < 1:
                 raise UsageError(f"{name} of DeepDist.train must be a whole number from 1, not {value!r}.")
-        workers, host = num_workers("DeepDist", dataframe, self._workers, self._deadline_s), self._host
-        host = host or driver_host("DeepDist", dataframe)
-        keys = new_keys()
-        at = f"[{host}]:0" if ":" in host else f"{host}:0"
+        workers = num_workers("DeepDist", dataframe, self._workers, self._deadline_s)
+        at, keys = driver_address("DeepDist", dataframe, self._host), new_keys()
         with contextlib.closing(Meeting(at, keys, self._deadline_s, role="holder")) as meeting:
             task = PartitionTask(
                 meeting.address,

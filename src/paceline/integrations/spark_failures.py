@@ -17,7 +17,7 @@ Kind = Literal["raised", "died", "follows"]
 
 
 def tell(meeting: Meeting, partition: int, sentence: str, kind: Kind = "raised") -> None:
-    """Tells the driver, if the partition has not told of another failure before.
+    """Tells the driver of a partition's first failure; an error takes the place of a death, or of what follows from others.
 
     Args:
         meeting: the join point.
@@ -27,7 +27,10 @@ def tell(meeting: Meeting, partition: int, sentence: str, kind: Kind = "raised")
     """
     with contextlib.suppress(MeetingLostError):
         number = meeting.add("failures", 1)
-        meeting.compare_set(_key(partition), "", f"{kind} {number} {sentence}")
+        told = f"{kind} {number} {sentence}"
+        before = meeting.compare_set(_key(partition), "", told).decode()
+        if kind == "raised" and not before.startswith("raised "):
+            meeting.set(_key(partition), told)
 
 
 def make_good(meeting: Meeting, partition: int) -> None:

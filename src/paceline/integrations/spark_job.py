@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import PacelineError, UsageError, WorkerLostError
 from paceline.integrations.spark_failures import first_cause
 from paceline.membership.join_point import Meeting
+from paceline.transport.keys import Keys
 
-__all__ = ["check_installed", "collected", "context_of", "driver_host", "in_arrow", "num_workers"]
+__all__ = ["check_installed", "collected", "context_of", "driver_address", "in_arrow", "meet_driver", "num_workers"]
 
 _BETWEEN_LOOKS_S = 0.2
 
@@ -87,7 +88,44 @@ def _slots(context: Any) -> int:
         return context.defaultParallelism // int(context.getConf().get("spark.task.cpus", "1"))
 
 
-def driver_host(who: str, dataframe: Any) -> str:
+def driver_address(who: str, dataframe: Any, host: str | None) -> str:
+    """Where the driver waits for its tasks, at a port that the system chooses.
+
+    Args:
+        who: asks, for messages.
+        dataframe: of the session.
+        host: by which executors reach this process; None: as the session says.
+
+    Raises:
+        UsageError: nobody knows.
+    """
+    host = host or _driver_host(who, dataframe)
+    return f"[{host}]:0" if ":" in host else f"{host}:0"
+
+
+def meet_driver(who: str, address: str, keys: Keys, reach_s: float, partition: int) -> Meeting:
+    """A task's way to the driver.
+
+    Args:
+        who: has the argument `host`, for messages.
+        address: of the driver.
+        keys: of the run.
+        reach_s: how long to look for it.
+        partition: of the task.
+
+    Raises:
+        WorkerLostError: it is not reached.
+    """
+    try:
+        return Meeting(address, keys, reach_s, role="guest")
+    except WorkerLostError as error:
+        raise WorkerLostError(
+            f"The task of partition {partition} cannot reach the driver at {address} within {reach_s:g} s:"
+            f" give {who}(host=...) an address of the driver's machine that executors can reach."
+        ) from error
+
+
+def _driver_host(who: str, dataframe: Any) -> str:
     """The address by which executors reach this process; `who` asks.
 
     Raises:

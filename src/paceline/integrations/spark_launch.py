@@ -20,7 +20,7 @@ from paceline.integrations.spark_job import (
     check_installed,
     collected,
     context_of,
-    driver_host,
+    driver_address,
     in_arrow,
     num_workers,
 )
@@ -75,11 +75,16 @@ def launch(
 
     Methods that survive a death (`ad-psgd`) run in ordinary tasks. One that Spark starts again takes the dead worker's place,
     with a neighbour's model, and goes through its rows from the beginning; if the others are about to end by then, the run
-    does without it. All other methods that need no shared memory run in a barrier stage, which Spark starts again as a whole.
+    does without it. An exception of `train` that no later attempt makes good fails the run at its end. All other methods that
+    need no shared memory run in a barrier stage, whose job Spark ends at the first task that fails: call `launch` again.
+
+    In lockstep (`all-reduce` and the like) a worker whose batches are used up takes part in the others' rounds, and a round is
+    a step. So where workers have different numbers of batches, the loop steps once with each, and leaves no epoch at a
+    `break`; where they have equally many, all must do alike, or they wait for each other until the deadline.
 
     Costs: a shuffle that deals the rows out evenly, but for ordinary tasks on data that has a partition for each worker; per
-    worker its rows' size on an executor's disk, and a process; the model comes back from each worker, within
-    spark.driver.maxResultSize.
+    worker its rows' size on an executor's disk, and a process; the model comes back from each worker, in a barrier stage from
+    one, within spark.driver.maxResultSize.
     Use when: data lies in Spark, and the loop is yours.
     Not: `DeepDist`, which has the model at the driver, and counts every update once when tasks die.
 
@@ -98,7 +103,7 @@ def launch(
 
     Raises:
         UsageError: something cannot be launched as asked, such as more workers than free slots.
-        PacelineError: the first cause of what ended the training.
+        PacelineError: the first cause of what ended the training, or an exception that no later attempt has made good.
     """
     check_installed(_WHO)
     if not callable(train):
@@ -114,9 +119,7 @@ def launch(
     spec = registry.spec(chosen)
     _check_session(data, in_barrier=in_barrier)
     num_workers(_WHO, data, workers, _REACH_S)
-    host = host or driver_host(_WHO, data)
-    keys = new_keys()
-    at = f"[{host}]:0" if ":" in host else f"{host}:0"
+    at, keys = driver_address(_WHO, data, host), new_keys()
     with _folder(out) as folder, contextlib.closing(Meeting(at, keys, _REACH_S, role="holder")) as meeting:
         task = WorkerTask(
             meeting.address,
@@ -133,7 +136,7 @@ def launch(
         parts = data if not in_barrier and _num_partitions(data) == workers else data.repartition(workers)
         options = {"barrier": True} if in_barrier else {}
         rows = collected(parts.mapInArrow(in_arrow(task.run), _SCHEMA, **options), meeting, workers)
-        if told := first_told(meeting, workers, "raised"):  # started again, it came too late to make that good
+        if told := first_told(meeting, workers, "raised"):  # and no later attempt has made it good
             raise PacelineError(failed_in(told))
         about = {
             "task": str(getattr(train, "__name__", "train")),
@@ -218,7 +221,7 @@ def _run_of(about: dict[str, Any], rows: list[dict[str, Any]], folder: Path, *, 
             (folder / "model.pt").write_bytes(row["model"])
     notes = []
     if missing := about["workers"] - len(rows):
-        notes.append(f"{missing} of {about['workers']} tasks brought no result: started again, they came too late.")
+        notes.append(f"{missing} of {about['workers']} tasks ended without a result.")
     result = joined_result(
         about,
         own,

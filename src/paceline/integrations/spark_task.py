@@ -15,6 +15,7 @@ from paceline.algorithms.downpour import Downpour
 from paceline.algorithms.server.client import Client
 from paceline.errors import PeerLostError, UsageError, WorkerLostError
 from paceline.integrations.spark_failures import make_good, said, tell
+from paceline.integrations.spark_job import meet_driver
 from paceline.integrations.spark_rows import SpilledRows, spilled
 from paceline.membership.join_point import Meeting, MeetingLostError
 from paceline.membership.peers import Peers
@@ -118,22 +119,15 @@ class PartitionTask:
         partition, attempt = context.partitionId(), context.taskAttemptId()
         with spilled(batches) as file:
             rows = SpilledRows(file.fileno())
-        with contextlib.closing(self._meet(partition)) as meeting:
+        with contextlib.closing(
+            meet_driver("DeepDist", self.address, self.keys, self.deadline_s, partition)
+        ) as meeting:
             try:
                 told = self._train(meeting, partition, attempt, rows)
             except Exception as error:
                 raise self._failure(meeting, partition, attempt, error) from error
             make_good(meeting, partition)
         return [{"partition": partition, "attempt": context.attemptNumber(), "rows": len(rows), **told}]
-
-    def _meet(self, partition: int) -> Meeting:
-        try:
-            return Meeting(self.address, self.keys, self.deadline_s, role="guest")
-        except WorkerLostError as error:
-            raise WorkerLostError(
-                f"The task of partition {partition} cannot reach the driver at {self.address} within {self.deadline_s:g} s:"
-                " give DeepDist(host=...) an address of the driver's machine that executors can reach."
-            ) from error
 
     def _train(self, meeting: Meeting, partition: int, attempt: int, rows: SpilledRows) -> dict[str, int]:
         updates = NamedUpdates(self.model)

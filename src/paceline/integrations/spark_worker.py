@@ -17,8 +17,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from paceline.errors import PacelineError, UsageError, WorkerLostError
+from paceline.errors import PacelineError, UsageError
 from paceline.integrations.spark_failures import Kind, first_told, make_good, said, tell
+from paceline.integrations.spark_job import meet_driver
 from paceline.integrations.spark_loop import FAILURE, Loop
 from paceline.integrations.spark_rows import spark_folder, spilled
 from paceline.membership.environment import Invitation, LaunchedEnvironment, WorkerEnvironment
@@ -29,7 +30,7 @@ from paceline.worker.supervised import how_ended
 
 __all__ = ["WorkerTask"]
 
-_CAUSE_S = 5.0  # in which the worker whose end the others have met says why
+_CAUSE_S = 30.0  # in which the worker whose end the others have met says why; all of it passes only where none does
 _BETWEEN_LOOKS_S = 0.1
 _dist: Any = dist  # its type stubs do not name the stores
 
@@ -66,30 +67,27 @@ class WorkerTask:
 
         context: Any = BarrierTaskContext.get() if self.in_barrier else TaskContext.get()
         partition, attempt = context.partitionId(), context.attemptNumber()
-        with spilled(batches) as rows, contextlib.closing(self._meet(partition)) as meeting:
+        with (
+            spilled(batches) as rows,
+            contextlib.closing(meet_driver("launch", self.address, self.keys, self.reach_s, partition)) as meeting,
+        ):
             if attempt and self._is_over(meeting):
                 return []
             with tempfile.TemporaryDirectory(prefix="paceline-", dir=spark_folder()) as name:
                 folder = Path(name)
                 try:
                     self._train(context, meeting, rows.fileno(), folder)
+                    written = _written(folder, attempt)
                 except _LoopError as error:
-                    if attempt and error.is_ours and self._is_over(meeting):
+                    is_refused = attempt > 0 and error.is_ours  # such as for want of a place: the others go on
+                    if is_refused and self._is_over(meeting):
                         return []
-                    raise self._failure(meeting, partition, str(error), error.kind) from None
+                    kind: Kind = "follows" if is_refused else error.kind
+                    raise self._failure(meeting, partition, str(error), kind) from None
                 except PacelineError as error:
                     raise self._failure(meeting, partition, said(partition, error), "raised") from None
                 make_good(meeting, partition)
-                return _written(folder, attempt)
-
-    def _meet(self, partition: int) -> Meeting:
-        try:
-            return Meeting(self.address, self.keys, self.reach_s, role="guest")
-        except WorkerLostError as error:
-            raise WorkerLostError(
-                f"The task of partition {partition} cannot reach the driver at {self.address} within {self.reach_s:g} s:"
-                " give launch(host=...) an address of the driver's machine that executors can reach."
-            ) from error
+                return written
 
     def _is_over(self, meeting: Meeting) -> bool:
         """Whether the others are about to end, so that the run takes no more workers."""
@@ -98,7 +96,10 @@ class WorkerTask:
     def _train(self, context: Any, meeting: Meeting, rows: int, folder: Path) -> None:
         partition = context.partitionId()
         if not os.fstat(rows).st_size:
-            raise UsageError(f"it has no row, and each of the {self.workers} workers needs some: give fewer workers.")
+            raise UsageError(
+                f"it has no row, and each of the {self.workers} workers needs some: give data.repartition({self.workers}), or"
+                " fewer workers."
+            )
         about: dict[str, Any] = {"algorithm": self.algorithm, "deadline_s": self.deadline_s, "out": folder}
         variables: dict[str, str] = {}
         store: Any = None
@@ -138,10 +139,9 @@ class WorkerTask:
         """What the task is to fail by; the driver is told."""
         tell(meeting, partition, sentence, kind)
         until_s = time.monotonic() + _CAUSE_S
+        ends_job = self.in_barrier and kind == "follows"  # with a task whose end is not the cause
         with contextlib.suppress(MeetingLostError):
-            while (
-                kind == "follows" and time.monotonic() < until_s
-            ):  # the job ends with this task, whose end is not the cause
+            while ends_job and time.monotonic() < until_s:
                 if first_told(meeting, self.workers, "raised", "died"):
                     break
                 time.sleep(_BETWEEN_LOOKS_S)
@@ -184,16 +184,22 @@ def _run(loop: Loop) -> int:
 
 
 def _written(folder: Path, attempt: int) -> list[dict[str, Any]]:
-    """What the worker has written: one row, or none if the loop never attached."""
+    """What the worker has written: one row, or none if the loop never attached.
+
+    Raises:
+        PacelineError: its events are gone.
+    """
     rows = []
     for path in folder.glob("worker-*.json"):
         about: dict[str, Any] = files.read_json(path, {})
         if about["state"] == "ended":
-            model = folder / "model.pt"
+            model, events = folder / "model.pt", folder / f"events-{about['worker']}.jsonl"
+            if not events.is_file():
+                raise PacelineError(f"{events.name} of its worker is gone: let nothing delete files in {folder.parent}")
             rows.append(
                 {
                     "about": json.dumps({**about, "attempt": attempt}),
-                    "events": (folder / f"events-{about['worker']}.jsonl").read_bytes(),
+                    "events": events.read_bytes(),
                     "model": model.read_bytes() if model.is_file() else b"",
                 }
             )
