@@ -19,7 +19,7 @@ class RootedCollectives(Collectives, Protocol):
         ...
 
     def start_reduce(self, vector: torch.Tensor, root: int) -> Handle:
-        """Begins replacing the root's `vector` (n,) by the sum over all workers, in their order; others' is then anything."""
+        """Begins replacing the root's `vector` (n,) by the sum over all workers; others' is then anything."""
         ...
 
 

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import torch.utils.checkpoint
 
 from model_parallel.tensor.model import OPTIMIZERS, assert_equal, built, data, trained
 from model_parallel.tensor.threads import on_each
@@ -77,6 +78,52 @@ def test_a_backward_pass_that_has_failed_leaves_nothing_behind(bucket_bytes):
         handle.remove()
         model.zero_grad()
         model(tokens, following, mesh.local_features(more)).backward()
+        with torch.no_grad():
+            for one in model.parameters():
+                one.copy_(one.grad)
+        return state.full_state_dict(model)
+
+    expected = gradients(Mesh.open(ALONE), 1)
+    for found in on_each(Grid(2, 2), program, bucket_bytes=bucket_bytes):
+        assert_equal(([], found), ([], expected))
+
+
+def test_another_loss_after_a_backward_pass_that_has_failed_gets_all_its_gradients():
+    """It begins with parameters that the failed pass has not met, and goes on with one that it has."""
+
+    def program(mesh, fails):
+        model, other = built(mesh, dropout=0.0), built(mesh, dropout=0.0)
+        tokens, following, more = (mesh.local_batch(one) for one in data(0))
+        more = mesh.local_features(more)
+        watched = more.clone().requires_grad_()
+        watched.register_hook(fail)
+        failing = model(tokens, following, watched)
+        later = model(tokens, following, more) + other(tokens, following, more)  # whose backward begins with the other
+        if fails:
+            with pytest.raises(RuntimeError, match="on purpose"):
+                failing.backward()
+            model.zero_grad()
+        later.backward()
+        with torch.no_grad():
+            for one in (*model.parameters(), *other.parameters()):
+                one.copy_(one.grad)
+        return {number: state.full_state_dict(one) for number, one in enumerate((model, other))}
+
+    expected = program(Mesh.open(ALONE), False)
+    for found in on_each(Grid(2, 2), lambda mesh: program(mesh, True)):
+        for number, one in expected.items():
+            mine = {name: value for name, value in found[number].items() if not name.endswith("calls")}
+            assert_equal(([], mine), ([], {name: one[name] for name in mine}))
+
+
+@pytest.mark.parametrize("bucket_bytes", [1000, 1 << 20])
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_activation_checkpoints_whose_passes_are_within_the_pass(use_reentrant, bucket_bytes):
+    def program(mesh):
+        model = built(mesh, dropout=0.0)
+        tokens, following, more = (mesh.local_batch(one) for one in data(0))
+        more = mesh.local_features(more).clone().requires_grad_()
+        torch.utils.checkpoint.checkpoint(model, tokens, following, more, use_reentrant=use_reentrant).backward()
         with torch.no_grad():
             for one in model.parameters():
                 one.copy_(one.grad)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,10 @@ class _Bucket(NamedTuple):
 
     axes: tuple[str, ...]
     gradients: dict[nn.Parameter, Tensor]
+
+
+class _Pass:
+    """A backward pass, which alone holds this until it has ended or failed."""
 
 
 class _Sent(NamedTuple):
@@ -58,8 +63,8 @@ class GradientSums:
         self._hooks: list[Any] = []
         self._waiting: dict[tuple[tuple[str, ...], torch.dtype], _Bucket] = {}
         self._sent: list[_Sent] = []
-        self._taken: set[nn.Parameter] = set()  # whose gradients this backward pass has given
-        self._begun: set[Tensor] = set()  # to whose `grad` it has added zeros
+        self._begun: set[Tensor] = set()  # to whose `grad` this backward pass has added zeros
+        self._pass: Callable[[], _Pass | None] = _no_pass  # whose gradients these are
         self.completed: list[Callable[[nn.Parameter], None]] = []
 
     def watch(self, parameter: nn.Parameter, placement: Placement) -> None:
@@ -105,6 +110,10 @@ class GradientSums:
         while self._hooks:
             self._hooks.pop().remove()
 
+    def _end(self, began: _Pass) -> None:
+        if self._pass() is began:
+            self.finish()
+
     def _summed(self, placement: Placement) -> tuple[str, ...]:
         return tuple(name for name in placement.summed if self._axes[name].size > 1)
 
@@ -113,12 +122,14 @@ class GradientSums:
         parameter = reference()
         if parameter is None:
             return None
-        _after_backward(self.finish)  # the first of these calls does everything
-        if parameter in self._taken:  # by a backward pass that has failed
+        if self._pass() is None:  # the first of this one; what another has left has failed with it
             self._clear()
-        self._taken.add(parameter)
+            began = _Pass()
+            self._pass = weakref.ref(began)
+            _after_backward(partial(self._end, began))
         bucket = self._waiting.setdefault((axes, gradient.dtype), _Bucket(axes, {}))
-        bucket.gradients[parameter] = gradient
+        waiting = bucket.gradients.get(parameter)  # of a pass within this one, as checkpointing makes
+        bucket.gradients[parameter] = gradient if waiting is None else waiting + gradient
         if len(axes) == 1 and sum(one.nbytes for one in bucket.gradients.values()) >= self._bucket_bytes:
             self._receive()  # what went before has had the time that this one took to fill
             self._send(bucket)
@@ -150,5 +161,9 @@ class GradientSums:
     def _clear(self) -> None:
         self._waiting.clear()
         self._sent.clear()
-        self._taken.clear()
         self._begun.clear()
+        self._pass = _no_pass
+
+
+def _no_pass() -> None:
+    return None
