@@ -14,7 +14,7 @@ ON_TWO_CORES := -n 3 --dist loadfile --no-loadscope-reorder
 
 help:
 	@echo "make run    install into .venv, train digits with six algorithms, compare them; then one slow worker, next to DDP"
-	@echo "make test   every test, in some fifteen to thirty minutes on two cores"
+	@echo "make test   every test, in some fifteen minutes on two cores"
 	@echo "make quick  the tests that need no worker processes: some three minutes"
 	@echo "make test-integrations  Lightning, Accelerate, Ray, Spark, notebooks, TensorBoard, in an environment of their own"
 	@echo "make soak   marathons: workers killed again and again, command lines drawn by the thousand"

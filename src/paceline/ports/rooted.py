@@ -24,7 +24,7 @@ class RootedCollectives(Collectives, Protocol):
 
 
 def passes_on(kind: Literal["broadcast", "reduce"], place: int, root: int, size: int) -> bool:
-    """Whether a worker sends the vector once, where it travels from worker to worker along a chain.
+    """Whether a worker counts as sending the vector once: as where it travels from worker to worker along a chain.
 
     A broadcast begins at the root and ends at the worker before it, which sends nothing; a sum ends at the root.
 
