@@ -1,10 +1,14 @@
 """Sessions of real Spark on this machine, for tests; and the end of the Java process behind them."""
 
+import contextlib
 import os
+import socket
 import sys
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
+
+from paceline.membership.join_point import Meeting
 
 
 def session(master, **conf):
@@ -30,3 +34,18 @@ def end_java():
         gateway.proc.stdin.close()
         gateway.proc.wait(60)
         SparkContext._gateway = SparkContext._jvm = None
+
+
+@contextlib.contextmanager
+def meetings_elsewhere():
+    """Join points of a class that tells tasks an address where nobody listens; the class, and the address."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        elsewhere = f"127.0.0.1:{taken.getsockname()[1]}"
+
+        class Far(Meeting):
+            def __init__(self, *arguments, **settings):
+                super().__init__(*arguments, **settings)
+                self.address = elsewhere
+
+        yield Far, elsewhere

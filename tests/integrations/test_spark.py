@@ -20,12 +20,11 @@ pytest.importorskip("pyarrow", reason="needs the extra: pip install 'paceline[sp
 from sklearn.datasets import load_digits
 
 import paceline as pl
-from integrations.spark_sessions import end_java, session
+from integrations.spark_sessions import end_java, meetings_elsewhere, session
 from paceline.cli.installed import java
 from paceline.errors import PacelineError, UsageError
 from paceline.integrations import spark as integration
 from paceline.integrations.spark_failures import first_cause
-from paceline.membership.join_point import Meeting
 from real_data import FOLDER, needs_mnist
 
 if java() is None:
@@ -293,16 +292,8 @@ def test_too_few_slots_are_said_before_anything_starts(spark):
 
 
 def test_a_driver_that_no_task_reaches_is_said(spark, monkeypatch):
-    with socket.socket() as taken:  # bound, and nobody listens
-        taken.bind(("127.0.0.1", 0))
-        elsewhere = f"127.0.0.1:{taken.getsockname()[1]}"
-
-        class Far(Meeting):
-            def __init__(self, *arguments, **settings):
-                super().__init__(*arguments, **settings)
-                self.address = elsewhere
-
-        monkeypatch.setattr(integration, "Meeting", Far)
+    with meetings_elsewhere() as (far, elsewhere):
+        monkeypatch.setattr(integration, "Meeting", far)
         sentence = refused(spark, deadline_s=0.1)
     assert re.fullmatch(
         rf"The task of partition [01] cannot reach the driver at {elsewhere} within 0.1 s: give"

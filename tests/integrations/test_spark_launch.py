@@ -4,7 +4,6 @@ import inspect
 import os
 import re
 import signal
-import socket
 import time
 
 import numpy as np
@@ -17,11 +16,10 @@ pytest.importorskip("pyarrow", reason="needs the extra: pip install 'paceline[sp
 from sklearn.datasets import load_digits
 
 import paceline as pl
-from integrations.spark_sessions import end_java, session
+from integrations.spark_sessions import end_java, meetings_elsewhere, session
 from paceline.cli.installed import java
 from paceline.errors import PacelineError, UsageError
 from paceline.integrations import spark_launch as integration
-from paceline.membership.join_point import Meeting
 from paceline.records.run_data import RunData
 
 if java() is None:
@@ -197,16 +195,8 @@ def test_a_task_without_rows_is_said(frame):
 
 
 def test_a_driver_that_no_task_reaches_is_said(frame, monkeypatch):
-    with socket.socket() as taken:  # bound, and nobody listens
-        taken.bind(("127.0.0.1", 0))
-        elsewhere = f"127.0.0.1:{taken.getsockname()[1]}"
-
-        class Far(Meeting):
-            def __init__(self, *arguments, **settings):
-                super().__init__(*arguments, **settings)
-                self.address = elsewhere
-
-        monkeypatch.setattr(integration, "Meeting", Far)
+    with meetings_elsewhere() as (far, elsewhere):
+        monkeypatch.setattr(integration, "Meeting", far)
         monkeypatch.setattr(integration, "_REACH_S", 0.1)
         monkeypatch.setattr(integration, "num_workers", lambda *_: 2)
         sentence = refused(frame, trained_for(1, 0.1, 16))

@@ -27,7 +27,6 @@ from paceline.optim.several_optimizers import SeveralOptimizers
 from paceline.ports.ports import Collectives
 from paceline.ports.replica import Piece
 from paceline.records.accruals import Accruals, LateLosses
-from paceline.replica.base import UPDATE_TIME_SMOOTHING
 from paceline.replica.grad_scaler import take_over_scaling
 from paceline.replica.sharded import OwnedPieces
 from paceline.vectors.half_types import is_finite
@@ -146,11 +145,7 @@ class AttachedReplica(AttachedGradient):
         self.samples = samples
         self._absent = absent
         self._scaled = self._overflowed = False
-        self.step += 1
-        self._apply_s, self.loss, self._started_s = 0.0, _NAN, started_s
-        for wait in self._waits:
-            wait.waited_s = 0.0
-        self._input_s = self._now_s() - started_s
+        self._begin_step(started_s)
         self._resume()
         if absent:
             self._move_on()
@@ -375,9 +370,7 @@ class AttachedReplica(AttachedGradient):
 
     def _end_apply(self, x: torch.Tensor, begun_s: float) -> None:
         self._state = "idle"
-        took_s = self._now_s() - begun_s
-        self._apply_s += took_s
-        self.update_time_s += UPDATE_TIME_SMOOTHING * (took_s - self.update_time_s) if self.update_time_s else took_s
+        self._count_apply(begun_s)
         if self.step % _CHECK_EVERY_STEPS == 0 and not is_finite(x):
             raise DivergedError(f"The parameters are no longer finite at step {self.step}.")
 

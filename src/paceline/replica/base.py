@@ -31,9 +31,9 @@ from paceline.replica.sharded import check_sharded, cut_flat_state, in_pieces
 from paceline.replica.slowness import Slowness
 from paceline.vectors.flat import FlatBinding, Ranges
 
-__all__ = ["UPDATE_TIME_SMOOTHING", "BaseReplica", "TaskReplica"]
+__all__ = ["BaseReplica", "TaskReplica"]
 
-UPDATE_TIME_SMOOTHING = 0.1
+_UPDATE_TIME_SMOOTHING = 0.1
 _NAN = math.nan
 _NO_GRADIENT = 0  # as a record's applied version
 
@@ -168,7 +168,7 @@ class BaseReplica:
     def _count_apply(self, begun_s: float) -> None:
         took_s = self._now_s() - begun_s
         self._apply_s += took_s
-        self.update_time_s += UPDATE_TIME_SMOOTHING * (took_s - self.update_time_s) if self.update_time_s else took_s
+        self.update_time_s += _UPDATE_TIME_SMOOTHING * (took_s - self.update_time_s) if self.update_time_s else took_s
 
     @property
     def _work_s(self) -> float:

@@ -5,21 +5,16 @@ from pathlib import Path
 
 import torch
 
-import forked
 import paceline as pl
-from free_ports import free_port
+from model_parallel import gloo_workers
 from model_parallel.hybrid.cut_loops import found, loop
 
 PROGRAM = Path(__file__).parent / "gloo_program.py"
 
 
-def ends(folder, groups, *kill, epochs=2, workers=4, **more):
-    """Return code and errors of each worker."""
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(workers), **more}
-    environments = [{**place, "RANK": str(rank), "PACELINE_DEADLINE_S": "60"} for rank in range(workers)]
-    with forked.running([PROGRAM, folder, str(groups), str(epochs), *map(str, kill)], environments) as running:
-        said = [one.communicate(forked.AGAINST_HANGS_S)[1] for one in running]
-        return [one.returncode for one in running], said
+def ends(folder, groups, *kill, epochs=2, **variables):
+    """Return code and errors of each of four workers."""
+    return gloo_workers.ends(PROGRAM, [folder, groups, epochs, *kill], 4, **variables)
 
 
 def test_workers_of_torchrun_end_like_those_on_shared_memory(tmp_path):

@@ -8,19 +8,15 @@ import pytest
 
 import forked
 import paceline as pl
-from free_ports import free_port
+from model_parallel import gloo_workers
 from model_parallel.tensor.run_loops import alone, check_same, found, last_steps, loop
 
 PROGRAM = Path(__file__).with_name("run_program.py")
 
 
-def ends(folder, workers, *words, **more):
+def ends(folder, workers, *words, **variables):
     """Return code and errors of each worker."""
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(workers), **more}
-    environments = [{"PACELINE_DEADLINE_S": "60", **place, "RANK": str(rank)} for rank in range(workers)]
-    with forked.running([PROGRAM, folder, *map(str, words)], environments) as running:
-        said = [one.communicate(forked.AGAINST_HANGS_S)[1] for one in running]
-        return [one.returncode for one in running], said
+    return gloo_workers.ends(PROGRAM, [folder, *words], workers, **variables)
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,17 @@
 
 from collections import Counter
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 import paceline as pl
+from model_parallel import gloo_workers
 from model_parallel.tensor.model import BATCH, HIDDEN, LENGTH
 from model_parallel.tensor.run_loops import found, loop
-from model_parallel.tensor.test_run_gloo import ends
 from paceline.model_parallel.tensor.traffic import block_traffic
 
+PROGRAM = Path(__file__).with_name("run_program.py")
 BLOCKS, STEPS, ELEMENT_BYTES = (1, 2), 3, 8
 SETTINGS = {"dropout": 0.0, "steps": STEPS, "optimizer": "momentum"}
 LAYOUTS = [
@@ -62,7 +64,8 @@ def test_launch(layout, tmp_path):
 def test_torchrun(layout, tmp_path):
     for blocks in BLOCKS:
         (tmp_path / str(blocks)).mkdir()
-        codes, said = ends(tmp_path / str(blocks), 4, layout, "all-reduce", 1, {"blocks": blocks, **SETTINGS})
+        words = [tmp_path / str(blocks), layout, "all-reduce", 1, {"blocks": blocks, **SETTINGS}]
+        codes, said = gloo_workers.ends(PROGRAM, words, 4)
         assert codes == [0] * 4, said
     for worker in range(4):
         one, two = (found(tmp_path / str(blocks), worker) for blocks in BLOCKS)
