@@ -19,12 +19,14 @@ pytest.importorskip("pyspark", reason="needs the extra: pip install 'paceline[sp
 pytest.importorskip("pyarrow", reason="needs the extra: pip install 'paceline[spark]'")
 from sklearn.datasets import load_digits
 
+import forked
 import paceline as pl
 from integrations.spark_sessions import end_java, meetings_elsewhere, session
 from paceline.cli.installed import java
 from paceline.errors import PacelineError, UsageError
 from paceline.integrations import spark as integration
 from paceline.integrations.spark_failures import first_cause
+from paceline.integrations.spark_job import num_workers
 from real_data import FOLDER, needs_mnist
 
 if java() is None:
@@ -43,6 +45,7 @@ def soak(*values):
 @pytest.fixture(scope="module", params=["local[2,4]", soak("local-cluster[2,1,1024]")])
 def spark(request):
     own = session(request.param)
+    num_workers("This test", own.range(1), 2, forked.AGAINST_HANGS_S)  # executors come later than the session
     yield own
     own.stop()
 
