@@ -11,6 +11,15 @@ from tqdm import tqdm
 
 import forked
 import leftovers
+from paceline.algorithms import backoff_registry, registry, step_size_registry
+from paceline.algorithms.server.registries import apply_registry, delay_registry, mode_registry
+from paceline.compression.registry import codec_registry
+from paceline.data.plan import partition_registry
+from paceline.memory.placement import placement_registry
+from paceline.model_parallel.layouts import layout_registry
+from paceline.optim.outer import outer_registry
+from paceline.simulator.compute import compute_registry
+from paceline.topology import topology_registry
 
 # Whichever test starts this process's fork server, what it has loaded is the same: it stays for all tests that follow.
 forkserver.set_forkserver_preload(list(forked.PRELOAD))
@@ -23,6 +32,11 @@ tqdm.monitor_interval = 0  # no thread that looks after forgotten progress bars
 # same examples in every run.
 settings.register_profile("paceline", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("paceline")
+
+REGISTRIES = (
+    apply_registry, backoff_registry, codec_registry, compute_registry, delay_registry, layout_registry, mode_registry,
+    outer_registry, partition_registry, placement_registry, registry, step_size_registry, topology_registry,
+)  # fmt: skip
 
 FOLDER = Path(__file__).parent
 # The files that take longest come first, so that no process is left with one of them when the others are done.
@@ -96,6 +110,14 @@ def _own_runtime_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runtime")
     folder.chmod(0o700)
     os.environ["XDG_RUNTIME_DIR"] = str(folder)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_stays_registered():
+    """What one file's tests register is nothing that those of another should find, in whatever process these are."""
+    before = [each.names() for each in REGISTRIES]
+    yield
+    assert [each.names() for each in REGISTRIES] == before
 
 
 @pytest.fixture(scope="session")

@@ -169,7 +169,7 @@ class Forgetful(TopK):
         return super().encode(gradient, memory.zero_(), key)
 
 
-codec_registry.register("forgetful", Forgetful)
+codec_registry.register("forgetful", Forgetful, listed=False)
 
 
 @dataclass(frozen=True)

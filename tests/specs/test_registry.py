@@ -60,6 +60,23 @@ def registries():
     return algorithms
 
 
+def test_what_is_not_listed_is_built_and_written_but_not_offered():
+    backoffs = Registry("back-off")
+    backoffs.register("linear", Linear, listed=False)
+    algorithms = Registry("algorithm", nested={Backoff: backoffs})
+    algorithms.register("leashed", Leashed)
+    assert (
+        algorithms.spec(algorithms.build("leashed(backoff=linear(start_s=3))"))
+        == "leashed(backoff=linear(start_s=3.0))"
+    )
+    assert "linear" not in backoffs
+    assert not [*backoffs, *backoffs.names(), *backoffs.items()]
+    with pytest.raises(UsageError, match=r"Unknown back-off 'x'.* Known: none yet\."):
+        algorithms.build("leashed(backoff=x)")
+    with pytest.raises(ValueError, match="already registered"):
+        backoffs.register("linear", NoBackoff)
+
+
 def test_values_of_every_kind():
     spec = parse_spec(" name-1( a=1, b=-2.5e-3 ,c=true,d=none,e=a-word,f=nested(x=1,y=deep(z=2)), g=empty(), h=inf ) ")
     assert spec.name == "name-1"

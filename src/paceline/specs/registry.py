@@ -50,10 +50,13 @@ class Registry:
             raise ValueError(f"'{name}' cannot be a spec's name: letters, digits, '-', '_' and '.' only")
         if not dataclasses.is_dataclass(cls):
             raise ValueError(f"{cls.__name__} must be a dataclass to be registered as '{name}'")
-        if name in self._classes or cls in self._classes.values():
+        if name in self._all() or cls in self._all().values():
             raise ValueError(f"{self.kind} '{name}' or its class {cls.__name__} is already registered")
         (self._classes if listed else self._unlisted)[name] = cls
         return cls
+
+    def _all(self) -> dict[str, type]:
+        return self._classes | self._unlisted
 
     def names(self) -> list[str]:
         """The registered names, in order of registration."""
@@ -74,16 +77,14 @@ class Registry:
 
     def __getitem__(self, name: str) -> type:
         """The class registered under `name`; UsageError names the closest match."""
-        if name in self._unlisted:
-            return self._unlisted[name]
-        if name not in self._classes:
+        if name not in self._all():
             known = ", ".join(self._classes) or "none yet"
             raise UsageError(f"Unknown {self.kind} '{name}'.{closest(name, self._classes)} Known: {known}.")
-        return self._classes[name]
+        return self._all()[name]
 
     def name_of(self, cls: type) -> str:
         """The name under which a class is registered."""
-        for name, registered in (*self._classes.items(), *self._unlisted.items()):
+        for name, registered in self._all().items():
             if registered is cls:
                 return name
         raise UsageError(f"{cls.__name__} is no registered {self.kind}; register it first.")
@@ -201,8 +202,8 @@ class Registry:
 
     def _text(self, where: str, hint: Any, value: Any, *, defaults: bool) -> str:
         members = _members(hint)
-        for registry in filter(None, map(self._nested_registry, members)):
-            if type(value) in registry._classes.values():
+        for registry in map(self._nested_registry, members):
+            if registry is not None and type(value) in registry._all().values():
                 text = registry.spec(value, defaults=defaults)
                 return f"{text}()" if text == "none" and type(None) in members else text
         text = value_text(value) if isinstance(value, int | float | str | None) else ""
