@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import forked
 import paceline as pl
 from contracts.runs import run_function
 from paceline.checkpoint import contents as checkpoint
@@ -168,6 +169,7 @@ def test_unresolved_exchanges_of_all_workers_are_in_the_result(num_epochs):
 def test_the_cause_is_named_and_not_what_follows_from_it(algorithm):
     """Worker 0, which misses worker 1 in their round, says so before worker 1 has told its error."""
     threads = {}
+    both = threading.Barrier(2)
 
     def loop():
         model = nn.Linear(2, 1)
@@ -175,6 +177,7 @@ def test_the_cause_is_named_and_not_what_follows_from_it(algorithm):
         try:
             with pl.attach(model, optimizer) as worker:
                 threads[worker.worker_id] = threading.current_thread()
+                both.wait(forked.AGAINST_HANGS_S)
                 for step, x in enumerate(worker.batches([torch.ones(1, 2)] * 32)):
                     optimizer.zero_grad()
                     model(x).sum().backward()
