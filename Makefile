@@ -45,7 +45,7 @@ $(VENV)-integrations/installed: pyproject.toml constraints.txt $(VENV)/installed
 	site='import sysconfig; print(sysconfig.get_path("purelib"))' && \
 	  $(BIN)/python -c "$$site" > "$$($(VENV)-integrations/bin/python -c "$$site")/packages_of_venv.pth"
 	$(VENV)-integrations/bin/python -m pip install --constraint constraints.txt --editable ".[lightning,notebook,spark,tensorboard]" \
-	  "ray[train]" accelerate nbclient ipykernel
+	  "ray[train]" "pyspark[connect]" accelerate nbclient ipykernel
 	touch $@
 
 soak: $(VENV)/installed

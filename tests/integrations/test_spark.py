@@ -278,8 +278,9 @@ def test_a_worker_that_is_killed_each_time_is_given_up(spark):
     )
 
 
-def test_what_spark_itself_raises_in_a_task_is_said_with_its_last_line():
-    text = "Thrown from the Python worker:\nTraceback (most recent call last):\n  File x\n    y\n{}\n\nDriver:"
+@pytest.mark.parametrize("before", ["Thrown from the Python worker:\n", "[PYTHON_EXCEPTION] Thrown from the worker: "])
+def test_what_spark_itself_raises_in_a_task_is_said_with_its_last_line(before):
+    text = before + "Traceback (most recent call last):\n  File x\n    y\n{}\n\nDriver:"
     nobody = types.SimpleNamespace(check=lambda keys: False)
     cause = first_cause(RuntimeError(text.format("ModuleNotFoundError: No module named 'mine'")), nobody, 2)
     assert "a task raised ModuleNotFoundError: No module named 'mine': make it known to the executors" in cause

@@ -69,9 +69,12 @@ def first_cause(error: Exception, meeting: Meeting, workers: int) -> str:
             f"Spark ended the training: the Python worker of task {given_up[1]} ended without a word, {given_up[2]} times"
             " (killed, or out of memory?). See the executor's log, or raise spark.task.maxFailures."
         )
-    if raised := re.search(r"^Traceback .*\n(?:[ \t].*\n)*(\S.*)", text, re.MULTILINE):
+    if raised := re.search(r"\bTraceback \(most .*\n(?:[ \t].*\n)*(\S.*)", text):
         missing = raised[1].startswith("ModuleNotFoundError")
-        remedy = ": make it known to the executors, by spark.sparkContext.addPyFile or their PYTHONPATH" * missing
+        remedy = (
+            ": make it known to the executors, by spark.sparkContext.addPyFile, in Spark Connect by"
+            " spark.addArtifacts(..., pyfile=True), or by their PYTHONPATH"
+        ) * missing
         return f"Spark ended the training: a task raised {raised[1]}{remedy}."
     return f"Spark ended the training: {first_line(error)}."
 

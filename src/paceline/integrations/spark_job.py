@@ -13,7 +13,7 @@ from paceline.integrations.spark_failures import first_cause
 from paceline.membership.join_point import Meeting
 from paceline.transport.keys import Keys
 
-__all__ = ["check_installed", "collected", "context_of", "driver_address", "in_arrow", "meet_driver", "num_workers"]
+__all__ = ["check_installed", "collected", "driver_address", "in_arrow", "meet_driver", "num_workers"]
 
 _BETWEEN_LOOKS_S = 0.2
 
@@ -31,16 +31,10 @@ def check_installed(who: str) -> None:
         raise UsageError(f"{who} needs its packages: pip install 'paceline[spark]'.") from error
 
 
-def context_of(dataframe: Any) -> Any:
-    """The session's SparkContext; None: there is none, as in Spark Connect."""
-    try:
-        return dataframe.sparkSession.sparkContext
-    except Exception:  # of a class that only newer Sparks have
-        return None
-
-
 def num_workers(who: str, dataframe: Any, asked: int | None, deadline_s: float) -> int:
     """How many tasks there are to be; executors that are just starting are waited for.
+
+    In Spark Connect nobody is asked but the session's settings, which say how many slots there will be, or nothing.
 
     Args:
         who: asks, for messages.
@@ -51,32 +45,46 @@ def num_workers(who: str, dataframe: Any, asked: int | None, deadline_s: float) 
     Raises:
         UsageError: there are fewer slots, or nobody knows how many there are.
     """
-    context = context_of(dataframe)
+    settings, context = dataframe.sparkSession.conf, _context_of(dataframe)
+    if asked is not None and settings.get("spark.dynamicAllocation.enabled", "false") == "true":
+        return asked
+    announced = _announced(settings)
     if context is None:
-        if asked is None:
+        slots = announced or asked
+        if slots is None:
             raise UsageError(f"Spark Connect does not say how many slots there are: give {who}(workers=...).")
-        return asked
-    if asked is not None and context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true":
-        return asked
-    until_s, wanted = time.monotonic() + deadline_s, asked or _announced(context)
-    while (slots := _slots(context)) < wanted and time.monotonic() < until_s:
-        time.sleep(_BETWEEN_LOOKS_S)
+    else:
+        until_s, wanted = time.monotonic() + deadline_s, asked or announced or 1
+        while (slots := _slots(context)) < wanted and time.monotonic() < until_s:
+            time.sleep(_BETWEEN_LOOKS_S)
     if slots < (asked or 1):
         raise UsageError(
-            f"{who} needs {asked or 1} free slots, one for each worker, and Spark has {slots} ({context.master}): give"
-            f" workers={max(1, slots)}, or start Spark with more cores."
+            f"{who} needs {asked or 1} free slots, one for each worker, and Spark has {slots}"
+            f" ({settings.get('spark.master')}): give workers={max(1, slots)}, or start Spark with more cores."
         )
     return asked or slots
 
 
-def _announced(context: Any) -> int:
-    """Slots that there will be once all executors have come, as far as the session says; else 1."""
-    conf = context.getConf()
-    own = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", context.master)
-    executors, cores = own.groups() if own else (conf.get("spark.executor.instances"), conf.get("spark.executor.cores"))
+def _context_of(dataframe: Any) -> Any:
+    """The session's SparkContext; None: there is none, as in Spark Connect."""
+    try:
+        return dataframe.sparkSession.sparkContext
+    except Exception:  # of a class that only newer Sparks have
+        return None
+
+
+def _announced(settings: Any) -> int | None:
+    """Slots that there will be once all executors have come; None: the session does not say."""
+    master = settings.get("spark.master", "")
+    if of_driver := re.fullmatch(r"local(?:\[\s*(\d+)\s*(?:,.*)?\])?", master):
+        executors, cores = "1", of_driver[1] or "1"
+    elif own := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", master):
+        executors, cores = own.groups()
+    else:
+        executors, cores = settings.get("spark.executor.instances", None), settings.get("spark.executor.cores", None)
     if executors is None or cores is None:
-        return 1
-    return max(1, int(executors) * (int(cores) // int(conf.get("spark.task.cpus", "1"))))
+        return None
+    return max(1, int(executors) * (int(cores) // int(settings.get("spark.task.cpus", "1"))))
 
 
 def _slots(context: Any) -> int:
@@ -131,12 +139,12 @@ def _driver_host(who: str, dataframe: Any) -> str:
     Raises:
         UsageError: nobody knows.
     """
-    context = context_of(dataframe)
-    if context is None:
+    if _context_of(dataframe) is None:
         raise UsageError(f"Spark Connect does not say how executors reach this process: give {who}(host=...).")
-    if context.master.startswith("local"):
+    settings = dataframe.sparkSession.conf
+    if settings.get("spark.master").startswith("local"):
         return "127.0.0.1"
-    name = context.getConf().get("spark.driver.host")
+    name = settings.get("spark.driver.host")
     try:
         return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:

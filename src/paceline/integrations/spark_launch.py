@@ -19,7 +19,6 @@ from paceline.integrations.spark_failures import failed_in, first_told
 from paceline.integrations.spark_job import (
     check_installed,
     collected,
-    context_of,
     driver_address,
     in_arrow,
     num_workers,
@@ -168,8 +167,7 @@ def _needs_all(algorithm: Algorithm, workers: int) -> bool:
 
 def _check_session(data: Any, *, in_barrier: bool) -> None:
     """Raises `UsageError` where Spark would start workers that the run does not expect."""
-    context = context_of(data)
-    if context is not None and not in_barrier and context.getConf().get("spark.speculation", "false") == "true":
+    if not in_barrier and data.sparkSession.conf.get("spark.speculation", "false") == "true":
         raise UsageError(
             "spark.speculation starts a slow worker a second time while the first one lives, and a run has one place for each:"
             " start Spark with spark.speculation=false, or choose a lockstep algorithm, whose tasks Spark starts once."
