@@ -65,12 +65,16 @@ def test_the_run_and_its_folder(tmp_path):
 
 @pytest.mark.parametrize(
     ("train", "goal", "says"),
-    [(Loop(1), {"target_accuracy": 0.5}, "can be evaluated"), (bool, {}, "bool never called paceline.attach")],
+    [
+        (Loop(1), {"target_accuracy": 0.5}, "can be evaluated"),
+        (bool, {}, "bool never called paceline.attach"),
+        (Loop(1), {"algorithm": "diloco(fragments=99)"}, "write fragments=2 or less"),
+    ],
 )
 def test_a_run_that_never_began_leaves_its_folder_as_it_was(train, goal, says, tmp_path):
     for folder in (tmp_path / "new", tmp_path):
         with pytest.raises(pl.UsageError, match=says):
-            pl.launch(train, workers=2, algorithm="hogwild", backend="threads", out=folder, **goal)
+            pl.launch(train, workers=2, backend="threads", out=folder, **{"algorithm": "hogwild"} | goal)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -107,6 +107,15 @@ def test_what_cannot_be_trained(settings, message, tmp_path):
     raised.value.__traceback__ = None
 
 
+def test_what_only_workers_can_refuse_leaves_no_folder(tmp_path):
+    """They know the model's tensors; corrected, the command has the same folder to write into."""
+    config = {"task": "digits-mlp", "workers": 2, "epochs": 0.1, "backend": "threads"}
+    with pytest.raises(pl.UsageError, match="write fragments=6 or less"):
+        pl.train(TrainConfig(algorithm="diloco(fragments=99)", **config), out=tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+    assert pl.train(TrainConfig(algorithm="diloco(fragments=6)", **config), out=tmp_path / "run").result["steps"]
+
+
 TASK = """
 import torch
 from torch import nn

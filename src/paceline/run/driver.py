@@ -78,11 +78,19 @@ class Driver:
         """
         try:
             return self._run()
-        except BaseException:
-            has_begun = self._supervisor is not None and self._supervisor.started_s is not None
-            if self._folder is not None and not has_begun:
+        except BaseException as error:
+            keep = self._has_stepped if isinstance(error, UsageError) else self._has_begun
+            if self._folder is not None and not keep:
                 forget(self._folder, self._earlier)
             raise
+
+    @property
+    def _has_begun(self) -> bool:
+        return self._supervisor is not None and self._supervisor.started_s is not None
+
+    @property
+    def _has_stepped(self) -> bool:
+        return self._supervisor is not None and any(self._supervisor.spool.totals)
 
     def _run(self) -> RunData:
         loop, folder = self._loop, self._folder
@@ -99,16 +107,15 @@ class Driver:
             try:
                 supervisor.run()
             except KeyboardInterrupt:
-                if supervisor.started_s is not None:
+                if self._has_begun:
                     supervisor.outcome.interrupt(interruption.name)
                     self._finish()
                 raise
             finally:
                 self._watcher.close()
-            if loop.task is not None:
-                if supervisor.outcome.kind == "usage":
-                    raise UsageError(supervisor.outcome.reason)
-            elif supervisor.started_s is None:  # there is no run yet: its folder is left as it was
+            if supervisor.outcome.kind == "usage" and (loop.task is not None or not self._has_stepped):
+                raise UsageError(supervisor.outcome.reason)
+            if loop.task is None and not self._has_begun:  # there is no run yet: its folder is left as it was
                 _raise_crash(supervisor)
             if supervisor.arena is None and supervisor.all_returned:
                 raise UsageError(f"{loop.config.task} never called paceline.attach, so its workers shared nothing.")
