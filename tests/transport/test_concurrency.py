@@ -4,6 +4,7 @@ import threading
 import pytest
 import torch
 
+import forked
 from paceline.transport.concurrency import ThreadConcurrency
 
 
@@ -44,11 +45,25 @@ def test_waiting_for_a_lock_is_counted_for_the_thread_that_made_it():
     def holds():
         with lock:
             held.set()
-            give_back.wait(60)
+            give_back.wait(forked.AGAINST_HANGS_S)
+
+    class Told:
+        """The lock inside, which is given back once somebody waits for it."""
+
+        def __init__(self, inside):
+            self.inside = inside
+
+        def acquire(self, blocking=True):
+            if blocking:
+                give_back.set()
+            return self.inside.acquire(blocking)
+
+        def release(self):
+            self.inside.release()
 
     holder = concurrency.start(holds, "holder")
-    assert held.wait(60)
-    threading.Timer(0.05, give_back.set).start()
+    assert held.wait(forked.AGAINST_HANGS_S)
+    lock._lock = Told(lock._lock)
     with lock:
         assert give_back.is_set()
     holder.join()
@@ -66,7 +81,7 @@ def test_what_a_further_program_waits_is_not_the_workers_waiting():
 
     with lock:
         waiter = concurrency.start(waits, "waiter")
-        assert begun.wait(60)
+        assert begun.wait(forked.AGAINST_HANGS_S)
         waiter._thread.join(0.05)  # it is in the queue for the lock, and cannot have ended
         assert waiter._thread.is_alive()
     waiter.join()
