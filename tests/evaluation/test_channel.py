@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import forked
 from paceline.algorithms import registry
 from paceline.errors import UsageError
 from paceline.evaluation.channel import THREAD, EvaluationChannel
@@ -41,7 +42,7 @@ def asked():
     yield ask
     for channel, thread in threads:
         channel.end()
-        thread.join(10)
+        thread.join(forked.AGAINST_HANGS_S)
         assert not thread.is_alive()
 
 

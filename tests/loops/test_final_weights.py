@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import forked
 import paceline as pl
 from loops import families
 from loops.coder import batches, own_id, vector
@@ -166,8 +167,8 @@ def test_under_hogwild_all_wait_for_the_last_update():
                 optimizer.zero_grad()
                 (model(x) - x).square().mean().backward()
                 if own_id() == 2 and step == 2:
-                    assert others.acquire(timeout=60)
-                    assert others.acquire(timeout=60)
+                    assert others.acquire(timeout=forked.AGAINST_HANGS_S)
+                    assert others.acquire(timeout=forked.AGAINST_HANGS_S)
                 optimizer.step()
             if own_id() != 2:
                 others.release()
