@@ -1,7 +1,9 @@
 """Real workers whose batches are as large as they are fast."""
 
 import json
+import statistics
 
+import numpy as np
 import pytest
 import torch
 
@@ -37,7 +39,8 @@ def test_a_slow_worker_of_launch_gets_less_also_where_its_loader_fetches_ahead(a
     changes = run.result["batch_sizes"]
     assert changes[0]["sizes"] == [8, 8]
     assert {sum(one["sizes"]) for one in changes} == {16}
-    assert 2 <= changes[-1]["sizes"][0] <= 6, "a third of the other's, or as near as a busy machine measures it"
+    typical = statistics.median(found[0]["sizes"][ROUNDS:])  # of the second epoch: one measurement may be disturbed
+    assert 2 <= typical <= 6, "a third of the other's, or as near as a busy machine measures it"
     assert found[0]["sizes"] == run.records[0]["samples"].tolist()
 
 
@@ -75,4 +78,5 @@ def test_a_resumed_task_goes_on_where_it_was(algorithm, tmp_path):
     assert parts.result["version"] == straight.result["version"]
     assert parts.result["batches_repeated"] == parts.result["batches_missed"] == 0
     assert parts.result["test_accuracy"] == pytest.approx(straight.result["test_accuracy"], abs=0.003)
-    assert parts.result["batch_sizes"][-1]["sizes"][0] < 8
+    sizes = parts.records[0]["samples"]
+    assert np.median(sizes[len(sizes) // 2 :]) < 8, "of the second part; one measurement may be disturbed"
