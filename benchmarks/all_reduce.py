@@ -151,17 +151,18 @@ def main() -> None:
     if "RANK" in os.environ:
         work(given.rounds, given.steps, given.only)
         return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(NUM_WORKERS)}
-    workers = [
-        subprocess.Popen(
-            [sys.executable, *sys.argv], env={**common, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(NUM_WORKERS)
-    ]
-    outputs = [worker.communicate()[0] for worker in workers]
+    with socket.socket() as held:  # until they end: the kernel gives a port that is bound to no connection
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        port = str(held.getsockname()[1])
+        common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(NUM_WORKERS)}
+        workers = [
+            subprocess.Popen(
+                [sys.executable, *sys.argv], env={**common, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True
+            )
+            for rank in range(NUM_WORKERS)
+        ]
+        outputs = [worker.communicate()[0] for worker in workers]
     if any(worker.returncode for worker in workers):
         sys.exit("a worker failed")
     results = json.loads(outputs[0])
