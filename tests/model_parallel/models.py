@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import paceline as pl
+from paceline.checkpoint.files import newest_or_none
 
 BATCH, STEPS = 6, 5
 
@@ -212,8 +213,13 @@ def placed(name, plan, folder, dtype=torch.float64, **options):
     return run, [torch.load(Path(folder) / f"{w}.pt", weights_only=False) for w in range(plan.workers)]
 
 
-def train_killed(name, plan, folder, worker_id, at_step, signal_number, epochs):
-    """As `train`, but one worker ends itself, or stops, in the middle of a step."""
+def is_saved(out):
+    """Whether a run, if it has a folder, has something to go on from: a supervisor that waits for a core completes it late."""
+    return out is None or newest_or_none(out / "checkpoint") is not None
+
+
+def train_killed(name, plan, out, worker_id, at_step, signal_number, epochs):
+    """As `train`, but one worker ends itself, or stops, in the middle of a step: that, or the same of a later epoch."""
     part = plan.part(made(name))
     optimizer = torch.optim.Adam(part.parameters(), lr=0.01)
     loader = torch.utils.data.DataLoader(data(name), batch_size=BATCH)
@@ -224,7 +230,8 @@ def train_killed(name, plan, folder, worker_id, at_step, signal_number, epochs):
                 optimizer.zero_grad()
                 loss = F.cross_entropy(part(x), y)
                 count += 1
-                if worker.worker_id == worker_id and count == at_step:
+                is_due = count >= at_step and (count - at_step) % STEPS == 0
+                if worker.worker_id == worker_id and is_due and is_saved(out):
                     os.kill(os.getpid(), signal_number)
                 loss.backward()
                 optimizer.step()

@@ -11,34 +11,39 @@ import torch
 from torch.nn import functional as F
 
 import paceline as pl
-from model_parallel.models import BATCH, STEPS, alone, data, made, placed, planned, train_killed
+from model_parallel.models import BATCH, STEPS, alone, data, is_saved, made, placed, planned, train_killed
+from paceline.checkpoint import contents as checkpoint
 from paceline.checkpoint import files as checkpoint_files
 from paceline.supervisor import supervisor
+
+
+def epochs_saved(folder):
+    """After how many a killed run is gone on with: the last checkpoint may not have been complete when the worker died."""
+    return checkpoint.load_parameters(checkpoint_files.newest(folder / "checkpoint")).next_batch // STEPS
 
 
 @pytest.mark.parametrize("name", ["two towers", "dropout"])
 def test_a_killed_worker_is_named_and_two_go_on_from_the_checkpoint_with_nothing_lost(name, tmp_path):
     folder = tmp_path / "run"
     three = planned(name, 3)
-    loop = partial(train_killed, name, three, tmp_path, 1, 2 * STEPS + 3, signal.SIGKILL, 4)
+    loop = partial(train_killed, name, three, folder, 1, 2 * STEPS + 3, signal.SIGKILL, 10_000)
     begun_s = time.monotonic()
     with pytest.raises(pl.WorkerLostError, match=r"Worker 1 was ended by signal 9.*[Ww]orker \d waited for worker \d"):
         pl.launch(loop, workers=3, plan=three, out=folder, checkpoint_every_s=0, step_deadline_s=590)
     assert time.monotonic() - begun_s < 300, "noticed long before the deadline of a step"
-    plan = planned(name, 2)
-    run, found = placed(name, plan, tmp_path, resume=folder, checkpoint_every_s=0, loop={"epochs": 4})
-    steps_left = len(found[0][0])  # the last checkpoint may not have been complete when the worker died
-    assert steps_left in (2 * STEPS, 3 * STEPS), "from the beginning of an epoch"
-    assert run.result["steps"] == 4 * STEPS
-    _, model = alone(name, epochs=4, plan=planned(name, 1) if name == "dropout" else None)
+    plan, epochs = planned(name, 2), epochs_saved(folder) + 2
+    run, found = placed(name, plan, tmp_path, resume=folder, checkpoint_every_s=0, loop={"epochs": epochs})
+    assert len(found[0][0]) == 2 * STEPS, "from the beginning of an epoch"
+    assert run.result["steps"] == epochs * STEPS
+    _, model = alone(name, epochs=epochs, plan=planned(name, 1) if name == "dropout" else None)
     for _, state in found:
         assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
 
 
-def test_a_worker_that_hangs_ends_the_step_on_all_within_the_deadline(tmp_path, monkeypatch):
+def test_a_worker_that_hangs_ends_the_step_on_all_within_the_deadline(monkeypatch):
     monkeypatch.setattr(supervisor, "_INTERRUPTED_GRACE_S", 2.0)  # until the one that hangs is killed
     plan = planned("two towers", 2)
-    loop = partial(train_killed, "two towers", plan, tmp_path, 1, 3, signal.SIGSTOP, 1)
+    loop = partial(train_killed, "two towers", plan, None, 1, 3, signal.SIGSTOP, 1)
     with pytest.raises(
         pl.WorkerLostError, match=r"Worker 0 waited for worker 1, .*(nothing came within 6 s|it has left)"
     ):
@@ -104,22 +109,21 @@ def two_groups(named):
     return torch.optim.Adam([{"params": weights}, {"params": [one for _, one in named if one.dim() == 1], "lr": 0.03}])
 
 
-def train_changing(how, plan, folder, epochs, killed_at=None):
+def train_changing(how, plan, folder, epochs, out=None):
+    """Worker 1 is killed in an epoch from the third on of a run with a folder."""
     part = plan.part(made("two towers"))
     optimizer = two_groups(list(part.named_parameters()))
     loader = torch.utils.data.DataLoader(data("two towers"), batch_size=BATCH)
-    count = 0
     with pl.attach(part, optimizer) as worker:
         step, epoch = change_settings(how, optimizer, worker.follow)
         for in_epoch in range(epochs):
             for at, (x, y) in enumerate(worker.batches(loader)):
-                if worker.worker_id == 1 and count == killed_at:
+                if worker.worker_id == 1 and out is not None and in_epoch >= 2 and at == 3 and is_saved(out):
                     os.kill(os.getpid(), signal.SIGKILL)
                 optimizer.zero_grad()
                 F.cross_entropy(part(x), y).backward()
                 optimizer.step()
                 step(in_epoch, at)
-                count += 1
             epoch()
     torch.save(part.whole.state_dict(), Path(folder) / f"{worker.worker_id}.pt")
 
@@ -130,14 +134,16 @@ HOWS = ["a schedule of epochs", "a schedule of steps", "a schedule that follows 
 @pytest.mark.parametrize("how", HOWS)
 def test_settings_that_the_run_has_changed_are_those_of_the_checkpoint(how, tmp_path):
     folder, (three, two) = tmp_path / "run", (planned("two towers", workers) for workers in (3, 2))
-    killed = partial(train_changing, how, three, tmp_path, 4, 2 * STEPS + 3)
+    killed = partial(train_changing, how, three, tmp_path, 10_000, folder)
     with pytest.raises(pl.WorkerLostError):
         pl.launch(killed, workers=3, plan=three, out=folder, checkpoint_every_s=0)
-    pl.launch(partial(train_changing, how, two, tmp_path, 4), workers=2, plan=two, resume=folder, checkpoint_every_s=0)
+    epochs = epochs_saved(folder) + 2
+    resumed = partial(train_changing, how, two, tmp_path, epochs)
+    pl.launch(resumed, workers=2, plan=two, resume=folder, checkpoint_every_s=0)
     model = made("two towers")
     optimizer = two_groups(list(model.named_parameters()))
     step, epoch = change_settings(how, optimizer)
-    for in_epoch in range(4):
+    for in_epoch in range(epochs):
         for at, (x, y) in enumerate(torch.utils.data.DataLoader(data("two towers"), batch_size=BATCH)):
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()

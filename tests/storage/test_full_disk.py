@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
+import forked
 import paceline as pl
 from failing_disk import every_moment, full
 from paceline.calibration.machine import write_file
@@ -364,13 +366,15 @@ def test_what_the_supervisor_makes_of_it():
 
 def test_a_checkpoint_with_a_missing_part_makes_room_and_the_one_before_stays(monkeypatch, tmp_path):
     """At every epoch a checkpoint, of which that of one epoch fails: the next one is written, and nothing is left of it."""
-    seen, disk = [], []
+    seen, disk = [], threading.Event()
     original = checkpoint_files.write_part
 
     def write_part(folder, number, name, content):
         # Not one of a fixed number: a worker that others have outrun for a whole epoch leaves that epoch's out.
-        if not disk and number and name == "worker-1.pt":
-            disk.append(number)
+        if number and name == "worker-0.pt":
+            assert disk.wait(forked.AGAINST_HANGS_S)  # or it might make all epochs before worker 1 begins one
+        elif number and name == "worker-1.pt" and not disk.is_set():
+            disk.set()
             raise NotWrittenError("worker-1.pt cannot be written (No space left on device): make room there.")
         original(folder, number, name, content)
 
@@ -379,7 +383,6 @@ def test_a_checkpoint_with_a_missing_part_makes_room_and_the_one_before_stays(mo
         workers=2, backend="threads", epochs=12, batch_size=32, algorithm="locked", checkpoint_every_s=0.0
     )
     run = pl.train(config, out=tmp_path / "run", on_progress=lambda one: seen.append(one.message))
-    assert disk
     assert run.result["checkpoints_failed"] == 1
     (note,) = [note for note in run.result["notes"] if "checkpoint" in note]
     assert note.startswith("A checkpoint is left out, and the one before it stays: worker-1.pt cannot be written")
