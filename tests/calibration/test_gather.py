@@ -199,18 +199,18 @@ def test_nonsense_of_one_worker_ends_nothing(culprit, kind):
 
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_whose_words_make_no_sense_is_named_within_the_deadline(culprit):
-    said, over = threading.Event(), threading.Event()
+    over = threading.Event()
 
     def work(group):
         group.what = "measuring steps"
         group.meet()
-        group.deadline_s = 0.5  # from when all that makes no sense has been said
+        group.deadline_s = 0.5  # from when all that makes no sense has come
         if group.worker_id == culprit:
             say_nonsense(group, 1 - culprit, "word 3" if culprit == 0 else "answer 3")
-            said.set()
+            group.mailbox.send(1 - culprit, Message("said"))
             assert over.wait(DEADLINE_S)
             return "culprit"
-        assert said.wait(DEADLINE_S)
+        assert group.mailbox.receive(DEADLINE_S, kind="said", sender=culprit).message.kind == "said"
         try:
             return group.tell(read=number_of) if culprit == 0 else group.gather(1, number_of)
         finally:

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
@@ -227,12 +229,19 @@ STUCK = """
 """
 
 
+def hears(pid, signum):
+    """Whether a process has a handler for the signal."""
+    caught = re.search(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[1]
+    return bool(int(caught, 16) >> (signum - 1) & 1)
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_the_second_signal_ends_at_once(signum, tmp_path):
     (tmp_path / "loop.py").write_text(textwrap.dedent(STUCK))
     with started(tmp_path, COMMAND, "launch", "loop.py:train", "--algorithm", "locked") as process:
         leftovers.wait_until(lambda: len(list(tmp_path.glob("stuck-*"))) == 2, "both workers")
         os.kill(process.pid, signum)
+        leftovers.wait_until(lambda: not hears(process.pid, signum), "it has noted the first")  # two at once are one
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(1.0)  # it waits for the workers, which do not answer
         begun_s = time.monotonic()
