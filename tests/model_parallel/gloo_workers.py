@@ -1,5 +1,7 @@
 """Workers on real Gloo processes, as torchrun starts them."""
 
+import re
+
 import forked
 from free_ports import free_port
 
@@ -18,3 +20,8 @@ def ends(program, words, workers, **variables):
     with forked.running([program, *map(str, words)], environments) as running:
         said = [one.communicate(forked.AGAINST_HANGS_S)[1] for one in running]
         return [one.returncode for one in running], said
+
+
+def says_missing(errors, worker):
+    """Whether a worker is said not to have come, maybe beside others that stood still while answers were waited for."""
+    return re.search(rf"workers? (\d(, \d)* and )?{worker} did not", errors) is not None
