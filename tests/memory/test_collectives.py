@@ -3,6 +3,7 @@ import threading
 import pytest
 import torch
 
+import forked
 from memory import programs
 from paceline.errors import WorkerLostError
 from paceline.memory.atomics import load, store
@@ -104,7 +105,7 @@ def test_a_lost_worker_ends_the_wait_and_the_message_names_it():
             wait_briefly(segment.address + plan.at["arrivals"] + worker * 64, 0)
     members[0].mark_lost(2)
     for thread in threads:
-        thread.join(30)
+        thread.join(forked.AGAINST_HANGS_S)
     assert sorted(errors) == [0, 1, 3]
     for message in errors.values():
         assert message.startswith("all-reduce 1: workers 0, 1 and 3 arrived, worker 2 did not")
