@@ -186,6 +186,7 @@ class DistributedCollectives:
             while True:
                 try:
                     if _is_done_soon(work, in_slices=in_slices):
+                        self._roll_call.operation_ended()
                         return
                 except RuntimeError as error:
                     if not in_slices or has_failed(work):

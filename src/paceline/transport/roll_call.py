@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import Any
 
 __all__ = ["RollCall"]
 
 _BETWEEN_LOOKS_S = 0.01
+_GAPS = 16  # between operations, of which the longest is what a worker may compute for
+_MOST_S = 60.0  # of waiting for answers: such a time may be an evaluation's
 
 
 class RollCall:
     """One worker's part of it.
 
     A worker that waits looks now and then whether another one has given up, and gives up, too; whoever has said nothing is
-    missing.
+    missing. Who is still computing says nothing yet, and is waited for as long as others have lately been.
 
     Args:
         store: of torch.distributed, where workers tell each other; a prefix of its own.
         worker_id: this worker.
         num_workers: that ought to answer.
-        answer_s: how long a worker that gives up waits for the others' answers.
+        answer_s: how long a worker that gives up waits for the others' answers; twice the longest time between the ends of
+            two of its last operations, if that is longer, up to a minute.
     """
 
     def __init__(self, store: Any, worker_id: int, num_workers: int, *, answer_s: float = 2.0) -> None:
@@ -28,6 +32,15 @@ class RollCall:
         self._worker_id = worker_id
         self._num_workers = num_workers
         self._answer_s = answer_s
+        self._ended_s: float | None = None
+        self._gaps_s: deque[float] = deque(maxlen=_GAPS)
+
+    def operation_ended(self) -> None:
+        """An operation with the others has succeeded."""
+        now_s = time.monotonic()
+        if self._ended_s is not None:
+            self._gaps_s.append(now_s - self._ended_s)
+        self._ended_s = now_s
 
     def somebody_gave_up(self) -> bool:
         """Whether a worker has, or the store is gone."""
@@ -40,7 +53,8 @@ class RollCall:
         """Tells the others; returns who is there, and who is not since its program had ended. None: the store is gone."""
         everyone = range(self._num_workers)
         present, left = {self._worker_id}, set[int]()
-        until_s = time.monotonic() + self._answer_s
+        answer_s = max(self._answer_s, min(_MOST_S, 2 * max(self._gaps_s, default=0.0)))
+        until_s = time.monotonic() + answer_s
         try:
             self._store.set("gave up", "1")
             self._store.set(f"there/{self._worker_id}", "1")

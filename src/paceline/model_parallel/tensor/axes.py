@@ -172,6 +172,7 @@ class GroupAxis:
         while True:
             try:
                 work.wait(SLICE) if in_slices else work.wait()
+                self._roll_call.operation_ended()
                 return
             except RuntimeError as error:  # Gloo's way to say that it is not done, too
                 if not in_slices or has_failed(work):
