@@ -1,6 +1,7 @@
 """What the workers of test_torchrun.py run: `python torchrun_programs.py PROGRAM`. Each prints one line of JSON."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -19,6 +20,7 @@ from paceline.data.plan import BatchPlan
 from paceline.errors import ClippingWarning
 from paceline.membership.environment import current_environment, set_environment
 from paceline.membership.launched import LaunchedRun
+from paceline.transport import collectives
 
 NUM_SAMPLES, BATCH_SIZE = 96, 8
 if "PACELINE_TEST_LAZY_COPIES" in os.environ:  # the model counts as one on a device whose copies take their time
@@ -135,6 +137,7 @@ def restores_its_best():
 
 def ends_early():
     """Worker 1 makes fewer rounds than the others."""
+    wait_for_answers(60.0)  # nobody does: it says that it has ended
     model, optimizer = make(seed=0)
     with pl.attach(model, optimizer):
         for _ in range(5 - (RANK == 1)):
@@ -164,6 +167,11 @@ def one_worker_with(num_workers, clips=True):
     return [p.flatten() for p in model.parameters()]
 
 
+def wait_for_answers(answer_s):
+    """A worker that is there, and waits for a core, would be missing after two seconds."""
+    collectives.RollCall = functools.partial(collectives.RollCall, answer_s=answer_s)
+
+
 def train_until(instant):
     """Trains; at step 3, `instant` happens in worker 1."""
     model, optimizer = make()
@@ -178,6 +186,7 @@ def train_until(instant):
 
 
 def killed():
+    wait_for_answers(10.0)  # all of it, as the one that was killed gives none
     train_until(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
@@ -190,6 +199,8 @@ def stopped():
 
 
 def raises():
+    wait_for_answers(60.0)
+
     def fail():
         raise KeyError("mine")
 
