@@ -44,11 +44,14 @@ def test_others_wait_for_a_slow_worker(algorithm, kind):
         run = pl.train(TrainConfig(**settings, slow={0: 30}))
     else:
         run = pl.launch(Loop(1, evaluate=None), workers=2, algorithm=algorithm, backend="threads", slow={0: 30})
-    rows = run.records[0]
-    asleep_s = (rows["gradient_ended_s"] - rows["gradient_started_s"]) * 29 / 30
-    steps_s = np.diff(np.sort(run.records[1]["ended_s"]))
-    assert np.median(steps_s) > 0.8 * np.median(asleep_s)
-    assert run.result["waiting_share_per_worker"][1] > 0.5
+    slow, other = run.records[0], run.records[1]
+    asleep_s = (slow["gradient_ended_s"] - slow["gradient_started_s"]) * 29 / 30
+    rounds_s = np.diff(other["ended_s"])
+    # By rounds: in one of them either worker may stand still for longer than all others take.
+    assert np.median(rounds_s / asleep_s[1:]) > 0.8
+    waiting_s, steps_s = other["wait_s"], other["ended_s"] - other["started_s"]
+    assert np.median(waiting_s / steps_s) > 0.5
+    assert run.result["waiting_share_per_worker"][1] == pytest.approx(waiting_s.sum() / steps_s.sum())
 
 
 @pytest.mark.parametrize(
