@@ -84,7 +84,7 @@ class Effort:
 
 
 QUICK = Effort(
-    steps=10, steps_s=0.1, copies_s=0.05, slices_s=0.1, codec_s=0.02, repeats=20, large_repeats=4,
+    steps=10, steps_s=0.1, copies_s=0.05, slices_s=0.1, codec_s=0.02, repeats=20, large_repeats=12,
     large_bytes=(1_000_000, 4_000_000), pauses_s=(0.001, 0.003, 0.01), pauses=2,
 )  # fmt: skip
 
