@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
+from forked import AGAINST_HANGS_S
 from paceline.compression.bf16 import BFloat16
 from paceline.compression.coded_mean import CodedMean
 from paceline.compression.dq import DQ
@@ -39,7 +40,7 @@ def run_workers(num_workers, program, num_parameters, dtype=torch.float32):
     results, errors = [None] * num_workers, []
 
     def work(worker):
-        collectives = SharedMemoryCollectives(segment, plan, worker, timeout_s=30.0)
+        collectives = SharedMemoryCollectives(segment, plan, worker, timeout_s=AGAINST_HANGS_S)
         try:
             results[worker] = program(worker, ports_of(worker, num_workers, collectives))
         except Exception as error:
@@ -49,7 +50,7 @@ def run_workers(num_workers, program, num_parameters, dtype=torch.float32):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(AGAINST_HANGS_S)
     if errors:
         raise errors[0]
     return results

@@ -2,6 +2,7 @@ import threading
 
 import pytest
 
+from forked import AGAINST_HANGS_S
 from memory import programs
 from paceline.memory.atomics import load, store
 from paceline.memory.locks import Mutex, ReadWriteLock
@@ -32,7 +33,7 @@ def in_a_thread(program):
     thread.start()
 
     def result():
-        thread.join(30)
+        thread.join(AGAINST_HANGS_S)
         assert not thread.is_alive()
         return outcome[0]
 

@@ -6,13 +6,13 @@ import forked
 from paceline.ports.ports import PeerLeft, Received
 from paceline.transport.mailbox import ZmqMailbox
 
-SILENCE_S = 3.0  # five by default; here it is waited for
 DEADLINE_S = forked.AGAINST_HANGS_S
+SILENCE_S = 3.0  # where it is waited for; elsewhere a process that waits for a core has not left
 
 
-def echo(port, worker_id, num_workers, incarnation):
+def echo(port, worker_id, num_workers, incarnation, silence_s):
     store = TCPStore("127.0.0.1", port)
-    with ZmqMailbox(store, worker_id, num_workers, incarnation=incarnation, peer_deadline_s=SILENCE_S) as mailbox:
+    with ZmqMailbox(store, worker_id, num_workers, incarnation=incarnation, peer_deadline_s=silence_s) as mailbox:
         mailbox.connect(DEADLINE_S)
         while True:
             match mailbox.receive(DEADLINE_S):

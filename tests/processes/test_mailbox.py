@@ -54,13 +54,19 @@ def lobby():
 
 
 @pytest.fixture
-def start(lobby):
+def silence_s():
+    """After which a peer has left; tests that stop one say how long they wait for that."""
+    return DEADLINE_S
+
+
+@pytest.fixture
+def start(lobby, silence_s):
     """Starts echoing peers; ends those that a test leaves running."""
     context = multiprocessing.get_context("forkserver")
     processes = []
 
     def start(worker_id, num_workers, incarnation=0):
-        process = context.Process(target=echo, args=(lobby.port, worker_id, num_workers, incarnation))
+        process = context.Process(target=echo, args=(lobby.port, worker_id, num_workers, incarnation, silence_s))
         process.start()
         processes.append(process)
         return process
@@ -74,9 +80,9 @@ def start(lobby):
 
 
 @pytest.fixture
-def mailbox(lobby):
+def mailbox(lobby, silence_s):
     """Worker 0's, which others expect with two workers more."""
-    with ZmqMailbox(lobby.store, 0, 3, peer_deadline_s=SILENCE_S) as mailbox:
+    with ZmqMailbox(lobby.store, 0, 3, peer_deadline_s=silence_s) as mailbox:
         yield mailbox
 
 
@@ -140,6 +146,7 @@ def test_a_killed_peer_comes_back_to_others_that_do_not_ask_the_store_again(mail
     assert gone.num_uses == 0
 
 
+@pytest.mark.parametrize("silence_s", [SILENCE_S])
 def test_a_stopped_peer_has_left_and_is_back_when_it_goes_on(mailbox, start):
     stopped = start(1, 3)
     start(2, 3)
@@ -157,6 +164,7 @@ def test_a_stopped_peer_has_left_and_is_back_when_it_goes_on(mailbox, start):
         answer_of(mailbox, 1, number)
 
 
+@pytest.mark.parametrize("silence_s", [SILENCE_S])
 def test_sending_to_a_stopped_peer_ends_with_an_error(mailbox, start):
     stopped = start(1, 3)
     start(2, 3)

@@ -5,6 +5,7 @@ import threading
 import pytest
 from torch.distributed import HashStore
 
+from forked import AGAINST_HANGS_S
 from paceline.errors import WorkerLostError
 from paceline.transport.collectives import DistributedCollectives
 
@@ -27,7 +28,7 @@ class Work:
             raise RuntimeError(self.error)
 
 
-def of(worker_id, store, timeout_s=60.0):
+def of(worker_id, store, timeout_s=AGAINST_HANGS_S):
     return DistributedCollectives(None, store, worker_id, 2, timeout_s=timeout_s)
 
 
@@ -103,7 +104,7 @@ def test_a_waiting_worker_learns_that_another_one_has_given_up():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(AGAINST_HANGS_S)
     assert said[0].startswith(
         "all-reduce 1: all workers are there, but the operation failed: another worker has given up"
     )
