@@ -52,6 +52,8 @@ def added(model, update):
 class TwoAttempts:
     """A DataFrame of one partition, whose task is started a second time when the first one is slow."""
 
+    sparkSession = types.SimpleNamespace(conf={})  # noqa: N815  # which says nothing, as in Spark Connect
+
     def __init__(self):
         self.errors = []
 
