@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 # Real data for tests and benchmarks, where there is some; they skip with a reason, or use embedded data, where not.
 PACELINE_DATA ?= $(abspath $(wildcard ../shared/data))
 export PACELINE_DATA
+# Compiled modules are kept, as by default: hundreds of programs that tests start would each compile them anew.
+unexport PYTHONDONTWRITEBYTECODE
 # A file's tests in one process, as they share runs; the longest files first, in the order of tests/conftest.py. Three for two
 # cores, as tests wait for each other's processes a third of their time.
 ON_TWO_CORES := -n 3 --dist loadfile --no-loadscope-reorder
@@ -15,7 +17,7 @@ ON_TWO_CORES := -n 3 --dist loadfile --no-loadscope-reorder
 help:
 	@echo "make run    install into .venv, train digits with six algorithms, compare them; then one slow worker, next to DDP"
 	@echo "make test   every test, in some fifteen minutes on two cores"
-	@echo "make quick  the tests that need no worker processes: some three minutes"
+	@echo "make quick  all but contracts, docs and tests in processes: some nine minutes"
 	@echo "make test-integrations  Lightning, Accelerate, Ray, Spark, notebooks, TensorBoard, in an environment of their own"
 	@echo "make soak   marathons: workers killed again and again, command lines drawn by the thousand"
 	@echo "make lint   ruff, pyright, import-linter"

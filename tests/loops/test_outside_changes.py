@@ -229,7 +229,7 @@ def test_of_real_workers(algorithm):
 @pytest.mark.parametrize("place", ["before", "top", "step", "epoch"])
 @pytest.mark.parametrize("algorithm", families.ALL)
 def test_weights_that_are_swapped_for_an_evaluation_are_no_change(algorithm, place, uses_batches):
-    simulated(lambda: trained(pl.attach, swap, place, uses_batches=uses_batches, number=40), algorithm)
+    simulated(lambda: trained(pl.attach, swap, place, uses_batches=uses_batches, number=30), algorithm)
 
 
 @pytest.mark.parametrize("algorithm", families.ALL)

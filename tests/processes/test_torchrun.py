@@ -184,9 +184,9 @@ def failure(result):
     return errors.strip().splitlines()[-1]
 
 
-def test_a_killed_worker_is_named():
-    """Of two and of four; at the same time, as those that are left wait for seconds."""
-    with started("killed", 2) as two, started("killed", 4) as four:
+def test_a_killed_or_stopped_worker_is_named():
+    """Of two, of four, and one of three that stands still: at the same time, as those that are left wait for seconds."""
+    with started("killed", 2) as two, started("killed", 4) as four, started("stopped", 3) as three:
         for workers, there in ((two, "worker 0"), (four, "workers 0, 2 and 3")):
             _, victim, *_ = results = [ended(worker) for worker in workers]
             assert victim[0] == -signal.SIGKILL
@@ -194,12 +194,8 @@ def test_a_killed_worker_is_named():
                 if result is not victim:
                     assert f"{there} arrived, worker 1 did not" in failure(result)
                     assert "WorkerLostError" in failure(result)
-
-
-def test_a_stopped_worker_is_named_within_the_deadline():
-    results = run("stopped", 3, wait_for=[0, 2])
-    for result in results.values():
-        assert "workers 0 and 2 arrived, worker 1 did not" in failure(result)
+        for rank in (0, 2):
+            assert "workers 0 and 2 arrived, worker 1 did not" in failure(ended(three[rank])), "within the deadline"
 
 
 def test_a_worker_with_an_error_of_its_own_is_named_by_the_others():

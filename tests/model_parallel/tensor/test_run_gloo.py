@@ -71,7 +71,7 @@ def test_a_killed_worker_of_launch_is_named(layout, replicas, tmp_path, nothing_
     [
         ("tensor(q=2, mode=summa)", "all-reduce", 1),
         ("tensor(line=2)", "all-reduce", 2),
-        ("tensor(line=2)", "da-sgd(period=2, delay=1)", 2),
+        pytest.param("tensor(line=2)", "da-sgd(period=2, delay=1)", 2, marks=pytest.mark.soak),
     ],
 )
 def test_what_is_started_again_after_a_kill_ends_as_if_there_had_been_none(layout, algorithm, replicas, tmp_path):
