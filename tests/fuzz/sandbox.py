@@ -86,8 +86,11 @@ class Sandbox:
 
 
 def _state(folder: Path) -> dict[str, tuple[int, int]]:
+    """All files but those that Python makes of what it imports, unless its user has told it not to."""
     found = {}
     for path in folder.rglob("*"):
+        if "__pycache__" in path.parts:
+            continue
         about = path.lstat()
         found[str(path.relative_to(folder))] = (0, 0) if path.is_dir() else (about.st_size, about.st_mtime_ns)
     return found
