@@ -1,14 +1,25 @@
-"""Sessions of real Spark on this machine, for tests; and the end of the Java process behind them."""
+"""Sessions of real Spark on this machine, for tests; and the end of the Java process behind them.
+
+Who imports this is skipped, with the reason, where Spark cannot run.
+"""
 
 import contextlib
 import os
 import socket
 import sys
 
+import pytest
+
+pytest.importorskip("pyspark", reason="needs the extra: pip install 'paceline[spark]'")
+pytest.importorskip("pyarrow", reason="needs the extra: pip install 'paceline[spark]'")
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from paceline.cli.installed import java
 from paceline.membership.join_point import Meeting
+
+if java() is None:
+    pytest.skip("Spark needs Java 17 or later", allow_module_level=True)
 
 
 def session(master, **conf):

@@ -13,24 +13,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
-
-pytest.importorskip("pyspark", reason="needs the extra: pip install 'paceline[spark]'")
-pytest.importorskip("pyarrow", reason="needs the extra: pip install 'paceline[spark]'")
 from sklearn.datasets import load_digits
+from torch import nn
 
 import forked
 import paceline as pl
 from integrations.spark_sessions import end_java, meetings_elsewhere, session
-from paceline.cli.installed import java
 from paceline.errors import PacelineError, UsageError
 from paceline.integrations import spark as integration
 from paceline.integrations.spark_failures import first_cause
 from paceline.integrations.spark_job import num_workers
 from real_data import FOLDER, needs_mnist
 
-if java() is None:
-    pytest.skip("Spark needs Java 17 or later", allow_module_level=True)
 pytestmark = pytest.mark.filterwarnings("default")
 
 ROWS, BATCH, EPOCHS = 1000, 16, 3

@@ -12,17 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-pytest.importorskip("pyspark", reason="needs the extra: pip install 'paceline[spark]'")
-pytest.importorskip("grpc_status", reason="needs pip install 'pyspark[connect]'")
-from pyspark.sql import SparkSession
-
 import forked
 import paceline as pl
-from paceline.cli.installed import java
+from integrations.spark_sessions import SparkSession
 from paceline.errors import PacelineError
 
-if java() is None:
-    pytest.skip("Spark needs Java 17 or later", allow_module_level=True)
+pytest.importorskip("grpc_status", reason="needs pip install 'pyspark[connect]'")
 pytestmark = pytest.mark.filterwarnings("default")
 
 ROWS, BATCH, EPOCHS = 200, 16, 3

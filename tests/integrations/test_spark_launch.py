@@ -9,21 +9,15 @@ import time
 import numpy as np
 import pytest
 import torch
-from torch import nn
-
-pytest.importorskip("pyspark", reason="needs the extra: pip install 'paceline[spark]'")
-pytest.importorskip("pyarrow", reason="needs the extra: pip install 'paceline[spark]'")
 from sklearn.datasets import load_digits
+from torch import nn
 
 import paceline as pl
 from integrations.spark_sessions import end_java, meetings_elsewhere, session
-from paceline.cli.installed import java
 from paceline.errors import PacelineError, UsageError
 from paceline.integrations import spark_launch as integration
 from paceline.records.run_data import RunData
 
-if java() is None:
-    pytest.skip("Spark needs Java 17 or later", allow_module_level=True)
 pytestmark = pytest.mark.filterwarnings("default")
 LIMIT_S = 120
 
