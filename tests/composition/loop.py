@@ -1,0 +1,250 @@
+"""A user's loop with everything that a case asks for, run on simulated workers, and the trace of what happened."""
+
+import contextlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from greenlet import getcurrent
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline as pl
+from oracles.events import Coded, Step, Trace
+from oracles.problem import FROZEN, PARTS, SHAPES, START, X, Y, uses_branch
+from paceline.compression.dq import AtBits
+from paceline.compression.registry import codec_registry
+from paceline.vectors.flat import FlatBinding
+
+OPTIMIZERS = {
+    "sgd": lambda parameters, rate: torch.optim.SGD(parameters, lr=rate),
+    "momentum": lambda parameters, rate: torch.optim.SGD(parameters, lr=rate, momentum=0.9),
+    "nesterov": lambda parameters, rate: torch.optim.SGD(parameters, lr=rate, momentum=0.9, nesterov=True),
+    "adamw": lambda parameters, rate: torch.optim.AdamW(parameters, lr=rate),
+    "adagrad": lambda parameters, rate: torch.optim.Adagrad(parameters, lr=rate),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What meets in one run.
+
+    Args:
+        algorithm: a spec, its codec, rate rule and mode included.
+        optimizer: one of `OPTIMIZERS`.
+        workers: how many.
+        samples: of the data set; a number that the round does not divide leaves uneven batches, or none for some workers.
+        batch: samples of a batch.
+        epochs: how often each sample is used.
+        passes: backward passes before each step.
+        marked: whether all passes but the last are in `worker.accumulate()`.
+        clip: largest norm of a gradient; None: not clipped.
+        scaler: whether the loop uses a GradScaler, whose scale doubles every two steps.
+        overflow: worker and step at which the loss is infinite.
+        slow: worker and factor on its time.
+        kill: worker and step at which it dies.
+        rate: the learning rate.
+        seed: of the simulation.
+    """
+
+    algorithm: str
+    optimizer: str = "sgd"
+    workers: int = 2
+    samples: int = 24
+    batch: int = 4
+    epochs: int = 2
+    passes: int = 1
+    marked: bool = False
+    clip: float | None = None
+    scaler: bool = False
+    overflow: tuple[int, int] | None = None
+    slow: tuple[int, float] | None = None
+    kill: tuple[int, int] | None = None
+    rate: float = 0.05
+    seed: int = 0
+
+
+class Model(nn.Module):
+    """The problem's model, in float64."""
+
+    def __init__(self):
+        super().__init__()
+        for (name, shape), part in zip(SHAPES.items(), PARTS, strict=True):
+            self.register_parameter(name, nn.Parameter(torch.tensor(START[part]).view(shape)))
+        self.frozen = nn.Parameter(torch.tensor(FROZEN), requires_grad=False)
+        self.register_buffer("x", torch.tensor(X))
+        self.register_buffer("y", torch.tensor(Y))
+
+    def forward(self, samples):
+        x, error = self.x[samples], self.x[samples] @ self.weight.T + self.bias + self.frozen - self.y[samples]
+        loss = error.square().sum(1).mean() / 2
+        if uses_branch(samples.tolist()):
+            loss = loss + (x @ self.branch.T).square().sum(1).mean() / 2
+        return loss
+
+    def vector(self):
+        return np.concatenate([getattr(self, name).detach().numpy().ravel() for name in SHAPES]).copy()
+
+
+class Log:
+    """What all workers of a run have done, and what their codecs were given."""
+
+    def __init__(self):
+        self.steps, self.coded, self.models = {}, {}, {}
+        self.scales = {}  # by worker, of its loop's loss now
+        self._workers = {}  # greenlet -> worker
+
+    def enter(self, worker):
+        self._workers[getcurrent()] = worker
+        self.steps[worker], self.coded[worker] = [], []
+
+    def worker(self):
+        """The one whose loop, or program within it, is running; None: a server."""
+        running = getcurrent()
+        while running is not None and running not in self._workers:
+            running = running.parent
+        return self._workers.get(running)
+
+    def trace(self, records, *, in_rounds):
+        """What happened, by what the workers have noted and what the product has recorded.
+
+        A step that a GradScaler leaves out is recorded only where others wait for it, `in_rounds`.
+        """
+        workers, steps = len(records), []
+        for worker, rows in records.items():
+            own = iter([one for one in self.steps[worker] if in_rounds or not one.overflows])
+            for row in rows[np.argsort(rows["step"], kind="stable")]:
+                step = next(own) if row["samples"] else Step(worker, -1)
+                step.read, step.ready = int(row["read_version"]), int(row["gradient_version"])
+                step.applied = int(row["applied_version"])
+                steps.append(step)
+        sent, means = {worker: {} for worker in records}, {}
+        ranges = FlatBinding([p for p in Model().parameters() if p.requires_grad]).ranges
+        for worker, entries in self.coded.items():
+            number, pieces = 0, []
+            for carrier, step, coded in entries:
+                if carrier == "push":
+                    sent[worker][step] = _put_together([coded], ranges)
+                elif carrier == "mean":
+                    means.setdefault(number, {})[worker] = coded
+                    number += 1
+                else:
+                    pieces.append(coded)
+                    if len(pieces) == workers:
+                        sent[worker][number] = _put_together(pieces, ranges)
+                        pieces = []
+        means = [_put_together([parts[w] for w in sorted(parts)], ranges) for _, parts in sorted(means.items())]
+        return Trace(workers, steps, self.models, sent, means)
+
+    @contextlib.contextmanager
+    def listening(self):
+        """Notes what codecs code."""
+        depth, kinds = [0], [AtBits, *(kind for _, kind in codec_registry.items() if "encode" in vars(kind))]
+        originals = {kind: kind.encode for kind in kinds}
+
+        def noting(original):
+            def encode(codec, gradient, memory, key=0):
+                worker, is_probe = self.worker(), not gradient.numel()
+                given = gradient.double() + (memory.double() if memory is not None else 0.0)
+                depth[0] += 1
+                try:
+                    encoded = original(codec, gradient, memory, key)
+                finally:
+                    depth[0] -= 1
+                if not depth[0] and worker is not None and not is_probe:
+                    decoded = codec.decode(encoded, len(gradient), gradient.dtype)
+                    carrier, at = _carrier(), len(self.steps[worker])
+                    scale = self.scales[worker] if carrier != "push" else 1.0  # pushes are made once it is taken out
+                    note = Coded(given.numpy() / scale, decoded.double().numpy() / scale)
+                    self.coded[worker].append((carrier, at, note))
+                return encoded
+
+            return encode
+
+        for kind, original in originals.items():
+            kind.encode = noting(original)
+        try:
+            yield
+        finally:
+            for kind, original in originals.items():
+                kind.encode = original
+
+
+def _carrier():
+    """Who codes: a worker its push, or its pieces of a mean; or one that has added up a piece of the mean."""
+    frame = sys._getframe(2)
+    where = (Path(frame.f_code.co_filename).stem, frame.f_code.co_name)
+    return {("pushed", "_encode"): "push", ("pieces", "advance"): "mean", ("pieces", "_encode"): "piece"}[where]
+
+
+def _put_together(parts, ranges):
+    """Pieces of a flat vector, as the oracles have it: without what lies between parameters."""
+    given, decoded = (np.concatenate([getattr(part, name) for part in parts]) for name in Coded._fields)
+    return Coded(*(np.concatenate([whole[begin:end] for begin, end in ranges]) for whole in (given, decoded)))
+
+
+def body(case, log):
+    """The function that each worker runs."""
+
+    def train():
+        model = Model()
+        optimizer = OPTIMIZERS[case.optimizer]([p for p in model.parameters() if p.requires_grad], case.rate)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2) if case.scaler else None
+        loader = DataLoader(TensorDataset(torch.arange(case.samples)), batch_size=case.batch, shuffle=True)
+        with pl.attach(model, optimizer) as worker:
+            me = worker.worker_id
+            log.enter(me)
+            log.scales[me] = scaler.get_scale() if scaler else 1.0
+            for _ in range(case.epochs):
+                done = 0
+                for (samples,) in worker.batches(loader):
+                    if not done:
+                        log.steps[me].append(Step(me, len(log.steps[me]) + 1, at=model.vector()))
+                    step = log.steps[me][-1]
+                    loss = model(samples)
+                    if (me, step.number) == case.overflow:
+                        step.overflows, loss = True, loss * float("inf")
+                    done += 1
+                    marks = case.marked and done < case.passes
+                    with worker.accumulate() if marks else contextlib.nullcontext():
+                        (loss if scaler is None else scaler.scale(loss)).backward()
+                    step.passes.append(samples.tolist())
+                    if done == case.passes:
+                        _step(model, optimizer, scaler, case.clip)
+                        log.scales[me] = scaler.get_scale() if scaler else 1.0
+                        done = 0
+        log.models[me] = model.vector()
+
+    return train
+
+
+def _step(model, optimizer, scaler, clip):
+    if clip is not None:
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], clip)
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+        scaler.update()
+    optimizer.zero_grad()
+
+
+def simulated(case):
+    """The trace of a case's simulated run.
+
+    Raises:
+        UsageError: the combination is refused.
+    """
+    log = Log()
+    cluster, faults = pl.Cluster(workers=case.workers), pl.Faults()
+    if case.slow is not None:
+        cluster = cluster.slow(worker=case.slow[0], factor=case.slow[1])
+    if case.kill is not None:
+        faults = faults.kill(worker=case.kill[0], step=case.kill[1])
+    with log.listening():
+        run = pl.simulate(body(case, log), cluster=cluster, faults=faults, algorithm=case.algorithm, seed=case.seed)
+    return log.trace(run.records, in_rounds=pl.parse(case.algorithm).lockstep)
