@@ -1,9 +1,13 @@
 """A user's loop with everything that a case asks for, run on simulated workers, and the trace of what happened."""
 
 import contextlib
+import os
+import pickle
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -185,11 +189,30 @@ def _put_together(parts, ranges):
     return Coded(*(np.concatenate([whole[begin:end] for begin, end in ranges]) for whole in (given, decoded)))
 
 
-def body(case, log):
-    """The function that each worker runs."""
+@dataclass(frozen=True)
+class Loop:
+    """The function that each worker runs.
 
-    def train():
-        model = Model()
+    Args:
+        case: what it does.
+        log: of all workers, where they are simulated.
+        folder: where each leaves its own log, where they are processes.
+    """
+
+    case: Case
+    log: Log | None = None
+    folder: Path | None = None
+
+    def __call__(self):
+        log = self.log or Log()
+        if self.folder is None:
+            self._train(log)
+            return
+        with log.listening():
+            self._train(log)
+
+    def _train(self, log):
+        case, model = self.case, Model()
         optimizer = OPTIMIZERS[case.optimizer]([p for p in model.parameters() if p.requires_grad], case.rate)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2) if case.scaler else None
         loader = DataLoader(TensorDataset(torch.arange(case.samples)), batch_size=case.batch, shuffle=True)
@@ -202,22 +225,35 @@ def body(case, log):
                 for (samples,) in worker.batches(loader):
                     if not done:
                         log.steps[me].append(Step(me, len(log.steps[me]) + 1, at=model.vector()))
-                    step = log.steps[me][-1]
-                    loss = model(samples)
-                    if (me, step.number) == case.overflow:
-                        step.overflows, loss = True, loss * float("inf")
+                        self._save(log, me)
+                        self._die(me, len(log.steps[me]))
                     done += 1
-                    marks = case.marked and done < case.passes
-                    with worker.accumulate() if marks else contextlib.nullcontext():
-                        (loss if scaler is None else scaler.scale(loss)).backward()
-                    step.passes.append(samples.tolist())
+                    self._pass(worker, log.steps[me][-1], model, scaler, samples, is_last=done == case.passes)
                     if done == case.passes:
                         _step(model, optimizer, scaler, case.clip)
                         log.scales[me] = scaler.get_scale() if scaler else 1.0
                         done = 0
         log.models[me] = model.vector()
+        self._save(log, me)
 
-    return train
+    def _pass(self, worker, step, model, scaler, samples, *, is_last):
+        loss = model(samples)
+        if (step.worker, step.number) == self.case.overflow:
+            step.overflows, loss = True, loss * float("inf")
+        with worker.accumulate() if self.case.marked and not is_last else contextlib.nullcontext():
+            (loss if scaler is None else scaler.scale(loss)).backward()
+        step.passes.append(samples.tolist())
+
+    def _die(self, worker, step):
+        if self.folder is not None and (worker, step) == self.case.kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _save(self, log, worker):
+        if self.folder is not None:
+            kept = {name: getattr(log, name) for name in ("steps", "coded", "models")}
+            file = self.folder / f"{worker}.pickle"
+            file.with_suffix(".new").write_bytes(pickle.dumps(kept))
+            file.with_suffix(".new").replace(file)
 
 
 def _step(model, optimizer, scaler, clip):
@@ -233,18 +269,61 @@ def _step(model, optimizer, scaler, clip):
     optimizer.zero_grad()
 
 
-def simulated(case):
-    """The trace of a case's simulated run.
+class Refused(NamedTuple):
+    """A combination was refused, and why."""
 
-    Raises:
-        UsageError: the combination is refused.
-    """
+    sentence: str
+
+
+class Lost(NamedTuple):
+    """The run ended as a worker died, and what it said."""
+
+    sentence: str
+
+
+def simulated(case):
+    """What a case's simulated run comes to: a trace, or that it was refused before its first step, or lost with a worker."""
     log = Log()
     cluster, faults = pl.Cluster(workers=case.workers), pl.Faults()
     if case.slow is not None:
         cluster = cluster.slow(worker=case.slow[0], factor=case.slow[1])
     if case.kill is not None:
         faults = faults.kill(worker=case.kill[0], step=case.kill[1])
-    with log.listening():
-        run = pl.simulate(body(case, log), cluster=cluster, faults=faults, algorithm=case.algorithm, seed=case.seed)
-    return log.trace(run.records, in_rounds=pl.parse(case.algorithm).lockstep)
+
+    def run(algorithm):
+        with log.listening():
+            return pl.simulate(Loop(case, log), cluster=cluster, faults=faults, algorithm=algorithm, seed=case.seed)
+
+    return _outcome(case, log, run)
+
+
+def launched(case, folder):
+    """The same of a run on real processes, whose workers leave their logs in a folder."""
+    log = Log()
+
+    def run(algorithm):
+        slow = None if case.slow is None else dict([case.slow])
+        try:
+            return pl.launch(
+                Loop(case, folder=folder), workers=case.workers, algorithm=algorithm, seed=case.seed, slow=slow
+            )
+        finally:
+            for file in folder.glob("*.pickle"):
+                for name, own in pickle.loads(file.read_bytes()).items():
+                    getattr(log, name).update(own)
+
+    return _outcome(case, log, run)
+
+
+def _outcome(case, log, run):
+    try:
+        algorithm = pl.parse(case.algorithm)
+        found = run(algorithm)
+    except pl.UsageError as error:
+        assert all(len(steps) <= 1 for steps in log.steps.values()), f"refused after the first step: {error}"
+        return Refused(str(error))
+    except pl.WorkerLostError as error:
+        assert case.kill is not None, error
+        assert "kill" not in algorithm.tolerates, error
+        return Lost(str(error))
+    return log.trace(found.records, in_rounds=algorithm.lockstep)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-INPUTS, OUTPUTS, SAMPLES = 6, 5, 48
+INPUTS, OUTPUTS, SAMPLES = 6, 5, 144
 
 #: Name and shape of each trained parameter, in the model's order.
 SHAPES = {"weight": (OUTPUTS, INPUTS), "bias": (OUTPUTS,), "branch": (2, INPUTS)}

@@ -27,26 +27,26 @@ class Pushes:
         return np.where(is_in, coded.decoded, 0.0)
 
 
-def run(trace, start, optimizer, *, clip=None, codec=None):
+def run(trace, start, optimizer, *, clip=None, codec=None, linear=False):
     """The vector after all updates, each made of the mean of its gradients, weighted by samples: sync, async, bounded,
-    rennala and ringmaster, which differ in what they admit."""
+    rennala and ringmaster, which differ in what they admit. `linear`: a gradient counts as often as there are others."""
     versions, pushes = [start], Pushes(trace, codec)
     pushed = {}
     for step in sorted(trace.steps, key=lambda one: (one.read, one.number)):
         while len(versions) <= step.read:
-            _update(versions, trace, pushed, optimizer)
+            _update(versions, trace, pushed, optimizer, linear)
         if step.passes:
             g, has = step.gradient(versions[step.read], clip)
             pushed[step.worker, step.number] = pushes.gradient(step, g, has), has
     while len(versions) <= trace.versions:
-        _update(versions, trace, pushed, optimizer)
+        _update(versions, trace, pushed, optimizer, linear)
     return versions[-1]
 
 
-def _update(versions, trace, pushed, optimizer):
+def _update(versions, trace, pushed, optimizer, linear):
     steps = trace.making(len(versions))
     own = [pushed[one.worker, one.number] for one in steps]
     weights = np.array([one.samples for one in steps], dtype=float)
     g = sum(weight * q for weight, (q, _) in zip(weights, own, strict=True)) / weights.sum()
     has = np.logical_or.reduce([one for _, one in own])
-    versions.append(optimizer.step(versions[-1], g, has))
+    versions.append(optimizer.step(versions[-1], g * len(steps) if linear else g, has))

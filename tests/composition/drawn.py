@@ -1,0 +1,55 @@
+"""Combinations at random: what an algorithm can meet in one run."""
+
+from random import Random
+
+from composition.loop import OPTIMIZERS, Case
+
+LOCKSTEP = ["lockstep", "all-reduce", "all-reduce(sharded=true)", "local-sgd(period=3)"]
+SHARED = [
+    "locked", "locked(kind=rwlock)", "leashed", "leashed(persistence=1)", "locked(step_size=inverse)",
+    "leashed(step_size=inverse)",
+]  # fmt: skip
+SERVED = [
+    "parameter-server(mode=async)", "parameter-server", "parameter-server(mode=sync(backups=1))",
+    "parameter-server(mode=bounded(clock_bound=2))", "parameter-server(mode=rennala(gradients=3))",
+    "parameter-server(mode=ringmaster(threshold=2))", "parameter-server(mode=sync(rate=linear))",
+]  # fmt: skip
+ALGORITHMS = [*LOCKSTEP, *SHARED, *SERVED]
+CODECS = [
+    "qsgd(bits=4)", "qsgd(bits=8,norm=l2)", "ternary", "dq", "sign", "top-k(fraction=0.2)", "bf16", "bf16(feedback=true)",
+    "fp16", "power(rank=1,min_rate=1.1,warmup_steps=2)",
+]  # fmt: skip
+
+
+def with_codec(algorithm, codec):
+    """The spec of an algorithm with a codec; None: without."""
+    if codec is None:
+        return algorithm
+    return f"{algorithm[:-1]},codec={codec})" if algorithm.endswith(")") else f"{algorithm}(codec={codec})"
+
+
+def case(number):
+    """The combination of this number. Half of them have a codec, one in five a death, and one in four an infinite loss."""
+    random = Random(number)
+    codec = random.choice(CODECS) if random.random() < 0.5 else None
+    workers, batch, passes = random.randint(2, 4), random.randint(1, 4), random.choice([1, 1, 2, 3])
+    # Each worker's batches make whole steps; what is left over makes an uneven last round where a step is of one pass.
+    rest = random.randrange(workers * batch) if passes == 1 else 0
+    scaler = random.random() < 0.5
+    return Case(
+        algorithm=with_codec(random.choice(ALGORITHMS), codec),
+        optimizer=random.choice(sorted(OPTIMIZERS)),
+        workers=workers,
+        samples=workers * batch * passes * random.randint(1, 3) + rest,
+        batch=batch,
+        epochs=random.randint(1, 2),
+        passes=passes,
+        marked=random.random() < 0.5,
+        clip=random.choice([None, None, 0.5, 20.0]),
+        scaler=scaler,
+        overflow=(random.randrange(workers), random.randint(1, 3)) if scaler and random.random() < 0.5 else None,
+        slow=(random.randrange(workers), random.choice([1.7, 3.3, 20.0])) if random.random() < 0.5 else None,
+        kill=(random.randrange(workers), random.randint(1, 4)) if random.random() < 0.2 else None,
+        rate=random.choice([0.01, 0.05]),
+        seed=number,
+    )

@@ -1,0 +1,46 @@
+"""Every combination comes to what the oracles say, or is refused before its first step."""
+
+import warnings
+
+import pytest
+
+import paceline as pl
+from composition.drawn import case
+from composition.loop import launched, simulated
+from composition.methods import check
+
+
+def judge(number, run=simulated):
+    """Whether a combination is right, refused or ended by a death; anything else is an error, which names the combination."""
+    one = case(number)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            return check(one, run(one))
+    except Exception as error:
+        error.add_note(f"Combination {number}: {one}")
+        raise
+
+
+@pytest.mark.parametrize("tens", range(20))
+def test_combinations(tens):
+    for number in range(10 * tens, 10 * tens + 10):
+        judge(number)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("hundreds", range(2, 22))
+def test_many_combinations(hundreds):
+    for number in range(100 * hundreds, 100 * hundreds + 100):
+        judge(number)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", range(0, 2000, 10))
+def test_on_processes(number, tmp_path):
+    """A tenth, on real workers."""
+    if judge(number) == "refused":
+        with pytest.raises(pl.PacelineError):
+            launched(case(number), tmp_path)
+    else:
+        judge(number, lambda one: launched(one, tmp_path))
