@@ -22,16 +22,6 @@ WRONG = [
         r"an object, such as Async\(\) .* not 'async'; .* parse\('parameter-server\(mode=async",
     ),
     (pl.ParameterServer, {"mode": 1}, "mode .* of the kind Mode, not 1"),
-    (
-        pl.ParameterServer,
-        {"backups": 1, "rate": "linear"},
-        r"^backups and rate are part of the mode now: ParameterServer\(mode=Sync\(backups=1, rate='linear'\)\)\.$",
-    ),
-    (
-        pl.ParameterServer,
-        {"mode": "bounded", "clock_bound": 4},
-        r"^clock_bound is part of the mode now: ParameterServer\(mode=Bounded\(clock_bound=4\)\)\.$",
-    ),
     (pl.ParameterServer, {"apply": "adagrad"}, "apply .* of the kind ApplyRule, not 'adagrad'"),
     (pl.ParameterServer, {"average": "0.9"}, "average .* a number or None"),
     (pl.ParameterServer, {"shards": None}, "shards"),

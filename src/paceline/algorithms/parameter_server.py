@@ -11,7 +11,7 @@ from paceline.algorithms.server.client import Client
 from paceline.algorithms.server.delay import Delay
 from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.held import COUNTED
-from paceline.algorithms.server.modes import Bounded, Mode, Sync
+from paceline.algorithms.server.modes import Mode, Sync
 from paceline.algorithms.server.registries import apply_registry
 from paceline.algorithms.server.rules import OnDeath, ShardRules
 from paceline.algorithms.server.served import Served
@@ -25,12 +25,10 @@ from paceline.ports.ports import Ports, ServerPorts
 from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs, ServedParameters
 from paceline.specs.bounds import BETWEEN_0_AND_1, SECONDS, SERVERS
-from paceline.specs.registry import moved_into
 
 __all__ = ["ParameterServer"]
 
 
-@moved_into(backups=("mode", Sync), quorum=("mode", Sync), rate=("mode", Sync), clock_bound=("mode", Bounded))
 @dataclass(frozen=True, kw_only=True)
 class ParameterServer(Served):
     """A parameter server: synchronous with backup workers, asynchronous, with bounded clocks, or by rules for unequal workers.

@@ -6,11 +6,10 @@ A `Registry` turns a spec into a frozen dataclass and back; `build_optimizer` tu
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from paceline.errors import UsageError
 from paceline.specs.bounds import as_float
@@ -19,10 +18,9 @@ from paceline.specs.text import NAME, Spec, Value, closest, parse_spec, split_sp
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Registry", "Spec", "build_optimizer", "check_optimizer", "moved_into", "parse_spec", "split_specs"]
+__all__ = ["Registry", "Spec", "build_optimizer", "check_optimizer", "parse_spec", "split_specs"]
 
 _MISSING: Any = object()
-_Class = TypeVar("_Class", bound=type)
 
 
 class Registry:
@@ -99,8 +97,6 @@ class Registry:
         cls = self[spec.name]
         fields, hints = _init_fields(cls), get_type_hints(cls)
         arguments = {}
-        if not spec.arguments.keys().isdisjoint(getattr(cls, "moved_arguments", {})):
-            raise self._moved(cls, spec)
         for key, value in spec.arguments.items():
             if key not in fields:
                 if reason := getattr(cls, "refused_arguments", {}).get(key):
@@ -141,18 +137,6 @@ class Registry:
             text = self._text(f"{cls.__name__}.{key}", hints[key], default, defaults=True) if expressible else "..."
             arguments.append(f"{key}={text}")
         return f"{name}({', '.join(arguments)})" if arguments else name
-
-    def _moved(self, cls: Any, spec: Spec) -> UsageError:
-        """Says how a spec is written that has arguments which are part of another one now."""
-        arguments, moved = dict(spec.arguments), [key for key in spec.arguments if key in cls.moved_arguments]
-        for key in moved:
-            into, part = cls.moved_arguments[key]
-            registry = self._nested_registry(part)
-            assert registry is not None
-            name, given = registry.name_of(part), arguments.get(into)
-            inner = given.arguments if isinstance(given, Spec) and given.name == name else {}
-            arguments[into] = Spec(name, {**inner, key: arguments.pop(key)})
-        return _moved_error(cls, moved, str(Spec(spec.name, arguments)))
 
     def _nested_registry(self, hint: Any) -> Registry | None:
         if not isinstance(hint, type):
@@ -214,38 +198,6 @@ class Registry:
         if same is _MISSING or same != value:
             raise UsageError(f"{where} = {value!r} cannot be written in a spec; set it from Python.")
         return text
-
-
-def moved_into(**moved: tuple[str, type]) -> Callable[[_Class], _Class]:
-    """Decorates a dataclass some of whose arguments are another one's now: a call that still gives them is told how to.
-
-    Args:
-        moved: each with the argument that it is part of now, and the class there.
-    """
-
-    def decorate(cls: _Class) -> _Class:
-        init: Any = cls.__init__
-
-        @functools.wraps(init)
-        def checked(self: Any, *arguments: Any, **named: Any) -> None:
-            if old := [key for key in named if key in moved]:
-                parts: dict[tuple[str, type], list[str]] = {}
-                for key in old:
-                    parts.setdefault(moved[key], []).append(f"{key}={named[key]!r}")
-                new = [f"{into}={part.__name__}({', '.join(texts)})" for (into, part), texts in parts.items()]
-                raise _moved_error(cls, old, f"{cls.__name__}({', '.join(new)})")
-            init(self, *arguments, **named)
-
-        type.__setattr__(cls, "__init__", checked)
-        type.__setattr__(cls, "moved_arguments", moved)
-        return cls
-
-    return decorate
-
-
-def _moved_error(cls: Any, moved: list[str], new: str) -> UsageError:
-    into = cls.moved_arguments[moved[0]][0]
-    return UsageError(f"{' and '.join(moved)} {'are' if moved[1:] else 'is'} part of the {into} now: {new}.")
 
 
 def check_optimizer(

@@ -186,26 +186,6 @@ def test_what_makes_no_sense_is_refused(spec, words):
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("backups=1", "mode=sync(backups=1)"),
-        ("mode=sync, backups=auto", "mode=sync(backups=auto)"),
-        ("backups=1, rate=linear, quorum=per-shard", "mode=sync(backups=1, rate=linear, quorum=per-shard)"),
-        ("shards=2, backups=1", "shards=2, mode=sync(backups=1)"),
-        ("mode=bounded, clock_bound=4", "mode=bounded(clock_bound=4)"),
-        ("clock_bound=4, mode=bounded", "mode=bounded(clock_bound=4)"),
-        ("mode=sync(quorum=per-shard), backups=1", "mode=sync(quorum=per-shard, backups=1)"),
-    ],
-)
-def test_an_old_spelling_is_answered_by_the_new_one(old, new):
-    with pytest.raises(pl.UsageError) as refused:
-        pl.parse(f"parameter-server({old})")
-    said, _, spelled = str(refused.value).partition(": ")
-    assert said.endswith("part of the mode now")
-    assert pl.parse(spelled.removesuffix(".")) == pl.parse(f"parameter-server({new})")
-
-
-@pytest.mark.parametrize(
     "mode",
     [
         pl.Sync(),
