@@ -220,8 +220,8 @@ class Loop:
             me = worker.worker_id
             log.enter(me)
             log.scales[me] = scaler.get_scale() if scaler else 1.0
+            done = 0
             for _ in range(case.epochs):
-                done = 0
                 for (samples,) in worker.batches(loader):
                     if not done:
                         log.steps[me].append(Step(me, len(log.steps[me]) + 1, at=model.vector()))
@@ -319,11 +319,13 @@ def _outcome(case, log, run):
     try:
         algorithm = pl.parse(case.algorithm)
         found = run(algorithm)
-    except pl.UsageError as error:
-        assert all(len(steps) <= 1 for steps in log.steps.values()), f"refused after the first step: {error}"
-        return Refused(str(error))
-    except pl.WorkerLostError as error:
-        assert case.kill is not None, error
-        assert "kill" not in algorithm.tolerates, error
-        return Lost(str(error))
-    return log.trace(found.records, in_rounds=algorithm.lockstep)
+    except (pl.UsageError, pl.WorkerLostError) as error:
+        ended = error
+    else:
+        return log.trace(found.records, in_rounds=algorithm.lockstep)
+    if isinstance(ended, pl.UsageError):
+        assert all(len(steps) <= 1 for steps in log.steps.values()), f"refused after the first step: {ended}"
+        return Refused(str(ended))
+    assert case.kill is not None, ended
+    assert "kill" not in algorithm.tolerates, ended
+    return Lost(str(ended))

@@ -5,7 +5,7 @@ import numpy as np
 
 def run(trace, start, make_optimizer, *, period, clip=None):
     """By worker, its model after all rounds: H steps alone, then the mean of all models, weighted alike."""
-    models = {worker: start for worker in range(trace.workers)}
+    models = dict.fromkeys(range(trace.workers), start)
     optimizers = {worker: make_optimizer() for worker in models}
     rounds = {worker: trace.of(worker) for worker in models}
     for k in range(max(map(len, rounds.values()))):

@@ -1,4 +1,4 @@
-"""Synchronous SGD: one step with the mean of all workers' gradients, weighted by samples; alone, through a codec or sharded."""
+"""Synchronous SGD: one step with the mean of all workers' gradients, weighted by samples, perhaps through a codec."""
 
 import numpy as np
 
@@ -32,7 +32,10 @@ def run(trace, start, optimizer, *, clip=None, clips_mean=True, marked=True, cod
                 g = g + weighted_mean([one for one, _ in own], weights)
             else:
                 vectors = {s.worker: (g + o[0], w) for s, o, w in zip(steps, own, weights, strict=True)}
-                g, number = feedback.mean(number, vectors, np.logical_or.reduce([has, *(one for _, one in own)])), number + 1
+                g, number = (
+                    feedback.mean(number, vectors, np.logical_or.reduce([has, *(one for _, one in own)])),
+                    number + 1,
+                )
             has = np.logical_or.reduce([has, *(one for _, one in own)])
         x = optimizer.step(x, clipped(g, clip) if clips_mean else g, has)
     return x
