@@ -15,6 +15,7 @@ __all__ = [
     "largest", "mean_magnitudes", "orthonormalize", "packed_bytes", "sum_of_peaks",
 ]  # fmt: skip
 
+_DEAD = 64  # times the rounding of one number: as much of a column may be rounding errors of the product it comes from
 _BLOCK = 512  # elements between two passes: their codes stay in the first cache
 _FAST = {"contract", "nsz"}
 _INFINITY = 0x7F800000  # as bits of a float32; NaN is above it
@@ -215,22 +216,38 @@ def decode_signs(packed, scales, bucket, out):  # noqa: ANN001, ANN201
 
 
 @njit(cache=True, nogil=True)
-def orthonormalize(columns, epsilon):  # noqa: ANN001, ANN201
-    """Makes the rows of `columns` (r, n) orthonormal, by Gram and Schmidt's method; one of zeros stays zero."""
+def orthonormalize(columns, begin):  # noqa: ANN001, ANN201
+    """Makes the rows of `columns` (r, n) from `begin` on orthonormal to all before them; returns r, or the first dead row.
+
+    Modified Gram-Schmidt, twice. A row is dead if it is zero, or if rounding is all that is left of it after the projections:
+    the caller replaces it and calls again from there. Each row's length is compared with its own, so no scale matters.
+    """
     rank, n = columns.shape
-    for a in range(rank):
-        for b in range(a):
-            product = 0.0
+    least = _DEAD * np.finfo(columns.dtype).eps
+    for a in range(begin, rank):
+        largest = 0.0
+        for i in range(n):
+            largest = max(largest, abs(np.float64(columns[a, i])))
+        if largest == 0.0:
+            return a
+        before = 0.0
+        for i in range(n):
+            columns[a, i] /= largest  # its square neither overflows nor underflows
+            before += np.float64(columns[a, i]) ** 2
+        for projection in range(2 * a):
+            b, product = projection % a, 0.0
             for i in range(n):
                 product += np.float64(columns[a, i]) * np.float64(columns[b, i])
             for i in range(n):
-                columns[a, i] -= float32(product) * columns[b, i]
-        square = 0.0
+                columns[a, i] -= product * columns[b, i]
+        after = 0.0
         for i in range(n):
-            square += np.float64(columns[a, i]) ** 2
-        factor = float32(1.0 / (np.sqrt(square) + epsilon))
+            after += np.float64(columns[a, i]) ** 2
+        if np.sqrt(after) <= least * np.sqrt(before):
+            return a
         for i in range(n):
-            columns[a, i] *= factor
+            columns[a, i] /= np.sqrt(after)
+    return rank
 
 
 @njit(cache=True, nogil=True)

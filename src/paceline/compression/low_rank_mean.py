@@ -10,14 +10,13 @@ from torch import Tensor
 from paceline.compression.mean import Totals
 from paceline.compression.power import Factored, Power, check_rank, factored
 from paceline.ports.ports import Handle
-from paceline.vectors.half_types import sum_type
+from paceline.vectors.half_types import is_finite, sum_type
 
 if TYPE_CHECKING:
     from paceline.compression.coded_mean import CodedMean
 
 __all__ = ["LowRankMean"]
 
-_EPSILON = 1e-8  # so that a factor of zeros stays zero
 _NUMBERS = 3  # that travel along: what the vector weighs, what it was to weigh, and what is said
 
 
@@ -102,13 +101,15 @@ class LowRankUnderWay:
     def __init__(self, slot: LowRankMean, vector: Tensor, weight: float, said: float) -> None:
         self._slot, self._vector = slot, vector
         owner, rank = slot.owner, slot.rank
-        self._is_used = owner.is_usable(vector, weight)
-        self._weight = weight if self._is_used else 0.0
         self._lefts: list[Tensor] = []
         self._totals: Totals | None = None
         self._total = 0.0
         with owner.coding(4 + rank, vector):
-            torch.add(slot.memory, vector, out=slot.given) if self._is_used else slot.given.zero_()
+            torch.add(slot.memory, vector, out=slot.given)
+            self._is_used = owner.is_usable(slot.given, weight)
+            self._weight = weight if self._is_used else 0.0
+            if not self._is_used:
+                slot.given.zero_()
             lefts = [right @ one.of(slot.given).T for one, right in zip(slot.matrices, slot.rights, strict=False)]
             numbers = torch.tensor([self._weight, weight, said], dtype=slot.type)
             parts = [*(left.reshape(-1) for left in lefts), slot.given[slot.dense]]
@@ -124,20 +125,21 @@ class LowRankUnderWay:
         """Makes the left factors orthonormal, and starts averaging the right ones."""
         if self._first is None:
             return
-        from paceline.compression import kernels
-
         self._first.wait()
         self._first = None
         slot, owner = self._slot, self._slot.owner
         self._total, weight, said = self._sent[-_NUMBERS:].tolist()
         self._totals = Totals(weight, said)
+        if not is_finite(self._sent):  # finite numbers, but not their sum
+            self._sent.zero_()
+            self._total, self._is_used = 0.0, False
         with owner.coding(4 + slot.rank, self._vector):
             self._sent.div_(self._total or 1.0)
             sizes = [slot.rank * one.rows for one in slot.matrices]
             *lefts, self._dense, _ = self._sent.split([*sizes, len(slot.dense), _NUMBERS])
             self._lefts = [left.view(slot.rank, one.rows) for left, one in zip(lefts, slot.matrices, strict=True)]
-            for left in self._lefts:
-                kernels.orthonormalize(left.numpy(), _EPSILON)
+            for one, left in zip(slot.matrices, self._lefts, strict=True):
+                one.orthonormalize(left, slot.count)
             rights = []
             for one, left in zip(slot.matrices, self._lefts, strict=True):
                 own = one.of(slot.given)
@@ -168,12 +170,12 @@ class LowRankUnderWay:
             mean = torch.zeros(len(vector), dtype=slot.type)
             mean[slot.dense] = self._dense
             rights = self._rights.div_(self._total).split([slot.rank * one.columns for one in slot.matrices])
-            if slot.matrices:
-                slot.rights = [
-                    right.view(slot.rank, one.columns).clone() for right, one in zip(rights, slot.matrices, strict=True)
-                ]
-            for one, left, right in zip(slot.matrices, self._lefts, slot.rights, strict=False):
+            for at, (one, left, flat) in enumerate(zip(slot.matrices, self._lefts, rights, strict=False)):
+                right = flat.view(slot.rank, one.columns)
                 kernels.add_products(left.numpy(), right.numpy(), one.of(mean).numpy())
+                largest = right.abs().amax(1, keepdim=True)  # rows of this length lose no product to under- or overflow
+                is_known = (largest > 0) & (largest < torch.inf)  # else the row before serves again
+                slot.rights[at] = torch.where(is_known, right / largest, slot.rights[at])
             vector.copy_(mean)
         owner.finished(slot.number, vector)
         return self._totals

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import Codec, Kind
+from paceline.compression.codec import Codec, Kind, key_of
 from paceline.errors import UsageError
 from paceline.specs.bounds import ABOVE_0, COUNT_FROM_0, RANK
 
@@ -38,7 +38,9 @@ class Power(Codec):
     Differs from the paper: a worker remembers what its own matrix lacks, M - P P' M, and not how it differs from the mean of
     all: the sum over workers is the same, and no deviation is left over in a round in which one of them has no batch, or a
     smaller one. Means are weighted by samples, as all of `all-reduce`'s are. A convolution's filters are a matrix of
-    one row per output channel, as there.
+    one row per output channel, as there. A column of P that is zero, or depends on those before it, is drawn again, so that
+    P is always orthonormal; a column of Q that becomes zero stays as it was, for the step in which its matrix has a gradient.
+    So neither stays zero. A column of Q is divided by its largest element, which changes no mean: gradients may have any size.
 
     Reference: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization",
         NeurIPS 2019, arXiv:1905.13727, Algorithms 1 and 2.
@@ -81,6 +83,18 @@ class Factored(NamedTuple):
         """(rank, columns), drawn; the same on all workers."""
         generator = torch.Generator().manual_seed(_SEED + self.first)
         return torch.randn(rank, self.columns, generator=generator)
+
+    def orthonormalize(self, left: Tensor, count: int) -> None:
+        """Makes the rows of `left` (rank, rows) orthonormal, in place; draws dead ones again, the same on all workers.
+
+        `torch.rand` gives the same bits on every processor, which `torch.randn` does not.
+        """
+        from paceline.compression import kernels
+
+        generator = torch.Generator().manual_seed(key_of(_SEED, self.first, count))
+        row = 0
+        while (row := kernels.orthonormalize(left.numpy(), row)) < len(left):
+            left[row] = torch.rand(self.rows, generator=generator, dtype=left.dtype) - 0.5
 
 
 def factored(power: Power, shapes: Sequence[tuple[int, ...]], firsts: Sequence[int]) -> list[Factored]:
