@@ -45,6 +45,18 @@ def pushing(codec, *, storage=None, incarnation=0, worker=1):
     return PushCodec(codec, ports)
 
 
+def memories(own):
+    return [one.memory for one in own.feedbacks]
+
+
+def applied(own, gradient):
+    """What servers are sent of a gradient, which all of them apply."""
+    payloads = own.encode(gradient)
+    for shard in range(len(RANGES)):
+        own.settle(shard, is_applied=True)
+    return payloads
+
+
 def received(codec, payloads):
     """What the servers decode, (200,)."""
     sizes = [end - begin for begin, end in RANGES]
@@ -57,8 +69,8 @@ def test_what_servers_get_and_what_is_left_at_the_end_is_all_there_was(codec):
     own, total, sent = pushing(codec), torch.zeros(200), torch.zeros(200)
     for step in range(10):
         total += gaussian(step, 200)
-        sent += received(codec, own.encode(gaussian(step, 200)))
-    torch.testing.assert_close(sent + torch.cat(own._memories), total, rtol=1e-5, atol=1e-4)
+        sent += received(codec, applied(own, gaussian(step, 200)))
+    torch.testing.assert_close(sent + torch.cat(memories(own)), total, rtol=1e-5, atol=1e-4)
     assert not torch.allclose(sent, total, rtol=1e-3, atol=1e-3)
 
 
@@ -67,17 +79,17 @@ def test_what_servers_get_and_what_is_left_at_the_end_is_all_there_was(codec):
 def test_a_gradient_that_is_not_finite_is_sent_as_zeros_and_it_is_said_once(codec, bad):
     """It is in the second shard alone, and the first one leaves it out, too: a step has all of a gradient or none."""
     own = pushing(codec)
-    own.encode(gaussian(0, 200))
-    before = [None if one is None else one.clone() for one in own._memories]
+    applied(own, gaussian(0, 200))
+    before = [None if one is None else one.clone() for one in memories(own)]
     gradient = gaussian(1, 200)
     gradient[150] = bad
     with pytest.warns(NotFiniteWarning, match=r"worker 1 is not finite: zeros are sent.*is as it was") as said:
-        found = [received(codec, own.encode(gradient)) for _ in range(3)]
+        found = [received(codec, applied(own, gradient)) for _ in range(3)]
     assert len(said) == 1
     assert not any(one.any() for one in found)
-    for now, then in zip(own._memories, before, strict=True):
+    for now, then in zip(memories(own), before, strict=True):
         assert now is then is None or torch.equal(now, then)
-    assert received(codec, own.encode(gaussian(2, 200))).isfinite().all()
+    assert received(codec, applied(own, gaussian(2, 200))).isfinite().all()
 
 
 @pytest.mark.parametrize("codec", ["sign", "none"])
@@ -116,31 +128,31 @@ def test_a_checkpoint_has_the_memory(codec):
     storage = Storage()
     straight = pushing(codec, storage=storage)
     for step in range(5):
-        straight.encode(gaussian(step, 200))
+        applied(straight, gaussian(step, 200))
     kept = {
         **storage.state(),
         "memories": [None if one is None else one.clone() for one in storage.state()["memories"]],
     }
     resumed, anew = pushing(codec, storage=Storage(kept)), pushing(codec)
-    expected, found, other = (received(codec, one.encode(gaussian(9, 200))) for one in (straight, resumed, anew))
+    expected, found, other = (received(codec, applied(one, gaussian(9, 200))) for one in (straight, resumed, anew))
     assert torch.equal(found, expected)
     assert not torch.equal(other, expected), "it makes no difference what is remembered"
 
 
 def test_a_checkpoint_of_another_codec_is_left_out_and_it_is_said():
     storage = Storage()
-    pushing(Sign(), storage=storage).encode(gaussian(0, 200))
+    applied(pushing(Sign(), storage=storage), gaussian(0, 200))
     with pytest.warns(UserWarning, match="of another codec or of other shards: what was kept back"):
         own = pushing(TopK(), storage=Storage(storage.state()))
-    assert not any(one.any() for one in own._memories)
+    assert not any(one.any() for one in memories(own))
 
 
 def test_one_that_takes_a_dead_workers_place_begins_with_nothing_and_it_is_said():
     storage = Storage()
-    pushing(Sign(), storage=storage).encode(gaussian(0, 200))
+    applied(pushing(Sign(), storage=storage), gaussian(0, 200))
     with pytest.warns(UserWarning, match="Worker 1 takes a dead one's place: .*lost"):
         own = pushing(Sign(), storage=Storage(storage.state()), incarnation=1)
-    assert not any(one.any() for one in own._memories)
+    assert not any(one.any() for one in memories(own))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pushing(QSGD(), incarnation=1)  # nothing is lost

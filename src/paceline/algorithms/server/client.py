@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from paceline.algorithms.server.held import DROPPED
 from paceline.algorithms.server.loaded_state import state_to_bytes
 from paceline.algorithms.server.pushed import PushCodec
 from paceline.compression.codec import Codec, NoCodec
@@ -22,6 +23,7 @@ __all__ = ["Answer", "Client"]
 _RETURN_DEADLINE_S = 60.0  # for a server that takes a dead one's place
 _MOST_MALFORMED = 10  # answers to one request
 _FINAL = -1  # the number of the last request
+_PUSHES = ("push", "push-only")
 
 
 class Answer(NamedTuple):
@@ -223,7 +225,7 @@ class Client:
     def _send(self, shard: int, message: Message) -> None:
         echo, server = self._echoes[shard], self._first_server + shard
         with contextlib.suppress(PeerLostError):  # what wants an answer is sent again when the server is back
-            if echo is not None and message.kind in ("push", "push-only"):
+            if echo is not None and message.kind in _PUSHES:
                 self._mailbox.send(server, Message("echo", message.number, x=echo))
             self._mailbox.send(server, message)
 
@@ -247,5 +249,7 @@ class Client:
                 if clock or request.kind == "join":
                     self._clocks[shard] = max(clock, number)
                     self.sequence = max(self.sequence, clock)
+            if request.kind in _PUSHES:
+                self._push_codec.settle(shard, is_applied=applied != DROPPED)
             return Answer(applied, version)
         return None

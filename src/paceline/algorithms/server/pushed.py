@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from paceline.compression.codec import Codec, NoCodec, NotFiniteError, key_of, share_of
+from paceline.compression.feedback import Feedback
 from paceline.compression.measured import moves_in
 from paceline.errors import NotFiniteWarning
 from paceline.ports.ports import Ports
@@ -20,8 +21,9 @@ __all__ = ["PushCodec"]
 class PushCodec:
     """One worker's side of a codec.
 
-    Each gradient is coded once, however often it is sent. One that is not finite is left out: zeros are sent in its place, and
-    what is remembered stays as it was. Checkpoints have the memories; one that takes a dead worker's place begins with none.
+    Each gradient is coded once, however often it is sent, and changes what is remembered once its shard has taken it. One that
+    is not finite is left out: zeros are sent in its place. Checkpoints have the memories; one that takes a dead worker's place
+    begins with none.
 
     Args:
         codec: of gradients.
@@ -36,12 +38,11 @@ class PushCodec:
         self._tuner = codec.tuner()
         self._moves = moves_in(ports, codec)
         dtype = ports.shared.x.dtype
-        self._memories = [codec.start(end - begin, dtype) for begin, end in self._ranges]
+        self.feedbacks = [Feedback(codec, end - begin, dtype) for begin, end in self._ranges]
         self._seed = 0 if self._is_plain else key_of(ports.random.getrandbits(63), ports.incarnation)
         self._count = 0
         self._has_warned = False
-        remembers = any(memory is not None for memory in self._memories)
-        if ports.incarnation and remembers:
+        if ports.incarnation and codec.remembers:
             warnings.warn(
                 f"Worker {ports.worker_id} takes a dead one's place: what that one's codec had kept back of its gradients is"
                 " lost, and the codec begins anew.",
@@ -59,7 +60,7 @@ class PushCodec:
         if self._is_plain:
             return [gradient[begin:end] for begin, end in self._ranges]
         begun_s = ports.clock.now_s()
-        ports.moved(self._moves.encoding)
+        ports.moved(self._moves.encoding + 2.0 * self._codec.remembers)  # with a copy of what is remembered
         if not gradient.numel():
             coded = getattr(gradient, "coded", None)
             payloads = [gradient if coded is None else coded(share_of(self._tuner.codec))] * num_shards
@@ -74,22 +75,28 @@ class PushCodec:
         is_finite_ = is_finite(gradient)
         if is_finite_ and self._tuner.wants_size:
             self._tuner.tell(sum(self._tuner.size_of(gradient[begin:end]) for begin, end in self._ranges))
-        payloads = []
-        for shard, (begin, end) in enumerate(self._ranges):
-            part, codec = gradient[begin:end], self._tuner.codec
-            try:
-                if not is_finite_:
-                    raise NotFiniteError
-                payload = codec.encode(part, self._memories[shard], key_of(key, shard)).x
-            except NotFiniteError:
-                payload = codec.encode(part.new_zeros(len(part)), codec.start(len(part), part.dtype)).x
-                self._left_out()
-            self._ports.counts.coded_elements += len(part)
-            self._ports.counts.coded_bytes += payload.nbytes
-            payloads.append(payload)
+        codec, parts = self._tuner.codec, [gradient[begin:end] for begin, end in self._ranges]
+        try:
+            if not is_finite_:
+                raise NotFiniteError
+            payloads = [
+                feedback.encode(codec, part, key_of(key, shard)).x
+                for shard, (feedback, part) in enumerate(zip(self.feedbacks, parts, strict=True))
+            ]
+        except NotFiniteError:
+            payloads = [codec.encode(part.new_zeros(len(part)), codec.start(len(part), part.dtype)).x for part in parts]
+            self._left_out()
+        self._ports.counts.coded_elements += len(gradient)
+        self._ports.counts.coded_bytes += sum(payload.nbytes for payload in payloads)
         return payloads
 
+    def settle(self, shard: int, *, is_applied: bool) -> None:
+        """A shard has applied its part of the last gradient, or will; or it has dropped it."""
+        self.feedbacks[shard].settle(is_applied=is_applied)
+
     def _left_out(self) -> None:
+        for shard in range(len(self.feedbacks)):
+            self.settle(shard, is_applied=False)
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(
@@ -102,7 +109,7 @@ class PushCodec:
     def _state(self) -> dict[str, Any]:
         return {
             "codec": repr(self._codec), "ranges": [list(one) for one in self._ranges], "count": self._count,
-            "memories": self._memories, "tuner": self._tuner.state(),
+            "memories": [one.memory for one in self.feedbacks], "tuner": self._tuner.state(),
         }  # fmt: skip
 
     def _load(self, state: dict[str, Any] | None) -> None:
@@ -115,8 +122,8 @@ class PushCodec:
             )
             return
         self._count = state["count"]
-        for own, before in zip(self._memories, state["memories"], strict=True):
-            if own is not None:
-                own.copy_(before)
+        for own, before in zip(self.feedbacks, state["memories"], strict=True):
+            if own.memory is not None:
+                own.memory.copy_(before)
         if state["tuner"]:
             self._tuner.load(state["tuner"])
