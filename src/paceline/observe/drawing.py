@@ -120,7 +120,7 @@ def thin(size: int, limit: int) -> np.ndarray:
 
 def log_axis(low: float, high: float) -> dict[str, Any]:
     """Range and ticks at 1, 2, 5 of each decade (decades only where there are many), written out as numbers."""
-    low, high = max(low * 0.75, 1e-12), high * 1.3
+    low, high = max(low * 0.75, 1e-15 * high), high * 1.3
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     every = max(1, len(decades) // 8)
     digits = (1, 2, 5) if len(decades) <= 4 else (1,)

@@ -97,7 +97,7 @@ def _shares_of(own: np.ndarray) -> dict[str, float]:
         "gradient": float((own["gradient_ended_s"] - own["gradient_started_s"]).sum()),
         **{kind: float(own[f"{kind}_s"].sum()) for kind in ("wait", "apply", "input")},
     }
-    total = max(float((own["ended_s"] - own["started_s"]).sum()), sum(seconds.values()), 1e-12)
+    total = max(float((own["ended_s"] - own["started_s"]).sum()), sum(seconds.values())) or 1.0
     seconds["other"] = total - sum(seconds.values())
     return {kind: 100 * max(0.0, value) / total for kind, value in seconds.items()}
 

@@ -29,7 +29,7 @@ def estimate_optimum(curves: Sequence[tuple[np.ndarray, np.ndarray]], lower_boun
     lowest = min(float(losses.min()) for _, losses in curves)
     fall = max(float(losses.max()) for _, losses in curves) - lowest
     if fall <= 0:
-        fall = max(abs(lowest), 1.0)
+        fall = abs(lowest) or 1.0
     least, most = _SHARES
     if lower_bound is not None and (most := min(most, (lowest - lower_bound) / fall)) <= 2 * least:
         return lowest - least * fall

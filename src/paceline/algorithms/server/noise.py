@@ -56,7 +56,7 @@ class NoiseMeter:
     def take(self, gradient: Tensor) -> None:
         """One more (P_s,); one that is not finite is left out, with the group that it came into."""
         one = gradient.to(sum_type(gradient.dtype))
-        square = float(torch.dot(one, one))
+        square = _square(one)
         if not math.isfinite(square):
             self._begin_group()
             return
@@ -67,7 +67,7 @@ class NoiseMeter:
         self._squares += square
         self._count += 1
         if self._count == self._group:
-            mean_square = float(torch.dot(self._sum, self._sum)) / self._group**2
+            mean_square = _square(self._sum) / self._group**2
             self._norms.append((self._squares / self._group, mean_square))
             self._begin_group()
             if len(self._norms) == _GROUPS:
@@ -97,3 +97,8 @@ class NoiseMeter:
         if workers == self._least:
             self.gradients = int(number)
             self._norms = deque(zip(norms[::2], norms[1::2], strict=True))
+
+
+def _square(x: Tensor) -> float:
+    """|x|^2, added up in float64: in float32 the squares of elements above 1e19 overflow, and those below 1e-23 are 0."""
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
