@@ -26,7 +26,7 @@ class Hogwild(Algorithm):
 
     Args:
         reads: compute the gradient on the `live` vector (it may change under the forward pass) or on a private `copy`.
-        step_size: factor on the learning rate by staleness.
+        step_size: factor on each gradient by its staleness; not with Adam and its kin.
 
     Differs from the paper: it assumes that each addition to a component is atomic. Here an update is a vectorised
     read-modify-write: of two workers that write one component at the same instant, one addition can be lost. The update is as
@@ -49,6 +49,7 @@ class Hogwild(Algorithm):
     def work(self, replica: Replica, ports: Ports[RacingParameters]) -> None:
         """x: shared parameters (P,); tau: staleness as it stands when the update begins."""
         shared = ports.shared
+        self.step_size.check(replica)
         for _ in replica.steps():
             read_version = shared.version
             x = replica.copy(shared.x) if self.reads == "copy" else shared.x
@@ -56,5 +57,5 @@ class Hogwild(Algorithm):
             ready_version = shared.version
             tau = ready_version - read_version
             with shared.writing():
-                replica.apply(to=shared.x, scale=self.step_size.scale(tau, ports))
+                replica.apply(to=shared.x, weight=self.step_size.weight(tau, ports))
                 replica.applied(shared.advance(), gradient_version=ready_version)

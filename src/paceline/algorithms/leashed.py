@@ -35,7 +35,7 @@ class Leashed(Algorithm):
         persistence: T_p, how many lost races a worker makes up for before it drops its gradient. None: it never gives up;
             0: one attempt only, so that nothing is added to the staleness after the gradient is ready.
         backoff: wait between attempts, in update times.
-        step_size: factor on the learning rate by staleness.
+        step_size: factor on each gradient by its staleness when it is first tried; not with Adam and its kin.
 
     Differs from the paper: vectors are recycled in a fixed pool (version-tagged head, one hazard word per worker) instead of
     freed; a retry re-publishes the newest vector plus the update that the optimizer made on the first attempt, so that an
@@ -59,6 +59,7 @@ class Leashed(Algorithm):
     def work(self, replica: Replica, ports: Ports[SlotParameters]) -> None:
         """x: a published vector (P,)."""
         pool = ports.shared
+        self.step_size.check(replica)
         for _ in replica.steps():
             view = pool.latest()
             try:
@@ -73,8 +74,7 @@ class Leashed(Algorithm):
         new = pool.claim()
         latest = pool.latest()
         ready_version = latest.version
-        first_scale = scale = self.step_size.scale(latest.version - read_version, ports)
-        replica.apply(to=new.x, of=latest.x, scale=scale)
+        replica.apply(to=new.x, of=latest.x, weight=self.step_size.weight(ready_version - read_version, ports))
         failed_publishes, update = 0, new.x
         while not pool.publish(new, after=latest):
             failed_publishes += 1
@@ -90,8 +90,7 @@ class Leashed(Algorithm):
             if wait_units:
                 ports.clock.sleep_s(wait_units * replica.update_time_s)
             latest = pool.latest()
-            scale = self.step_size.scale(latest.version - read_version, ports)
-            torch.add(latest.x, update, alpha=scale / first_scale if first_scale else 0.0, out=new.x)
+            torch.add(latest.x, update, out=new.x)
             ports.moved(3)
         pool.leave()
         replica.applied(latest.version + 1, gradient_version=ready_version, failed_publishes=failed_publishes)

@@ -29,7 +29,7 @@ class Locked(Algorithm):
     Args:
         kind: `mutex`, or `rwlock`: a read-write lock with writer preference, under which copies do not exclude each other.
         backoff: with a back-off, workers do not queue: they try the lock and wait that long after each failure.
-        step_size: factor on the learning rate by staleness.
+        step_size: factor on each gradient by its staleness; not with Adam and its kin.
 
     Differs from the paper: any optimizer steps under the lock, not plain SGD alone. A back-off and a factor by staleness are
     options; left alone, workers queue at the lock, as published.
@@ -52,6 +52,7 @@ class Locked(Algorithm):
     def work(self, replica: Replica, ports: Ports[LockedParameters]) -> None:
         """x: this worker's copy of the parameters (P,); tau: staleness."""
         shared = ports.shared
+        self.step_size.check(replica)
         if self.backoff != NoBackoff():
             shared.backoff = lambda failures: self.backoff.units(failures + 1, ports.random) * replica.update_time_s
         for _ in replica.steps():
@@ -62,5 +63,5 @@ class Locked(Algorithm):
             ready_version = shared.version
             with shared.writing():
                 tau = shared.version - read_version
-                replica.apply(to=shared.x, scale=self.step_size.scale(tau, ports))
+                replica.apply(to=shared.x, weight=self.step_size.weight(tau, ports))
                 replica.applied(shared.advance(), gradient_version=ready_version)

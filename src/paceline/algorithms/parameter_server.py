@@ -21,12 +21,15 @@ from paceline.compression.carriers import check_carrier
 from paceline.compression.codec import Codec, NoCodec
 from paceline.compression.registry import codec_registry
 from paceline.errors import UsageError, shown
+from paceline.optim.settings import not_linear
 from paceline.ports.ports import Ports, ServerPorts
 from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs, ServedParameters
 from paceline.specs.bounds import BETWEEN_0_AND_1, SECONDS, SERVERS
 
 __all__ = ["ParameterServer"]
+
+_RESCALED = "rate=rescaled"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +106,8 @@ class ParameterServer(Served):
         super().__post_init__()
         check_carrier(self.codec, "push", "parameter-server", codec_registry.spec(self.codec))
         self.mode.check_shards(self.shards)
+        if self.mode.follows_times and not self.apply.is_linear:
+            raise not_linear(_RESCALED, apply_registry.spec(self.apply), "take apply=sgd or apply=momentum")
         if self.durability == "replica":
             self.mode.check_copies()
         if self.durability == "replica" and self.snapshot_s != 5.0:
@@ -171,6 +176,8 @@ class ParameterServer(Served):
         if not ports.num_servers:
             work_alone(replica, ports, self.apply, self.average)
             return
+        if self.mode.follows_times and not self.apply.overrides_optimizer:
+            replica.check_linear(_RESCALED)
         client = Client(ports, self.codec, aligned=self.mode.chosen_once)
         client.join()
         if self.mode.waits:

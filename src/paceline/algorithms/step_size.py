@@ -1,6 +1,7 @@
-"""Step sizes that depend on how stale a gradient is: the factor on the learning rate for staleness tau.
+"""Step sizes that depend on how stale a gradient is: the gradient's factor for staleness tau.
 
-Papers write alpha(tau); here it is a factor, so that any optimizer and any schedule keep their own learning rate.
+Papers write alpha(tau) for plain SGD; here it is a factor, so that every schedule keeps its own learning rate. It is on the
+gradient: on the rate it would make the optimizer's whole momentum smaller, other gradients with it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from paceline.ports.ports import Ports
+from paceline.ports.replica import Replica
 from paceline.ports.shared import SharedParameters
 from paceline.specs.bounds import COUNT, SHARE
 from paceline.specs.types import check_fields
@@ -19,7 +21,7 @@ __all__ = ["ExponentialStep", "FullStep", "InverseStep", "StepSize", "TailStep"]
 
 @dataclass(frozen=True, kw_only=True)
 class StepSize:
-    """A factor on the learning rate as a function of staleness."""
+    """A factor on each gradient as a function of its staleness; of optimizers whose steps are linear in it, as SGD's."""
 
     #: Whether `scale` asks `ports.staleness`, which is then kept up to date at every update.
     needs_counts: ClassVar[bool] = False
@@ -27,16 +29,27 @@ class StepSize:
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def scale(self, staleness: int, ports: Ports[SharedParameters]) -> float:
-        """The factor for an update of this staleness."""
-        raise TypeError(f"{type(self).__name__} must define scale")
+    def check(self, replica: Replica) -> None:
+        """Refuses what cannot weight gradients; call it before the first step.
+
+        Raises:
+            UsageError: the optimizer's steps are not linear in its gradients.
+        """
+        replica.check_linear(f"step_size={type(self).__name__.removesuffix('Step').lower()}")
+
+    def weight(self, staleness: int, ports: Ports[SharedParameters]) -> float:
+        """The factor for a gradient of this staleness."""
+        raise TypeError(f"{type(self).__name__} must define weight")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FullStep(StepSize):
     """The same step whatever the staleness."""
 
-    def scale(self, staleness: int, ports: Ports[SharedParameters]) -> float:
+    def check(self, replica: Replica) -> None:
+        """Any optimizer can."""
+
+    def weight(self, staleness: int, ports: Ports[SharedParameters]) -> float:
         """Always 1."""
         return 1.0
 
@@ -49,7 +62,7 @@ class InverseStep(StepSize):
         which divides by the staleness and so leaves 0 undefined; one is added here.
     """
 
-    def scale(self, staleness: int, ports: Ports[SharedParameters]) -> float:
+    def weight(self, staleness: int, ports: Ports[SharedParameters]) -> float:
         """1 / (staleness + 1)."""
         return 1.0 / (staleness + 1)
 
@@ -67,7 +80,7 @@ class ExponentialStep(StepSize):
 
     threshold: Annotated[int, COUNT] | None = None
 
-    def scale(self, staleness: int, ports: Ports[SharedParameters]) -> float:
+    def weight(self, staleness: int, ports: Ports[SharedParameters]) -> float:
         """exp(-beta staleness)."""
         threshold = self.threshold if self.threshold is not None else ports.num_workers + 1
         beta = 2.0 / threshold * math.log(1.0 + threshold / 2.0)
@@ -93,7 +106,7 @@ class TailStep(StepSize):
 
     needs_counts: ClassVar[bool] = True
 
-    def scale(self, staleness: int, ports: Ports[SharedParameters]) -> float:
+    def weight(self, staleness: int, ports: Ports[SharedParameters]) -> float:
         """1 + A (1 - 2 F(staleness)), or 1 during the first 10 m updates."""
         if ports.staleness.total() < 10 * ports.num_workers:
             return 1.0

@@ -22,8 +22,8 @@ from paceline.loop.gradient import AttachedGradient
 from paceline.loop.own_batches import OwnBatches
 from paceline.loop.same_inputs import SameInputs
 from paceline.loop.step_calls import graph_task, refuse_step
-from paceline.optim.settings import OptimizerSettings, raw_step, scaled_step, settings_of, state_of
-from paceline.optim.several_optimizers import SeveralOptimizers
+from paceline.optim.settings import OptimizerSettings, check_linear, raw_step, scaled_step, settings_of, state_of
+from paceline.optim.several_optimizers import SeveralOptimizers, members_of
 from paceline.ports.ports import Collectives
 from paceline.ports.replica import Piece
 from paceline.records.accruals import Accruals, LateLosses
@@ -297,7 +297,11 @@ class AttachedReplica(AttachedGradient):
             if not self._ended:
                 yield self.step
 
-    def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:
+    def check_linear(self, option: str) -> None:
+        """As of `Replica`."""
+        check_linear(members_of(self._optimizer), option)
+
+    def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None, weight: float = 1.0) -> None:
         """Lets the optimizer take its one step on `to` (P,), a copy of `of` if given: the loop's own call of `step`.
 
         Raises:
@@ -318,6 +322,8 @@ class AttachedReplica(AttachedGradient):
             return
         if self._g_is_mine:
             self.binding.scatter_gradients(self.g, self.missing)
+        if weight != 1.0:
+            self._weight_gradients(weight)
         if self._absent:
             self._step_by_itself(scale)
         elif scale == 1.0:
@@ -326,6 +332,11 @@ class AttachedReplica(AttachedGradient):
         else:
             scaled_step(self._hand_over_step, self._optimizer, scale)
         self._end_apply(to, begun_s)
+
+    def _weight_gradients(self, weight: float) -> None:
+        for parameter in self.binding.parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(weight)
 
     def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
         """Lets the optimizer take its one step on `to` (S,): the loop's own call of `step` finds these elements alone.

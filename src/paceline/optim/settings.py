@@ -6,7 +6,7 @@ import functools
 import inspect
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -17,8 +17,8 @@ from paceline.errors import UsageError
 from paceline.vectors.flat import Ranges
 
 __all__ = [
-    "ELEMENTWISE", "FlatOptimizer", "OptimizerSettings", "SettingsGroup", "check_elementwise", "cut_state", "is_plain_sgd",
-    "raw_step", "scaled_step", "settings_of", "state_of",
+    "ELEMENTWISE", "FlatOptimizer", "OptimizerSettings", "SettingsGroup", "check_elementwise", "check_linear", "cut_state",
+    "is_plain_sgd", "not_linear", "raw_step", "scaled_step", "settings_of", "state_of",
 ]  # fmt: skip
 
 # With these, every element of a parameter is updated from its own gradient and state alone, so one step over the whole flat
@@ -28,6 +28,9 @@ ELEMENTWISE = {
     torch.optim.ASGD, torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Rprop,
 }  # fmt: skip
 _BY_NAME = {kind.__name__: kind for kind in ELEMENTWISE}
+# With these, a gradient that is multiplied by c counts c times as much, in this step and in all later ones: in parameters and
+# state each gradient has a factor that depends on no gradient. Weight decay is a term of its own.
+_LINEAR = {torch.optim.SGD, torch.optim.ASGD}
 
 
 def check_elementwise(optimizer: torch.optim.Optimizer, why: str, otherwise: str = "") -> None:
@@ -44,6 +47,29 @@ def check_elementwise(optimizer: torch.optim.Optimizer, why: str, otherwise: str
     if type(optimizer) not in ELEMENTWISE:
         why = why.format(optimizer=type(optimizer).__name__)
         raise UsageError(f"{why}: choose one of {', '.join(sorted(_BY_NAME))}{otherwise}.")
+
+
+def check_linear(optimizers: Iterable[torch.optim.Optimizer], option: str) -> None:
+    """Refuses optimizers with which a gradient cannot be weighted by multiplying it.
+
+    Args:
+        optimizers: any.
+        option: what multiplies gradients.
+
+    Raises:
+        UsageError: with the remedy.
+    """
+    for one in optimizers:
+        if type(one) not in _LINEAR:
+            raise not_linear(option, type(one).__name__, "choose SGD, with momentum or without")
+
+
+def not_linear(option: str, name: str, otherwise: str) -> UsageError:
+    """Why an option, which multiplies gradients, is not possible with an optimizer or rule of this name."""
+    return UsageError(
+        f"{option} multiplies every gradient by a factor of its own, to which the steps of {name} are not in proportion:"
+        f" {otherwise}, or leave out {option.partition('=')[0]}."
+    )
 
 
 class SettingsGroup(NamedTuple):

@@ -119,14 +119,14 @@ class SimulatedAttachedReplica(AttachedReplica):
             self._uncomputed.clear()
             self._gradient_ended_s = self._now_s()
 
-    def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:
+    def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None, weight: float = 1.0) -> None:
         """Lets the optimizer take its one step on `to` (P,), at the end of the update's time."""
         begun_s = self._now_s()
         if of is not None:
             self._core.copy()
         self._core.update()
         self._apply_s += self._now_s() - begun_s
-        super().apply(to, scale, of)
+        super().apply(to, scale, of, weight)
 
     def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
         """Lets the optimizer take its one step on `to` (S,), at the end of its time."""

@@ -176,13 +176,15 @@ class SimulatedReplica(_Timed, TaskReplica):
             self._leave_in([self.g[begin:end] for begin, end in ranges], [end - begin for begin, end in ranges])
         self._compute(ready, finish)
 
-    def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:
+    def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None, weight: float = 1.0) -> None:
         """Lets the optimizer take its one step on `to` (P,), block by block; plain SGD's reads `of` as it goes."""
         begun_s = self._now_s()
         if of is not None:
             if not self._is_plain_sgd:
                 self._core.copy()
             to.copy_(of)
+        if weight != 1.0:
+            self._g.mul_(weight)
         for block in range(self._num_blocks):
             self._core.update(self._num_blocks)
             if self._flat is not None:
@@ -268,7 +270,7 @@ class TimedReplica(_Timed):
         self._gradient_started_s = self._now_s()
         self._compute(ready, finish)
 
-    def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None) -> None:
+    def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None, weight: float = 1.0) -> None:
         """Takes an update's time."""
         core, num_blocks = self._core, self._num_blocks
         begun_s = self._now_s()
@@ -283,6 +285,9 @@ class TimedReplica(_Timed):
         begun_s = self._now_s()
         self._core.update(self._core.cluster.workers)
         self._count_apply(begun_s)
+
+    def check_linear(self, option: str) -> None:
+        """There is no optimizer."""
 
     def optimizer_settings(self) -> OptimizerSettings:
         """Those of an optimizer that has nothing to do."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import paceline as pl
-from paceline.algorithms.server.admission import RateByTime
+from paceline.algorithms.server.admission import WeightByTime
 from paceline.algorithms.server.gathering import Pool, WorkerTable
 from paceline.algorithms.server.held import Held
 from paceline.algorithms.server.update import UpdateInfo
@@ -141,13 +141,13 @@ def test_ringleader_is_its_reference():
 
 
 def test_rescaled_steps_are_in_proportion_to_the_workers_times():
-    admission, told = RateByTime(), [[COMPUTE_S * slow] * 4 for slow in SLOWNESS]
+    admission, told = WeightByTime(), [[COMPUTE_S * slow] * 4 for slow in SLOWNESS]
     for worker, times_s in enumerate(told):
         for time_s in times_s:
-            assert admission.rate(worker) == 1.0
+            assert admission.weight(worker) == 1.0
             admission.timed(worker, time_s)
     mean_speed = statistics.fmean(1 / (COMPUTE_S * slow) for slow in SLOWNESS)
-    factors = [admission.rate(worker) for worker in range(WORKERS)]
+    factors = [admission.weight(worker) for worker in range(WORKERS)]
     assert factors == pytest.approx([COMPUTE_S * slow * mean_speed for slow in SLOWNESS], rel=1e-12)
     # As far in the same time; and per gradient as far as without.
     assert [factor / slow for factor, slow in zip(factors, SLOWNESS, strict=True)] == pytest.approx(
@@ -158,17 +158,17 @@ def test_rescaled_steps_are_in_proportion_to_the_workers_times():
 
 
 def test_neither_a_slow_start_nor_a_pause_makes_a_long_step():
-    admission = RateByTime()
+    admission = WeightByTime()
     for worker in range(2):
         for time_s in (9.0, 0.1, 0.1, 0.1, 5.0):
             admission.timed(worker, time_s)
-            assert admission.rate(worker) == pytest.approx(1.0)
+            assert admission.weight(worker) == pytest.approx(1.0)
     admission.timed(1, 0.1)
-    successor = RateByTime()
+    successor = WeightByTime()
     successor.load(admission.state())
-    assert successor.rate(1) == admission.rate(1)
+    assert successor.weight(1) == admission.weight(1)
     admission.join(1)
-    assert admission.rate(1) == 1.0
+    assert admission.weight(1) == 1.0
 
 
 def held(worker, gradient, samples=1, missing=()):

@@ -16,7 +16,7 @@ from paceline.algorithms.server.backups import BackupController
 from paceline.algorithms.server.noise import NoiseMeter
 from paceline.algorithms.server.update import UpdateInfo
 
-__all__ = ["Admission", "AutoQuorum", "Clocks", "Follower", "Quorum", "RateByTime", "Recent", "Verdict"]
+__all__ = ["Admission", "AutoQuorum", "Clocks", "Follower", "Quorum", "Recent", "Verdict", "WeightByTime"]
 
 _ROUND_TRIPS = 50  # of a worker, of which its time is the median
 _ENOUGH = 3
@@ -84,8 +84,8 @@ class Admission:
     def past(self, worker_id: int) -> None:
         """A worker waits for the next step, and so brings nothing for this one."""
 
-    def rate(self, worker_id: int) -> float:
-        """The factor on the learning rate of a worker's updates."""
+    def weight(self, worker_id: int) -> float:
+        """The factor on a worker's gradients."""
         return 1.0
 
     def choose(self, step: int, workers: tuple[int, ...]) -> None:
@@ -118,8 +118,8 @@ class Recent(Admission):
         return Verdict.APPLY if update.staleness < threshold else Verdict.DROP
 
 
-class RateByTime(Admission):
-    """Every gradient is applied as it arrives, at a rate in proportion to its worker's time per gradient.
+class WeightByTime(Admission):
+    """Every gradient is applied as it arrives, multiplied by its worker's time per gradient, in proportion to all workers'.
 
     A worker that takes t_i per gradient makes 1 / t_i of them; its factor is t_i (1/n) sum_j 1 / t_j. So all workers move the
     parameters equally far in the same time, and the mean factor over all gradients is 1. A time is the median of the last
@@ -155,7 +155,7 @@ class RateByTime(Admission):
         self._trips_s.pop(worker_id, None)
         self._times_s.pop(worker_id, None)
 
-    def rate(self, worker_id: int) -> float:
+    def weight(self, worker_id: int) -> float:
         """t_i (1/n) sum_j 1 / t_j, over those whose times are known; 1 where the worker's is not, or no time passes."""
         times_s = self._times_s
         if worker_id not in times_s or not min(times_s.values()):

@@ -33,6 +33,14 @@ class ApplyRule:
         return True
 
     @property
+    def is_linear(self) -> bool:
+        """Whether a gradient that is multiplied by c counts c times as much, in this update and in all later ones.
+
+        Of the workers' own optimizer, that is for `Replica.check_linear` to say.
+        """
+        return False
+
+    @property
     def echoes(self) -> bool:
         """Whether readers get a vector with the parameters that must come back with the gradient (`Applier.read`)."""
         return False
@@ -135,6 +143,11 @@ class Applier:
 class SGD(ApplyRule):
     """x <- x - rate g. Costs: no state."""
 
+    @property
+    def is_linear(self) -> bool:
+        """It is."""
+        return True
+
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
         """Stateless."""
         return _SGDApplier()
@@ -160,6 +173,11 @@ class Momentum(ApplyRule):
 
     beta: Annotated[float, DECAY] = 0.9
     nesterov: bool = False
+
+    @property
+    def is_linear(self) -> bool:
+        """It is."""
+        return True
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
         """State: m."""
@@ -191,6 +209,11 @@ class StalenessScaled(ApplyRule):
 
     Reference: after Zhang et al., "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI 2016, arXiv:1511.05950.
     """
+
+    @property
+    def is_linear(self) -> bool:
+        """It is."""
+        return True
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
         """Stateless."""

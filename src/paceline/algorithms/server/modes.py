@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from paceline.algorithms.server.admission import Admission, AutoQuorum, Clocks, Follower, Quorum, RateByTime, Recent
+from paceline.algorithms.server.admission import Admission, AutoQuorum, Clocks, Follower, Quorum, Recent, WeightByTime
 from paceline.algorithms.server.gathering import Gathering, Metered, NoGathering, Pool, WorkerTable
 from paceline.algorithms.server.noise import NoiseMeter
 from paceline.errors import UsageError
@@ -63,7 +63,7 @@ class Mode:
 
     @property
     def follows_times(self) -> bool:
-        """Whether rates follow the workers' times, which a second copy of the shard does not see."""
+        """Whether gradients are weighted by the workers' times, which a second copy of the shard does not see."""
         return False
 
     def check_shards(self, num_shards: int) -> None:
@@ -179,10 +179,11 @@ class Async(Mode):
     When N doubles: staleness does, too: lower the learning rate.
 
     Args:
-        rate: `rescaled` makes a worker's steps as much longer as its gradients take longer, by the server's measurements, so
+        rate: `rescaled` makes a worker's gradients as much longer as they take longer, by the server's measurements, so
             that all workers' data count alike: for parts of the data that differ (`skewed`, `fixed`), where plain `async`
             trains for the fastest workers' data. The mean factor is 1. One that is k times slower than all others has steps up
-            to k times as long: keep the learning rate times k below what is stable.
+            to k times as long: keep the learning rate times k below what is stable. Momentum keeps each gradient's factor,
+            weight decay has none; Adam and its kin, whose steps do not follow a gradient's length, are refused.
 
     Reference: Chen et al., 2016, arXiv:1604.00981, Algorithms 1 and 2; for `rescaled` "Rescaled Asynchronous SGD", 2026,
         arXiv:2605.13434.
@@ -192,12 +193,12 @@ class Async(Mode):
 
     @property
     def follows_times(self) -> bool:
-        """Where rates are rescaled."""
+        """Where gradients are rescaled."""
         return self.rate == "rescaled"
 
     def admission(self, shard_id: int, num_workers: int) -> Admission:
         """The plainest, or the one that sizes steps."""
-        return RateByTime() if self.follows_times else Admission()
+        return WeightByTime() if self.follows_times else Admission()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -293,7 +293,10 @@ class Shard:
     def _make(self, update: UpdateInfo, gradient: Tensor, num_gradients: int, echo: Tensor | None) -> int:
         """Makes an update; returns the version that it becomes."""
         settings = self._settings[update.worker_id]
-        scale = self._admission.rate(update.worker_id) * (num_gradients if self._rules.scales_rate else 1.0)
+        scale = num_gradients if self._rules.scales_rate else 1.0
+        if (weight := self._admission.weight(update.worker_id)) != 1.0:
+            gradient.mul_(weight)
+            self._ports.moved(2.0)
         if self._user is not None:
             self._user.settings, self._user.scale = settings, scale
         with self._shared.writing():

@@ -29,6 +29,11 @@ class UserOptimizer(ApplyRule):
         """It is that optimizer."""
         return False
 
+    @property
+    def is_linear(self) -> bool:
+        """Each worker says so of its own."""
+        return True
+
     def start(self, num_elements: int, dtype: torch.dtype) -> UserApplier:
         """An applier that waits to be told the settings."""
         return UserApplier()
