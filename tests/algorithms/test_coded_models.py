@@ -9,7 +9,9 @@ from algorithms.delayed_reference import da_sgd, diloco, run_loop
 from algorithms.test_coded_all_reduce import simulated
 from contracts.runs import run_task
 from contracts.table import Row
+from paceline.algorithms import means
 from paceline.algorithms.merges import MeanOfModels, OfChanges
+from paceline.compression.coded_mean import CodedMean
 from paceline.simulator import Cluster
 
 FINE = "qsgd(bits=8, bucket=8)"
@@ -142,3 +144,51 @@ def test_what_a_mean_of_all_cannot_carry_is_refused(name):
     with pytest.raises(pl.UsageError, match=rf"{name} cannot have codec=top-k") as refused:
         pl.parse(f"{name}(codec=top-k)")
     assert "\n" not in str(refused.value)
+
+
+def mean_of_models(spec, monkeypatch, size=24):
+    """Of three workers whose gradients depend on nothing but worker and step; and what the codecs remember, on average."""
+    made, final = [], {}
+
+    class Noted(CodedMean):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(means, "CodedMean", Noted)
+
+    def loop():
+        weights = torch.nn.ParameterList([torch.zeros(size, dtype=torch.float64)])
+        optimizer = torch.optim.SGD(weights.parameters(), lr=0.1, momentum=0.5)
+        with pl.attach(weights, optimizer) as worker:
+            for step in range(27):
+                draws = torch.Generator().manual_seed(100 * worker.worker_id + step)
+                optimizer.zero_grad()
+                (weights[0] @ torch.randn(size, generator=draws, dtype=torch.float64)).backward()
+                optimizer.step()
+        final[worker.worker_id] = weights[0].detach().clone()
+
+    pl.simulate(loop, workers=3, algorithm=spec, cluster=Cluster(workers=3, compute_s=1.0))
+    slots = [one._slots[0] for one in sorted(made, key=lambda one: one.worker_id)]
+    if not slots:
+        return final[0], 0.0
+    kept = torch.stack([slot.memory for slot in slots]).mean(0) + torch.cat([slot.second for slot in slots])
+    at = int(kept.nonzero()[0])
+    return final[0], kept[at : at + size]
+
+
+@pytest.mark.parametrize(("method", "share"), [
+    ("local-sgd(period=4{})", 1.0),
+    ("da-sgd(period=4, delay=2, local_weight=0.25{})", 0.75),
+    ("da-sgd(period=4, delay=2, local_weight=0.25, merge=corrected{})", 0.75),
+    ("da-sgd(period=4, delay=2, merge=cocod{})", 1.0),
+    ("diloco(period=4, outer=sgd(rate=1){})", -1.0),
+    ("diloco(period=4, delay=2, local_weight=0.5, outer=sgd(rate=1){})", -0.5),
+])  # fmt: skip
+@pytest.mark.parametrize("codec", ["sign(bucket=8)", "bf16(feedback=true)"])
+def test_what_late_averages_lack_is_what_codecs_remember(method, share, codec, monkeypatch):
+    """27 steps: the average that left after the 24th has been merged. `share` is that of the mean in what models become."""
+    plain, _ = mean_of_models(method.format(""), monkeypatch)
+    coded, kept = mean_of_models(method.format(f", codec={codec}"), monkeypatch)
+    torch.testing.assert_close(coded + share * kept, plain, rtol=0, atol=1e-12)
+    assert not torch.allclose(coded, plain, rtol=0, atol=1e-5)
