@@ -169,6 +169,14 @@ def test_a_late_matrix_trains_as_without_a_codec(begins_at, scale):
     assert distance_of_trained(begins_at, scale) < 1e-4
 
 
+def test_the_first_gradient_of_an_unused_matrix_is_exact_where_it_is_of_the_rank():
+    """Its right factor has waited: a left factor that is drawn instead would have a small part of it."""
+    x = of_rank(2, 1)
+    found, _ = averaged([[torch.zeros(SIZE), torch.zeros(SIZE), x]] * 2)
+    assert not any(one.any() for one in found[:2])
+    assert torch.allclose(found[2], x, atol=1e-4)
+
+
 def test_a_matrix_that_turns_to_other_columns_is_followed():
     """Its right factor is zero where the new gradients are, so the product with them is zero."""
     before, after = of_rank(2, 1).view(ROWS, COLUMNS).clone(), of_rank(2, 2).view(ROWS, COLUMNS).clone()
@@ -312,3 +320,24 @@ def test_sums_that_overflow_are_nan_and_change_no_memory(weight):
     expected, _ = averaged([vectors[:1]] * 2, weights=[[weight]] * 2)
     assert torch.equal(found[0], expected[0])
     assert all(bool(slot.memory.isfinite().all()) for slot in slots)
+
+
+def test_a_memory_that_overflows_with_a_gradient_is_as_it_was():
+    def program(worker, ports):
+        coded = CodedMean(RANK_2, ports, RANGES, SHAPES)
+        coded.start(0, gaussian(worker, SIZE), 1.0).wait()
+        memory = coded._slots[0].memory
+        if worker:
+            memory[7] = 3e38
+        before, x = memory.clone(), gaussian(9, SIZE)
+        if worker:
+            x[7] = 3e38
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            coded.start(0, x, 1.0).wait()
+        return x, torch.equal(memory, before)
+
+    (first, first_is_same), (second, second_is_same) = run_workers(2, program, SIZE)
+    assert torch.equal(first, second)
+    assert first.isfinite().all()
+    assert (first_is_same, second_is_same) == (False, True)

@@ -38,9 +38,10 @@ class Power(Codec):
     Differs from the paper: a worker remembers what its own matrix lacks, M - P P' M, and not how it differs from the mean of
     all: the sum over workers is the same, and no deviation is left over in a round in which one of them has no batch, or a
     smaller one. Means are weighted by samples, as all of `all-reduce`'s are. A convolution's filters are a matrix of
-    one row per output channel, as there. A column of P that is zero, or depends on those before it, is drawn again, so that
-    P is always orthonormal; a column of Q that becomes zero stays as it was, for the step in which its matrix has a gradient.
-    So neither stays zero. A column of Q is divided by its largest element, which changes no mean: gradients may have any size.
+    one row per output channel, as there. P is always orthonormal: a column that is zero, or depends on those before it, is
+    drawn again, from a seed that all workers share. A column of Q that would become zero keeps its last value, for the step in
+    which its matrix is used. Each column of Q is divided by its largest element, which changes no mean, so that gradients may
+    have any size.
 
     Reference: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization",
         NeurIPS 2019, arXiv:1905.13727, Algorithms 1 and 2.
