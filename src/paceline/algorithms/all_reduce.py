@@ -94,9 +94,9 @@ class AllReduce(Algorithm):
         return self.shares == "auto"
 
     @property
-    def clips_before_the_mean(self) -> bool:
-        """The mean is there when `backward` returns."""
-        return False
+    def averages_in_backward(self) -> bool:
+        """In buckets."""
+        return True
 
     @property
     def takes_several_optimizers(self) -> bool:

@@ -88,9 +88,14 @@ class Algorithm:
         return False
 
     @property
+    def averages_in_backward(self) -> bool:
+        """Whether gradients are the mean of all workers' when `backward` returns."""
+        return False
+
+    @property
     def clips_before_the_mean(self) -> bool:
         """Whether an update is a mean of several workers' gradients, each as its worker's loop has left it, clipped or not."""
-        return self.together
+        return self.together and not self.averages_in_backward
 
     @property
     def takes_several_optimizers(self) -> bool:

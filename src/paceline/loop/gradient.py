@@ -44,6 +44,8 @@ class AttachedGradient(BaseReplica):
         self._g_is_mine = False  # the program has asked for g: it may have changed it
         self._ready: Callable[[torch.Tensor], None] | None = None
         self._finish: Callable[[], None] | None = None
+        self._runs_ahead = False  # the program comes to its first gradient before the loop has begun its first step
+        self._ahead_at: torch.Tensor | None = None  # where it waits for that step, it wants the gradient here
         self._handing_out = False  # between a backward pass's first gradient and its end
         self._call_after_backward = _call_after_backward
         self._pending: PendingGradients | None = None  # of a layout
@@ -67,6 +69,11 @@ class AttachedGradient(BaseReplica):
         numbers = {parameter: index for index, parameter in enumerate(self.binding.parameters)}
         self._pending = pending
         pending.completed.append(lambda parameter: self._complete(numbers[parameter]))
+
+    @property
+    def idle(self) -> bool:
+        """Whether the last step has ended and the next has not begun."""
+        return self._state == "idle"
 
     def count_in(self, progress: RunProgress) -> None:
         """Tells the run's progress of every step from now on."""
@@ -120,28 +127,37 @@ class AttachedGradient(BaseReplica):
         Raises:
             NoGradient: the loop has ended.
         """
-        self._read_version, self._waited_within_s = version, 0.0
-        if at is not self.binding.rests_on:
-            self.binding.bind(at)
-        self._g_is_mine = self._handed_out = False
-        self._missing = self.ranges if self._absent else None
+        self._read_version = version
         self._ready, self._finish, self._hands_out = ready, finish, ready is not None
         if ready is not None and self._buckets is None:
             if self._g is None:
                 self._g = self.binding.zeros()
             self._buckets = GradientBuckets(self.binding, self._g, self._on_gradient, self._bucket_bytes)
+        if self._runs_ahead:
+            self._runs_ahead, self._ahead_at = False, at
+            self._return()
+        elif self._begin_gradient(at):
+            self._return()
+
+    def _begin_gradient(self, at: torch.Tensor) -> bool:
+        """The step begins whose gradient is asked for at `at` (P,); returns whether the loop computes it: it has a batch."""
+        self._waited_within_s = 0.0
+        if at is not self.binding.rests_on:
+            self.binding.bind(at)
+        self._g_is_mine = self._handed_out = False
+        self._missing = self.ranges if self._absent else None
         self._gradient_started_s = self._now_s()
         if self._absent:
             self._gradient_ended_s = self._gradient_started_s
-            if ready is not None and self.without_batch is not None:
-                self._hand_out_empty(ready, self.without_batch)
-            elif ready is not None:
-                self._hand_out_nothing(ready)
-        else:
-            if self.outside is not None and self.outside.lasting is not self.binding.bound_to:
-                self.outside.take()
-            self._state = "gradient"
-            self._return()
+            if self._ready is not None and self.without_batch is not None:
+                self._hand_out_empty(self._ready, self.without_batch)
+            elif self._ready is not None:
+                self._hand_out_nothing(self._ready)
+            return False
+        if self.outside is not None and self.outside.lasting is not self.binding.bound_to:
+            self.outside.take()
+        self._state = "gradient"
+        return True
 
     def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
         """`after - before` (P,), in memory of its own: the gradients belong to the loop."""
@@ -188,6 +204,10 @@ class AttachedGradient(BaseReplica):
         for parameter in self.binding.parameters:  # a loop that clears after its steps would add to it
             parameter.grad = None
 
+    def _begin_without_batch(self, samples: int = 0) -> None:
+        """The loop has begun a step by itself."""
+        raise NotImplementedError
+
     def _weigh(self) -> int:
         """Counts the samples of batches that the loop has fetched by itself: a gradient never weighs 0.
 
@@ -201,6 +221,9 @@ class AttachedGradient(BaseReplica):
 
     def _on_gradient(self, index: int) -> None:
         """Backward has added to a parameter's gradient."""
+        if self._ahead_at is not None and self._own is not None:  # the loop has called nothing of the model so far
+            self._own.see_pass()
+            self._begin_without_batch()
         if self._ready is None or self._state != "gradient":
             return
         if self.accumulates or self._waits_for_step:

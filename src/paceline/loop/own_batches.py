@@ -73,6 +73,11 @@ class OwnBatches:
             self._sees_passes = True
             self._hooks += [one.register_post_accumulate_grad_hook(self._backward) for one in self._parameters]
 
+    def see_pass(self) -> None:
+        """A backward pass is under way before any call: its gradients are the first step's."""
+        self._see_passes()
+        self._backward.came = True
+
     @property
     def touched(self) -> bool:
         """Whether the loop has begun to compute in this step."""

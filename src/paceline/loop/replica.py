@@ -75,11 +75,6 @@ class AttachedReplica(AttachedGradient):
 
     # The loop's side
 
-    @property
-    def idle(self) -> bool:
-        """Whether the last step has ended and the next has not begun."""
-        return self._state == "idle"
-
     def start(self, program: Callable[[], None]) -> None:
         """Runs the program up to where it waits for its first step."""
 
@@ -94,6 +89,14 @@ class AttachedReplica(AttachedGradient):
         loop = getcurrent()
         self._program = greenlet(run, parent=loop)
         self._resume, self._return = self._program.switch, loop.switch
+        self._resume()
+
+    def run_ahead(self) -> None:
+        """Prepares for gradients that are handed out in `backward`, where the first step may begin.
+
+        For programs that read nothing before their first gradient but what this worker alone changes: they run up to it.
+        """
+        self._runs_ahead = True
         self._resume()
 
     def end(self, *, failed: bool = False) -> None:
@@ -112,7 +115,7 @@ class AttachedReplica(AttachedGradient):
             return
         if failed:
             self._program.throw(GreenletExit)
-        elif self._state == "idle":
+        elif self._state == "idle" and self._ahead_at is None:
             self._resume()
         else:
             self.samples, self._batch, self._absent = 0, -1, True
@@ -146,7 +149,9 @@ class AttachedReplica(AttachedGradient):
         self._absent = absent
         self._scaled = self._overflowed = False
         self._begin_step(started_s)
-        self._resume()
+        at, self._ahead_at = self._ahead_at, None
+        if at is None or not self._begin_gradient(at):
+            self._resume()
         if absent:
             self._move_on()
 
@@ -386,7 +391,6 @@ class AttachedReplica(AttachedGradient):
             raise DivergedError(f"The parameters are no longer finite at step {self.step}.")
 
     def _make_accruals(self) -> Accruals:
-        """Between what waits for a step's loss and the recorder."""
         accruals = Accruals(self._records.write)
         self._records.write = accruals.append
         return accruals

@@ -67,8 +67,7 @@ def attach(
     worker 0's are the run's. Nothing is recorded there. With PACELINE_CHECKPOINT=FOLDER, on storage that all workers reach,
     lockstep methods save every epoch's beginning, and start from the newest complete one if there is any: so
     `torchrun --max-restarts` resumes. What a loop prints or schedules for epochs that are behind it, it does again.
-    A worker that hangs is given up after PACELINE_DEADLINE_S seconds (600). A parameter server's shards are threads of
-    worker 0, and end with it.
+    A worker that hangs is given up after PACELINE_DEADLINE_S seconds (600). A server's shards are threads of worker 0.
 
     Workers that find an address in PACELINE_JOIN, which `paceline launch` sets, join the run there and outlive each other; see
     `paceline.membership.elastic`. The algorithm is then `ad-psgd` unless one is named, and a process joins once.
@@ -76,10 +75,9 @@ def attach(
     With `all-reduce`, gradients are the mean of all workers when `backward` returns. So clipping acts on the mean, and
     where one worker's gradients overflow, GradScaler finds the infinity on all workers and all skip that step alike. A
     worker without a batch is told what the others made of the mean, but keeps its scale: with GradScaler use `drop_last`
-    and a number of batches that the workers divide. Elsewhere clipping acts on the worker's own gradient, and a
+    and a number of batches that the workers divide. Elsewhere clipping acts on the worker's own gradient; a
     `ClippingWarning` says so once where an update is the mean of several. Under `lockstep`, too, all skip it, though the
-    scale falls on that worker only. Where workers have models of their own, it leaves out its update and takes part in the
-    round. A parameter without a gradient makes no step: no weight decay, no momentum, no state. Where workers make one
+    scale falls on that worker only. Where workers have models of their own, it leaves out its update. A parameter without a gradient makes no step: no weight decay, no momentum, no state. Where workers make one
     update together, it makes one if it has a gradient on any of them.
 
     A loop may fetch its batches by itself, without `worker.batches`. Each step then begins when the last one ends, whatever
@@ -236,6 +234,8 @@ class Worker(WholeRun):
         )
         self._undo.append(self._batches.close)
         self._bind_newest()
+        if self.num_workers > 1 and self.algorithm.averages_in_backward:
+            replica.run_ahead()
         replica.awaited = StepsAwaited(parameters)
         if run.deals_batches or self.num_workers > 1:
             # HACK: PyTorch's schedulers warn when they step before the optimizer did, which they rightly do in an epoch that a
