@@ -52,14 +52,14 @@ def check_finite(found):
 @pytest.mark.filterwarnings("ignore::paceline.errors.ClippingWarning")  # under lockstep each clips its own gradient
 @pytest.mark.parametrize("unscale", [False, True], ids=["", "unscaled and clipped by the loop"])
 @pytest.mark.parametrize("fused", [False, True], ids=["", "fused"])
-@pytest.mark.parametrize("algorithm", ["all-reduce", "lockstep"])
+@pytest.mark.parametrize("algorithm", ["all-reduce", "all-reduce(codec=sign)", "lockstep"])
 def test_all_skip_what_one_cannot_use(algorithm, fused, unscale):
     found = run(algorithm, fused=fused, unscale=unscale)
     check_finite(found)
     assert [steps for *_, steps in found.values()] == [6, 6]
     assert all(torch.equal(a, b) for a, b in zip(found[0][0], found[1][0], strict=True))
     assert found[1][1] == 4.0
-    assert found[0][1] == (4.0 if algorithm == "all-reduce" else 8.0)
+    assert found[0][1] == (8.0 if algorithm == "lockstep" else 4.0)
 
 
 @pytest.mark.parametrize("algorithm", ["d-psgd", "local-sgd(period=2)", "local-sgd(warmup_steps=4)"])
@@ -90,3 +90,17 @@ def test_without_an_overflow_scaling_changes_nothing(algorithm):
 def test_a_sharded_gradient_cannot_be_scaled():
     with pytest.raises(pl.PacelineError, match="nor scale them with GradScaler"):
         run("all-reduce(sharded=true)")
+
+
+@pytest.mark.parametrize("algorithm", ["all-reduce", "all-reduce(codec=sign)"])
+def test_float16_parameters_cannot_be_unscaled(algorithm):
+    def loop():
+        model = nn.Linear(4, 3).half()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu")
+        with pl.attach(model, optimizer) as worker:
+            for samples, _ in worker.batches(BATCHES):
+                scaler.scale(model(samples.half()).sum()).backward()
+
+    with pytest.raises(pl.PacelineError, match="cannot unscale gradients in float16: keep the parameters in float32"):
+        pl.simulate(loop, workers=2, algorithm=algorithm)

@@ -35,6 +35,7 @@ def work_coded(replica: Replica, ports: Ports[ReplicatedParameters], codec: Code
             gradient.average(weight=float(replica.samples > 0))
         with shared.writing():
             replica.apply(to=shared.x)
+            mean.coded.settle(is_applied=not replica.skipped)
             replica.applied(shared.advance(), gradient_version=version)
         if storage is not None:
             storage.keep(mean.coded.state, version + 1)
@@ -47,6 +48,9 @@ class _CodedGradient:
 
     A codec that remembers is told beforehand what all weigh, by one small all-reduce, so that what it has kept back counts as
     much as it was worth also in a round in which some have no batch, or a smaller one. So it begins when backward has ended.
+
+    Where a worker's loop uses GradScaler, a gradient of its own that is not finite makes the mean NaN on all workers, so that
+    all scalers skip the step and lower their scale; what codecs remember is then as it was before the step.
 
     Attributes:
         coded: the buckets' means.
@@ -65,7 +69,8 @@ class _CodedGradient:
         self._num_left = self._num_elements  # elements that have not been handed out
         self._waiting: list[torch.Tensor] = []  # buckets
         self._under_way: list[Mean] = []
-        self._weights = torch.zeros(1, dtype=torch.float64)  # of all, once summed
+        # Samples, and how many workers use GradScaler: of all, once summed.
+        self._known = torch.zeros(2, dtype=torch.float64)
         self._weighed: Handle | None = None
         self.coded = CodedMean(codec, ports, replica.ranges, replica.shapes)
         self.num_absent = 0
@@ -79,12 +84,15 @@ class _CodedGradient:
         """Codes a bucket (n,), and starts averaging it in place; with a codec that remembers, notes it."""
         if self.num_absent:
             self.meet(steps=False)
+        self.coded.skips = self._replica.scaled
         if not self.coded.remembers:
+            if self.coded.tuner.wants_size:
+                self.coded.keep()
             self._start(bucket, None)
             return
         if not self._waiting:
-            self._weights.fill_(self._replica.samples)
-            self._weighed = self._collectives.start_all_reduce(self._weights)
+            self._known[0], self._known[1] = self._replica.samples, float(self._replica.scaled)
+            self._weighed = self._collectives.start_all_reduce(self._known)
         self._waiting.append(bucket)
 
     def _start(self, bucket: torch.Tensor, total: float | None) -> None:
@@ -100,8 +108,11 @@ class _CodedGradient:
         if self._weighed is not None:
             self._weighed.wait()
             self._weighed = None
+            total, num_scaled = self._known.tolist()
+            if num_scaled:  # this worker, perhaps without a batch, may have to skip the step with them
+                self.coded.keep()
             for bucket in self._waiting:
-                self._start(bucket, self._weights.item())
+                self._start(bucket, total)
             self._waiting.clear()
         for mean in self._under_way:
             mean.advance()

@@ -8,6 +8,8 @@ ended: workers would start them in different orders.
 
 from __future__ import annotations
 
+import copy
+import math
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
@@ -35,7 +37,10 @@ class CodedMean:
 
     A vector has a number, such as that of its bucket or fragment, by which its memory is known; always of the same length.
     With one worker, nothing is coded. A worker of weight 0, or whose vector is not finite, sends nothing and keeps its memory;
-    if nobody's is, the mean is NaN, so that whoever looks for that, such as a GradScaler, finds it.
+    if nobody's is, the mean is NaN. Where `skips`, one vector that is not finite makes the mean NaN on all workers.
+
+    The means of one step may be a transaction: `keep` begins it, and `settle` ends it. If the step is not applied, all that is
+    remembered (memories, factors, counts, what the tuner knows) is as it was at the beginning.
 
     Costs: about 2 (n - 1) / n of a coded vector sent by each of n workers; memory as the codec says, and buffers of two
         vectors.
@@ -70,6 +75,8 @@ class CodedMean:
         self._slots: dict[int, Any] = {}
         self._kept: dict[int, dict[str, Any]] = {}  # of a checkpoint, for vectors that have not come yet
         self._sizes: dict[int, float] = {}  # of the means since the tuner was last told
+        self._before: dict[str, Any] | None = None  # the state at the beginning of a transaction
+        self.skips = False  # whether a step whose mean is not finite is left out, by all workers
         self._has_warned = self._has_said_lost = False
 
     def start(
@@ -111,17 +118,26 @@ class CodedMean:
         """Whether anything is kept for later means."""
         return isinstance(self.codec, Power) or self.codec.remembers
 
-    def is_usable(self, vector: Tensor, weight: float) -> bool:
-        """Whether a vector takes part; says so, once, where that is because it is not finite."""
-        if not weight or not vector.numel():
-            return bool(weight)
-        if is_finite(vector):
-            return True
-        self.left_out()
-        return False
+    def keep(self) -> None:
+        """Begins a transaction, if none is under way; costs a copy of what is remembered."""
+        if self._before is None:
+            self._before = copy.deepcopy(self.state())
 
-    def left_out(self) -> None:
-        """This worker's vector is not finite: it is left out of the mean."""
+    def settle(self, *, is_applied: bool) -> None:
+        """The means since `keep` have been applied, or all is as before them."""
+        if self._before is not None and not is_applied:
+            self._slots.clear()
+            self.load(self._before)
+        self._before = None
+
+    def usable_weight(self, vector: Tensor, weight: float) -> float:
+        """The weight with which a vector takes part in the mean; NaN: no vector does."""
+        return self.weight_left_out() if weight and vector.numel() and not is_finite(vector) else weight
+
+    def weight_left_out(self) -> float:
+        """The weight of a vector that is not finite, which warns once where only this vector is left out of the mean."""
+        if self.skips:
+            return math.nan
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(
@@ -130,6 +146,7 @@ class CodedMean:
                 NotFiniteWarning,
                 stacklevel=2,
             )
+        return 0.0
 
     def does_not_fit(self) -> None:
         """What a checkpoint remembers is of vectors cut otherwise."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.compression.mean import Totals
+from paceline.compression.pieces import gaps
 from paceline.compression.power import Factored, Power, check_rank, factored
 from paceline.ports.ports import Handle
 from paceline.vectors.half_types import is_finite, sum_type
@@ -39,6 +40,7 @@ class LowRankMean:
         covered = torch.zeros(length, dtype=torch.bool)
         for one in self._factored:
             covered[one.first : one.first + one.length] = True
+        self.gaps = gaps(owner.ranges, first, length)
         self._all_dense = torch.arange(length)
         self._dense = (~covered).nonzero().view(-1)
         self.given = torch.zeros(length, dtype=self.type)
@@ -106,8 +108,8 @@ class LowRankUnderWay:
         self._total = 0.0
         with owner.coding(4 + rank, vector):
             torch.add(slot.memory, vector, out=slot.given)
-            self._is_used = owner.is_usable(slot.given, weight)
-            self._weight = weight if self._is_used else 0.0
+            self._weight = owner.usable_weight(slot.given, weight)
+            self._is_used = self._weight > 0
             if not self._is_used:
                 slot.given.zero_()
             lefts = [right @ one.of(slot.given).T for one, right in zip(slot.matrices, slot.rights, strict=False)]
@@ -130,9 +132,9 @@ class LowRankUnderWay:
         slot, owner = self._slot, self._slot.owner
         self._total, weight, said = self._sent[-_NUMBERS:].tolist()
         self._totals = Totals(weight, said)
-        if not is_finite(self._sent):  # finite numbers, but not their sum
-            self._sent.zero_()
-            self._total, self._is_used = 0.0, False
+        if self._vector.numel() and not (self._total > 0 and is_finite(self._sent)):  # as all workers know
+            self._total = 0.0
+            return
         with owner.coding(4 + slot.rank, self._vector):
             self._sent.div_(self._total or 1.0)
             sizes = [slot.rank * one.rows for one in slot.matrices]
@@ -165,6 +167,8 @@ class LowRankUnderWay:
             return self._totals
         if not self._total:
             vector.fill_(float("nan") if self._totals.weight else 0.0)
+            for begin, end in slot.gaps:
+                vector[begin:end] = 0
             return self._totals
         with owner.coding(4 + slot.rank, vector):
             mean = torch.zeros(len(vector), dtype=slot.type)

@@ -20,7 +20,7 @@ from paceline.vectors.half_types import sum_type
 if TYPE_CHECKING:
     from paceline.compression.coded_mean import CodedMean
 
-__all__ = ["Pieces"]
+__all__ = ["Pieces", "gaps"]
 
 _HEAD = 32  # bytes of a piece before its payload: whose codec; what the worker's vector weighs, and was to weigh; its number
 _STATUS = 8  # bytes of a piece of the mean before its payload: whether it is finite
@@ -43,7 +43,7 @@ class Pieces:
         self.count = 0
         self.share = 0.0  # that this worker had in the mean that its memory is left over from
         self._payload_type: torch.dtype | None = None
-        self.gaps = _gaps(owner.ranges, first, n) if owner.ranges is not None and self.memory is not None else []
+        self.gaps = gaps(owner.ranges, first, n)
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -81,7 +81,7 @@ class Pieces:
         return self._payload_type
 
     def clear_gaps(self, vector: Tensor) -> None:
-        """Makes what lies between parameters 0 again, where a codec makes something of zeros."""
+        """Makes what lies between parameters 0 again, where a codec or NaN has made something of zeros."""
         for begin, end in self.gaps:
             vector[begin:end] = 0
             if self.memory is not None:
@@ -109,8 +109,10 @@ class _PiecesMean:
         given = torch.zeros(owner.num_workers, _HEAD + -(-self._size // 8) * 8, dtype=torch.uint8)
         self._taken = torch.empty_like(given)
         with owner.coding(self._moves.encoding + 3, vector):
-            is_used = owner.is_usable(vector, weight) and self._encode(given)
-        head = torch.tensor([owner.fingerprint, weight if is_used else 0.0, weight, said], dtype=torch.float64)
+            used = owner.usable_weight(vector, weight)
+            if used > 0 and not self._encode(given):
+                used = owner.weight_left_out()
+        head = torch.tensor([owner.fingerprint, used, weight, said], dtype=torch.float64)
         given[:, :_HEAD] = head.view(torch.uint8)
         owner.count(vector.numel(), given.nbytes)
         self._first: Handle | None = owner.collectives.start_all_to_all(given.view(-1), self._taken.view(-1))
@@ -131,7 +133,6 @@ class _PiecesMean:
                     if memory is not None:
                         sent = self._codec.decode(one, slot.piece, slot.given.dtype)
                         memory.add_(sent).sub_(slot.given[before * slot.piece : (before + 1) * slot.piece])
-                self._owner.left_out()
                 return False
             done.append((worker, encoded))
             row[_HEAD : _HEAD + self._size] = encoded.x.view(torch.uint8)
@@ -162,8 +163,8 @@ class _PiecesMean:
         used = [head[1] for head in heads]
         self._totals = Totals(sum(head[2] for head in heads), sum(head[3] for head in heads))
         unit = next((one for one in used if one), 0.0)
-        if not unit:
-            self._is_empty = True  # and all know
+        if not sum(used) > 0:  # zero or NaN, as all workers know
+            self._is_empty = True
             return
         workers, size = owner.num_workers, -(-self._size // 8) * 8
         moves = self._moves.decoding + 3 + (self._moves.encoding + 2) / workers
@@ -189,13 +190,15 @@ class _PiecesMean:
         owner, slot, vector = self._owner, self._slot, self._vector
         if self._is_empty:
             vector.fill_(float("nan") if self._totals.weight else 0.0)
+            slot.clear_gaps(vector)
             return self._totals
         assert self._second is not None
         self._second.wait()
         with owner.coding(self._moves.decoding + 2, vector):
             for row, part in zip(self._taken, vector.split(slot.piece), strict=False):
                 part.copy_(self._decode(row[_STATUS:])[: len(part)]) if row[0] else part.fill_(float("nan"))
-            slot.clear_gaps(vector)
+            if slot.memory is not None or not self._taken[:, 0].all():
+                slot.clear_gaps(vector)
         owner.finished(self._number, vector)
         return self._totals
 
@@ -239,8 +242,10 @@ class _TimedMean:
         return self._totals
 
 
-def _gaps(ranges: Ranges, first: int, length: int) -> list[tuple[int, int]]:
-    """What lies between parameters, of elements `first` to `first + length`, counted from there."""
+def gaps(ranges: Ranges | None, first: int, length: int) -> list[tuple[int, int]]:
+    """What lies between parameters, of elements `first` to `first + length`, counted from there; no ranges: nothing."""
+    if ranges is None:
+        return []
     found, at = [], first
     for begin, end in sorted(ranges):
         if end > first and begin < first + length:

@@ -8,17 +8,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.errors import UsageError
+from paceline.loop.loss_scales import scale_of_pass
 from paceline.loop.never_stepped import StepsAwaited
 from paceline.loop.outside_changes import OutsideChanges
 from paceline.loop.own_batches import OwnBatches
 from paceline.loop.run_progress import RunProgress
+from paceline.loop.step_calls import call_after_backward
 from paceline.replica.base import BaseReplica
 from paceline.replica.buckets import GradientBuckets, PendingGradients
 from paceline.vectors.half_types import is_finite
 
 __all__ = ["AttachedGradient"]
-
-_call_after_backward = torch.autograd.Variable._execution_engine.queue_callback  # pyright: ignore
 
 
 class AttachedGradient(BaseReplica):
@@ -36,8 +37,7 @@ class AttachedGradient(BaseReplica):
         self.round: int | None = 0  # as long as the loop fetches its batches by itself, there are none
         self._absent = False  # this round has no batch for this worker
         self._in_rounds = False  # which no worker may leave out
-        self._scaled = False  # GradScaler makes the step under way
-        self._overflowed = False  # and has found an infinity in this worker's gradients
+        self._overflowed = False  # GradScaler has found an infinity in this worker's gradients
         self._state = "idle"  # idle -> gradient -> apply -> idle: what the program waits for
         self._return: Callable[[], Any] = lambda: None  # lets the loop go on until it has that
         self._g: torch.Tensor | None = None
@@ -46,8 +46,9 @@ class AttachedGradient(BaseReplica):
         self._finish: Callable[[], None] | None = None
         self._runs_ahead = False  # the program comes to its first gradient before the loop has begun its first step
         self._ahead_at: torch.Tensor | None = None  # where it waits for that step, it wants the gradient here
+        self._loss_scale: torch.Tensor | None = None  # of the gradient that is handed out; None: it is not scaled
         self._handing_out = False  # between a backward pass's first gradient and its end
-        self._call_after_backward = _call_after_backward
+        self._call_after_backward = call_after_backward
         self._pending: PendingGradients | None = None  # of a layout
         self._kept: dict[nn.Parameter, torch.Tensor | None] | None = None  # gradients that a step does not find
         self._handed_out = False  # what the gradients hold has been handed out, and is what came back
@@ -186,8 +187,8 @@ class AttachedGradient(BaseReplica):
         Where workers average gradients, one infinity is in everybody's mean: all decide alike, with a batch or without.
         """
         if self._g_is_mine:
-            return (self._scaled or (self._absent and self._in_rounds)) and not is_finite(self.g)
-        return self._scaled and self._overflowed
+            return (self.scaled or (self._absent and self._in_rounds)) and not is_finite(self.g)
+        return self.scaled and self._overflowed
 
     def _hide_gradients(self, others: Sequence[nn.Parameter] = ()) -> None:
         self._kept = {p: p.grad for p in (*self.binding.parameters, *others)}
@@ -234,7 +235,11 @@ class AttachedGradient(BaseReplica):
             self._handing_out = True
             self._weigh()
             self._missing = None
-            self._buckets.begin(self._ready)
+            self._loss_scale = scale_of_pass()
+            if self._loss_scale is not None:
+                self.scaled = True
+                self._check_scalable()
+            self._buckets.begin(self._pass_on)
             self._call_after_backward(self._end_of_backward)
         if self._pending is None or not self._pending.is_pending(self.binding.parameters[index]):
             self._complete(index)
@@ -250,9 +255,23 @@ class AttachedGradient(BaseReplica):
         """The step comes without a backward pass that handed out: all gradients are there."""
         assert self._buckets is not None
         assert self._ready is not None
-        self._missing = None
-        self._buckets.begin(self._ready)
+        self._missing = self._loss_scale = None  # GradScaler has unscaled the gradients by now
+        self._buckets.begin(self._pass_on)
         self._end_of_backward()
+
+    def _pass_on(self, bucket: torch.Tensor) -> None:
+        """Hands out a bucket in the loss's own units: the workers' scales may differ, and change from step to step."""
+        assert self._ready is not None
+        if self._loss_scale is not None:
+            bucket.div_(self._loss_scale)
+        self._ready(bucket)
+
+    def _check_scalable(self) -> None:
+        if self.binding.dtype == torch.float16:
+            raise UsageError(
+                "GradScaler cannot unscale gradients in float16: keep the parameters in float32 and compute under"
+                " torch.autocast, or leave GradScaler out."
+            )
 
     def _end_of_backward(self) -> None:
         assert self._buckets is not None
@@ -268,6 +287,8 @@ class AttachedGradient(BaseReplica):
         self._buckets.complete_all()
         if self._finish is not None:
             self._finish()
+        if self._loss_scale is not None:
+            self._g.mul_(self._loss_scale)  # which GradScaler divides by, in its step or before
         self.binding.bind_gradients(self._g, self.missing)
         self._g_version = self._g._version
         self._handed_out = True

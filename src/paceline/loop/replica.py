@@ -19,6 +19,7 @@ from torch import nn
 
 from paceline.errors import DivergedError, NoGradient, RunStopped, UsageError, WorkerLostError
 from paceline.loop.gradient import AttachedGradient
+from paceline.loop.loss_scales import watch_scales
 from paceline.loop.own_batches import OwnBatches
 from paceline.loop.same_inputs import SameInputs
 from paceline.loop.step_calls import graph_task, refuse_step
@@ -91,13 +92,14 @@ class AttachedReplica(AttachedGradient):
         self._resume, self._return = self._program.switch, loop.switch
         self._resume()
 
-    def run_ahead(self) -> None:
-        """Prepares for gradients that are handed out in `backward`, where the first step may begin.
+    def run_ahead(self) -> Callable[[], None]:
+        """Prepares for gradients that are handed out in `backward`, where the first step may begin; returns the undoing.
 
         For programs that read nothing before their first gradient but what this worker alone changes: they run up to it.
         """
         self._runs_ahead = True
         self._resume()
+        return watch_scales()
 
     def end(self, *, failed: bool = False) -> None:
         """Ends the program: its steps are over, also one that was begun and gets no gradient; or, if that has failed, at once.
@@ -147,7 +149,7 @@ class AttachedReplica(AttachedGradient):
         self._batch = batch_number
         self.samples = samples
         self._absent = absent
-        self._scaled = self._overflowed = False
+        self.scaled = self.skipped = self._overflowed = False
         self._begin_step(started_s)
         at, self._ahead_at = self._ahead_at, None
         if at is None or not self._begin_gradient(at):
@@ -254,14 +256,14 @@ class AttachedReplica(AttachedGradient):
             if self._slowness is not None:
                 self._slowness.sleep(self._gradient_started_s)
             self._gradient_ended_s = self._now_s()
-        self._scaled = hasattr(optimizer, "found_inf")
-        if self._scaled:
+        self.scaled = hasattr(optimizer, "found_inf")
+        if self.scaled:
             self._overflowed = take_over_scaling(optimizer)
         if self._ready is not None and not self._handed_out:
             self._hand_out_all()
-            if self._scaled and self._g is not None:
+            if self.scaled and self._g is not None:
                 self._overflowed = not is_finite(self._g)
-        if self._scaled and self._overflowed and not self._in_rounds:  # nobody waits for this worker
+        if self.scaled and self._overflowed and not self._in_rounds:  # nobody waits for this worker
             self._hide_gradients([p for group in optimizer.param_groups for p in group["params"]])
             return
         self._resume()
@@ -322,7 +324,8 @@ class AttachedReplica(AttachedGradient):
             to.copy_(of)
         if to is not self.binding.rests_on:
             self.binding.bind(to)
-        if (self._scaled or self._absent) and self._is_left_out():
+        self.skipped = (self.scaled or self._absent) and self._is_left_out()
+        if self.skipped:
             self._end_apply(to, begun_s)
             return
         if self._g_is_mine:
@@ -350,7 +353,7 @@ class AttachedReplica(AttachedGradient):
             UsageError: the loop has changed its gradients, of which the workers see different parts.
         """
         begun_s = self._now_s()
-        if self.has_changed_gradients or self._scaled:
+        if self.has_changed_gradients or self.scaled:
             raise UsageError(
                 "Under all-reduce(sharded=true) a worker sees its own part of the mean gradient only, so a loop cannot clip or"
                 " change gradients between backward and step, nor scale them with GradScaler: use all-reduce without sharded."

@@ -9,9 +9,12 @@ import torch
 
 from paceline.errors import UsageError
 
-__all__ = ["graph_task", "is_in_backward", "refuse_step"]
+__all__ = ["call_after_backward", "graph_task", "is_in_backward", "refuse_step"]
 
 graph_task: Callable[[], int] = torch._C._current_graph_task_id  # of the backward pass that calls; -1: none does
+call_after_backward: Callable[[Callable[[], None]], None] = (  # within a backward pass: at its end
+    torch.autograd.Variable._execution_engine.queue_callback  # pyright: ignore
+)
 
 
 def is_in_backward() -> bool:

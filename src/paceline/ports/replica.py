@@ -36,6 +36,10 @@ class Replica(Protocol):
     round: int | None  # of batches in lockstep, that the loop has gone on to; None: its steps are never left out
     round_samples: int  # of all workers, where a mean over them has told the program, which tells it here
     shares: RoundShares | None  # of each round's samples, where batches are dealt by speed
+    scaled: (
+        bool  # the loop scales its loss by GradScaler, which skips a step if the gradient that comes back is not finite
+    )
+    skipped: bool  # GradScaler has left out the last `apply`, on all workers that share the gradient
     before_meeting: Callable[[], None] | None  # called before this worker waits for all others in `worker.sum`
 
     @property

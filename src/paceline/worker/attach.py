@@ -73,11 +73,11 @@ def attach(
     `paceline.membership.elastic`. The algorithm is then `ad-psgd` unless one is named, and a process joins once.
 
     With `all-reduce`, gradients are the mean of all workers when `backward` returns. So clipping acts on the mean, and
-    where one worker's gradients overflow, GradScaler finds the infinity on all workers and all skip that step alike. A
-    worker without a batch is told what the others made of the mean, but keeps its scale: with GradScaler use `drop_last`
-    and a number of batches that the workers divide. Elsewhere clipping acts on the worker's own gradient; a
-    `ClippingWarning` says so once where an update is the mean of several. Under `lockstep`, too, all skip it, though the
-    scale falls on that worker only. Where workers have models of their own, it leaves out its update. A parameter without a gradient makes no step: no weight decay, no momentum, no state. Where workers make one
+    where one worker's gradients overflow, GradScaler finds the infinity on all workers, all skip that step, and codecs
+    remember what they did before it. Gradients travel unscaled: the workers' scales may differ. Elsewhere clipping acts on
+    the worker's own gradient; a `ClippingWarning` says so once where an update is the mean of several. Under `lockstep`, too,
+    all skip it, though the scale falls on that worker only. Where workers have models of their own, it leaves out its update.
+    A parameter without a gradient makes no step: no weight decay, no momentum, no state. Where workers make one
     update together, it makes one if it has a gradient on any of them.
 
     A loop may fetch its batches by itself, without `worker.batches`. Each step then begins when the last one ends, whatever
@@ -235,7 +235,7 @@ class Worker(WholeRun):
         self._undo.append(self._batches.close)
         self._bind_newest()
         if self.num_workers > 1 and self.algorithm.averages_in_backward:
-            replica.run_ahead()
+            self._undo.append(replica.run_ahead())
         replica.awaited = StepsAwaited(parameters)
         if run.deals_batches or self.num_workers > 1:
             # HACK: PyTorch's schedulers warn when they step before the optimizer did, which they rightly do in an epoch that a

@@ -1,0 +1,83 @@
+"""By what a `torch.amp.GradScaler` has scaled the loss of a backward pass, known while the pass runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from paceline.loop.step_calls import call_after_backward
+
+__all__ = ["scale_of_pass", "watch_scales"]
+
+_pass = threading.local()  # of the thread that computes gradients: `scale`, during the backward pass of a scaled loss
+_lock = threading.Lock()
+_unpatch: list[Callable[[], None]] = []  # as many as watch
+
+
+def scale_of_pass() -> torch.Tensor | None:
+    """By what the loss of the backward pass that calls this was multiplied, a number (); None: no GradScaler scaled it.
+
+    That is known only while somebody watches (`watch_scales`).
+    """
+    return getattr(_pass, "scale", None)
+
+
+def watch_scales() -> Callable[[], None]:
+    """Lets every GradScaler of this process mark the losses that it scales; returns the undoing.
+
+    The scaler itself is unknown before its first step, and its scale may change between two steps, by growth, by `update` or
+    by a state that is loaded. What a loss was multiplied by is known from the call that did so.
+
+    Costs: a product of two numbers and a hook for every call of `scale`, until nobody watches.
+    """
+    with _lock:
+        if not _unpatch:
+            original = torch.amp.GradScaler.scale
+            torch.amp.GradScaler.scale = _marking(original)  # type: ignore[method-assign]
+            _unpatch.append(partial(setattr, torch.amp.GradScaler, "scale", original))
+        else:
+            _unpatch.append(_nothing)
+
+    def undo() -> None:
+        with _lock:
+            last = _unpatch.pop()
+            last()
+
+    return undo
+
+
+def _nothing() -> None:
+    """Others still watch."""
+
+
+def _marking(original: Callable[..., Any]) -> Callable[..., Any]:
+    def scale(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
+        scaled = original(scaler, outputs)
+        return _marked(scaled, partial(original, scaler)) if scaler.is_enabled() else scaled
+
+    return scale
+
+
+def _marked(scaled: Any, scale: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(scaled, torch.Tensor):
+        if scaled.requires_grad and not torch.compiler.is_compiling():
+            scaled.register_hook(partial(_begin_pass, scale(torch.ones((), device=scaled.device))))
+        return scaled
+    if isinstance(scaled, (list, tuple)):
+        for one in scaled:
+            _marked(one, scale)
+        return scaled
+    return (_marked(one, scale) for one in scaled)
+
+
+def _begin_pass(scale: torch.Tensor, _: torch.Tensor) -> None:
+    _pass.scale = scale
+    call_after_backward(_end_pass)
+
+
+def _end_pass() -> None:
+    _pass.scale = None
