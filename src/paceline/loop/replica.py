@@ -202,10 +202,8 @@ class AttachedReplica(AttachedGradient):
         self._raise_if_stopped()
         self._own.begin_step()
         self._told_samples = 0
-        if self._state == "idle":
+        if self._state == "idle":  # else GradScaler has left the step out, and the program still waits for a gradient
             self._begin_without_batch()
-        else:  # GradScaler has left the step out, and the program still waits for a gradient
-            self.samples = 0
 
     def _begin_without_batch(self, samples: int = 0) -> None:
         self._begin(self._now_s(), -1, samples)
@@ -265,6 +263,7 @@ class AttachedReplica(AttachedGradient):
                 self._overflowed = not is_finite(self._g)
         if self.scaled and self._overflowed and not self._in_rounds:  # nobody waits for this worker
             self._hide_gradients([p for group in optimizer.param_groups for p in group["params"]])
+            self.samples = self._weighed = 0  # the step under way gets another batch
             return
         self._resume()
         if self._several is not None:
