@@ -97,7 +97,6 @@ class Log:
 
     def __init__(self):
         self.steps, self.coded, self.models = {}, {}, {}
-        self.scales = {}  # by worker, of its loop's loss now
         self._workers = {}  # greenlet -> worker
 
     def enter(self, worker):
@@ -159,10 +158,8 @@ class Log:
                     depth[0] -= 1
                 if not depth[0] and worker is not None and not is_probe:
                     decoded = codec.decode(encoded, len(gradient), gradient.dtype)
-                    carrier, at = _carrier(), len(self.steps[worker])
-                    scale = self.scales[worker] if carrier != "push" else 1.0  # pushes are made once it is taken out
-                    note = Coded(given.numpy() / scale, decoded.double().numpy() / scale)
-                    self.coded[worker].append((carrier, at, note))
+                    note = Coded(given.numpy().copy(), decoded.double().numpy().copy())
+                    self.coded[worker].append((_carrier(), len(self.steps[worker]), note))
                 return encoded
 
             return encode
@@ -176,11 +173,18 @@ class Log:
                 kind.encode = original
 
 
+#: Who codes: a worker its push, or its pieces of a mean; or one that has added up a piece of the mean.
+CARRIERS = {
+    ("pushed", "_encode"): "push",
+    ("feedback", "encode"): "push",
+    ("pieces", "_encode"): "piece",
+    ("pieces", "advance"): "mean",
+}
+
+
 def _carrier():
-    """Who codes: a worker its push, or its pieces of a mean; or one that has added up a piece of the mean."""
-    frame = sys._getframe(2)
-    where = (Path(frame.f_code.co_filename).stem, frame.f_code.co_name)
-    return {("pushed", "_encode"): "push", ("pieces", "advance"): "mean", ("pieces", "_encode"): "piece"}[where]
+    code = sys._getframe(2).f_code
+    return CARRIERS[Path(code.co_filename).stem, code.co_name]
 
 
 def _put_together(parts, ranges):
@@ -219,7 +223,6 @@ class Loop:
         with pl.attach(model, optimizer) as worker:
             me = worker.worker_id
             log.enter(me)
-            log.scales[me] = scaler.get_scale() if scaler else 1.0
             done = 0
             for _ in range(case.epochs):
                 for (samples,) in worker.batches(loader):
@@ -231,7 +234,6 @@ class Loop:
                     self._pass(worker, log.steps[me][-1], model, scaler, samples, is_last=done == case.passes)
                     if done == case.passes:
                         _step(model, optimizer, scaler, case.clip)
-                        log.scales[me] = scaler.get_scale() if scaler else 1.0
                         done = 0
         log.models[me] = model.vector()
         self._save(log, me)

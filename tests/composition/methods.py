@@ -38,5 +38,5 @@ def _expected(case, trace, codec):
     if name == "locked":
         return shared_memory.locked(trace, START, make, clip=clip, factor=factor)
     if name == "leashed":
-        return shared_memory.leashed(trace, START, make, clip=clip)
+        return shared_memory.leashed(trace, START, make, clip=clip, factor=factor)
     return servers.run(trace, START, make(), clip=clip, codec=codec, linear="linear" in case.algorithm)

@@ -15,14 +15,13 @@ def locked(trace, start, make_optimizer, *, clip=None, factor=lambda staleness: 
     return versions[-1]
 
 
-def leashed(trace, start, make_optimizer, *, clip=None):
+def leashed(trace, start, make_optimizer, *, clip=None, factor=lambda staleness: 1.0):
     """The same where a step is made once, on the vector at its first attempt to publish: retries add what it has changed."""
     versions, optimizers = [start], {worker: make_optimizer() for worker in range(trace.workers)}
-    attempts = sorted(trace.steps, key=lambda one: (one.ready, one.applied))
     for version in range(1, trace.versions + 1):
         (step,) = trace.making(version)
         g, has = step.gradient(versions[step.read], clip)
         before = versions[step.ready]
+        g = factor(step.ready - step.read) * g
         versions.append(versions[-1] + optimizers[step.worker].step(before, g, has) - before)
-    assert attempts
     return versions[-1]
