@@ -132,11 +132,14 @@ class LowRankUnderWay:
         slot, owner = self._slot, self._slot.owner
         self._total, weight, said = self._sent[-_NUMBERS:].tolist()
         self._totals = Totals(weight, said)
-        if self._vector.numel() and not (self._total > 0 and is_finite(self._sent)):  # as all workers know
+        if self._vector.numel() and not self._total > 0:  # zero or NaN, as all workers know
             self._total = 0.0
             return
         with owner.coding(4 + slot.rank, self._vector):
             self._sent.div_(self._total or 1.0)
+            if not is_finite(self._sent):  # finite numbers, but not their sum
+                self._total = 0.0
+                return
             sizes = [slot.rank * one.rows for one in slot.matrices]
             *lefts, self._dense, _ = self._sent.split([*sizes, len(slot.dense), _NUMBERS])
             self._lefts = [left.view(slot.rank, one.rows) for left, one in zip(lefts, slot.matrices, strict=True)]

@@ -101,4 +101,4 @@ class NoiseMeter:
 
 def _square(x: Tensor) -> float:
     """|x|^2, added up in float64: in float32 the squares of elements above 1e19 overflow, and those below 1e-23 are 0."""
-    return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64).square())
