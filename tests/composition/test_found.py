@@ -11,6 +11,15 @@ FOUND = {
     "the samples of a skipped step counted in the next gradient's weight": Case(
         "parameter-server", optimizer="momentum", samples=9, batch=2, clip=20.0, scaler=True, overflow=(0, 1), seed=58
     ),
+    "a worker without a batch kept the gradients of a round that all skipped": Case(
+        "all-reduce", samples=15, batch=3, scaler=True, overflow=(0, 3), rate=0.01, seed=32
+    ),
+    "what a codec made of parameters without a gradient was taken from its memory, and not applied": Case(
+        "all-reduce(codec=sign)", samples=30, batch=1, seed=3
+    ),
+    "what a codec made of parameters without a gradient was applied as their gradient": Case(
+        "parameter-server(mode=async,codec=sign)", optimizer="momentum", samples=30, batch=1, seed=3
+    ),
 }
 
 

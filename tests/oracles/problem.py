@@ -49,13 +49,13 @@ class Optimizer:
         self.m, self.v = np.zeros(SIZE), np.zeros(SIZE)
         self.steps = np.zeros(len(PARTS), dtype=int)
 
-    def step(self, x, g, has):
-        """The parameters after a step with the gradient g; `has`: which parameters have one."""
+    def step(self, x, g, has, factor=1):
+        """The parameters after a step with the gradient g; `has`: which have one; `factor`: on the learning rate."""
         x = x.copy()
         for number, part in enumerate(PARTS):
             if has[number]:
                 self.steps[number] += 1
-                x[part] -= self._change(x[part], g[part], part, self.steps[number])
+                x[part] -= factor * self._change(x[part], g[part], part, self.steps[number])
         return x
 
     def _change(self, x, g, part, t):

@@ -29,7 +29,7 @@ class Pushes:
 
 def run(trace, start, optimizer, *, clip=None, codec=None, linear=False):
     """The vector after all updates, each made of the mean of its gradients, weighted by samples: sync, async, bounded,
-    rennala and ringmaster, which differ in what they admit. `linear`: a gradient counts as often as there are others."""
+    rennala and ringmaster, which differ in what they admit. `linear`: the learning rate is multiplied by their number."""
     versions, pushes = [start], Pushes(trace, codec)
     pushed = {}
     for step in sorted(trace.steps, key=lambda one: (one.read, one.number)):
@@ -49,4 +49,4 @@ def _update(versions, trace, pushed, optimizer, linear):
     weights = np.array([one.samples for one in steps], dtype=float)
     g = sum(weight * q for weight, (q, _) in zip(weights, own, strict=True)) / weights.sum()
     has = np.logical_or.reduce([one for _, one in own])
-    versions.append(optimizer.step(versions[-1], g * len(steps) if linear else g, has))
+    versions.append(optimizer.step(versions[-1], g, has, len(steps) if linear else 1))

@@ -325,6 +325,8 @@ class AttachedReplica(AttachedGradient):
             self.binding.bind(to)
         self.skipped = (self.scaled or self._absent) and self._is_left_out()
         if self.skipped:
+            if self._absent:
+                self._clear_gradients()
             self._end_apply(to, begun_s)
             return
         if self._g_is_mine:
