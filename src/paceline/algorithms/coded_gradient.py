@@ -11,6 +11,7 @@ from paceline.compression.mean import Mean
 from paceline.ports.ports import Handle, Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import ReplicatedParameters
+from paceline.vectors.flat import Ranges, within
 
 __all__ = ["work_coded"]
 
@@ -111,9 +112,9 @@ class _CodedGradient:
             total, num_scaled = self._known.tolist()
             if num_scaled:  # this worker, perhaps without a batch, may have to skip the step with them
                 self.coded.keep()
+            self.coded.leaves_out = bool(self._replica.missing)
             for bucket in self._waiting:
                 self._start(bucket, total)
-            self._waiting.clear()
         for mean in self._under_way:
             mean.advance()
         totals = [mean.wait() for mean in self._under_way]
@@ -122,3 +123,15 @@ class _CodedGradient:
         self._replica.round_samples += round(totals[0].weight)
         self.num_absent, num_changed = divmod(totals[-1].number, 1 + self._num_workers)
         self._gradient.settle(num_changed)
+        self._leave_out(self._replica.missing)
+
+    def _leave_out(self, missing: Ranges) -> None:
+        """Parameters without a gradient on any worker: what codecs have made of them is not applied."""
+        self.coded.leave_out(missing)
+        end = self._num_elements
+        for bucket in self._waiting:
+            first = end - bucket.numel()
+            for begin, last in within(missing, first, end):
+                bucket[begin:last] = 0
+            end = first
+        self._waiting.clear()

@@ -76,6 +76,7 @@ class CodedMean:
         self._kept: dict[int, dict[str, Any]] = {}  # of a checkpoint, for vectors that have not come yet
         self._sizes: dict[int, float] = {}  # of the means since the tuner was last told
         self._before: dict[str, Any] | None = None  # the state at the beginning of a transaction
+        self.leaves_out = False  # whether `leave_out` may follow
         self.skips = False  # whether a step whose mean is not finite is left out, by all workers
         self._has_warned = self._has_said_lost = False
 
@@ -111,7 +112,14 @@ class CodedMean:
             slot.load(self._kept.pop(number, None))
         if weight and total and vector.numel() and is_finite(vector):
             slot.shares(weight / total)
+        if self.leaves_out:
+            slot.note()
         return slot.start(vector, weight, said)
+
+    def leave_out(self, ranges: Ranges) -> None:
+        """What is remembered of these elements of the flat vector (P,), which nobody applies, is as before the last means."""
+        for slot in self._slots.values() if self.leaves_out else ():
+            slot.leave_out(ranges)
 
     @property
     def remembers(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from paceline.compression.codec import Codec, Encoded
+from paceline.vectors.flat import Ranges
 
 __all__ = ["Feedback"]
 
@@ -31,12 +32,21 @@ class Feedback:
         self._next = None if self.memory is None else torch.empty_like(self.memory)
         self._is_open = False
 
-    def encode(self, codec: Codec, gradient: torch.Tensor, key: int) -> Encoded:
-        """Codes a gradient (n,), as of `Codec.encode`; what was not settled is forgotten."""
+    def encode(self, codec: Codec, gradient: torch.Tensor, key: int, left_out: Ranges = ()) -> Encoded:
+        """Codes a gradient (n,), as of `Codec.encode`; what was not settled is forgotten.
+
+        The memory of elements that are `left_out`, whose gradient is 0 and which the receiver does not update, stays.
+        """
         self._is_open = False
-        if self._next is not None and self.memory is not None:
+        if self._next is None or self.memory is None:
+            encoded = codec.encode(gradient, None, key)
+        else:
             self._next.copy_(self.memory)
-        encoded = codec.encode(gradient, self._next, key)
+            for begin, end in left_out:
+                self._next[begin:end] = 0
+            encoded = codec.encode(gradient, self._next, key)
+            for begin, end in left_out:
+                self._next[begin:end] = self.memory[begin:end]
         self._is_open = True
         return encoded
 

@@ -11,6 +11,7 @@ from paceline.compression.mean import Totals
 from paceline.compression.pieces import gaps
 from paceline.compression.power import Factored, Power, check_rank, factored
 from paceline.ports.ports import Handle
+from paceline.vectors.flat import Ranges, within
 from paceline.vectors.half_types import is_finite, sum_type
 
 if TYPE_CHECKING:
@@ -30,11 +31,13 @@ class LowRankMean:
     def __init__(self, owner: CodedMean, number: int, vector: Tensor, first: int) -> None:
         assert isinstance(owner.codec, Power)
         self.owner, self.number, self.rank = owner, number, owner.codec.rank
+        self._first = first
         self.type = sum_type(vector.dtype)
         length = vector.numel()
         self._factored = self._matrices(owner, first, length)
         self.rights = [one.first_factor(self.rank).to(self.type) for one in self._factored]
         self.memory = torch.zeros(length, dtype=self.type)
+        self._before = self.memory
         self.count = 0
         self.share = 0.0  # that this worker had in the mean that its memory is left over from
         covered = torch.zeros(length, dtype=torch.bool)
@@ -74,6 +77,15 @@ class LowRankMean:
         if self.share not in (0.0, share):
             self.memory.mul_(self.share / share)
         self.share = share
+
+    def note(self) -> None:
+        """As of `Pieces`."""
+        self._before = self.memory.clone()
+
+    def leave_out(self, ranges: Ranges) -> None:
+        """As of `CodedMean`."""
+        for begin, end in within(ranges, self._first, self._first + len(self.memory)):
+            self.memory[begin:end] = self._before[begin:end]
 
     @property
     def warms_up(self) -> bool:

@@ -14,7 +14,7 @@ from paceline.compression.codec import Codec, Encoded, NotFiniteError, key_of, s
 from paceline.compression.mean import Alone, Mean, Totals
 from paceline.errors import UsageError, name_workers
 from paceline.ports.ports import Handle
-from paceline.vectors.flat import Ranges
+from paceline.vectors.flat import Ranges, within
 from paceline.vectors.half_types import sum_type
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Pieces:
 
     def __init__(self, owner: CodedMean, number: int, vector: Tensor, first: int) -> None:
         self._owner = owner
-        self._number = number
+        self._number, self._first = number, first
         self._length = n = vector.numel()
         self._type = sum_type(vector.dtype)
         workers = owner.num_workers
@@ -43,6 +43,7 @@ class Pieces:
         self.count = 0
         self.share = 0.0  # that this worker had in the mean that its memory is left over from
         self._payload_type: torch.dtype | None = None
+        self._before: list[Tensor | None] = []
         self.gaps = gaps(owner.ranges, first, n)
 
     def state(self) -> dict[str, Any]:
@@ -68,6 +69,18 @@ class Pieces:
         if self.memory is not None and self.share not in (0.0, share):
             self.memory.mul_(self.share / share)
         self.share = share
+
+    def note(self) -> None:
+        """Keeps a copy of what is remembered, for `leave_out`."""
+        self._before = [None if one is None else one.clone() for one in (self.memory, self.second)]
+
+    def leave_out(self, ranges: Ranges) -> None:
+        """As of `CodedMean`."""
+        seconds = self._first + self._owner.worker_id * self.piece
+        for own, before, first in zip((self.memory, self.second), self._before, (self._first, seconds), strict=True):
+            if own is not None and before is not None:
+                for begin, end in within(ranges, first, first + len(own)):
+                    own[begin:end] = before[begin:end]
 
     def part_of_memory(self, worker: int) -> Tensor | None:
         """What is remembered of the piece that goes to this worker."""

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from paceline.errors import UsageError
 
-__all__ = ["FlatBinding", "Ranges", "model_words", "numbered", "ranges_of"]
+__all__ = ["FlatBinding", "Ranges", "model_words", "numbered", "ranges_of", "within"]
 
 Ranges = tuple[tuple[int, int], ...]  # of elements of a flat vector: the first, and the one after the last
 
@@ -271,3 +271,13 @@ def ranges_of(numbers: torch.Tensor | None) -> Ranges:
         return ()
     ends = [0, *(numbers.diff().nonzero().flatten() + 1).tolist(), len(numbers)]
     return tuple(own for own in pairwise(ends) if numbers[own[0]])
+
+
+def within(ranges: Ranges, begin: int, end: int) -> Ranges:
+    """What of some ranges lies in elements `begin` to `end`, counted from there.
+
+    >>> within(((0, 4), (6, 9)), 3, 8)
+    ((0, 1), (3, 5))
+    """
+    cut = ((max(first, begin) - begin, min(last, end) - begin) for first, last in ranges)
+    return tuple((first, last) for first, last in cut if first < last)

@@ -114,7 +114,7 @@ class Client:
         """
         self.sequence += 1
         kind = "push" if fetch else "push-only"
-        payloads = self._push_codec.encode(gradient)
+        payloads = self._push_codec.encode(gradient, self._settings.missing if self._settings is not None else ())
         return self._exchange(
             [
                 Message(kind, self.sequence, num_samples, payload, version)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from paceline.algorithms.server.update import UpdateInfo
-from paceline.vectors.flat import Ranges
+from paceline.vectors.flat import Ranges, within
 from paceline.vectors.half_types import to_sum_type
 
 if TYPE_CHECKING:
@@ -43,7 +43,11 @@ class Known(NamedTuple):
 def info_of(
     message: Message, worker_id: int, shared: ServedParameters, shard_id: int, gradient: Tensor, missing: Ranges
 ) -> UpdateInfo:
-    """What is known of a gradient (n,) as it comes to a shard; `missing`: ranges of the vector that had none."""
+    """What is known of a gradient (n,) as it comes to a shard; it becomes 0 in the ranges of the vector that are `missing`."""
+    own = within(missing, *shared.ranges[shard_id])
+    for begin, end in own:  # where codecs make something of zeros
+        if gradient[begin:end].any():
+            gradient[begin:end] = 0
     return UpdateInfo(
         worker_id=worker_id,
         sequence=message.number,
@@ -51,7 +55,7 @@ def info_of(
         version_read=message.version,
         version=shared.version,
         num_samples=int(message.weight),
-        missing=_without_gradient(missing, shared.ranges[shard_id], gradient),
+        missing=own,
     )
 
 
@@ -73,13 +77,6 @@ def weighted_mean(ones: list[Held], moved: Callable[[float], None]) -> Tensor:
         total.add_(one.gradient, alpha=1 if equal else weight)
     total.div_(len(ones) if equal else max(1, sum(weights)))
     return total if total is mean else mean.copy_(total)
-
-
-def _without_gradient(missing: Ranges, shard: tuple[int, int], gradient: Tensor) -> Ranges:
-    """Where, in a shard, parameters lie that had no gradient; what a codec has made up for there is one."""
-    begin, end = shard
-    own = ((max(first, begin) - begin, min(last, end) - begin) for first, last in missing)
-    return tuple((first, last) for first, last in own if first < last and not gradient[first:last].any())
 
 
 def as_one(ones: list[Held], version: int) -> UpdateInfo:

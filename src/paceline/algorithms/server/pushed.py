@@ -13,6 +13,7 @@ from paceline.compression.measured import moves_in
 from paceline.errors import NotFiniteWarning
 from paceline.ports.ports import Ports
 from paceline.ports.shared import ServedParameters
+from paceline.vectors.flat import Ranges, within
 from paceline.vectors.half_types import is_finite
 
 __all__ = ["PushCodec"]
@@ -54,8 +55,8 @@ class PushCodec:
                 self._load(storage.restore())
             storage.keep(self._state, 0)
 
-    def encode(self, gradient: Tensor) -> list[Tensor]:
-        """The payload for each shard, of the gradient (P,)."""
+    def encode(self, gradient: Tensor, missing: Ranges = ()) -> list[Tensor]:
+        """The payload for each shard, of the gradient (P,); `missing` parameters have none, and nothing of them is sent."""
         ports, num_shards = self._ports, len(self._ranges)
         if self._is_plain:
             return [gradient[begin:end] for begin, end in self._ranges]
@@ -65,11 +66,11 @@ class PushCodec:
             coded = getattr(gradient, "coded", None)
             payloads = [gradient if coded is None else coded(share_of(self._tuner.codec))] * num_shards
         else:
-            payloads = self._encode(gradient)
+            payloads = self._encode(gradient, missing)
         ports.counts.codec_s += ports.clock.now_s() - begun_s
         return payloads
 
-    def _encode(self, gradient: Tensor) -> list[Tensor]:
+    def _encode(self, gradient: Tensor, missing: Ranges) -> list[Tensor]:
         self._count += 1
         key = key_of(self._seed, self._count)
         is_finite_ = is_finite(gradient)
@@ -80,7 +81,7 @@ class PushCodec:
             if not is_finite_:
                 raise NotFiniteError
             payloads = [
-                feedback.encode(codec, part, key_of(key, shard)).x
+                feedback.encode(codec, part, key_of(key, shard), within(missing, *self._ranges[shard])).x
                 for shard, (feedback, part) in enumerate(zip(self.feedbacks, parts, strict=True))
             ]
         except NotFiniteError:
