@@ -22,7 +22,7 @@ from paceline.system.machine import machine, versions
 
 CODECS = (
     "fp16", "bf16", "bf16(feedback=true)", *(f"qsgd(bits={bits})" for bits in (2, 3, 4, 5, 6, 7, 8)), "dq(target_bits=4)",
-    "ternary", "sign", "top-k(fraction=0.01)",
+    "ternary(clip=2.5)", "sign", "top-k(fraction=0.01)",
 )  # fmt: skip
 ON_SERVERS_ONLY = ("top-k(fraction=0.01)",)
 WORKERS = 4

@@ -152,7 +152,7 @@ PLAIN = "all-reduce"
 FIXED = tuple(f"all-reduce(codec=qsgd(bits={bits}))" for bits in range(2, 9))
 METHODS = (
     PLAIN, "all-reduce(codec=fp16)", *FIXED, "all-reduce(codec=dq(target_bits=3))", "all-reduce(codec=dq(target_bits=4))",
-    "all-reduce(codec=ternary)", "all-reduce(codec=sign)", "all-reduce(codec=power(rank=4))",
+    "all-reduce(codec=ternary(clip=2.5))", "all-reduce(codec=sign)", "all-reduce(codec=power(rank=4))",
     "parameter-server(mode=sync,codec=top-k(fraction=0.01))",
 )  # fmt: skip
 COARSE = "all-reduce(codec=qsgd(bits=2,norm=l2,bucket=none))"

@@ -14,7 +14,7 @@ from paceline.compression.sign import Sign
 from paceline.compression.ternary import Ternary
 from paceline.compression.top_k import TopK
 
-ALL = [*UNBIASED, *WITH_MEMORY, *ROUNDED, Ternary()]
+ALL = [*UNBIASED, *WITH_MEMORY, *ROUNDED, Ternary(clip=2.5)]
 DRAWS = 400
 
 
@@ -72,17 +72,24 @@ def test_variance_is_within_its_bound(codec, seed):
 
 def test_ternary_variance_is_scale_times_magnitudes():
     x = gaussian(3, 512)
-    errors = [(decoded(Ternary(clip=None), x, key=key_of(3, k)) - x).double().square().sum() for k in range(300)]
+    errors = [(decoded(Ternary(), x, key=key_of(3, k)) - x).double().square().sum() for k in range(300)]
     expected = (x.abs().max() * x.abs() - x.square()).double().sum()
     assert torch.stack(errors).mean() == pytest.approx(expected.item(), rel=0.03)
 
 
 def test_clipped_ternary_is_unbiased_of_the_clipped():
-    x, codec = gaussian(4, 4096), Ternary()
-    assert codec.clipped(x).abs().max() == pytest.approx(2.5 * x.std().item(), rel=1e-3)
+    x, codec = 0.5 + gaussian(4, 4096), Ternary(clip=2.5)
+    limit = 2.5 * x.double().square().mean().sqrt().item()
+    assert torch.allclose(codec.clipped(x), x.clamp(-limit, limit), rtol=1e-6)
+    assert (x.abs() > limit).any()
     mean = torch.stack([decoded(codec, x, key=key_of(1, step)) for step in range(DRAWS)]).double().mean(0)
-    sigma = 2.5 / 2 / math.sqrt(DRAWS)
+    sigma = limit / 2 / math.sqrt(DRAWS)
     assert (mean - codec.clipped(x)).abs().max() < 5 * sigma
+
+
+@pytest.mark.parametrize("x", [5 + 0.01 * gaussian(1, 1500), torch.full((1500,), -3.0), torch.ones(1)], ids=len)
+def test_a_clip_cuts_by_magnitude_and_not_by_what_elements_differ_in(x):
+    assert torch.equal(Ternary(clip=2.5).clipped(x), x)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +187,7 @@ def test_other_types_come_back_as_themselves(codec, dtype):
 
 
 @pytest.mark.parametrize(
-    "codec", [QSGD(bits=3, norm="l2", bucket=None), DQ(target_error=0.5), Ternary(clip=None), Sign(bucket=64)], ids=str
+    "codec", [QSGD(bits=3, norm="l2", bucket=None), DQ(target_error=0.5), Ternary(clip=2.5), Sign(bucket=64)], ids=str
 )
 def test_specs_of_codecs_read_back(codec):
     assert codec_registry.build(codec_registry.spec(codec)) == codec

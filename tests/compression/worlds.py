@@ -21,11 +21,11 @@ from paceline.ports.ports import Counts
 
 UNBIASED = [
     *(QSGD(bits=bits) for bits in range(2, 9)), QSGD(bits=8, norm="l2", bucket=None), QSGD(bits=3, bucket=8),
-    Ternary(clip=None), Ternary(clip=None, bucket=None), DQ(), DQ(target_bits=3, bucket=64),
+    Ternary(), Ternary(bucket=None), DQ(), DQ(target_bits=3, bucket=64),
 ]  # fmt: skip
 WITH_MEMORY = [Sign(), Sign(bucket=None), Sign(bucket=16), TopK(fraction=0.1), BFloat16(feedback=True)]
 ROUNDED = [Float16(), BFloat16()]
-ON_ALL_REDUCE = [*UNBIASED, Sign(), Sign(bucket=16), BFloat16(feedback=True), *ROUNDED, Ternary()]
+ON_ALL_REDUCE = [*UNBIASED, Sign(), Sign(bucket=16), BFloat16(feedback=True), *ROUNDED, Ternary(clip=2.5)]
 
 
 def gaussian(seed, size, dtype=torch.float32):

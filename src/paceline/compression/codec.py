@@ -1,20 +1,15 @@
-"""What a codec is: a pair of functions between a vector and its payload, of one of four kinds."""
+"""What a codec is: a pair of functions between a vector and its payload."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from paceline.specs.types import check_fields
 
-__all__ = ["Codec", "Encoded", "Kind", "NoCodec", "NotFiniteError", "Tuner", "check_payload", "key_of", "share_of"]
-
-#: linear: sums of codes are codes, or nearly so; shared scale: they are where all workers know one scale; unbiased: what is
-#: decoded is right on average, so that the mean of many is; biased: it is not, and what was not sent must be made up for.
-Kind = Literal["linear", "shared scale", "unbiased", "biased"]
+__all__ = ["Codec", "Encoded", "NoCodec", "NotFiniteError", "Tuner", "check_payload", "key_of", "share_of"]
 
 _MASK = 2**64 - 1
 _LONG = 2**20  # elements
@@ -40,8 +35,6 @@ class Encoded:
 class Codec:
     """A pair of functions between a vector and its payload, and the sender's memory of what was not sent."""
 
-    kind: ClassVar[Kind] = "linear"
-
     def __post_init__(self) -> None:
         check_fields(self)
 
@@ -54,6 +47,11 @@ class Codec:
     def decoding_moves(self) -> float:
         """The same of `decode`."""
         return 0.0
+
+    @property
+    def is_unbiased(self) -> bool:
+        """Whether the mean over all keys of what is decoded is the gradient itself, to the rounding of its type."""
+        return False
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Tensor | None:
         """The sender's memory of what it has kept back: zeros (num_elements,), or None where nothing is ever made up for."""
@@ -127,6 +125,11 @@ class Tuner:
 @dataclass(frozen=True, kw_only=True)
 class NoCodec(Codec):
     """The gradient as it is; costs nothing, not even a copy."""
+
+    @property
+    def is_unbiased(self) -> bool:
+        """It is exact."""
+        return True
 
     def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
         """The gradient itself."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from paceline.compression.bits_rule import BudgetRule, bits_of, factor_for_error
-from paceline.compression.codec import Codec, Encoded, Kind, Tuner, check_payload
+from paceline.compression.codec import Codec, Encoded, Tuner, check_payload
 from paceline.compression.qsgd import QSGD, error_size
 from paceline.errors import UsageError
 from paceline.specs.bounds import ABOVE_0, BITS, BUCKET, COUNT, FRACTION
@@ -60,8 +60,6 @@ class DQ(Codec):
     norm: Literal["linf", "l2"] = "linf"
     bucket: Annotated[int, BUCKET] | None = 512
 
-    kind: ClassVar[Kind] = "unbiased"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.target_bits is not None and self.target_error is not None:
@@ -76,6 +74,11 @@ class DQ(Codec):
         if self.alpha < 1 and self.total_steps is None:
             raise UsageError("alpha below 1 weighs a step by how many follow: give dq total_steps, or leave out alpha.")
         self.at(self.min_bits)  # checks the bucket
+
+    @property
+    def is_unbiased(self) -> bool:
+        """As `qsgd`."""
+        return True
 
     @property
     def _target_bits(self) -> float:
@@ -127,8 +130,6 @@ class AtBits(Codec):
     plain: QSGD = field(default_factory=QSGD)
     least: int = 2
     most: int = 8
-
-    kind: ClassVar[Kind] = "unbiased"
 
     @property
     def encoding_moves(self) -> float:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import Codec, Kind, key_of
+from paceline.compression.codec import Codec, key_of
 from paceline.errors import UsageError
 from paceline.specs.bounds import ABOVE_0, COUNT_FROM_0, RANK
 
@@ -50,8 +50,6 @@ class Power(Codec):
     rank: Annotated[int, RANK] = 4
     min_rate: Annotated[float, ABOVE_0] = 3.0
     warmup_steps: Annotated[int, COUNT_FROM_0] = 50
-
-    kind: ClassVar[Kind] = "linear"
 
     @property
     def encoding_moves(self) -> float:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import Codec, Encoded, Kind, NotFiniteError
+from paceline.compression.codec import Codec, Encoded, NotFiniteError
 from paceline.compression.levels import Buckets, as_float32, keys
 from paceline.errors import UsageError
 from paceline.specs.bounds import BITS, BUCKET
@@ -45,11 +45,14 @@ class QSGD(Codec):
     norm: Literal["linf", "l2"] = "linf"
     bucket: Annotated[int, BUCKET] | None = 512
 
-    kind: ClassVar[Kind] = "unbiased"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         check_bucket(self.bucket)
+
+    @property
+    def is_unbiased(self) -> bool:
+        """At any number of bits."""
+        return True
 
     @property
     def levels(self) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import Codec, Encoded, Kind, NotFiniteError
+from paceline.compression.codec import Codec, Encoded, NotFiniteError
 from paceline.compression.levels import Buckets, as_float32
 from paceline.compression.qsgd import check_bucket
 from paceline.specs.bounds import BUCKET
@@ -43,8 +43,6 @@ class Sign(Codec):
     """
 
     bucket: Annotated[int, BUCKET] | None = 512
-
-    kind: ClassVar[Kind] = "biased"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import Codec, Encoded, Kind, NotFiniteError, check_payload
+from paceline.compression.codec import Codec, Encoded, NotFiniteError, check_payload
 from paceline.specs.bounds import FRACTION
 from paceline.vectors.half_types import is_finite
 
@@ -31,8 +31,6 @@ class TopK(Codec):
     """
 
     fraction: Annotated[float, FRACTION] = 0.01
-
-    kind: ClassVar[Kind] = "biased"
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Tensor | None:
         """Zeros."""
