@@ -241,4 +241,4 @@ def test_zeros_stay_zero_beside_the_smallest_numbers(codec):
     x[3], x[7] = 1e-41, -2e-38
     got = decoded(codec, x, key=key_of(7, 1))
     assert not got[[index for index in range(1500) if index not in (3, 7)]].any()
-    assert got.abs().max() <= 2e-38
+    assert got.abs().max() <= 2.001e-38  # the Euclidean norm is larger than the largest

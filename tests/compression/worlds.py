@@ -32,6 +32,25 @@ def gaussian(seed, size, dtype=torch.float32):
     return torch.randn(size, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
+def vectors(size):
+    """Vectors (size,) of float32 on which a codec that is right about Gaussian ones may be wrong."""
+    normal, place = gaussian(size, size), torch.arange(size)
+    largest = torch.finfo(torch.float32).max
+    return {
+        "gaussian": normal,
+        "shifted": 5 + 0.01 * normal,
+        "constant": torch.full((size,), -3.7),
+        "sparse": torch.where(place % 1000 == size // 2 % 1000, torch.tensor(2.3), torch.tensor(0.0)),
+        "tiny": 1e-36 * normal,
+        "subnormal": 1e-40 * normal,
+        "huge": normal / normal.abs().max() * largest,
+        "all huge": torch.where(normal > 0, largest, -largest),
+        "mixed": torch.where(place % 64 == 5, 1.0, 3e-3) * torch.logspace(0, -3, size),
+        "heavy tails": normal / gaussian(size + 1, size),
+        "zeros": torch.zeros(size),
+    }
+
+
 def run_workers(num_workers, program, num_parameters, dtype=torch.float32):
     """`program(worker_id, ports)` in a thread per worker; what each returned. An error of one is raised here."""
     layout = Layout()

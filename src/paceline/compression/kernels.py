@@ -1,7 +1,7 @@
 """Loops over elements, compiled: stochastic rounding to levels, and codes packed into bits.
 
 Random numbers are hashes of a key and the element's index: whatever the processor, the number of threads and the order, the
-same key gives the same codes. Rounding looks at 16 bits of the hash: the mean of a rounded number is that number to 2^-16 of
+same key gives the same codes. Rounding looks at 23 bits of the hash: the mean of a rounded number is that number to 2^-24 of
 a level, and what lies on a level, zero above all, stays there.
 """
 
@@ -12,15 +12,19 @@ from numba import float32, int32, njit, uint8, uint32, uint64
 
 __all__ = [
     "add_products", "decode_levels", "decode_signs", "decode_trits", "encode_levels", "encode_signs", "encode_trits",
-    "largest", "mean_magnitudes", "orthonormalize", "packed_bytes", "sum_of_peaks",
+    "euclidean_norms", "largest", "mean_magnitudes", "orthonormalize", "packed_bytes", "sum_of_peaks",
 ]  # fmt: skip
 
 _DEAD = 64  # times the rounding of one number: as much of a column may be rounding errors of the product it comes from
 _BLOCK = 512  # elements between two passes: their codes stay in the first cache
 _FAST = {"contract", "nsz"}
 _INFINITY = 0x7F800000  # as bits of a float32; NaN is above it
-_UNIT = np.float32(2.0**-16)
-_SMALLEST = np.float32(2.0**-119)  # scale: levels divided by a smaller one may be infinite, which moves zeros
+_PLACES = 23  # binary places of a level
+_LEVEL = np.float32(2.0**_PLACES)
+_SMALL, _LIFT = (
+    np.float32(2.0**-60),
+    np.float32(2.0**64),
+)  # smaller scales are lifted: levels divided by one may be infinite
 
 
 def packed_bytes(num_elements: int, bits: int) -> int:
@@ -48,9 +52,19 @@ def largest(x_bits, bucket, scales_bits):  # noqa: ANN001, ANN201  (compiled; so
     return top < uint32(_INFINITY)
 
 
-@njit(cache=True, nogil=True, fastmath=_FAST)
+@njit(cache=True, nogil=True)
+def euclidean_norms(x, bucket, most, scales):  # noqa: ANN001, ANN201
+    """The Euclidean norm of each bucket, at most `most`, added up in the order of elements, as on every processor."""
+    for b in range(len(scales)):
+        square = 0.0
+        for i in range(b * bucket, min(len(x), (b + 1) * bucket)):
+            square += np.float64(x[i]) * np.float64(x[i])
+        scales[b] = float32(min(np.sqrt(square), most))
+
+
+@njit(cache=True, nogil=True)
 def sum_of_peaks(scales, num_elements, bucket):  # noqa: ANN001, ANN201
-    """The sum over buckets of their elements times their scale's square."""
+    """The sum over buckets of their elements times their scale's square, with the same bits on every processor."""
     total = 0.0
     for b in range(len(scales)):
         total += min(bucket, num_elements - b * bucket) * np.float64(scales[b]) ** 2
@@ -60,8 +74,10 @@ def sum_of_peaks(scales, num_elements, bucket):  # noqa: ANN001, ANN201
 @njit(cache=True, nogil=True, fastmath=_FAST, inline="always")
 def _round(x, scale, levels, key_1, key_2, first, codes):  # noqa: ANN001, ANN202
     """Levels (-levels to levels, counted from 0) of a block of x (m,), each the one below or above, in proportion."""
-    inverse = float32(levels) / scale if scale > _SMALLEST else float32(0)
-    middle, top = float32(levels), float32(2 * levels)
+    if scale < _SMALL:
+        x, scale = x * _LIFT, scale * _LIFT
+    top, zero = float32(levels) * _LEVEL, int32(levels) << int32(_PLACES)
+    inverse = top / scale if scale > 0 else float32(0)
     base = uint32(uint32(first) + key_1)
     for i in range(len(x)):
         h = uint32(uint32(uint32(i) + base) * uint32(0x9E3779B9))
@@ -69,9 +85,8 @@ def _round(x, scale, levels, key_1, key_2, first, codes):  # noqa: ANN001, ANN20
         h = uint32(h * uint32(0x7FEB352D))
         h = uint32(uint32(h ^ (h >> uint32(15))) + key_2)
         h = uint32(h * uint32(0x846CA68B))
-        u = float32(int32(h >> uint32(16))) * _UNIT
-        place = max(float32(0), min(x[i] * inverse + middle, top))
-        codes[i] = uint8(int32(place + u))
+        place = int32(np.rint(max(-top, min(x[i] * inverse, top))))
+        codes[i] = uint8(uint32(uint32(place + zero) + (h >> uint32(32 - _PLACES))) >> uint32(_PLACES))
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -140,13 +155,19 @@ def decode_levels(packed, scales, bucket, levels, bits, out):  # noqa: ANN001, A
     """`out` (n,): each code's multiple of its bucket's scale / levels."""
     n, codes = len(out), np.empty(_BLOCK, np.uint8)
     for b in range(len(scales)):
-        end, unit = min(n, (b + 1) * bucket), scales[b] / float32(levels)
+        end, is_small = min(n, (b + 1) * bucket), scales[b] < _SMALL
+        scale = scales[b] * _LIFT if is_small else scales[b]
+        unit = scale / float32(levels)
+        if float32(levels) * unit > scale:
+            unit = np.nextafter(unit, float32(0))  # the largest level is at most the scale, and finite with it
         for first in range(b * bucket, end, _BLOCK):
             last = min(end, first + _BLOCK)
             _unpack(packed[first // 8 * bits :], last - first, bits, codes)
             part = out[first:last]
             for i in range(len(part)):
                 part[i] = float32(int32(codes[i]) - int32(levels)) * unit
+            if is_small:
+                part /= _LIFT
 
 
 @njit(cache=True, nogil=True, fastmath=_FAST)

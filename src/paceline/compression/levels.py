@@ -55,7 +55,7 @@ class Buckets:
 
 
 def as_float32(x: Tensor) -> np.ndarray:
-    """A vector (n,) as kernels take it, in its own memory if it is of that type."""
+    """A vector (n,) as kernels take it, in its own memory if it is of that type; float64 is rounded to the nearest."""
     return x.detach().to(torch.float32).contiguous().numpy()
 
 

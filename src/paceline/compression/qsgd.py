@@ -22,7 +22,7 @@ __all__ = ["QSGD"]
 class QSGD(Codec):
     """Every element rounded to one of 2^B - 1 levels between minus and plus its bucket's scale, up or down at random.
 
-    What is decoded is right on average (to 2^-16 of a level), so nothing is made up for. The squared error is on average at
+    What is decoded is right on average (to 2^-24 of a level), so nothing is made up for. The squared error is on average at
     most n / (4 s^2) times the scale's square for a bucket of n, with s = 2^(B-1) - 1 levels on each side.
 
     Costs: B bits per element, and 32 for every bucket. Packed for every B.
@@ -73,9 +73,8 @@ class QSGD(Codec):
         """uint8: scales as float32, then codes, eight in B bytes."""
         from paceline.compression import kernels
 
-        x = as_float32(gradient)
-        parts = self._parts(len(x))
-        scale(parts, x, self.norm)
+        parts = self._parts(len(gradient))
+        x = scale(parts, gradient, self.norm)
         kernels.encode_levels(x, parts.scales, parts.bucket, self.levels, self.bits, *keys(key), parts.codes)
         return Encoded(parts.x)
 
@@ -111,31 +110,32 @@ def check_bucket(bucket: int | None) -> None:
         raise UsageError(f"bucket must be a multiple of 8, so that each begins with a whole byte, not {bucket}.")
 
 
-def scale(parts: Buckets, x: np.ndarray, norm: str) -> None:
-    """Writes the scales of x (n,).
+def scale(parts: Buckets, vector: Tensor, norm: str) -> np.ndarray:
+    """Writes the scales of a vector (n,), and returns it as kernels take it.
+
+    A norm that the vector's type cannot hold is cut to its largest number: no element is larger, and no level is infinite.
 
     Raises:
-        NotFiniteError: x has infinite elements or NaN, or its norm is none.
+        NotFiniteError: it has infinite elements or NaN, or of float64 what float32 cannot hold.
     """
     from paceline.compression import kernels
 
+    x, most = as_float32(vector), min(torch.finfo(vector.dtype).max, torch.finfo(torch.float32).max)
     finite = kernels.largest(x.view(np.uint32), parts.bucket, parts.scales.view(np.uint32))
     if finite and norm == "l2":
-        for number in range(len(parts.scales)):
-            part = x[number * parts.bucket : (number + 1) * parts.bucket].astype(np.float64)
-            parts.scales[number] = min(math.sqrt(float(part @ part)), 3e38)
+        kernels.euclidean_norms(x, parts.bucket, most, parts.scales)
     if not finite:
         raise NotFiniteError("A gradient is not finite.")
+    return x
 
 
 def error_size(vector: Tensor, norm: str, bucket: int | None) -> float:
     """4 s^2 times the bound of the squared error of rounding `vector` (n,) to s levels; NaN if it is not finite."""
     from paceline.compression import kernels
 
-    x = as_float32(vector)
-    parts = Buckets(len(x), bucket, 0)
+    parts = Buckets(len(vector), bucket, 0)
     try:
-        scale(parts, x, norm)
+        scale(parts, vector, norm)
     except NotFiniteError:
         return math.nan
-    return float(kernels.sum_of_peaks(parts.scales, len(x), parts.bucket))
+    return float(kernels.sum_of_peaks(parts.scales, len(vector), parts.bucket))

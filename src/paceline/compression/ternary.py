@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.compression.codec import Codec, Encoded
-from paceline.compression.levels import Buckets, as_float32, keys
+from paceline.compression.levels import Buckets, keys
 from paceline.compression.qsgd import check_bucket, scale
 from paceline.specs.bounds import ABOVE_0, BUCKET
 
@@ -74,12 +74,10 @@ class Ternary(Codec):
         """uint8: scales as float32, then codes, five in a byte."""
         from paceline.compression import kernels
 
-        x = as_float32(gradient)
-        parts = self._parts(len(x))
-        scale(parts, x, "linf")  # before the clip, which would hide infinity
+        parts = self._parts(len(gradient))
+        x = scale(parts, gradient, "linf")
         if self.clip is not None:
-            x = as_float32(self.clipped(gradient))
-            scale(parts, x, "linf")
+            x = scale(parts, self.clipped(gradient), "linf")
         kernels.encode_trits(x, parts.scales, parts.bucket, *keys(key), parts.codes)
         return Encoded(parts.x)
 
