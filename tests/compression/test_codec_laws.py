@@ -144,10 +144,13 @@ def test_packed_bits(bits):
 
 def test_the_same_key_gives_the_same_codes_and_another_gives_others():
     x, codec = gaussian(1, 3000), QSGD()
-    codes = [codec.encode(x, None, key).x for key in (key_of(1, 2), key_of(1, 2), key_of(1, 3), key_of(2, 2))]
+    codes = [
+        codec.encode(x, None, key).x for key in (key_of(1, 2), key_of(1, 2), key_of(1, 3), key_of(2, 2), 5, 5 + 2**32)
+    ]
     assert torch.equal(codes[0], codes[1])
     for other in codes[2:]:
         assert 0.2 < (codes[0] != other).double().mean() < 0.9
+    assert not torch.equal(codes[4], codes[5])
     rounding = [(codec.decode(Encoded(one), 3000, x.dtype) - x).double() for one in (codes[0], codes[3])]
     correlation = torch.corrcoef(torch.stack(rounding))[0, 1].item()
     assert abs(correlation) < 5 / math.sqrt(3000)  # errors of two workers are independent

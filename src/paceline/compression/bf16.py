@@ -15,7 +15,7 @@ __all__ = ["BFloat16"]
 
 @dataclass(frozen=True, kw_only=True)
 class BFloat16(Codec):
-    """Every number rounded to bfloat16: half of float32's bytes, two to three decimal digits.
+    """Every number rounded to the nearest bfloat16: half of float32's bytes, two to three decimal digits.
 
     Args:
         feedback: whether the sender adds each rounding error to its next gradient; costs one vector of memory. Without it, a
@@ -34,18 +34,21 @@ class BFloat16(Codec):
         """Half a vector read and one written."""
         return 1.5
 
-    def start(self, num_elements: int, dtype: torch.dtype) -> Tensor | None:
-        """Zeros if there is feedback."""
-        return torch.zeros(num_elements, dtype=dtype) if self.feedback else None
+    @property
+    def remembers(self) -> bool:
+        """If there is feedback."""
+        return self.feedback
 
     def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
         """(elements,) bfloat16."""
         given = gradient if memory is None else gradient + memory
         sent = given.to(torch.bfloat16)
-        if sent.numel() and not is_finite(sent):
+        # What the receiver has: as a float16 it may be infinite where the bfloat16 is not.
+        decoded = sent.to(gradient.dtype) if gradient.dtype == torch.float16 else sent
+        if sent.numel() and not is_finite(decoded):
             raise NotFiniteError("A gradient is not finite.")
         if memory is not None:
-            torch.sub(given, sent, out=memory)
+            torch.sub(given, decoded, out=memory)
         return Encoded(sent)
 
     def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.specs.types import check_fields
+from paceline.vectors.half_types import sum_type
 
 __all__ = ["Codec", "Encoded", "NoCodec", "NotFiniteError", "Tuner", "check_payload", "key_of", "share_of"]
 
@@ -16,7 +17,7 @@ _LONG = 2**20  # elements
 
 
 class NotFiniteError(ValueError):
-    """A vector has infinite elements or NaN, which cannot be coded; no memory has been changed."""
+    """A vector has infinite elements, NaN, or others that its codec's numbers cannot hold; no memory has been changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +54,14 @@ class Codec:
         """Whether the mean over all keys of what is decoded is the gradient itself, to the rounding of its type."""
         return False
 
-    def start(self, num_elements: int, dtype: torch.dtype) -> Tensor | None:
-        """The sender's memory of what it has kept back: zeros (num_elements,), or None where nothing is ever made up for."""
-        return None
-
     @property
     def remembers(self) -> bool:
-        """Whether a sender keeps anything back for later vectors."""
-        return self.start(1, torch.float32) is not None
+        """Whether a sender keeps back what it has not sent, and adds it to later vectors."""
+        return False
+
+    def start(self, num_elements: int, dtype: torch.dtype) -> Tensor | None:
+        """The sender's memory, zeros (num_elements,) of the type in which `dtype` is added up; None: it has none."""
+        return torch.zeros(num_elements, dtype=sum_type(dtype)) if self.remembers else None
 
     def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
         """Code a vector.
@@ -73,7 +74,8 @@ class Codec:
             key: what random numbers depend on, 64 bits: another for each worker, step and vector (`key_of`).
 
         Raises:
-            NotFiniteError: it has infinite elements or NaN; the memory is as it was.
+            NotFiniteError: it has infinite elements, NaN, or others that the codec's numbers cannot hold; the memory is as it
+                was.
         """
         raise TypeError(f"{type(self).__name__} must define encode")
 

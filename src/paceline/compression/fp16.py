@@ -15,7 +15,7 @@ __all__ = ["Float16"]
 
 @dataclass(frozen=True, kw_only=True)
 class Float16(Codec):
-    """Every number rounded to float16: half of float32's bytes, three to four decimal digits.
+    """Every number rounded to the nearest float16: half of float32's bytes, three to four decimal digits.
 
     Use when: a gradient's elements lie between 6e-8 and 65,504. What is smaller becomes 0; a gradient with a larger element is
     left out, and it is said. GradScaler changes none of that: gradients travel without its scale.

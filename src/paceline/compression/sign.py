@@ -48,9 +48,10 @@ class Sign(Codec):
         super().__post_init__()
         check_bucket(self.bucket)
 
-    def start(self, num_elements: int, dtype: torch.dtype) -> Tensor | None:
-        """Zeros."""
-        return torch.zeros(num_elements, dtype=dtype)
+    @property
+    def remembers(self) -> bool:
+        """All that the scale is not."""
+        return True
 
     @property
     def encoding_moves(self) -> float:
@@ -74,7 +75,7 @@ class Sign(Codec):
             raise NotFiniteError("A gradient is not finite.")
         kernels.encode_signs(x, parts.codes)
         encoded = Encoded(parts.x)
-        torch.sub(given, self.decode(encoded, len(x), given.dtype), out=memory)
+        torch.sub(given, self.decode(encoded, len(x), gradient.dtype), out=memory)
         return encoded
 
     def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:

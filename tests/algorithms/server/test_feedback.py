@@ -61,8 +61,8 @@ class Watched(PushCodec):
         if ports.shared.ranges[-1][1]:
             Watched.made.append(self)
 
-    def encode(self, gradient):
-        payloads, codec = super().encode(gradient), self._tuner.codec
+    def encode(self, gradient, missing=()):
+        payloads, codec = super().encode(gradient, missing), self._tuner.codec
         self.pushes.append(
             [
                 (gradient[begin:end].clone(), codec.decode(Encoded(payload.clone()), end - begin, gradient.dtype))
