@@ -24,6 +24,7 @@ class Row:
         loses_progress: why the mean of the workers' models is not the sum of what they have learnt.
         rounds: why a mean gradient is not the exact one.
         follows_times: why two runs may round otherwise, and an epoch's last round is no whole batches.
+        rate_follows_times: why the length of a step has no bound where other work delays a worker.
     """
 
     algorithm: pl.Algorithm
@@ -36,6 +37,7 @@ class Row:
     loses_progress: str = ""
     rounds: str = ""
     follows_times: str = ""
+    rate_follows_times: str = ""
 
     @property
     def together(self):
@@ -69,6 +71,7 @@ _RACES = "component-wise racing writes may overwrite each other"
 _SERVERS_RULE = "AdaGrad at the servers is the method"
 _ADAPTS = "the step size depends on staleness"
 _LATE = "a merge drops most of what was learnt while the average was under way"
+_TIMES = "a step is in proportion to its worker's measured time"
 _OUTER = "an outer optimizer steps with what the workers have learnt, also with one worker"
 
 ROWS = [
@@ -145,8 +148,9 @@ ROWS = [
     ),
     Row(
         pl.ParameterServer(mode=pl.Async(rate="rescaled")),
-        scales_stale_updates="by its worker's time",
-        scales_fresh_updates="by its worker's time",
+        scales_stale_updates=_TIMES,
+        scales_fresh_updates=_TIMES,
+        rate_follows_times=_TIMES,
     ),
     Row(pl.Downpour(), own_rule=_SERVERS_RULE),
     Row(

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import paceline as pl
+from contracts.linear_task import LINEAR
 from contracts.runs import run_task
 from contracts.table import rows
 
@@ -22,10 +23,8 @@ def trained():
     def run(row):
         if row.spec not in runs:
             workers = row.most(3)
-            settings = {"backend": "processes", "workers": workers, "epochs": EPOCHS, "batch_size": BATCH_SIZE}
-            if row.scales_fresh_updates:  # to twice the rate, at which the last model may be one of a bad moment
-                settings["learning_rate"] = 0.05
-            runs[row.spec] = workers, *run_task(row, **settings)
+            settings = {"task": LINEAR, "workers": workers, "epochs": EPOCHS, "batch_size": BATCH_SIZE}
+            runs[row.spec] = workers, *run_task(row, backend="processes", **settings)
         return runs[row.spec]
 
     return run
@@ -45,7 +44,7 @@ def test_every_worker_counts_its_own_versions(row, trained):
     assert sum(run.result["share_of_updates"]) == pytest.approx(1.0)
     assert run.result["averages_per_step"] > 0 or not row.algorithm.lockstep
     assert run.result["consensus_distance"] >= 0
-    assert run.result["worst_worker_accuracy"] > 0.4  # an untrained one has 0.1
+    assert run.result["worst_worker_accuracy"] > 0.6  # an untrained one has 0.1
 
 
 @rows(lambda row: not row.algorithm.gossip)
@@ -113,21 +112,19 @@ def test_times_of_a_step_are_in_order(row, trained):
         assert (own["wait_s"] + own["apply_s"] <= own["ended_s"] - own["started_s"] + 1e-6).all()
 
 
-@rows()
+def check_learnt(run):
+    """The loss is convex: it falls whatever the order and the staleness of updates, half of which may be dropped."""
+    assert run.result["test_accuracy"] > 0.6
+    assert run.result["test_loss"] < 0.75 * run.result["initial_loss"]
+
+
+@rows(lambda row: not row.rate_follows_times)
 def test_learns(row, trained):
     _, run, _ = trained(row)
-    if row.together and row.accrues and not row.drops_updates:
-        # Every update waits for the slowest worker while the others use up the data: how far real ones come is timing's.
-        assert run.result["train_loss"] < run.result["initial_loss"]
-        config = {"task": "digits-mlp", "workers": 3, "epochs": 2 * EPOCHS, "learning_rate": 0.05}
-        run = pl.simulate_task(pl.TrainConfig(algorithm=row.spec, **config))
-    elif row.together and row.drops_updates:  # one of three gradients is dropped, or two of four: more epochs
-        epochs = EPOCHS * 3 if row.accrues else EPOCHS * 3 // 2
-        run, _ = run_task(row, backend="processes", workers=3, epochs=epochs)
-    elif (
-        row.accrues
-    ):  # steps three times as long and stale at once: the last model is within 0.4 to 0.8 after two epochs
-        run, _ = run_task(row, backend="processes", workers=3, epochs=2 * EPOCHS, learning_rate=0.05)
-    assert run.result["test_accuracy"] > 0.6
-    # A worker's gradient moves its own model only, so the mean of three comes as far with three times the gradients.
-    assert run.result["train_loss"] < (0.85 if row.algorithm.gossip else 0.7) * run.result["initial_loss"]
+    check_learnt(run)
+
+
+@rows(lambda row: bool(row.rate_follows_times))
+def test_learns_where_times_are_known(row):
+    config = pl.TrainConfig(task=LINEAR, algorithm=row.spec, epochs=EPOCHS, batch_size=BATCH_SIZE)
+    check_learnt(pl.simulate_task(config, cluster=pl.Cluster(workers=3).slow(worker=1, factor=4)))
