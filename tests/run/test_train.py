@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import paceline as pl
+from contracts.linear_task import LINEAR
 from contracts.runs import run_task
 from contracts.table import ROWS, rows
 from paceline.run.config import TrainConfig
@@ -17,15 +18,15 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 @rows()
 def test_threads_train_as_well(row):
-    # At twice this rate, which step_size=tail doubles again, threads that run freely may end at a bad moment.
-    epochs, workers = 6 if row.together and row.accrues else 3, row.most(2)  # where half of the gradients are lost
+    """A convex loss falls whatever the order of the updates, of which half may be dropped."""
+    workers = row.most(2)
     # Not by epochs, whose batches one worker may take before the other begins: an update of ringleader is of all workers.
-    steps = epochs * 180 // workers
-    run, parameters = run_task(row, workers=workers, backend="threads", steps=steps, learning_rate=0.05)
+    steps = 3 * 180 // workers
+    run, parameters = run_task(row, task=LINEAR, workers=workers, backend="threads", steps=steps)
     assert run.result["outcome"] == "stopped"
     assert run.result["version"] == parameters.version
-    assert run.result["samples"] + 8 * run.result["dropped_updates"] >= epochs * 1437
-    assert run.result["test_accuracy"] > 0.6
+    assert run.result["samples"] + 8 * run.result["dropped_updates"] >= 3 * 1437
+    assert row.rate_follows_times or run.result["test_loss"] < 0.75 * run.result["initial_loss"]
 
 
 def test_the_run_and_its_folder(tmp_path):
