@@ -9,6 +9,7 @@ import torch
 
 import forked
 import paceline as pl
+from contracts.linear_task import LINEAR
 from free_ports import free_port
 from processes import share_programs
 from processes.share_programs import BATCH_SIZE, SAMPLES, Loop, reference
@@ -68,7 +69,8 @@ def test_under_torchruns_variables(tmp_path):
 @pytest.mark.parametrize("algorithm", ["lockstep(shares=auto)", "all-reduce(shares=auto, sharded=true)"])
 def test_a_resumed_task_goes_on_where_it_was(algorithm, tmp_path):
     def trained(epochs, **where):
-        config = pl.TrainConfig(task="digits-mlp", algorithm=algorithm, workers=2, epochs=epochs, seed=2, slow={0: 3.0})
+        settings = {"workers": 2, "epochs": epochs, "seed": 2, "slow": {0: 3.0}}
+        config = pl.TrainConfig(task=LINEAR, algorithm=algorithm, **settings)  # whose rounding errors do not grow
         return pl.train(config, **where)
 
     straight = trained(4, out=tmp_path / "straight")
@@ -77,6 +79,6 @@ def test_a_resumed_task_goes_on_where_it_was(algorithm, tmp_path):
     assert parts.result["samples"] == straight.result["samples"] == 4 * 1437
     assert parts.result["version"] == straight.result["version"]
     assert parts.result["batches_repeated"] == parts.result["batches_missed"] == 0
-    assert parts.result["test_accuracy"] == pytest.approx(straight.result["test_accuracy"], abs=0.003)
+    assert parts.result["test_loss"] == pytest.approx(straight.result["test_loss"], rel=1e-4)
     sizes = parts.records[0]["samples"]
     assert np.median(sizes[len(sizes) // 2 :]) < 8, "of the second part; one measurement may be disturbed"

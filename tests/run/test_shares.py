@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler
 
 import paceline as pl
+from contracts.linear_task import LINEAR
 from paceline.simulator import Cluster, Faults
 
 EQUAL = {"lockstep(shares=auto)": "lockstep", "all-reduce(shares=auto)": "all-reduce",
@@ -238,7 +239,7 @@ def test_a_lone_worker_has_whole_batches():
 
 
 def task(algorithm, **more):
-    settings = {"task": "digits-mlp", "workers": 2, "epochs": 2, "seed": 3} | more
+    settings = {"task": LINEAR, "workers": 2, "epochs": 2, "seed": 3} | more  # whose rounding errors do not grow
     return pl.simulate_task(
         pl.TrainConfig(algorithm=algorithm, **settings), cluster=Cluster(workers=2, slowness=((0, 2.0),))
     )
@@ -249,7 +250,7 @@ def test_a_task_takes_its_work_divided_by_the_sum_of_the_speeds(algorithm):
     fast, equal = task(algorithm, epochs=8), task(EQUAL[algorithm], epochs=8)
     assert fast.result["samples"] == equal.result["samples"]
     assert fast.result["wall_s"] < 0.77 * equal.result["wall_s"]
-    assert fast.result["test_accuracy"] == pytest.approx(equal.result["test_accuracy"], abs=0.003)
+    assert fast.result["test_loss"] == pytest.approx(equal.result["test_loss"], rel=1e-4)
 
 
 @pytest.mark.parametrize("partition", ["fixed", "skewed(alpha=0.1)"])
