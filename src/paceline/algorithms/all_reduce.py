@@ -164,8 +164,7 @@ class _OverlappedMean:
     types travel as float32. The padding of the last bucket adds up how many workers have other parameters with gradients than
     before, and how many have no batch.
 
-    Shards of a layout are averaged across groups. Their gradients are those of all rows of the group, which count as this
-    worker's own do; where it has none, they count once.
+    Shards of a layout are averaged across groups, as the gradients of the mean loss of a group's rows, which all count.
 
     Attributes:
         num_absent: workers without a batch, whose program has to be told what the others' loops have made of the mean.
@@ -198,8 +197,8 @@ class _OverlappedMean:
             self.meet(steps=False)
         shards = self._shards
         is_common = shards is None or self._num_elements - self._num_begun - len(bucket) < shards.first
-        samples = self._replica.samples if is_common else self._replica.samples or 1
-        factor = samples / self._unit
+        samples = self._replica.samples
+        factor = (samples if shards is None or is_common else shards.samples(samples)) / self._unit
         vector = to_sum_type(bucket)
         if factor != 1.0:
             vector.mul_(factor)  # in the first step, and in uneven ones

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
         LayerNorm,
         Linear,
         PositionEmbedding,
-        cross_entropy,
     )
+    from paceline.model_parallel.tensor.losses import cross_entropy, whole_features
     from paceline.model_parallel.tensor.mesh import Mesh
     from paceline.model_parallel.tensor.shapes import Grid, Line, choose_mesh, parse_mesh
     from paceline.model_parallel.tensor.state import (
@@ -56,11 +56,13 @@ __all__ = [
     "load_full_state_dict",
     "parse_mesh",
     "sharded_state_dict",
+    "whole_features",
 ]
 
 _ELSEWHERE = {
     "Mesh": "mesh",
     "block_traffic": "traffic",
+    **dict.fromkeys(("cross_entropy", "whole_features"), "losses"),
     **dict.fromkeys(("Grid", "Line", "choose_mesh", "parse_mesh"), "shapes"),
     **dict.fromkeys(
         (

@@ -144,6 +144,7 @@ class Shards(NamedTuple):
 
     first: int  # the elements of `x` from here on
     collectives: Collectives | None  # of the workers with the same shards, one in each group; None: there are no others
+    samples: Callable[[int], float]  # of the group, given this worker's: what its shards' gradients weigh
 
 
 class Filter(TypedDict, total=False):

@@ -168,7 +168,7 @@ class Trained:
                 cut.empty_pass(inputs)
             for at, parameter in enumerate(cut.parameters):
                 is_cut = at >= len(cut.parameters) - cut.num_cut
-                weight = shares[worker] or (1 if is_cut else 0)
+                weight = cut.samples_of_group(shares[worker]) if is_cut else shares[worker]
                 gradient = parameter.grad.mul_(weight / total)
                 across = mesh.replicas if is_cut else mesh.everybody
                 if across is not None:

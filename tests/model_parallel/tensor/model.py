@@ -4,6 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from paceline import model_parallel as mp
 from paceline.model_parallel.tensor import layers, state
 
 VOCABULARY, LENGTH, HIDDEN, HEADS, BATCH, LAYERS = 24, 5, 24, 12, 12, 2  # which 2, 3 and 4 divide
@@ -26,7 +27,7 @@ class GPT(nn.Module):
 
     def forward(self, tokens, following, more):
         x = self.norm(self.blocks(self.token(tokens) + self.place(tokens.shape[1]) + more))
-        return layers.cross_entropy(self.token.logits(x) if self.head is None else self.head(x), following, self.mesh)
+        return mp.cross_entropy(self.token.logits(x) if self.head is None else self.head(x), following, self.mesh)
 
 
 class Plain(nn.Module):
@@ -87,7 +88,7 @@ def steps(model, optimizer, mesh, first=0, last=3, max_norm=None):
         loss.backward()
         norm = None if max_norm is None else state.clip_grad_norm(model, max_norm)
         optimizer.step()
-        found.append((loss.detach(), whole(more.grad, mesh), norm))
+        found.append((loss.detach(), whole_gradient(more.grad, mesh), norm))
     return found
 
 
@@ -99,6 +100,11 @@ def whole(x, mesh):
     for axis in ("row", "depth"):
         x = mesh.axes[axis].all_gather(x).flatten(0, 1)
     return x
+
+
+def whole_gradient(x, mesh):
+    """That of an input, which is of the sum of the losses of a grid's workers."""
+    return whole(x, mesh) / (1 if mesh.is_line else mesh.shape.workers)
 
 
 def trained(mesh, optimizer="adamw", max_norm=None, **options):

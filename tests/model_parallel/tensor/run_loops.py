@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import paceline as pl
-from model_parallel.tensor.model import BATCH, LAYERS, OPTIMIZERS, built, data, whole
+from model_parallel.tensor.model import BATCH, LAYERS, OPTIMIZERS, built, data, whole_gradient
 from paceline import model_parallel as mp
 
 STEPS = 3
@@ -56,7 +56,7 @@ def loop(
                     os.kill(os.getpid(), signal.SIGKILL)
                 one.step()
                 losses.append(loss.detach())
-                gradients.append(whole(more.grad, mesh))
+                gradients.append(whole_gradient(more.grad, mesh))
                 gains.append(model.norm.weight.detach().clone())
                 step += 1
         counts, traffic = worker._membership.ports.counts, worker._membership.part.traffic if layout else None

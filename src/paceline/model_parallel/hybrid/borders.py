@@ -1,7 +1,8 @@
 """What happens where data parallelism meets a cut layer: gathers, and in the backward pass the same transposed.
 
 Shapes: N workers in G groups of m; b rows on this worker, B in its group; f features, f / m of them a worker's part. Every
-function returns sums of gradients per row, as one process would compute them: nothing is averaged here.
+function returns sums of gradients per row, as one process would compute them, but for the weights' own: those are of the
+mean of the group's losses, as they are of a penalty that a loss has for the weights themselves.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def scatter_rows(x: Tensor, axis: Axis, rows: Rows) -> Tensor:
 
 
 def part_linear(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows) -> Tensor:
-    """X W^T + b on the group's rows (B, f); the weight's gradient weighs each row as its worker's batch weighs in means."""
+    """X W^T + b on the group's rows (B, f); the weight's gradient is that of the mean of the group's losses."""
     return _PartLinear.apply(x, weight, bias, rows)  # type: ignore[return-value]
 
 
@@ -110,8 +111,7 @@ class _PartLinear(Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         (x, weight), gradient = ctx.saved_tensors, gradients[0]
-        weights = ctx.rows.weights(gradient)
-        weighed = gradient if weights is None else gradient * weights
+        weighed = gradient * ctx.rows.weights(gradient)
         of_x = gradient.mm(weight) if ctx.needs_input_grad[0] else None
         of_bias = weighed.sum(0) if ctx.has_bias else None
         return of_x, weighed.t().mm(x), of_bias, None

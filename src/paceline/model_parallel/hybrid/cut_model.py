@@ -80,6 +80,11 @@ class CutModel:
         """Whether a worker had no rows in the last pass."""
         return self._rows is not None and self._rows.somebody_is_absent
 
+    def samples_of_group(self, own: int) -> float:
+        """As many as its workers have together, where this one has so many: by the rows of the last pass."""
+        rows = self._rows
+        return 0 if rows is None else own * rows.total / rows.own if rows.own else rows.total
+
     def dim_of(self, parameter: nn.Parameter) -> int | None:
         """The dimension along which it is cut; None: it is whole."""
         return self._dims.get(parameter)

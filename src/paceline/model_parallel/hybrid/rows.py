@@ -38,7 +38,6 @@ class Rows:
         self.of_group = [counts[worker] for worker in group]
         self.total = sum(self.of_group)
         self.first_of_group = begins[group.start]
-        self._index = mesh.worker_id - group.start
         self._most = max(self.of_group)
         self._are_equal = min(self.of_group) == self._most
 
@@ -60,14 +59,12 @@ class Rows:
             return rows.view(len(self.of_group), self._most, *rows.shape[1:])
         return torch.stack([self.padded(one) for one in rows.split(self.of_group)])
 
-    def weights(self, like: torch.Tensor) -> torch.Tensor | None:
-        """What each of the group's rows weighs beside this worker's own (total, 1); None: all alike.
+    def weights(self, like: torch.Tensor) -> torch.Tensor | float:
+        """What each of the group's rows weighs (total, 1), or all alike, in the mean of its workers' losses.
 
-        Each worker's loss is the mean over its rows, and its gradients are weighed with their number when workers average: so
-        a row of another one counts as many times as that one has rows, divided by the rows here (by 1 if there are none).
+        Each worker's loss is the mean over its rows, and counts as many times as it has rows.
         """
         if self._are_equal:
-            return None
-        own = self.of_group[self._index] or 1
-        factors = torch.tensor([rows / own for rows in self.of_group], dtype=like.dtype)
+            return 1 / len(self.of_group)
+        factors = torch.tensor([rows / self.total for rows in self.of_group], dtype=like.dtype)
         return factors.repeat_interleave(torch.tensor(self.of_group)).unsqueeze(1).to(like.device)

@@ -105,7 +105,7 @@ class WorkerPart:
             ),
             lambda: ports.shared.version,
         )
-        shards = Shards(self.binding.cut_from, replicas) if self.cut.num_cut else None
+        shards = Shards(self.binding.cut_from, replicas, self.cut.samples_of_group) if self.cut.num_cut else None
         return replace(ports, collectives=everybody, shards=shards)
 
     def clip(self, max_norm: float) -> float:

@@ -1,4 +1,10 @@
-"""What layers compute, one autograd function each, on the parts of tensors that a worker has; no DTensor is in the way."""
+"""What layers compute, one autograd function each, on the parts of tensors that a worker has; no DTensor is in the way.
+
+What is trained is the mean of the losses of all workers of the mesh, each of which is a function of what that worker has.
+Along an axis on which a tensor is cut, its gradient here is that of the sum of their losses, and of their mean where all
+have it alike. So a loss of a user's own may be of either; functions between the two multiply or divide by the workers, and
+`Used` divides the gradient of a parameter that is cut over a grid, where all between layers is.
+"""
 # ruff: noqa: D102  (forward and backward are what torch.autograd.Function says they are)
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ from torch.nn import functional as F
 from paceline.errors import UsageError
 from paceline.model_parallel.tensor.axes import Axis
 from paceline.model_parallel.tensor.mesh import Mesh
+from paceline.model_parallel.tensor.placement import part_of
 from paceline.model_parallel.tensor.products import multiply, multiply_transposed, weight_gradient
 
 __all__ = [
@@ -22,7 +29,10 @@ __all__ = [
     "GridNorm",
     "LineEmbedding",
     "RowLinear",
+    "Used",
     "VocabularyLoss",
+    "WholeFeatures",
+    "apply",
 ]
 
 
@@ -38,7 +48,7 @@ class ColumnLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         x, weight = ctx.saved_tensors
-        gy = gradients[0].contiguous()
+        gy = gradients[0].contiguous() / ctx.axis.size
         gx = started = None
         if ctx.needs_input_grad[0]:
             gx = gy @ weight
@@ -56,6 +66,7 @@ class RowLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis) -> Tensor:
         ctx.save_for_backward(x, weight)
+        ctx.size = axis.size
         y = F.linear(x, weight)
         axis.start_all_reduce(y).wait()
         return y if bias is None else y.add_(bias)
@@ -64,7 +75,7 @@ class RowLinear(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         x, weight = ctx.saved_tensors
         gy = gradients[0]
-        gx = gy @ weight if ctx.needs_input_grad[0] else None
+        gx = gy @ weight * ctx.size if ctx.needs_input_grad[0] else None
         gw = _tokens(gy).T @ _tokens(x) if ctx.needs_input_grad[1] else None
         gb = _tokens(gy).sum(0) if ctx.needs_input_grad[2] else None
         return gx, gw, gb, None
@@ -190,15 +201,41 @@ class GridEmbedding(torch.autograd.Function):
         return None, axis.reduce_scatter(gt.view(axis.size, ctx.rows, -1)), None
 
 
+class WholeFeatures(torch.autograd.Function):
+    """All features (..., features) of what is cut over an axis, whose workers then compute the same loss."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return torch.cat(axis.all_gather(x).unbind(), -1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return part_of(gradients[0], ctx.axis, -1) * ctx.axis.size, None
+
+
+class Used(torch.autograd.Function):
+    """A parameter that lies in so many parts over a grid, as a layer uses it; other terms of a loss use it as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, parts: int) -> Tensor:
+        ctx.parts = parts
+        return parameter.view_as(parameter)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0] / ctx.parts, None
+
+
 class VocabularyLoss(torch.autograd.Function):
-    """Cross entropy of logits whose vocabulary is cut: each worker's part of the mean over all of the batch.
+    """Cross entropy of logits whose vocabulary is cut: the mean over all of the batch, each worker's part of its gradient.
 
     Largest logit, sum of exponentials and the target's logit are collected for each token; logits are not. Targets go with
     them, so that workers that train on other samples find out.
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, mesh: Mesh, tokens: int) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, mesh: Mesh) -> Tensor:
         axis, ctx.shape = mesh.hidden, logits.shape
         logits, targets = _tokens(logits), targets.flatten()
         largest = logits.amax(-1)
@@ -215,8 +252,8 @@ class VocabularyLoss(torch.autograd.Function):
                 " seeded alike."
             )
         ctx.save_for_backward(exponentials.div_(sums[0][:, None]), local, is_elsewhere)
-        ctx.tokens = tokens
-        loss = (sums[0].log() - sums[1]).sum() / tokens
+        ctx.factor = axis.size / len(targets)
+        loss = (sums[0].log() - sums[1]).mean() / mesh.shape.batch_parts
         return mesh.sum_over_batch(loss)
 
     @staticmethod
@@ -224,7 +261,14 @@ class VocabularyLoss(torch.autograd.Function):
         probabilities, local, is_elsewhere = ctx.saved_tensors
         here = (~is_elsewhere).to(probabilities.dtype)
         gradient = probabilities.scatter_add(1, local[:, None], -here[:, None])
-        return gradient.mul_(gradients[0] / ctx.tokens).view(ctx.shape), None, None, None
+        return gradient.mul_(gradients[0] * ctx.factor).view(ctx.shape), None, None
+
+
+def apply(function: type[torch.autograd.Function], *arguments: object) -> Tensor:
+    """Its output, which is one tensor."""
+    output = function.apply(*arguments)
+    assert isinstance(output, Tensor)
+    return output
 
 
 def _tokens(x: Tensor) -> Tensor:

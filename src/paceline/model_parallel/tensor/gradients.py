@@ -1,7 +1,8 @@
-"""Sums of gradients along the axes on which workers have samples of their own: in buckets, while backward goes on."""
+"""Means of gradients along the axes on which workers have samples of their own: in buckets, while backward goes on."""
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -14,13 +15,13 @@ from paceline.errors import UsageError
 from paceline.model_parallel.tensor.axes import Axis, Started
 from paceline.model_parallel.tensor.placement import Placement
 
-__all__ = ["GradientSums"]
+__all__ = ["GradientMeans"]
 
 _after_backward: Any = torch.autograd.Variable._execution_engine.queue_callback  # pyright: ignore
 
 
 class _Bucket(NamedTuple):
-    """Gradients of one backward pass that are added up together, by parameter."""
+    """Gradients of one backward pass that are averaged together, by parameter."""
 
     axes: tuple[str, ...]
     gradients: dict[nn.Parameter, Tensor]
@@ -36,12 +37,13 @@ class _Sent(NamedTuple):
     parameters: tuple[nn.Parameter, ...]
     flat: Tensor
     started: Started
+    workers: int
 
 
-class GradientSums:
-    """Makes `parameter.grad` the gradient of the whole batch on every worker, before `backward()` returns.
+class GradientMeans:
+    """Makes `parameter.grad` the mean of what the workers' losses give, on every worker, before `backward()` returns.
 
-    Backward itself adds zeros to the gradients that are sums; what its own samples give goes into buckets, whose sums are
+    Backward itself adds zeros to the gradients that are means; what its own samples give goes into buckets, whose means are
     added when they have come. So gradients of several passes accumulate, and PyTorch's count of changes, which hooks of the
     parameters may have noted, stays as it was. Matrices, which are partial along the depth only, leave as soon as a bucket is
     full; vectors follow together at the end. Implements `PendingGradients`.
@@ -53,7 +55,7 @@ class GradientSums:
         bucket_bytes: of gradients in one all-reduce, at least.
 
     Attributes:
-        completed: called with a parameter once its gradient is the sum.
+        completed: called with a parameter once its gradient is the mean.
     """
 
     def __init__(self, axes: Mapping[str, Axis], bucket_bytes: int = 25 << 20) -> None:
@@ -68,7 +70,7 @@ class GradientSums:
         self.completed: list[Callable[[nn.Parameter], None]] = []
 
     def watch(self, parameter: nn.Parameter, placement: Placement) -> None:
-        """From now on its gradients are sums; layers call it whenever they use a parameter, as copies lose their hooks.
+        """From now on its gradients are means; layers call it whenever they use a parameter, as copies lose their hooks.
 
         Raises:
             UsageError: another layer uses it as if it lay otherwise on the mesh.
@@ -85,14 +87,14 @@ class GradientSums:
             return
         own = weakref.ref(parameter)
         self._watched[id(parameter)] = (own, placement)
-        if axes := self._summed(placement):
+        if axes := self._averaged(placement):
             self._hooks.append(parameter.register_hook(lambda gradient: self._take(own, gradient, axes)))
             self._hooks.append(parameter.register_post_accumulate_grad_hook(self._begun.add))
 
     def is_pending(self, parameter: nn.Parameter) -> bool:
-        """Whether its gradient is a sum, and so not what backward leaves at first."""
+        """Whether its gradient is a mean, and so not what backward leaves at first."""
         reference, placement = self._watched.get(id(parameter), (None, None))
-        return reference is not None and reference() is parameter and bool(placement and self._summed(placement))
+        return reference is not None and reference() is parameter and bool(placement and self._averaged(placement))
 
     def finish(self) -> None:
         """At the end of the backward pass, when every parameter has what its own samples give; again it does nothing."""
@@ -114,8 +116,8 @@ class GradientSums:
         if self._pass() is began:
             self.finish()
 
-    def _summed(self, placement: Placement) -> tuple[str, ...]:
-        return tuple(name for name in placement.summed if self._axes[name].size > 1)
+    def _averaged(self, placement: Placement) -> tuple[str, ...]:
+        return tuple(name for name in placement.averaged if self._axes[name].size > 1)
 
     def _take(self, reference: weakref.ref[nn.Parameter], gradient: Tensor, axes: tuple[str, ...]) -> Tensor | None:
         """Before backward adds this pass' gradient to the parameter's; what it shall add instead."""
@@ -140,18 +142,20 @@ class GradientSums:
         for name in bucket.axes[:-1]:
             self._axes[name].start_all_reduce(flat).wait()
         started = self._axes[bucket.axes[-1]].start_all_reduce(flat)
-        self._sent.append(_Sent(tuple(bucket.gradients), flat, started))
+        workers = math.prod(self._axes[name].size for name in bucket.axes)
+        self._sent.append(_Sent(tuple(bucket.gradients), flat, started, workers))
         bucket.gradients.clear()
 
     @torch.no_grad()
     def _receive(self) -> None:
         while self._sent:
-            parameters, flat, started = self._sent.pop(0)
+            parameters, flat, started, workers = self._sent.pop(0)
             started.wait()
+            flat /= workers
             for parameter, part in zip(parameters, flat.split([one.numel() for one in parameters]), strict=True):
                 if parameter.grad is None or parameter not in self._begun:
                     raise UsageError(
-                        "torch.autograd.grad would find this worker's part of a sum: call loss.backward(), and take the"
+                        "torch.autograd.grad would find this worker's part of a mean: call loss.backward(), and take the"
                         " gradients of parameters on a mesh from their `grad`."
                     )
                 parameter.grad.data.add_(part.view_as(parameter))

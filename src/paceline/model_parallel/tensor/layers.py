@@ -19,7 +19,8 @@ from paceline.model_parallel.tensor.functions import (
     GridNorm,
     LineEmbedding,
     RowLinear,
-    VocabularyLoss,
+    Used,
+    apply,
 )
 from paceline.model_parallel.tensor.mesh import Mesh
 from paceline.model_parallel.tensor.placement import Placement, divided
@@ -35,7 +36,6 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "PositionEmbedding",
-    "cross_entropy",
 ]
 
 _BATCH = ("row", "depth")  # along which workers have other samples
@@ -76,8 +76,10 @@ class Cut(nn.Module):
             raise UsageError(
                 "Layers on a mesh add up in the type of their parameters: use them outside torch.autocast."
             )
-        self.mesh.gradients.watch(parameter, self.placement(name))
-        return parameter
+        placement, axes = self.placement(name), self.mesh.axes
+        self.mesh.gradients.watch(parameter, placement)
+        parts = 1 if self.mesh.is_line else math.prod(axes[axis].size for _, axis in placement.cuts)
+        return parameter if parts == 1 else apply(Used, parameter, parts)
 
 
 class Linear(Cut):
@@ -137,8 +139,8 @@ class Linear(Cut):
         if self.mesh.hidden.size == 1:
             return F.linear(x, weight, bias)
         if not self.mesh.is_line:
-            return _apply(GridLinear, x, weight, bias, self.mesh)
-        return _apply(ColumnLinear if self.cut == "outputs" else RowLinear, x, weight, bias, self.mesh.hidden)
+            return apply(GridLinear, x, weight, bias, self.mesh)
+        return apply(ColumnLinear if self.cut == "outputs" else RowLinear, x, weight, bias, self.mesh.hidden)
 
 
 class LayerNorm(Cut):
@@ -165,7 +167,7 @@ class LayerNorm(Cut):
         weight, bias = self._used("weight"), self._used("bias")
         if self.mesh.is_line or self.mesh.hidden.size == 1:
             return F.layer_norm(x, weight.shape, weight, bias, self.epsilon)
-        return _apply(GridNorm, x, weight, bias, self.mesh.hidden, self.epsilon)
+        return apply(GridNorm, x, weight, bias, self.mesh.hidden, self.epsilon)
 
 
 class Embedding(Cut):
@@ -193,8 +195,8 @@ class Embedding(Cut):
         if self.mesh.hidden.size == 1:
             return F.embedding(tokens, weight)
         if self.mesh.is_line:
-            return _apply(LineEmbedding, tokens, weight, self.mesh.hidden)
-        return _apply(GridEmbedding, tokens, weight, self.mesh)
+            return apply(LineEmbedding, tokens, weight, self.mesh.hidden)
+        return apply(GridEmbedding, tokens, weight, self.mesh)
 
     def logits(self, x: Tensor) -> Tensor:
         """The output layer that shares this table: (..., features) -> (..., vocabulary), cut as `cross_entropy` wants it."""
@@ -202,8 +204,8 @@ class Embedding(Cut):
         if self.mesh.hidden.size == 1:
             return F.linear(x, weight)
         if self.mesh.is_line:
-            return _apply(ColumnLinear, x, weight, None, self.mesh.hidden)
-        return _apply(GridLogits, x, weight, self.mesh)
+            return apply(ColumnLinear, x, weight, None, self.mesh.hidden)
+        return apply(GridLogits, x, weight, self.mesh)
 
 
 class PositionEmbedding(Cut):
@@ -367,27 +369,8 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, mesh: Mesh) -> Tensor:
-    """The mean over the whole batch, the same number on every worker.
-
-    Args:
-        logits: (..., vocabulary), cut over the vocabulary, of this worker's part of the batch.
-        targets: (...), of that part; each is a token of the whole vocabulary.
-        mesh: the workers.
-    """
-    if mesh.shape.workers == 1:
-        return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
-    return _apply(VocabularyLoss, logits, targets, mesh, targets.numel() * mesh.shape.batch_parts)
-
-
 def cut_modules(model: nn.Module) -> Iterator[tuple[str, Cut]]:
     """The modules with parameters on a mesh, by name."""
     for name, module in model.named_modules():
         if isinstance(module, Cut):
             yield name, module
-
-
-def _apply(function: type[torch.autograd.Function], *arguments: object) -> Tensor:
-    output = function.apply(*arguments)
-    assert isinstance(output, Tensor)
-    return output

@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.errors import UsageError
 from paceline.membership.rendezvous import own_part
 from paceline.model_parallel.tensor.axes import Alone, Axis, GroupAxis
-from paceline.model_parallel.tensor.gradients import GradientSums
+from paceline.model_parallel.tensor.gradients import GradientMeans
 from paceline.model_parallel.tensor.placement import Placement, divided
 from paceline.model_parallel.tensor.shapes import Grid, Line, Mode, check_mode, parse_mesh
 from paceline.transport.roll_call import RollCall
@@ -34,11 +34,11 @@ class Mesh:
         mode: how products on a grid are made. "allgather" collects a row's blocks and a column's, and multiplies once;
             "summa" is the papers' loop of broadcasts, whose two buffers take less memory and whose messages are as many bytes.
         seed: of parameters and dropout.
-        bucket_bytes: of gradients that are added up along the depth at once.
+        bucket_bytes: of gradients that are averaged along the depth at once.
 
     Attributes:
         shape, axes, mode, seed, bucket_bytes: as given.
-        gradients: makes them sums, where that is needed.
+        gradients: makes them means, where that is needed.
         replica, replicas: which this mesh is, of those that train the same model under a layout.
     """
 
@@ -57,7 +57,7 @@ class Mesh:
         self.mode: Mode = mode
         self.seed = seed
         self.bucket_bytes = bucket_bytes
-        self.gradients = GradientSums(self.axes, bucket_bytes)
+        self.gradients = GradientMeans(self.axes, bucket_bytes)
         self.replica, self.replicas = 0, 1
         self._streams = 0
 
@@ -86,7 +86,7 @@ class Mesh:
         """
         self.shape, self.axes, self.mode = shape, dict(axes), mode
         self.replica, self.replicas = replica, replicas
-        self.gradients = GradientSums(self.axes, self.bucket_bytes)
+        self.gradients = GradientMeans(self.axes, self.bucket_bytes)
 
     def disconnect(self) -> None:
         """From now on it is of one worker again."""
@@ -161,6 +161,13 @@ class Mesh:
         size = divided(whole.shape[-1], self.hidden.size, "a number of features")
         return whole.narrow(-1, self.hidden.index * size, size)
 
+    @torch.no_grad()
+    def mean(self, x: Tensor) -> Tensor:
+        """The mean of the workers' `x`, such as a loss to be reported, without gradients; all workers call it together."""
+        total = x.detach().clone()
+        self.axes["world"].start_all_reduce(total).wait()
+        return total / self.shape.workers
+
     def sum_over_batch(self, x: Tensor) -> Tensor:
         """`x`, added up in place over the workers that have the other samples."""
         for name in () if self.is_line else ("row", "depth"):
@@ -168,7 +175,7 @@ class Mesh:
         return x
 
     def placement(self, *cuts: str | None, batch: tuple[str, ...] = ()) -> Placement:
-        """Of a tensor whose dimensions are cut along these axes, and whose gradients are partial along those."""
+        """Of a tensor whose dimensions are cut along these axes, and whose gradients are averaged along those."""
         return Placement(tuple((at, axis) for at, axis in enumerate(cuts) if axis is not None), batch)
 
     def new_stream(self) -> tuple[int, int]:

@@ -20,12 +20,12 @@ class Placement:
 
     Args:
         cuts: (dimension, axis): that dimension is cut into equal parts along that axis.
-        summed: axes along which each worker's gradient is of its own samples only, so that the parameter's is the sum. Along
-            any other axis that cuts nothing, parameter and gradient are the same on all workers.
+        averaged: axes along which each worker's gradient is of its own samples only, so that the parameter's is the mean.
+            Along any other axis that cuts nothing, parameter and gradient are the same on all workers.
     """
 
     cuts: tuple[tuple[int, str], ...] = ()
-    summed: tuple[str, ...] = ()
+    averaged: tuple[str, ...] = ()
 
     def local_shape(self, shape: tuple[int, ...], axes: Mapping[str, Axis], what: str) -> tuple[int, ...]:
         """Of this worker's part.

@@ -16,7 +16,7 @@ from paceline.compression.codec import NoCodec
 from paceline.errors import UsageError
 from paceline.model_parallel.counted import Counted, Traffic
 from paceline.model_parallel.tensor.axes import Alone, Axis
-from paceline.model_parallel.tensor.gradients import GradientSums
+from paceline.model_parallel.tensor.gradients import GradientMeans
 from paceline.model_parallel.tensor.layers import Attention, Dropout, cut_modules
 from paceline.model_parallel.tensor.layout import Tensor as TensorLayout
 from paceline.model_parallel.tensor.mesh import Mesh
@@ -26,6 +26,7 @@ from paceline.model_parallel.tensor.shapes import Grid, Line, Mode
 from paceline.model_parallel.tensor.state import clip_grad_norm, placements_of
 from paceline.ports.ports import Ports
 from paceline.ports.rooted import RootedCollectives
+from paceline.replica.noted_gradients import NotedGradients
 from paceline.vectors.flat import FlatBinding
 from paceline.vectors.sharding import EXCHANGED_ELEMENTS, REPLICAS, AxisShape, Shard, Sharding
 
@@ -85,8 +86,7 @@ class WorkerPart:
         self.binding = FlatBinding(model.parameters(), on_any_device=True)
         self.sharding = self._sharding(whole) if parts > 1 else None
         self.traffic = Traffic()
-        self._noted: dict[nn.Parameter, tuple[int, int]] = {}
-        self._hooks: list[Any] = []
+        self._noted: NotedGradients | None = None
 
     def begin(
         self, ports: Ports[Any], axes: Mapping[str, RootedCollectives], algorithm: Algorithm, *, carrier_counts: bool
@@ -108,8 +108,7 @@ class WorkerPart:
             on_mesh[name] = Alone() if is_alone else RunAxis(counted(name, place), place, shape.size, most_bytes)
         replica, replicas = self.dealt
         self.mesh.connect(self._shape, on_mesh, replica, replicas, mode=self._mode)
-        for parameter in self.binding.parameters:
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._note))
+        self._noted = NotedGradients(self.binding.parameters)
         is_coded = replicas > 1 and not isinstance(getattr(algorithm, "codec", NoCodec()), NoCodec)
         return replace(
             ports,
@@ -121,30 +120,27 @@ class WorkerPart:
         )
 
     @property
-    def pending(self) -> GradientSums:
+    def pending(self) -> GradientMeans:
         """As of `LayoutPart`."""
         return self.mesh.gradients
 
     def clip(self, max_norm: float) -> float:
         """As of `LayoutPart`; workers of a mesh call it together."""
         norm = float(clip_grad_norm(self.model, max_norm))
+        assert self._noted is not None
         for parameter in self.binding.parameters:
-            self._note(parameter)
+            self._noted.note(parameter)
         return norm
 
     def has_changed_gradients(self) -> bool:
         """Whether a gradient has been changed since backward, or the last clipping; asked once for each step."""
-        noted, self._noted = self._noted, {}
-        return any(
-            one.grad is not None and one.grad.data_ptr() == address and one.grad._version != version
-            for one, (address, version) in noted.items()
-        )
+        return self._noted is not None and self._noted.have_changed()
 
     def remove(self) -> None:
         """As of `LayoutPart`."""
         self.mesh.gradients.remove()
-        while self._hooks:
-            self._hooks.pop().remove()
+        if self._noted is not None:
+            self._noted.remove()
 
     def whole_of(self, x: Tensor) -> Tensor:
         """As of `LayoutPart`."""
@@ -202,12 +198,6 @@ class WorkerPart:
         own = self.binding.num_elements
         axes = {name: one for name, one in self.axes.items() if name != REPLICAS}
         return Sharding(self._shape.workers, whole.num_elements, own, own, tuple(shards), axes)
-
-    def _note(self, parameter: Tensor) -> None:
-        """What backward or clipping has left is what the optimizer may find."""
-        assert isinstance(parameter, nn.Parameter)
-        if parameter.grad is not None:
-            self._noted[parameter] = parameter.grad.data_ptr(), parameter.grad._version
 
     def _make_alike(self, x: Tensor) -> None:
         """Of `x` (P,), gives what several workers of the mesh have alike the values of the first of them."""
