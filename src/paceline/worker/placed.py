@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,18 @@ from paceline.model_parallel.graph.exchange import Exchange
 from paceline.model_parallel.graph.execute import Part
 from paceline.model_parallel.graph.measured import Recorder
 from paceline.optim.group_options import GroupOptions
+from paceline.replica.noted_gradients import NotedGradients
 from paceline.worker.arguments import as_one_optimizer
 from paceline.worker.attach import Worker
 from paceline.worker.memberships.membership import Membership
 
 __all__ = ["PlacedWorker", "worker_of_part"]
+
+_CHANGED = (
+    "Each worker of a placed model has the gradients of its own part, so that clipping by their norm, GradScaler and other"
+    " changes between backward and step would differ: leave them out, scale the loss instead, and clip single elements with"
+    " p.register_hook(lambda g: g.clamp(-1, 1))."
+)
 
 _Settings = dict[str, tuple[dict[str, Any], dict[str, Any]]]
 
@@ -67,6 +75,10 @@ class PlacedWorker(Worker):
         self._calls = 0
         self._exchange: Exchange | None = None
         self._saved: _Settings = {}
+        if self._part.plan.workers > 1:
+            noted = NotedGradients([one for one in self._part.parameters() if one.requires_grad])
+            check = self._optimizer.register_step_pre_hook(partial(_check_gradients, noted))
+            self._undo += [noted.remove, check.remove]
         self._options = GroupOptions(self._optimizer, {id(one): name for name, one in self._part.named_parameters()})
         super()._begin()
         run, part, environment = self._membership, self._part, self._environment
@@ -86,6 +98,12 @@ class PlacedWorker(Worker):
             run.ports.storage.keep(self._own_state, 0)
         if self._saved:
             self._replica.on_progress.append(self._restore_options)
+
+    def clip_grad_norm_(self, max_norm: float) -> float:
+        """As of every worker, where a plan has one; with several it would be of a part."""
+        if self._part.plan.workers > 1:
+            raise UsageError(_CHANGED)
+        return super().clip_grad_norm_(max_norm)
 
     def follow(self, scheduler: Any, *, samples_per_step: int | None = None) -> Any:
         """As of every worker. What a resumed schedule has made of the settings comes before what its checkpoint says."""
@@ -128,6 +146,11 @@ class PlacedWorker(Worker):
             "calls": part.calls,
             "options_began": self._options.began,
         }
+
+
+def _check_gradients(noted: NotedGradients, optimizer: torch.optim.Optimizer, *_: object) -> None:
+    if hasattr(optimizer, "found_inf") or noted.have_changed():
+        raise UsageError(_CHANGED)
 
 
 def _check(part: Part, environment: WorkerEnvironment | None) -> None:

@@ -18,6 +18,7 @@ from paceline.errors import UsageError
 from paceline.membership.environment import current_environment
 from paceline.model_parallel.graph.exchange import Exchange
 from paceline.model_parallel.graph.gradients import LOSS, Anchor, Give, InOrder, Take, added_in_another_order
+from paceline.model_parallel.graph.micro_batches import joined, mapped, micro_batch
 from paceline.model_parallel.graph.partition import MOST_READERS, Operation, programs
 from paceline.model_parallel.graph.plan import Plan
 from paceline.model_parallel.graph.trace import arguments_of, digest, replace_constants, tensors_in, trace_graph
@@ -154,6 +155,11 @@ class Part(nn.Module):
                 f"{self.plan.model} computes something else in evaluation than in training, which is what was placed: evaluate"
                 " with the whole model, as attach(..., evaluate=...) does."
             )
+        if self._transfers and torch.is_autocast_enabled("cpu"):
+            raise UsageError(
+                "Under torch.autocast a placed model would make tensors of other types than its plan sends: leave it out;"
+                ' pl.place(..., wire="bfloat16") halves what is sent.'
+            )
         if self._exchange is None:
             if self._transfers:
                 raise UsageError("This part needs the others: call it inside `with paceline.attach(part, optimizer)`.")
@@ -167,12 +173,12 @@ class Part(nn.Module):
         outs: list[Any] = []
         tokens: list[torch.Tensor] = [torch.zeros((), requires_grad=True)] if torch.is_grad_enabled() else []
         for m in range(number):
-            part = arguments if number == 1 else {k: _cut(v, m, number) for k, v in arguments.items()}
+            part = arguments if number == 1 else {k: micro_batch(v, m, number) for k, v in arguments.items()}
             if recorder is not None:
                 recorder.begin_microbatch(m)
             outs.append(self._pass(part, tokens))
             self.calls += 1
-        out = outs[0] if number == 1 else _joined(outs)
+        out = outs[0] if number == 1 else joined(outs)
         out = self._anchored(out, tokens) if tokens else out
         self._exchange.end_forward()
         return out
@@ -266,7 +272,7 @@ class Part(nn.Module):
         """The output, such that a backward pass from it reaches all that this worker has sent and received."""
         found = [one for one in tensors_in(out) if one.is_floating_point()]
         anchored = iter(Anchor.apply(self._exchange, len(found), *found, *tokens))
-        return _mapped(out, lambda one: next(anchored) if one.is_floating_point() else one)
+        return mapped(out, lambda one: next(anchored) if one.is_floating_point() else one)
 
 
 def _graph_of(plan: Plan, model: nn.Module) -> fx.Graph:
@@ -289,27 +295,6 @@ def _graph_of(plan: Plan, model: nn.Module) -> fx.Graph:
 
 def _dtype_of(model: nn.Module) -> torch.dtype:
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-
-
-def _mapped(value: Any, change: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: _mapped(one, change) for key, one in value.items()}
-    return type(value)(_mapped(one, change) for one in value) if isinstance(value, tuple | list) else value
-
-
-def _cut(value: Any, m: int, number: int) -> Any:
-    return _mapped(value, lambda one: one.chunk(number)[m] if one.dim() else one)
-
-
-def _joined(outs: list[Any]) -> Any:
-    first = outs[0]
-    if isinstance(first, torch.Tensor):
-        return torch.cat(outs) if first.dim() else torch.stack(outs).mean()
-    if isinstance(first, dict):
-        return {key: _joined([one[key] for one in outs]) for key in first}
-    return type(first)(_joined(list(parts)) for parts in zip(*outs, strict=True))
 
 
 def _shapes(shapes: Sequence[tuple[tuple[int, ...], str]]) -> str:

@@ -14,6 +14,7 @@ from paceline.membership.environment import SupervisedEnvironment, current_envir
 from paceline.model_parallel.graph.bounds import bounds, check_memory
 from paceline.model_parallel.graph.coarsen import blocks_of, coarsened, find_nodes, merged, tensors_of
 from paceline.model_parallel.graph.cost import LEAST_BLOCK_S, Measured, measure, spread
+from paceline.model_parallel.graph.micro_batches import check_micro_batches
 from paceline.model_parallel.graph.place import PLACERS, Placement
 from paceline.model_parallel.graph.plan import Plan
 from paceline.model_parallel.graph.problem import Device, Link, Problem
@@ -67,8 +68,8 @@ def place(
         example: a batch, as `forward` is called: a tensor, a tuple, or a mapping of named arguments. Batches must be like it.
         devices: how many workers, or `Device` for each, with its slowness, memory and kind.
         objective: "latency" of one step, or "throughput" with several micro-batches in flight.
-        microbatches: parts of a batch, for "throughput"; 8 where nothing is said. Their number must divide the batch. Batch
-            norm then sees one of them at a time.
+        microbatches: parts of a batch, for "throughput"; 8 where nothing is said. Their number must divide the batch, and
+            the model must make of each what it makes of the batch: no batch norm, and no sum over samples.
         slow: by device, how many times as long it takes.
         memory_bytes: of each device: parameters with gradients and an optimizer's state, and activations.
         pins: by a module's path or an operation's name, the device that it is on, or the kind of device.
@@ -85,7 +86,8 @@ def place(
         The plan: `explain()` it, `save` it, give it to `launch`, and call `plan.part(model)` in its workers.
 
     Raises:
-        UsageError: the model has no graph; a pin, a constraint or the memory is impossible; the cost model is too far off.
+        UsageError: the model has no graph, or micro-batches would change what it computes; a pin, a constraint or the memory
+            is impossible; the cost model is too far off.
 
     Reference: Abadi et al., "TensorFlow: Large-Scale Machine Learning on Heterogeneous Distributed Systems", 2015,
         arXiv:1603.04467, section 3.2.
@@ -97,9 +99,12 @@ def place(
     number = _microbatches(objective, microbatches)
     _check_words(wire, placer)
     link = link or _link_of(cluster)
+    batch, _ = arguments_of(model, example)
     example = _one_of(model, example, number)
     arguments, _ = arguments_of(model, example)
     traced, any_mode = _traced(model, example)
+    if number > 1:
+        check_micro_batches(model, traced, batch, number)
     labels, allowed_of, sets = _constraints(traced, machines, pins or {}, together)
     blocks = blocks_of(traced, labels)
     busy_cores = len(machines) - 1

@@ -91,6 +91,22 @@ class _Tracer(fx.Tracer):
         super().__init__()
         self.record_stack_traces = True
         self.proxy_buffer_attributes = True
+        self._modes = _modes()
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        if _modes() != self._modes:
+            raise UsageError(
+                f"forward computes without gradients or under autocast at {_users_line(traceback.extract_stack())}, which its"
+                " graph would not: use detach(), freeze parameters and cast tensors instead, or put that into a function that"
+                " torch.fx.wrap hides."
+            )
+        return super().create_node(*args, **kwargs)
+
+
+def _modes() -> tuple[bool, ...]:
+    """What decides how operations compute and is no operation itself."""
+    autocast = (torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *autocast
 
 
 def arguments_of(model: nn.Module, example: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -139,6 +155,8 @@ def trace_graph(model: nn.Module, defaults: Mapping[str, Any]) -> fx.Graph:
     state = torch.get_rng_state()
     try:
         graph = _Tracer().trace(model, concrete_args=dict(defaults) or None)
+    except UsageError:
+        raise
     except Exception as error:  # whatever the user's code makes of values that are not there
         line = _users_line(traceback.extract_tb(error.__traceback__))
         raise UsageError(

@@ -1,0 +1,196 @@
+"""What loops do with a placed model: it comes to what it does in one process, or is refused, with what to do instead."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import paceline as pl
+from model_parallel.models import BATCH, Normed, TwoTowers, data, made, planned
+
+NAME = "two towers"
+
+
+class InAMode(TwoTowers):
+    """Computes one tower in a mode that no operation of a graph has."""
+
+    def __init__(self, mode):
+        super().__init__()
+        self.mode = mode
+
+    def forward(self, x):
+        with self.mode():
+            a = self.a(x)
+        return self.head(torch.cat([a.float(), self.b(x)], 1))
+
+
+class Decorated(TwoTowers):
+    @torch.no_grad()
+    def teacher(self, x):
+        return self.a(x)
+
+    def forward(self, x):
+        return self.head(torch.cat([self.teacher(x), self.b(x)], 1))
+
+
+def example(dtype=torch.float32):
+    return data(NAME, dtype)[:BATCH][0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(InAMode, torch.no_grad),
+        partial(InAMode, torch.inference_mode),
+        partial(InAMode, partial(torch.set_grad_enabled, False)),
+        partial(InAMode, partial(torch.autocast, "cpu", torch.bfloat16)),
+        Decorated,
+    ],
+)
+def test_a_mode_within_forward_is_refused_with_its_line(make):
+    with pytest.raises(
+        pl.UsageError, match=r"without gradients or under autocast at line \d+ of .*test_habits\.py.*detach"
+    ):
+        pl.place(make(), example(), repeats=1, force=True)
+
+
+class Summed(TwoTowers):
+    def forward(self, x):
+        return super().forward(x).square().sum()
+
+
+class Centred(TwoTowers):
+    def forward(self, x):
+        y = F.dropout(super().forward(x), 0.1, self.training)
+        return y - y.mean(0)
+
+
+class WithoutBuffers(TwoTowers):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8, track_running_stats=False)
+
+    def forward(self, x):
+        return super().forward(self.norm(x))
+
+
+@pytest.mark.parametrize("make", [Summed, Centred, Normed, WithoutBuffers])
+def test_micro_batches_that_change_what_a_model_computes_are_refused(make):
+    throughput = {"objective": "throughput", "microbatches": 3}
+    with pytest.raises(
+        pl.UsageError, match=f"{make.__name__} makes something else of a batch than of its micro-batches"
+    ):
+        pl.place(make(), example(), repeats=1, force=True, **throughput)
+
+
+def test_dropout_and_a_mean_in_the_model_are_the_same_in_micro_batches():
+    class Mean(TwoTowers):
+        def forward(self, x):
+            return F.dropout(super().forward(x), 0.1, self.training).square().mean()
+
+    plan = pl.place(Mean(), example(), repeats=1, force=True, objective="throughput", microbatches=3)
+    assert plan.problem.microbatches == 3
+
+
+def clipped(part, optimizer, worker, loss):
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(part.parameters(), 1e6)
+    optimizer.step()
+
+
+def clipped_by_worker(part, optimizer, worker, loss):
+    loss.backward()
+    worker.clip_grad_norm_(1e6)
+
+
+def scaled(part, optimizer, worker, loss):
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+
+
+def under_autocast(part, optimizer, worker, loss):
+    with torch.autocast("cpu", torch.bfloat16):
+        part(example(torch.float64))
+
+
+def refused(plan, habit):
+    part = plan.part(made(NAME))
+    optimizer = torch.optim.Adam(part.parameters(), lr=0.01)
+    with pl.attach(part, optimizer) as worker:
+        for x, y in worker.batches(torch.utils.data.DataLoader(data(NAME), batch_size=BATCH)):
+            habit(part, optimizer, worker, F.cross_entropy(part(x), y))
+            return  # the first step, or nothing, has said no
+
+
+@pytest.mark.parametrize(
+    ("habit", "says"),
+    [
+        (clipped, "clipping by their norm"),
+        (clipped_by_worker, "clipping by their norm"),
+        (scaled, "GradScaler"),
+        (under_autocast, r"Under torch\.autocast"),
+    ],
+)
+def test_what_workers_would_do_differently_is_refused_in_the_first_step(habit, says):
+    plan = planned(NAME, 2)
+    with pytest.raises(pl.UsageError, match=says):
+        pl.launch(partial(refused, plan, habit), workers=2, plan=plan)
+
+
+def habits(model, batches):
+    """Validation between steps, passes that accumulate, a penalty, a sum, elements clipped as they come; frozen parameters."""
+    own = dict(model.named_parameters())
+    for parameter in own.values():
+        if parameter.requires_grad:
+            parameter.register_hook(lambda gradient: gradient.clamp(-0.05, 0.05))
+    optimizer = torch.optim.Adam(own.values(), lr=0.01)
+    seen = []
+
+    def loop(batches):
+        for x, y in batches:
+            for mode in (torch.no_grad, torch.inference_mode):
+                with mode():
+                    seen.append(F.cross_entropy(model(x), y).item())
+            optimizer.zero_grad()
+            for number in (1, 2):
+                penalty = 0.01 * sum(one.square().sum() for one in own.values())
+                (F.cross_entropy(model(number * x), y, reduction="sum") + penalty).backward()
+            optimizer.step()
+
+    if batches is not None:
+        loop(batches)
+        return seen
+    with pl.attach(model, optimizer) as worker:
+        loop(worker.batches(loader()))
+    return seen
+
+
+def loader():
+    return torch.utils.data.DataLoader(data(NAME), batch_size=BATCH)
+
+
+def partly_frozen():
+    model = made(NAME)
+    for name in ("a.0.bias", "head.weight"):
+        model.get_parameter(name).requires_grad_(False)
+    return model
+
+
+def of_a_worker(plan, folder):
+    part = plan.part(partly_frozen())
+    torch.save((habits(part, None), part.whole.state_dict()), Path(folder) / f"{part.worker}.pt")
+
+
+def test_habits_that_are_right_are_those_of_one_process(tmp_path):
+    plan = planned(NAME, 2)
+    model = partly_frozen()
+    seen = habits(model, loader())
+    pl.launch(partial(of_a_worker, plan, tmp_path), workers=2, plan=plan)
+    for worker in range(2):
+        found, state = torch.load(tmp_path / f"{worker}.pt")
+        assert found == seen
+        assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
