@@ -147,3 +147,18 @@ def test_in_groups(groups, pairing, loss, sizes, tmp_path):
         found = torch.load(tmp_path / f"{worker}.pt")
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12, msg=lambda text, n=name: f"{n}: {text}")
+
+
+@pytest.mark.parametrize("layout", [pl.Tensor(q=1, depth=2), pl.Hybrid(groups=1, layers="0")], ids=str)
+def test_grad_scaler_is_refused_as_one_worker_would_find_an_infinity_by_itself(layout):
+    def train():
+        mesh = mp.Mesh.alone()
+        is_mesh = isinstance(layout, pl.Tensor)
+        model = mp.Linear(6, 4, mesh) if is_mesh else nn.Sequential(nn.Linear(6, 4))
+        optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+        with pl.attach(model, optimizer, "all-reduce", layout=layout):
+            scaler.scale(model(torch.ones(2, 6)).sum()).backward()
+            scaler.step(optimizer)
+
+    with pytest.raises(pl.UsageError, match="leave out GradScaler"):
+        pl.launch(train, workers=2, backend="threads")
