@@ -20,6 +20,7 @@ CODED = [
     "local-sgd(period=4, warmup_steps=10, codec=sign)",
     "da-sgd(period=4, delay=3, merge=corrected, codec=qsgd(bits=4))",
     "da-sgd(codec=dq(target_bits=4))",
+    "da-sgd(codec=dq(target_error=0.001))",
     "diloco(period=8, outer=sgd(rate=1), fragments=2, delay=2, codec=power(rank=4, warmup_steps=0))",
     "diloco(period=8, outer=sgd(rate=1), codec=ternary)",
 ]

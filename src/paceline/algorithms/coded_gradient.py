@@ -48,7 +48,8 @@ class _CodedGradient:
     The last bucket's number adds up how many workers have other parameters with gradients than before, and how many no batch.
 
     A codec that remembers is told beforehand what all weigh, by one small all-reduce, so that what it has kept back counts as
-    much as it was worth also in a round in which some have no batch, or a smaller one. So it begins when backward has ended.
+    much as it was worth also in a round in which some have no batch, or a smaller one. So it begins when backward has ended,
+    and so does one whose bits depend on how large all workers' gradients are (`CodedMean.fit`).
 
     Where a worker's loop uses GradScaler, a gradient of its own that is not finite makes the mean NaN on all workers, so that
     all scalers skip the step and lower their scale; what codecs remember is then as it was before the step.
@@ -82,16 +83,16 @@ class _CodedGradient:
         self.num_absent = 0
 
     def begin(self, bucket: torch.Tensor) -> None:
-        """Codes a bucket (n,), and starts averaging it in place; with a codec that remembers, notes it."""
+        """Codes a bucket (n,), and starts averaging it in place; with a codec that waits for all, notes it."""
         if self.num_absent:
             self.meet(steps=False)
         self.coded.skips = self._replica.scaled
-        if not self.coded.remembers:
-            if self.coded.tuner.wants_size:
-                self.coded.keep()
+        if self.coded.tuner.wants_size:
+            self.coded.keep()
+        if not self.coded.waits:
             self._start(bucket, None)
             return
-        if not self._waiting:
+        if self.coded.remembers and not self._waiting:
             self._known[0], self._known[1] = self._replica.samples, float(self._replica.scaled)
             self._weighed = self._collectives.start_all_reduce(self._known)
         self._waiting.append(bucket)
@@ -106,6 +107,7 @@ class _CodedGradient:
 
     def finish(self) -> None:
         """Adds up this worker's pieces of all buckets, in their order, and waits for the means."""
+        total = None
         if self._weighed is not None:
             self._weighed.wait()
             self._weighed = None
@@ -113,6 +115,8 @@ class _CodedGradient:
             if num_scaled:  # this worker, perhaps without a batch, may have to skip the step with them
                 self.coded.keep()
             self.coded.leaves_out = bool(self._replica.missing)
+        if self._waiting:
+            self.coded.fit(self._waiting, self._replica.samples)
             for bucket in self._waiting:
                 self._start(bucket, total)
         for mean in self._under_way:

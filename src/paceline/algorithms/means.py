@@ -84,6 +84,7 @@ class Means:
         if self._keeps:
             self._before[fragment] = copy.deepcopy(coded.state())
         buffer = vector if only_time else vector.to(sum_type(vector.dtype), copy=True)
+        coded.fit([buffer], 1.0)
         return _CodedMean(coded.start(fragment if only_time else 0, buffer, 1.0, number), buffer)
 
     def landed(self, fragment: int) -> None:

@@ -58,7 +58,7 @@ def _rate(codec: Codec, gradient: Tensor, for_s: float, now_s: Callable[[], floa
     while len(encode_s) < _LEAST or now_s() < until_s:
         begun_s = now_s()
         if tuner.wants_size:
-            tuner.tell(tuner.size_of(gradient))
+            tuner.fit(tuner.size_of(gradient))
         encoded: Encoded = tuner.codec.encode(gradient, memory, len(encode_s))
         coded_s = now_s()
         tuner.codec.decode(encoded, len(gradient), gradient.dtype)

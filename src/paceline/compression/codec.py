@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -99,28 +100,49 @@ class Codec:
 class Tuner:
     """Chooses what a codec does at each step; this one changes nothing.
 
+    A size is how large the error of coding is, in a unit that is the tuner's own. Sizes of a gradient's vectors add up.
+
     Attributes:
         codec: of the present step.
-        wants_size: whether it asks to be told sizes.
+        wants_size: whether it asks for sizes.
+        asks_first: whether of all workers' vectors, before any is coded; else of those before.
     """
 
     wants_size = False
+    asks_first = False
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
 
     def size_of(self, vector: Tensor) -> float:
-        """What adds up over a gradient's vectors to how large its errors are."""
+        """Of a vector (n,) that is to be coded as one; NaN: it cannot be."""
         return 0.0
 
-    def tell(self, size: float) -> None:
-        """A gradient was so large: the next one is expected to be alike."""
+    def coded_size(self, encoded: Encoded, num_elements: int) -> float:
+        """Of a vector that has been coded."""
+        return 0.0
 
-    def state(self) -> dict[str, float]:
+    def fit(self, size: float, mean_size: float = 0.0, longest: int = 0) -> str:
+        """Chooses for what is to be coded now.
+
+        Args:
+            size: of the vectors; of a mean's: all workers', each by the square of its share.
+            mean_size: at most that of their mean, where that is coded anew.
+            longest: elements that are coded as one, at most, in a mean.
+
+        Returns:
+            What to warn of, once; or empty.
+        """
+        return ""
+
+    def tell(self, size: float) -> None:
+        """What was coded was so large: chooses for what comes next."""
+
+    def state(self) -> dict[str, Any]:
         """What must be known to go on."""
         return {}
 
-    def load(self, state: dict[str, float]) -> None:
+    def load(self, state: dict[str, Any]) -> None:
         """Goes on from there."""
 
 

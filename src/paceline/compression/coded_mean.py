@@ -16,15 +16,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from paceline.compression.codec import Codec, Tuner
 from paceline.compression.low_rank_mean import LowRankMean
 from paceline.compression.mean import Mean
 from paceline.compression.measured import Moves, measured_moves, moves_of
-from paceline.compression.pieces import Pieces
+from paceline.compression.pieces import Pieces, piece_of
 from paceline.compression.power import Power
-from paceline.errors import NotFiniteWarning, UsageError
+from paceline.errors import AlgorithmWarning, NotFiniteWarning, UsageError
 from paceline.ports.ports import Collectives, Ports
 from paceline.vectors.flat import Ranges
 from paceline.vectors.half_types import is_finite
@@ -121,10 +122,44 @@ class CodedMean:
         for slot in self._slots.values() if self.leaves_out else ():
             slot.leave_out(ranges)
 
+    def fit(self, vectors: Sequence[Tensor], weight: float) -> None:
+        """Chooses for the vectors, numbered from 0, that are started next, all with this weight.
+
+        Costs: nothing; where the tuner asks for all workers' sizes first, one all-reduce of three numbers for each vector,
+            which waits for all workers.
+
+        Let worker k's vector be of size m_k, and w_k its share. Then the mean's first error is of the size sum w_k^2 m_k. The
+        mean is rounded once more; its scales are at most the means of the workers', so its size is at most
+        (sum w_k sqrt(m_k))^2.
+        """
+        if not self.tuner.asks_first or self.num_workers == 1:
+            return
+        told = torch.zeros(3, len(vectors), dtype=torch.float64)
+        pieces = [piece_of(vector.numel(), self.num_workers) for vector in vectors]
+        for number, (vector, piece) in enumerate(zip(vectors, pieces, strict=True)):
+            if weight and piece:
+                with self.coding(0.0, vector):
+                    size = sum(self.tuner.size_of(part) for part in vector.split(piece))
+                if math.isfinite(size):
+                    told[:, number] = torch.tensor([weight, weight**2 * size, weight * math.sqrt(size)])
+        self.collectives.start_all_reduce(told.view(-1)).wait()
+        size = mean_size = 0.0
+        for weights, squares, roots in zip(*told.tolist(), strict=True):
+            if weights:
+                size += squares / weights**2
+                mean_size += (roots / weights) ** 2
+        if any(pieces) and (caution := self.tuner.fit(size, mean_size, max(pieces))) and not self.worker_id:
+            warnings.warn(caution, AlgorithmWarning, stacklevel=2)
+
     @property
     def remembers(self) -> bool:
         """Whether anything is kept for later means."""
         return isinstance(self.codec, Power) or self.codec.remembers
+
+    @property
+    def waits(self) -> bool:
+        """Whether all workers must be known, by `total` or `fit`, before anything is coded."""
+        return self.remembers or self.tuner.asks_first
 
     def keep(self) -> None:
         """Begins a transaction, if none is under way; costs a copy of what is remembered."""
@@ -166,10 +201,10 @@ class CodedMean:
                 stacklevel=2,
             )
 
-    def finished(self, number: int, mean: Tensor) -> None:
-        """A mean is in place."""
-        if self.tuner.wants_size and mean.numel():
-            self._sizes[number] = self.tuner.size_of(mean)
+    def finished(self, number: int, size: float) -> None:
+        """A mean is in place; what was rounded for it was so large."""
+        if self.tuner.wants_size and not self.tuner.asks_first:
+            self._sizes[number] = size
 
     def moves_of(self, codec: Codec) -> Moves:
         """What coding by the present step's `codec` moves, and decoding."""

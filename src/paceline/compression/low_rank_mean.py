@@ -196,5 +196,4 @@ class LowRankUnderWay:
                 is_known = (largest > 0) & (largest < torch.inf)  # else the row before serves again
                 slot.rights[at] = torch.where(is_known, right / largest, slot.rights[at])
             vector.copy_(mean)
-        owner.finished(slot.number, vector)
         return self._totals

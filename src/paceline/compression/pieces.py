@@ -5,6 +5,7 @@ What the pieces' means have in common with others is in `CodedMean`, which makes
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,10 +21,21 @@ from paceline.vectors.half_types import sum_type
 if TYPE_CHECKING:
     from paceline.compression.coded_mean import CodedMean
 
-__all__ = ["Pieces", "gaps"]
+__all__ = ["Pieces", "gaps", "piece_of"]
 
 _HEAD = 32  # bytes of a piece before its payload: whose codec; what the worker's vector weighs, and was to weigh; its number
-_STATUS = 8  # bytes of a piece of the mean before its payload: whether it is finite
+_STATUS = (
+    8  # bytes of a piece of the mean before its payload: the size of what was rounded for it; NaN: it is not finite
+)
+
+
+def piece_of(num_elements: int, num_workers: int) -> int:
+    """Elements of a piece: whole bytes of codes.
+
+    >>> piece_of(100, 3)
+    40
+    """
+    return -(-num_elements // (8 * num_workers)) * 8
 
 
 class Pieces:
@@ -35,7 +47,7 @@ class Pieces:
         self._length = n = vector.numel()
         self._type = sum_type(vector.dtype)
         workers = owner.num_workers
-        self.piece = -(-n // (8 * workers)) * 8  # elements, whole bytes of codes
+        self.piece = piece_of(n, workers)
         self.given = torch.zeros(workers * self.piece if workers > 1 else 0, dtype=self._type)
         codec = owner.tuner.codec
         self.memory = codec.start(len(self.given), self._type)
@@ -152,12 +164,14 @@ class _PiecesMean:
         return True
 
     def _decode(self, row: Tensor) -> Tensor:
-        payload = row[: self._size]
-        return self._codec.decode(Encoded(self._typed(payload)), self._slot.piece, self._slot.given.dtype)
+        return self._codec.decode(self._encoded(row), self._slot.piece, self._slot.given.dtype)
 
-    def _typed(self, payload: Tensor) -> Tensor:
-        kind = self._slot.payload_type(self._codec)
-        return payload if kind == torch.uint8 else payload.view(kind)
+    def _size_of(self, row: Tensor) -> float:
+        return self._owner.tuner.coded_size(self._encoded(row), self._slot.piece)
+
+    def _encoded(self, row: Tensor) -> Encoded:
+        payload, kind = row[: self._size], self._slot.payload_type(self._codec)
+        return Encoded(payload if kind == torch.uint8 else payload.view(kind))
 
     def advance(self) -> None:
         """Adds up this worker's piece, codes it anew, and starts collecting all."""
@@ -179,22 +193,25 @@ class _PiecesMean:
         if not sum(used) > 0:  # zero or NaN, as all workers know
             self._is_empty = True
             return
-        workers, size = owner.num_workers, -(-self._size // 8) * 8
+        workers, padded = owner.num_workers, -(-self._size // 8) * 8
         moves = self._moves.decoding + 3 + (self._moves.encoding + 2) / workers
-        part = torch.zeros(_STATUS + size, dtype=torch.uint8)
+        part, size = torch.zeros(_STATUS + padded, dtype=torch.uint8), 0.0
         with owner.coding(moves, self._vector):
             mean = torch.zeros(slot.piece, dtype=slot.given.dtype)
+            total = sum(weight / unit for weight in used)
             for weight, row in zip(used, self._taken, strict=True):
                 if weight:
                     mean.add_(self._decode(row[_HEAD:]), alpha=weight / unit)
-            mean.div_(sum(weight / unit for weight in used))
+                    size += (weight / unit / total) ** 2 * self._size_of(row[_HEAD:])
+            mean.div_(total)
             try:
                 encoded = self._codec.encode(mean, slot.second, key_of(self._key, workers))
                 part[_STATUS : _STATUS + self._size] = encoded.x.view(torch.uint8)
-                part[0] = 1
+                size += self._size_of(part[_STATUS:])
             except NotFiniteError:  # finite numbers, but not their sum
-                part[0] = 0
-        self._taken = torch.empty(workers, _STATUS + size, dtype=torch.uint8)
+                size = math.nan
+        part[:_STATUS].view(torch.float64).fill_(size)
+        self._taken = torch.empty(workers, _STATUS + padded, dtype=torch.uint8)
         self._second = owner.collectives.start_all_gather(part, self._taken.view(-1))
 
     def wait(self) -> Totals:
@@ -204,15 +221,17 @@ class _PiecesMean:
         if self._is_empty:
             vector.fill_(float("nan") if self._totals.weight else 0.0)
             slot.clear_gaps(vector)
+            owner.finished(self._number, 0.0)
             return self._totals
         assert self._second is not None
         self._second.wait()
+        sizes = self._taken[:, :_STATUS].contiguous().view(torch.float64).view(-1).tolist()
         with owner.coding(self._moves.decoding + 2, vector):
-            for row, part in zip(self._taken, vector.split(slot.piece), strict=False):
-                part.copy_(self._decode(row[_STATUS:])[: len(part)]) if row[0] else part.fill_(float("nan"))
-            if slot.memory is not None or not self._taken[:, 0].all():
+            for size, row, part in zip(sizes, self._taken, vector.split(slot.piece), strict=False):
+                part.fill_(size) if math.isnan(size) else part.copy_(self._decode(row[_STATUS:])[: len(part)])
+            if slot.memory is not None or any(map(math.isnan, sizes)):
                 slot.clear_gaps(vector)
-        owner.finished(self._number, vector)
+        owner.finished(self._number, sum(sizes))
         return self._totals
 
 
@@ -226,7 +245,7 @@ class _TimedMean:
         num_bytes = getattr(vector, "num_bytes", None)
         self._stand_in = vector.coded(share_of(self._codec)) if hasattr(vector, "coded") else vector
         if num_bytes is not None:
-            piece = -(-(num_bytes // 4) // (8 * owner.num_workers)) * 8
+            piece = piece_of(num_bytes // 4, owner.num_workers)
             size = _HEAD + -(-self._codec.payload_bytes(piece, torch.float32) // 8) * 8
             self._stand_in = vector.standing_for(owner.num_workers * size)
             owner.count(num_bytes // 4, owner.num_workers * size)

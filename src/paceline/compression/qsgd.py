@@ -73,7 +73,7 @@ class QSGD(Codec):
         """uint8: scales as float32, then codes, eight in B bytes."""
         from paceline.compression import kernels
 
-        parts = self._parts(len(gradient))
+        parts = self.parts(len(gradient))
         x = scale(parts, gradient, self.norm)
         kernels.encode_levels(x, parts.scales, parts.bucket, self.levels, self.bits, *keys(key), parts.codes)
         return Encoded(parts.x)
@@ -82,7 +82,7 @@ class QSGD(Codec):
         """(elements,): multiples of a scale's s-th part."""
         from paceline.compression import kernels
 
-        parts = self._parts(num_elements, encoded.x)
+        parts = self.parts(num_elements, encoded.x)
         parts.check_scales()
         out = np.empty(num_elements, np.float32)
         kernels.decode_levels(parts.codes, parts.scales, parts.bucket, self.levels, self.bits, out)
@@ -96,7 +96,8 @@ class QSGD(Codec):
         """The most that the squared error of decoding `vector` (n,) is on average."""
         return error_size(vector, self.norm, self.bucket) / (4 * self.levels**2)
 
-    def _parts(self, num_elements: int, x: Tensor | None = None) -> Buckets:
+    def parts(self, num_elements: int, x: Tensor | None = None) -> Buckets:
+        """Of a payload; None: of a new one."""
         return Buckets(num_elements, self.bucket, -(-num_elements // 8) * self.bits, x)
 
 
@@ -131,11 +132,16 @@ def scale(parts: Buckets, vector: Tensor, norm: str) -> np.ndarray:
 
 def error_size(vector: Tensor, norm: str, bucket: int | None) -> float:
     """4 s^2 times the bound of the squared error of rounding `vector` (n,) to s levels; NaN if it is not finite."""
-    from paceline.compression import kernels
-
     parts = Buckets(len(vector), bucket, 0)
     try:
         scale(parts, vector, norm)
     except NotFiniteError:
         return math.nan
-    return float(kernels.sum_of_peaks(parts.scales, len(vector), parts.bucket))
+    return size_of_scales(parts, len(vector))
+
+
+def size_of_scales(parts: Buckets, num_elements: int) -> float:
+    """The same of a vector of so many elements that has these scales."""
+    from paceline.compression import kernels
+
+    return float(kernels.sum_of_peaks(parts.scales, num_elements, parts.bucket))

@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.compression.codec import Codec, NoCodec, NotFiniteError, key_of, share_of
 from paceline.compression.feedback import Feedback
 from paceline.compression.measured import moves_in
-from paceline.errors import NotFiniteWarning
+from paceline.errors import AlgorithmWarning, NotFiniteWarning
 from paceline.ports.ports import Ports
 from paceline.ports.shared import ServedParameters
 from paceline.vectors.flat import Ranges, within
@@ -75,7 +75,9 @@ class PushCodec:
         key = key_of(self._seed, self._count)
         is_finite_ = is_finite(gradient)
         if is_finite_ and self._tuner.wants_size:
-            self._tuner.tell(sum(self._tuner.size_of(gradient[begin:end]) for begin, end in self._ranges))
+            caution = self._tuner.fit(sum(self._tuner.size_of(gradient[begin:end]) for begin, end in self._ranges))
+            if caution:
+                warnings.warn(caution, AlgorithmWarning, stacklevel=2)
         codec, parts = self._tuner.codec, [gradient[begin:end] for begin, end in self._ranges]
         try:
             if not is_finite_:
