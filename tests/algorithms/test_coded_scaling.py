@@ -17,8 +17,11 @@ BAD_ROUNDS = {5: 1, 9: 0}  # and whose batch is infinite; the scale doubles afte
 LAST = WORKERS * ROUNDS - 1  # in the last round, the last worker has no batch
 
 
-def batches(rounds=range(ROUNDS), bad=BAD_ROUNDS):
-    """Uneven batches by round and worker: rows of gradients, of one matrix and one vector, and a factor of the second's."""
+def batches(rounds=range(ROUNDS), bad=BAD_ROUNDS, swing=1.0):
+    """Uneven batches by round and worker: rows of gradients, of one matrix and one vector, and a factor of the second's.
+
+    Gradients of every third round are `swing` times as large.
+    """
     found = []
     for number in rounds:
         generator = torch.Generator().manual_seed(number)
@@ -26,7 +29,7 @@ def batches(rounds=range(ROUNDS), bad=BAD_ROUNDS):
             size = 1 + (number + worker) % 3
             x = torch.randn(size, ROWS * COLUMNS + COLUMNS, generator=generator, dtype=torch.float64)
             if number * WORKERS + worker < LAST:
-                found.append((x, torch.inf if bad.get(number) == worker else 1.0))
+                found.append((x * (1.0 if number % 3 else swing), torch.inf if bad.get(number) == worker else 1.0))
     return found
 
 
@@ -47,7 +50,7 @@ def flat(model):
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-def run(algorithm, own=None, *, scaler=None, unscale=False, workers=WORKERS, passes=1):
+def run(algorithm, own=None, *, scaler=None, unscale=False, workers=WORKERS, passes=1, epochs=1):
     """How far each worker's parameters have moved, and its scale."""
     own = batches() if own is None else own
     settings = {"init_scale": 8.0, "growth_interval": 2} | (scaler or {})
@@ -57,7 +60,9 @@ def run(algorithm, own=None, *, scaler=None, unscale=False, workers=WORKERS, pas
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
         scaler = torch.amp.GradScaler("cpu", **settings)
         with pl.attach(model, optimizer) as worker:
-            for number, (x, factor) in enumerate(worker.batches(own), start=1):
+            loader = worker.batches(own)
+            dealt = (batch for _ in range(epochs) for batch in loader)
+            for number, (x, factor) in enumerate(dealt, start=1):
                 scaler.scale(model(x, factor)).backward()
                 if number % passes:
                     continue
@@ -171,10 +176,20 @@ def test_parameters_are_those_of_a_method_that_knows_no_scales(codec, bucket_byt
 
 @pytest.mark.parametrize("codec", ["sign", "power(rank=2, warmup_steps=3)", "bf16(feedback=true)", "dq(target_bits=3)"])
 def test_a_skipped_round_leaves_all_as_if_there_had_been_none(codec):
-    """What is rounded at random, too, draws what it would have drawn."""
-    skipped, _ = run(f"all-reduce(codec={codec})")
+    """What is rounded at random, too, draws what it would have drawn, and the bits follow the gradients that count."""
+    algorithm = f"all-reduce(codec={codec}, bucket_bytes=1)"
+    skipped, _ = run(algorithm, batches(swing=16.0))
     rounds = [number for number in range(ROUNDS) if number not in BAD_ROUNDS]
-    left_out, _ = run(f"all-reduce(codec={codec})", batches(rounds))
+    left_out, _ = run(algorithm, batches(rounds, swing=16.0))
+    np.testing.assert_array_equal(skipped, left_out)
+
+
+@pytest.mark.parametrize("codec", ["none", "sign", "power(rank=2, warmup_steps=1)", "dq(target_bits=3)"])
+def test_a_worker_without_a_batch_skips_with_the_others(codec):
+    """It has coded its piece of the mean of the bucket that was finite, and the factors are all workers'."""
+    algorithm = f"all-reduce(codec={codec}, bucket_bytes=1)"
+    skipped, _ = run(algorithm, batches(range(3), {2: 0}, swing=16.0)[:-1], epochs=3)
+    left_out, _ = run(algorithm, batches(range(2), swing=16.0), epochs=3)
     np.testing.assert_array_equal(skipped, left_out)
 
 

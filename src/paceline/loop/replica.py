@@ -325,8 +325,6 @@ class AttachedReplica(AttachedGradient):
             self.binding.bind(to)
         self.skipped = (self.scaled or self._absent) and self._is_left_out()
         if self.skipped:
-            if self._absent:
-                self._clear_gradients()
             self._end_apply(to, begun_s)
             return
         if self._g_is_mine:
@@ -369,8 +367,6 @@ class AttachedReplica(AttachedGradient):
                 self._hand_over_step()
         finally:
             self._owned.release()
-        if self._absent:
-            self._clear_gradients()
         self._end_apply(to, begun_s)
 
     def make_state_whole(self, collectives: Collectives | None) -> None:
@@ -386,10 +382,11 @@ class AttachedReplica(AttachedGradient):
                 scaled_step(self._raw_step, self._optimizer, scale)
         finally:
             self._inside = False
-            self._clear_gradients()
 
     def _end_apply(self, x: torch.Tensor, begun_s: float) -> None:
         self._state = "idle"
+        if self._absent:
+            self._clear_gradients()
         self._count_apply(begun_s)
         if self.step % _CHECK_EVERY_STEPS == 0 and not is_finite(x):
             raise DivergedError(f"The parameters are no longer finite at step {self.step}.")
