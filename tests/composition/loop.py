@@ -6,6 +6,7 @@ import pickle
 import signal
 import sys
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,8 +17,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline as pl
-from oracles.events import Coded, Step, Trace
-from oracles.problem import FROZEN, PARTS, SHAPES, START, X, Y, uses_branch
+from oracles.events import Coded, Half, Step, Trace
+from oracles.problem import FROZEN, PARTS, SHAPES, SIZE, START, X, Y, elements_with, uses_branch
+from paceline.algorithms.exchange import Exchanges
+from paceline.algorithms.server.admission import WeightByTime
 from paceline.compression.dq import AtBits
 from paceline.compression.registry import codec_registry
 from paceline.vectors.flat import FlatBinding
@@ -93,15 +96,16 @@ class Model(nn.Module):
 
 
 class Log:
-    """What all workers of a run have done, and what their codecs were given."""
+    """What all workers of a run have done, what their codecs were given, and their exchanges with each other."""
 
     def __init__(self):
-        self.steps, self.coded, self.models = {}, {}, {}
+        self.steps, self.coded, self.halves, self.models = {}, {}, {}, {}
+        self.trips = []
         self._workers = {}  # greenlet -> worker
 
     def enter(self, worker):
         self._workers[getcurrent()] = worker
-        self.steps[worker], self.coded[worker] = [], []
+        self.steps[worker], self.coded[worker], self.halves[worker] = [], [], []
 
     def worker(self):
         """The one whose loop, or program within it, is running; None: a server."""
@@ -122,30 +126,39 @@ class Log:
                 step = next(own) if row["samples"] else Step(worker, -1)
                 step.read, step.ready = int(row["read_version"]), int(row["gradient_version"])
                 step.applied = int(row["applied_version"])
+                step.ready_s = float(row["gradient_ended_s"] + row["codec_s"])
                 steps.append(step)
         sent, means = {worker: {} for worker in records}, {}
         ranges = FlatBinding([p for p in Model().parameters() if p.requires_grad]).ranges
         for worker, entries in self.coded.items():
             number, pieces = 0, []
-            for carrier, step, coded in entries:
+            for carrier, step, length, coded in entries:
                 if carrier == "push":
-                    sent[worker][step] = _put_together([coded], ranges)
+                    sent[worker][step] = _put_together([coded], ranges, length)
                 elif carrier == "mean":
-                    means.setdefault(number, {})[worker] = coded
+                    means.setdefault(number, (length, {}))[1][worker] = coded
                     number += 1
                 else:
                     pieces.append(coded)
                     if len(pieces) == workers:
-                        sent[worker][number] = _put_together(pieces, ranges)
+                        sent[worker][number] = _put_together(pieces, ranges, length)
                         pieces = []
-        means = [_put_together([parts[w] for w in sorted(parts)], ranges) for _, parts in sorted(means.items())]
-        return Trace(workers, steps, self.models, sent, means)
+        means = [_put_together([parts[w] for w in sorted(parts)], ranges, n) for _, (n, parts) in sorted(means.items())]
+        detection_s = pl.Cluster(workers=1).detection_s
+        left_s = {
+            worker: float(rows["ended_s"].max(initial=0.0)) + detection_s * (worker not in self.models)
+            for worker, rows in records.items()
+        }
+        halves = {
+            worker: [Half(peer, *(_cut(one, ranges) for one in pair)) for peer, *pair in own]
+            for worker, own in self.halves.items()
+        }
+        return Trace(workers, steps, self.models, sent, means, left_s, halves, self.trips)
 
     @contextlib.contextmanager
     def listening(self):
-        """Notes what codecs code."""
+        """Notes what codecs code, what exchanges are of, and how long servers think that workers take."""
         depth, kinds = [0], [AtBits, *(kind for _, kind in codec_registry.items() if "encode" in vars(kind))]
-        originals = {kind: kind.encode for kind in kinds}
 
         def noting(original):
             def encode(codec, gradient, memory, key=0):
@@ -158,19 +171,38 @@ class Log:
                     depth[0] -= 1
                 if not depth[0] and worker is not None and not is_probe:
                     decoded = codec.decode(encoded, len(gradient), gradient.dtype)
+                    (carrier, length), at = _carrier(), len(self.steps[worker])
                     note = Coded(given.numpy().copy(), decoded.double().numpy().copy())
-                    self.coded[worker].append((_carrier(), len(self.steps[worker]), note))
+                    self.coded[worker].append((carrier, at, length, note))
                 return encoded
 
             return encode
 
-        for kind, original in originals.items():
-            kind.encode = noting(original)
+        def move(exchanges, there, here):
+            peer = sys._getframe(1).f_locals["peer"]
+            self.halves[exchanges._me].append((peer, there.numpy().copy(), here.numpy().copy()))
+            originals[Exchanges, "_move"](exchanges, there, here)
+
+        def timed(admission, worker, seconds):
+            self.trips.append((worker, seconds))
+            originals[WeightByTime, "timed"](admission, worker, seconds)
+
+        def leave(admission, worker):
+            self.trips.append((worker, None))
+            originals[WeightByTime, "leave"](admission, worker)
+
+        noted = {(Exchanges, "_move"): move, (WeightByTime, "timed"): timed, (WeightByTime, "leave"): leave}
+        originals = {
+            (kind, name): getattr(kind, name) for kind, name in [*((kind, "encode") for kind in kinds), *noted]
+        }
+        noted |= {(kind, "encode"): noting(originals[kind, "encode"]) for kind in kinds}
+        for (kind, name), function in noted.items():
+            setattr(kind, name, function)
         try:
             yield
         finally:
-            for kind, original in originals.items():
-                kind.encode = original
+            for (kind, name), original in originals.items():
+                setattr(kind, name, original)
 
 
 #: Who codes: a worker its push, or its pieces of a mean; or one that has added up a piece of the mean.
@@ -183,14 +215,30 @@ CARRIERS = {
 
 
 def _carrier():
-    code = sys._getframe(2).f_code
-    return CARRIERS[Path(code.co_filename).stem, code.co_name]
+    """What is coded, a push, a piece of a worker's vector or one of the mean, and of a vector of how many elements."""
+    frame = sys._getframe(2)
+    carrier = CARRIERS[Path(frame.f_code.co_filename).stem, frame.f_code.co_name]
+    return carrier, SIZE if carrier == "push" else len(frame.f_locals["self"]._vector)
 
 
-def _put_together(parts, ranges):
-    """Pieces of a flat vector, as the oracles have it: without what lies between parameters."""
+def _cut(vector, ranges):
+    """A flat vector without what lies between parameters."""
+    return np.concatenate([vector[begin:end] for begin, end in ranges])
+
+
+def _put_together(parts, ranges, length):
+    """Pieces of a flat vector, as the oracles have it: without what lies between parameters.
+
+    Or of some parameters, which their number of elements tells, with zeros for the others.
+    """
     given, decoded = (np.concatenate([getattr(part, name) for part in parts]) for name in Coded._fields)
-    return Coded(*(np.concatenate([whole[begin:end] for begin, end in ranges]) for whole in (given, decoded)))
+    if length >= SIZE:
+        return Coded(_cut(given, ranges), _cut(decoded, ranges))
+    has = next(has for has in product([False, True], repeat=len(ranges)) if elements_with(has).sum() == length)
+    found = Coded(np.zeros(SIZE), np.zeros(SIZE))
+    for there, here in zip(found, (given, decoded), strict=True):
+        there[elements_with(has)] = here[:length]
+    return found
 
 
 @dataclass(frozen=True)
@@ -223,11 +271,12 @@ class Loop:
         with pl.attach(model, optimizer) as worker:
             me = worker.worker_id
             log.enter(me)
+            optimizer.register_step_pre_hook(lambda *_: setattr(log.steps[me][-1], "before", model.vector()))
             done = 0
             for _ in range(case.epochs):
                 for (samples,) in worker.batches(loader):
                     if not done:
-                        log.steps[me].append(Step(me, len(log.steps[me]) + 1, at=model.vector()))
+                        log.steps[me].append(Step(me, len(log.steps[me]) + 1))
                         self._save(log, me)
                         self._die(me, len(log.steps[me]))
                     done += 1
@@ -239,6 +288,7 @@ class Loop:
         self._save(log, me)
 
     def _pass(self, worker, step, model, scaler, samples, *, is_last):
+        step.at.append(model.vector())
         loss = model(samples)
         if (step.worker, step.number) == self.case.overflow:
             step.overflows, loss = True, loss * float("inf")
@@ -252,7 +302,7 @@ class Loop:
 
     def _save(self, log, worker):
         if self.folder is not None:
-            kept = {name: getattr(log, name) for name in ("steps", "coded", "models")}
+            kept = {name: getattr(log, name) for name in ("steps", "coded", "halves", "models")}
             file = self.folder / f"{worker}.pickle"
             file.with_suffix(".new").write_bytes(pickle.dumps(kept))
             file.with_suffix(".new").replace(file)

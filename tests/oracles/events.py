@@ -15,6 +15,14 @@ class Coded(NamedTuple):
     decoded: np.ndarray
 
 
+class Half(NamedTuple):
+    """What a worker makes of an exchange with another: of the model (SIZE,) that came from there, and that went from here."""
+
+    peer: int
+    there: np.ndarray
+    here: np.ndarray
+
+
 class Codec(NamedTuple):
     """What an oracle has to know of a codec: how exactly it computes, and whether what it does not send is kept for later."""
 
@@ -30,31 +38,35 @@ class Step:
         worker: whose.
         number: of this worker's steps, from 1.
         passes: the samples of each backward pass since the last step; none: this round has no batch for the worker.
-        at: the parameters (SIZE,) that its loop saw in the first of them.
+        at: the parameters (SIZE,) that its loop saw in each of them.
+        before: those that its optimizer stepped on, as it began; None where it did not step.
         read: the version of those parameters.
         ready: the newest version when the gradient was ready.
         applied: the version that the step made, -1 where its gradient was dropped, 0 where nothing was applied.
         overflows: whether the loop's loss is infinite here.
+        ready_s: when the gradient was ready; all take alike long to a server, so that they come in this order.
     """
 
     worker: int
     number: int
     passes: list[list[int]] = field(default_factory=list)
-    at: np.ndarray | None = None
+    at: list[np.ndarray] = field(default_factory=list)
+    before: np.ndarray | None = None
     read: int = 0
     ready: int = 0
     applied: int = 0
     overflows: bool = False
+    ready_s: float = 0.0
 
     @property
     def samples(self):
         return sum(len(one) for one in self.passes)
 
-    def gradient(self, x, clip=None):
-        """The sum of its passes' gradients at x, clipped, and which parameters have one."""
+    def gradient(self, x=None, clip=None):
+        """The sum of its passes' gradients at x, or where its loop saw them; clipped; and which parameters have one."""
         g, has = np.zeros(SIZE), np.zeros(len(PARTS), dtype=bool)
-        for samples in self.passes:
-            own, own_has = gradient(x, samples)
+        for samples, at in zip(self.passes, self.at if x is None else [x] * len(self.passes), strict=True):
+            own, own_has = gradient(at, samples)
             g, has = g + own, has | own_has
         return clipped(g, clip), has
 
@@ -70,6 +82,9 @@ class Trace:
         sent: by worker, what it coded of its vectors, in their order; by the number of the mean they went into, where there
             are means.
         means: what was coded of each mean of all workers' vectors.
+        left_s: by worker, when the others know that it has ended, or died.
+        halves: by worker, of its exchanges, in their order.
+        trips: worker and seconds of each round trip that a server has measured, in their order; None: the worker has left.
     """
 
     workers: int
@@ -77,6 +92,9 @@ class Trace:
     models: dict[int, np.ndarray]
     sent: dict[int, dict[int, Coded]] = field(default_factory=dict)
     means: list[Coded] = field(default_factory=list)
+    left_s: dict[int, float] = field(default_factory=dict)
+    halves: dict[int, list[Half]] = field(default_factory=dict)
+    trips: list[tuple[int, float | None]] = field(default_factory=list)
 
     def making(self, version):
         """The steps whose gradients are in this update."""

@@ -1,5 +1,7 @@
 """Synchronous SGD: one step with the mean of all workers' gradients, weighted by samples, perhaps through a codec."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from oracles.events import close
@@ -11,13 +13,14 @@ def weighted_mean(vectors, weights):
     return sum((w * v for v, w in zip(vectors, weights, strict=True)), np.zeros(SIZE)) / max(sum(weights), 1)
 
 
-def run(trace, start, optimizer, *, clip=None, clips_mean=True, marked=True, codec=None):
+def run(trace, start, optimizer, *, clip=None, clips_mean=True, marked=True, codec=None, means=None):
     """The parameters after all rounds.
 
     A round without `marked` averages after each backward pass what has come out so far, and with it once. A worker whose
-    gradient is infinite lets all leave the step out, which leaves what codecs remember as it was.
+    gradient is infinite lets all leave the step out, which leaves what codecs remember as it was. `means`: what makes means
+    through a codec, if not `Feedback`.
     """
-    x, feedback, number = start, Feedback(trace, codec), 0
+    x, means, number = start, means or (codec and Feedback(trace, codec)), 0
     for version in range(1, trace.versions + 1):
         steps = trace.making(version)
         if any(one.overflows for one in steps):
@@ -28,12 +31,12 @@ def run(trace, start, optimizer, *, clip=None, clips_mean=True, marked=True, cod
             parts = [_passes(one, pieces) for one in steps]
             own = [part.gradient(x, None if clips_mean else clip) for part in parts]
             weights = [part.samples for part in parts]
-            if codec is None:
+            if means is None:
                 g = g + weighted_mean([one for one, _ in own], weights)
             else:
                 vectors = {s.worker: (g + o[0], w) for s, o, w in zip(steps, own, weights, strict=True)}
                 g, number = (
-                    feedback.mean(number, vectors, np.logical_or.reduce([has, *(one for _, one in own)])),
+                    means.mean(number, vectors, np.logical_or.reduce([has, *(one for _, one in own)])),
                     number + 1,
                 )
             has = np.logical_or.reduce([has, *(one for _, one in own)])
@@ -42,7 +45,7 @@ def run(trace, start, optimizer, *, clip=None, clips_mean=True, marked=True, cod
 
 
 def _passes(step, which):
-    return type(step)(step.worker, step.number, [step.passes[k] for k in which if k < len(step.passes)])
+    return replace(step, passes=[step.passes[k] for k in which if k < len(step.passes)])
 
 
 class Feedback:

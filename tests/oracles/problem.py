@@ -23,6 +23,11 @@ def uses_branch(samples):
     return samples[0] % 2 == 0
 
 
+def elements_with(has):
+    """Which elements (SIZE,) are of parameters that have a gradient."""
+    return np.repeat(has, _SIZES)
+
+
 def gradient(x, samples):
     """The gradient (SIZE,) of the mean loss of these samples at x, and which parameters have one (3,).
 
