@@ -17,6 +17,9 @@ FOUND = {
     "what a codec made of parameters without a gradient was taken from its memory, and not applied": Case(
         "all-reduce(codec=sign)", samples=30, batch=1, seed=3
     ),
+    "PowerSGD's next factor came from what was not applied of a matrix without a gradient": Case(
+        "all-reduce(codec=power(rank=1,min_rate=1.1,warmup_steps=2))", workers=4, samples=46, batch=1
+    ),
     "what a codec made of parameters without a gradient was applied as their gradient": Case(
         "parameter-server(mode=async,codec=sign)", optimizer="momentum", samples=30, batch=1, seed=3
     ),

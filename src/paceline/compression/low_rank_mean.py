@@ -37,7 +37,7 @@ class LowRankMean:
         self._factored = self._matrices(owner, first, length)
         self.rights = [one.first_factor(self.rank).to(self.type) for one in self._factored]
         self.memory = torch.zeros(length, dtype=self.type)
-        self._before = self.memory
+        self._before = self.memory, self.rights
         self.count = 0
         self.share = 0.0  # that this worker had in the mean that its memory is left over from
         covered = torch.zeros(length, dtype=torch.bool)
@@ -80,12 +80,15 @@ class LowRankMean:
 
     def note(self) -> None:
         """As of `Pieces`."""
-        self._before = self.memory.clone()
+        self._before = self.memory.clone(), list(self.rights)
 
     def leave_out(self, ranges: Ranges) -> None:
         """As of `CodedMean`."""
         for begin, end in within(ranges, self._first, self._first + len(self.memory)):
-            self.memory[begin:end] = self._before[begin:end]
+            self.memory[begin:end] = self._before[0][begin:end]
+            for at, one in enumerate(self._factored):
+                if begin <= one.first < end:
+                    self.rights[at] = self._before[1][at]
 
     @property
     def warms_up(self) -> bool:
