@@ -4,17 +4,23 @@ from random import Random
 
 from composition.loop import OPTIMIZERS, Case
 
-LOCKSTEP = ["lockstep", "all-reduce", "all-reduce(sharded=true)", "local-sgd(period=3)"]
+LOCKSTEP = ["lockstep", "all-reduce(sharded=true)", "d-psgd", "d-psgd(topology=one-peer-exponential)"]
 SHARED = [
-    "locked", "locked(kind=rwlock)", "leashed", "leashed(persistence=1)", "locked(step_size=inverse)",
-    "leashed(step_size=inverse)",
+    "hogwild", "hogwild(reads=copy)", "hogwild(step_size=inverse)", "locked", "locked(kind=rwlock)",
+    "locked(step_size=tail)", "leashed", "leashed(persistence=1)", "leashed(step_size=exponential)",
 ]  # fmt: skip
-SERVED = [
-    "parameter-server(mode=async)", "parameter-server", "parameter-server(mode=sync(backups=1))",
+GOSSIP = ["ad-psgd", "ad-psgd(topology=complete)"]
+CODED = [
+    "all-reduce", "local-sgd(period=3)", "local-sgd(period=2,warmup_steps=2)", "da-sgd(period=4,delay=2)",
+    "da-sgd(period=3,delay=1,merge=corrected)", "diloco(period=3)", "diloco(period=4,fragments=2,delay=1)",
+    "parameter-server", "parameter-server(mode=sync(backups=1))", "parameter-server(mode=sync(rate=linear))",
+    "parameter-server(mode=async)", "parameter-server(mode=async(rate=rescaled))",
     "parameter-server(mode=bounded(clock_bound=2))", "parameter-server(mode=rennala(gradients=3))",
-    "parameter-server(mode=ringmaster(threshold=2))", "parameter-server(mode=sync(rate=linear))",
+    "parameter-server(mode=ringmaster(threshold=2))", "parameter-server(mode=ringleader)",
+    "parameter-server(shards=2)", "parameter-server(mode=async,apply=adagrad)",
+    "downpour(push=3,fetch=2)", "downpour(apply=user)",
 ]  # fmt: skip
-ALGORITHMS = [*LOCKSTEP, *SHARED, *SERVED]
+ALGORITHMS = [*LOCKSTEP, *SHARED, *GOSSIP, *CODED, "adaptive-revision"]
 CODECS = [
     "qsgd(bits=4)", "qsgd(bits=8,norm=l2)", "ternary", "dq", "sign", "top-k(fraction=0.2)", "bf16", "bf16(feedback=true)",
     "fp16", "power(rank=1,min_rate=1.1,warmup_steps=2)",
@@ -29,15 +35,16 @@ def with_codec(algorithm, codec):
 
 
 def case(number):
-    """The combination of this number. Half of them have a codec, one in five a death, and one in four an infinite loss."""
+    """The combination of this number. Where codecs are possible most have one; one in five has a death, and one in four an infinite loss."""
     random = Random(number)
-    codec = random.choice(CODECS) if random.random() < 0.5 else None
+    algorithm = random.choice(ALGORITHMS)
+    codec = random.choice(CODECS) if random.random() < (0.6 if algorithm in CODED else 0.1) else None
     workers, batch, passes = random.randint(2, 4), random.randint(1, 4), random.choice([1, 1, 2, 3])
     # Each worker's batches make whole steps; what is left over makes an uneven last round where a step is of one pass.
     rest = random.randrange(workers * batch) if passes == 1 else 0
     scaler = random.random() < 0.5
     return Case(
-        algorithm=with_codec(random.choice(ALGORITHMS), codec),
+        algorithm=with_codec(algorithm, codec),
         optimizer=random.choice(sorted(OPTIMIZERS)),
         workers=workers,
         samples=workers * batch * passes * random.randint(1, 3) + rest,

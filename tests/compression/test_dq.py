@@ -118,11 +118,13 @@ def test_the_error_is_within_the_target_with_the_least_bits(case, norm, bucket):
 
 
 @pytest.mark.parametrize("share", [0.99, 1.01])
-def test_one_bit_more_as_soon_as_the_bound_is_above_the_target(share):
+@pytest.mark.parametrize(("norm", "bucket", "bits"), [("linf", 512, 6), ("l2", None, 3)])
+def test_one_bit_more_as_soon_as_the_bound_is_above_the_target(norm, bucket, bits, share):
+    """Pieces have scales of their own; with one Euclidean norm and few bits, most is the first error, rounded anew."""
     vectors, weights = CASES["uneven weights"]
-    dq = DQ(target_error=1.0)
-    dq = dataclasses.replace(dq, target_error=bound(dq, vectors, weights, 6) / share)
-    assert coded_steps(dq, vectors, weights, 1)[0][1] == (6 if share < 1 else 7)
+    dq = DQ(target_error=1.0, norm=norm, bucket=bucket)
+    dq = dataclasses.replace(dq, target_error=bound(dq, vectors, weights, bits) / share)
+    assert coded_steps(dq, vectors, weights, 1)[0][1] == (bits if share < 1 else bits + 1)
 
 
 def test_the_vectors_of_a_step_share_the_target():

@@ -33,10 +33,9 @@ class DQ(Codec):
     Costs: those of `qsgd`. With `target_error`, one small all-reduce per step, and coding begins when backward has ended: the
     overlap with backward is lost. Gain of `target_bits`: where sizes swing, up to half of the error at equal bits, once they
     have crossed their mean four times; with `alpha`, that of its known weights. Norms that only rise or fall get the target's
-    bits: whether a trend goes on cannot be known, and if it ends, bits saved or spent for it cost more than they gain. The sum
+    bits: whether that goes on cannot be known, and if it ends, bits saved or spent for it cost more than they gain. The sum
     of error bounds stays within about 5 % of what fixed bits make, unless norms rise beyond all before.
     Use when: `qsgd` would be used, and the gradient's size swings; or the error is to be bounded.
-    Not: `target_error` under a `GradScaler`, whose scale it does not know: the error is that of gradients as they are sent.
 
     Args:
         target_bits: mean bits per element; 4 where `target_error` is not given.
