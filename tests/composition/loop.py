@@ -23,6 +23,7 @@ from paceline.algorithms.exchange import Exchanges
 from paceline.algorithms.server.admission import WeightByTime
 from paceline.compression.dq import AtBits
 from paceline.compression.registry import codec_registry
+from paceline.simulator.compute import Normal
 from paceline.vectors.flat import FlatBinding
 
 OPTIMIZERS = {
@@ -131,10 +132,10 @@ class Log:
         sent, means = {worker: {} for worker in records}, {}
         ranges = FlatBinding([p for p in Model().parameters() if p.requires_grad]).ranges
         for worker, entries in self.coded.items():
-            number, pieces = 0, []
+            number, pieces, pushes = 0, [], {}
             for carrier, step, length, coded in entries:
                 if carrier == "push":
-                    sent[worker][step] = _put_together([coded], ranges, length)
+                    pushes.setdefault(step, []).append(coded)  # of each shard
                 elif carrier == "mean":
                     means.setdefault(number, (length, {}))[1][worker] = coded
                     number += 1
@@ -143,6 +144,7 @@ class Log:
                     if len(pieces) == workers:
                         sent[worker][number] = _put_together(pieces, ranges, length)
                         pieces = []
+            sent[worker] |= {step: _put_together(parts, ranges, SIZE) for step, parts in pushes.items()}
         means = [_put_together([parts[w] for w in sorted(parts)], ranges, n) for _, (n, parts) in sorted(means.items())]
         detection_s = pl.Cluster(workers=1).detection_s
         left_s = {
@@ -336,7 +338,9 @@ class Lost(NamedTuple):
 def simulated(case):
     """What a case's simulated run comes to: a trace, or that it was refused before its first step, or lost with a worker."""
     log = Log()
-    cluster, faults = pl.Cluster(workers=case.workers), pl.Faults()
+    # No two workers are ever ready at the same instant: the order of events follows from their times.
+    times = Normal(average_s=0.01, deviation_s=0.001)
+    cluster, faults = pl.Cluster(workers=case.workers, compute_s=times), pl.Faults()
     if case.slow is not None:
         cluster = cluster.slow(worker=case.slow[0], factor=case.slow[1])
     if case.kill is not None:
