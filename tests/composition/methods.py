@@ -170,7 +170,7 @@ def _diloco(trace, one):
         outer.run(
             trace, START, one.optimizer, period=options.period, rate=step.rate, momentum=getattr(step, "momentum", None),
             fragments=options.fragments, delay=options.delay, local_weight=options.local_weight,
-            clip=one.case.clip, codec=one.codec,
+            clip=one.case.clip, codec=one.codec, make_means=lambda: one.means(trace),
         )
     )  # fmt: skip
 
