@@ -1,5 +1,8 @@
 """Factors that differ from gradient to gradient weight the gradient, in momentum too; rates are the optimizer's own."""
 
+import math
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -12,7 +15,10 @@ from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.user import UserOptimizer
 from paceline.optim.settings import ELEMENTWISE, settings_of
 from paceline.ports.ports import Message, Received
+from paceline.replica.base import TaskReplica
 from paceline.simulator import Cluster
+from paceline.simulator.replica import SimulatedReplica
+from paceline.vectors.flat import FlatBinding
 
 OPTIM = torch.optim
 LINEAR = [
@@ -170,9 +176,7 @@ def test_rescaled_workers_move_the_parameters_equally_far(arguments, apply):
 @pytest.mark.parametrize("rule", ["adam", "rmsprop", "adagrad", "async-adagrad", "adaptive-revision"])
 @pytest.mark.parametrize("text", ["{}", "delayed(delay=constant(updates_late=1), rule={})"])
 def test_a_servers_adaptive_rule_is_refused_where_gradients_are_weighted(rule, text):
-    refused = (
-        rf"rate=rescaled multiplies every gradient .* {text.format(rule).split('(')[0]}.*: take apply=sgd or apply=mom"
-    )
+    refused = rf"rate=rescaled multiplies every gradient .* {rule} are not in proportion: take apply=sgd or apply=mom"
     with pytest.raises(pl.UsageError, match=refused) as error:
         pl.parse(f"parameter-server(mode=async(rate=rescaled), apply={text.format(rule)})")
     assert "\n" not in str(error.value)
@@ -219,6 +223,73 @@ def test_the_built_in_loop_refuses_them_too_and_takes_them_without_the_option(na
     with pytest.raises(pl.UsageError, match=r"multiplies every gradient .* of AdamW are not"):
         pl.simulate_task(pl.TrainConfig(algorithm=f"{name}({size})", **settings), cluster=Cluster(workers=2))
     assert pl.train(pl.TrainConfig(algorithm=f"{name}({plain})", **settings)).result["outcome"] == "stopped"
+
+
+def test_one_of_several_optimizers_is_enough_to_be_refused():
+    def loop():
+        model = torch.nn.Linear(2, 1)
+        own = [OPTIM.SGD([model.weight], lr=0.1), OPTIM.AdamW([model.bias], lr=0.1)]
+        with pl.attach(model, own):
+            pass
+
+    with pytest.raises(pl.UsageError, match="of AdamW are not in proportion"):
+        pl.simulate(loop, workers=2, algorithm="hogwild(step_size=inverse)")
+
+
+def test_a_lone_worker_has_no_server_that_would_weight_its_gradients():
+    def loop():
+        model = torch.nn.Linear(2, 1)
+        optimizer = OPTIM.AdamW(model.parameters())
+        with pl.attach(model, optimizer):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+
+    pl.simulate(loop, workers=1, algorithm="parameter-server(mode=async(rate=rescaled))")
+
+
+class BuiltIn:
+    """A replica of our own loop, whose gradient is 1, 2, 3 at every step."""
+
+    def __init__(self, kind, make_optimizer):
+        model = torch.nn.Linear(3, 1, bias=False).double()
+        binding = FlatBinding(list(model.parameters()))
+        batches = SimpleNamespace(next=lambda: None)
+        base = {"binding": binding, "recorder": None, "waits": [], "staleness": None, "stopped": lambda: False}
+        core = SimpleNamespace(update=lambda *_: None, copy=lambda: None)
+        simulated = {"core": core, "random_states": None, "num_blocks": 2} if kind is SimulatedReplica else {}
+        self.replica = kind(model, lambda *_: None, make_optimizer, batches, **simulated, **base)
+        begin, end = binding.ranges[0]
+        self.x, self.part = binding.zeros(), slice(begin, end)
+
+    @torch.no_grad()
+    def step(self, weight):
+        self.replica.g[self.part] = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+        self.replica.missing = ()
+        self.replica.apply(to=self.x, weight=weight)
+
+
+@pytest.mark.parametrize(("optimizer", "arguments"), LINEAR, ids=str)
+@pytest.mark.parametrize("kind", [TaskReplica, SimulatedReplica])
+def test_the_built_in_loop_weights_gradients(kind, optimizer, arguments):
+    own = BuiltIn(kind, lambda parameters: optimizer(parameters, lr=0.1, **arguments))
+    weights = (1.0, 0.5, 1.75, 0.0, 1.0)
+    for weight in weights:
+        own.step(weight)
+    gradients = [torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64) * weight for weight in weights]
+    expected = stepped(optimizer, arguments, gradients, [0.1] * 5)
+    torch.testing.assert_close(own.x[own.part], expected, rtol=0, atol=1e-13)
+
+
+def test_step_sizes_are_the_published_factors():
+    ports = Counted(2)
+    assert [pl.InverseStep().weight(tau, ports) for tau in (0, 1, 4)] == [1.0, 0.5, 0.2]
+    at_half = pl.ExponentialStep(threshold=6).weight(3, ports)
+    assert at_half == pytest.approx(1 / (1 + 3))
+    assert pl.ExponentialStep().weight(3, ports) == pytest.approx(math.exp(-(2 / 3) * math.log(2.5) * 3))
+    tail = pl.TailStep(amplitude=0.5)
+    assert tail.weight(7, ports) == 1.0
+    ports.seen = [0] * 5 + [1] * 10 + [2] * 5
+    assert [tail.weight(tau, ports) for tau in (0, 1, 2, 3)] == [1.5, 1.25, 0.75, 0.5]
 
 
 class Counted:

@@ -131,8 +131,9 @@ def test_alone_equals_plain_pytorch_under_a_scheduler(row, scheduler):
 
 @rows(lambda row: not row.scales_fresh_updates and not row.own_rule)
 def test_a_loop_that_fetches_its_batches_itself(row):
-    one = plain("adamw")
-    model, optimizer, loader = pieces("adamw")
+    kind = "momentum" if row.algorithm.weighting(1) else "adamw"
+    one = plain(kind)
+    model, optimizer, loader = pieces(kind)
     seen = []
     with pl.attach(model, optimizer, algorithm=row.spec):
         train(model, optimizer, lambda: loader, seen=seen)

@@ -107,6 +107,10 @@ class Algorithm:
         """Whether a layout may cut parameters over groups of workers: the program averages shards across groups."""
         return False
 
+    def weighting(self, num_workers: int) -> str:
+        """The option by which each gradient has a factor of its own, which only a linear optimizer can follow; or empty."""
+        return ""
+
     @property
     def lets_gradients_wait(self) -> bool:
         """Whether a gradient may be applied in a later update than the one that it came for."""

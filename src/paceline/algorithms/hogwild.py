@@ -26,7 +26,7 @@ class Hogwild(Algorithm):
 
     Args:
         reads: compute the gradient on the `live` vector (it may change under the forward pass) or on a private `copy`.
-        step_size: factor on each gradient by its staleness; not with Adam and its kin.
+        step_size: factor on each gradient by its staleness; SGD can follow, and Adam cannot.
 
     Differs from the paper: it assumes that each addition to a component is atomic. Here an update is a vectorised
     read-modify-write: of two workers that write one component at the same instant, one addition can be lost. The update is as
@@ -46,10 +46,13 @@ class Hogwild(Algorithm):
         """One racing vector."""
         return Needs("racing", staleness_counts=self.step_size.needs_counts)
 
+    def weighting(self, num_workers: int) -> str:
+        """By the step size."""
+        return self.step_size.option
+
     def work(self, replica: Replica, ports: Ports[RacingParameters]) -> None:
         """x: shared parameters (P,); tau: staleness as it stands when the update begins."""
         shared = ports.shared
-        self.step_size.check(replica)
         for _ in replica.steps():
             read_version = shared.version
             x = replica.copy(shared.x) if self.reads == "copy" else shared.x

@@ -35,7 +35,7 @@ class Leashed(Algorithm):
         persistence: T_p, how many lost races a worker makes up for before it drops its gradient. None: it never gives up;
             0: one attempt only, so that nothing is added to the staleness after the gradient is ready.
         backoff: wait between attempts, in update times.
-        step_size: factor on each gradient by its staleness when it is first tried; not with Adam and its kin.
+        step_size: factor on each gradient by its staleness when it is first tried; SGD can follow, and Adam cannot.
 
     Differs from the paper: vectors are recycled in a fixed pool (version-tagged head, one hazard word per worker) instead of
     freed; a retry re-publishes the newest vector plus the update that the optimizer made on the first attempt, so that an
@@ -56,10 +56,13 @@ class Leashed(Algorithm):
         """A pool of slots."""
         return Needs("slots", staleness_counts=self.step_size.needs_counts)
 
+    def weighting(self, num_workers: int) -> str:
+        """By the step size."""
+        return self.step_size.option
+
     def work(self, replica: Replica, ports: Ports[SlotParameters]) -> None:
         """x: a published vector (P,)."""
         pool = ports.shared
-        self.step_size.check(replica)
         for _ in replica.steps():
             view = pool.latest()
             try:

@@ -29,7 +29,7 @@ class Locked(Algorithm):
     Args:
         kind: `mutex`, or `rwlock`: a read-write lock with writer preference, under which copies do not exclude each other.
         backoff: with a back-off, workers do not queue: they try the lock and wait that long after each failure.
-        step_size: factor on each gradient by its staleness; not with Adam and its kin.
+        step_size: factor on each gradient by its staleness; SGD can follow, and Adam cannot.
 
     Differs from the paper: any optimizer steps under the lock, not plain SGD alone. A back-off and a factor by staleness are
     options; left alone, workers queue at the lock, as published.
@@ -49,10 +49,13 @@ class Locked(Algorithm):
         """One vector behind a lock."""
         return Needs("locked", lock=self.kind, staleness_counts=self.step_size.needs_counts)
 
+    def weighting(self, num_workers: int) -> str:
+        """By the step size."""
+        return self.step_size.option
+
     def work(self, replica: Replica, ports: Ports[LockedParameters]) -> None:
         """x: this worker's copy of the parameters (P,); tau: staleness."""
         shared = ports.shared
-        self.step_size.check(replica)
         if self.backoff != NoBackoff():
             shared.backoff = lambda failures: self.backoff.units(failures + 1, ports.random) * replica.update_time_s
         for _ in replica.steps():

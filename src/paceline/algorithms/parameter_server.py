@@ -106,8 +106,9 @@ class ParameterServer(Served):
         super().__post_init__()
         check_carrier(self.codec, "push", "parameter-server", codec_registry.spec(self.codec))
         self.mode.check_shards(self.shards)
-        if self.mode.follows_times and not self.apply.is_linear:
-            raise not_linear(_RESCALED, apply_registry.spec(self.apply), "take apply=sgd or apply=momentum")
+        rule = self.apply.rule if isinstance(self.apply, Delayed) else self.apply
+        if self.mode.follows_times and not rule.is_linear:
+            raise not_linear(_RESCALED, apply_registry.spec(rule), "take apply=sgd or apply=momentum")
         if self.durability == "replica":
             self.mode.check_copies()
         if self.durability == "replica" and self.snapshot_s != 5.0:
@@ -166,6 +167,11 @@ class ParameterServer(Served):
         except ValueError as error:
             raise UsageError(f"Staleness cannot be injected here: {error}.") from error
 
+    def weighting(self, num_workers: int) -> str:
+        """Where servers apply the workers' own optimizer to gradients that the mode weights."""
+        is_weighted = num_workers > 1 and self.mode.follows_times and not self.apply.overrides_optimizer
+        return _RESCALED if is_weighted else ""
+
     @property
     def pushes_by(self) -> Codec:
         """As the user wishes."""
@@ -176,8 +182,6 @@ class ParameterServer(Served):
         if not ports.num_servers:
             work_alone(replica, ports, self.apply, self.average)
             return
-        if self.mode.follows_times and not self.apply.overrides_optimizer:
-            replica.check_linear(_RESCALED)
         client = Client(ports, self.codec, aligned=self.mode.chosen_once)
         client.join()
         if self.mode.waits:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from paceline.ports.ports import Ports
-from paceline.ports.replica import Replica
 from paceline.ports.shared import SharedParameters
 from paceline.specs.bounds import COUNT, SHARE
 from paceline.specs.types import check_fields
@@ -29,13 +28,10 @@ class StepSize:
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def check(self, replica: Replica) -> None:
-        """Refuses what cannot weight gradients; call it before the first step.
-
-        Raises:
-            UsageError: the optimizer's steps are not linear in its gradients.
-        """
-        replica.check_linear(f"step_size={type(self).__name__.removesuffix('Step').lower()}")
+    @property
+    def option(self) -> str:
+        """What an algorithm has been given, where gradients get other factors than 1."""
+        return f"step_size={type(self).__name__.removesuffix('Step').lower()}"
 
     def weight(self, staleness: int, ports: Ports[SharedParameters]) -> float:
         """The factor for a gradient of this staleness."""
@@ -46,8 +42,10 @@ class StepSize:
 class FullStep(StepSize):
     """The same step whatever the staleness."""
 
-    def check(self, replica: Replica) -> None:
-        """Any optimizer can."""
+    @property
+    def option(self) -> str:
+        """None."""
+        return ""
 
     def weight(self, staleness: int, ports: Ports[SharedParameters]) -> float:
         """Always 1."""

@@ -23,8 +23,8 @@ from paceline.loop.loss_scales import watch_scales
 from paceline.loop.own_batches import OwnBatches
 from paceline.loop.same_inputs import SameInputs
 from paceline.loop.step_calls import graph_task, refuse_step
-from paceline.optim.settings import OptimizerSettings, check_linear, raw_step, scaled_step, settings_of, state_of
-from paceline.optim.several_optimizers import SeveralOptimizers, members_of
+from paceline.optim.settings import OptimizerSettings, raw_step, scaled_step, settings_of, state_of
+from paceline.optim.several_optimizers import SeveralOptimizers
 from paceline.ports.ports import Collectives
 from paceline.ports.replica import Piece
 from paceline.records.accruals import Accruals, LateLosses
@@ -303,10 +303,6 @@ class AttachedReplica(AttachedGradient):
             if not self._ended:
                 yield self.step
 
-    def check_linear(self, option: str) -> None:
-        """As of `Replica`."""
-        check_linear(members_of(self._optimizer), option)
-
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None, weight: float = 1.0) -> None:
         """Lets the optimizer take its one step on `to` (P,), a copy of `of` if given: the loop's own call of `step`.
 
@@ -319,8 +315,7 @@ class AttachedReplica(AttachedGradient):
                 " delay, or paceline train, whose loop is Paceline's."
             )
         begun_s = self._now_s()
-        if of is not None:
-            to.copy_(of)
+        to = to if of is None else to.copy_(of)
         if to is not self.binding.rests_on:
             self.binding.bind(to)
         self.skipped = (self.scaled or self._absent) and self._is_left_out()
@@ -329,8 +324,7 @@ class AttachedReplica(AttachedGradient):
             return
         if self._g_is_mine:
             self.binding.scatter_gradients(self.g, self.missing)
-        if weight != 1.0:
-            self._weight_gradients(weight)
+        self.binding.weight_gradients(weight)
         if self._absent:
             self._step_by_itself(scale)
         elif scale == 1.0:
@@ -339,11 +333,6 @@ class AttachedReplica(AttachedGradient):
         else:
             scaled_step(self._hand_over_step, self._optimizer, scale)
         self._end_apply(to, begun_s)
-
-    def _weight_gradients(self, weight: float) -> None:
-        for parameter in self.binding.parameters:
-            if parameter.grad is not None:
-                parameter.grad.mul_(weight)
 
     def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
         """Lets the optimizer take its one step on `to` (S,): the loop's own call of `step` finds these elements alone.

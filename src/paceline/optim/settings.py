@@ -54,13 +54,13 @@ def check_linear(optimizers: Iterable[torch.optim.Optimizer], option: str) -> No
 
     Args:
         optimizers: any.
-        option: what multiplies gradients.
+        option: what multiplies gradients; empty: nothing does.
 
     Raises:
         UsageError: with the remedy.
     """
     for one in optimizers:
-        if type(one) not in _LINEAR:
+        if option and type(one) not in _LINEAR:
             raise not_linear(option, type(one).__name__, "choose SGD, with momentum or without")
 
 

@@ -125,15 +125,7 @@ class Replica(Protocol):
         """Lets the optimizer take its one step on `to` (P,), its learning rate multiplied by `scale`.
 
         With `of` (P,), `to` becomes `of` after the step; what was in it before does not matter. The gradient is multiplied by
-        `weight`: so what differs from gradient to gradient stays with it in the optimizer's momentum. See `check_linear`.
-        """
-        ...
-
-    def check_linear(self, option: str) -> None:
-        """Call it before the first step where gradients are weighted, by this option.
-
-        Raises:
-            UsageError: the optimizer's steps are not linear in its gradients, as Adam's.
+        `weight`: so what differs from gradient to gradient stays with it in momentum. See `Algorithm.weighting`.
         """
         ...
 

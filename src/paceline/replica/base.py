@@ -18,15 +18,7 @@ from torch import nn
 from paceline.data.plan import BatchSource
 from paceline.errors import DivergedError
 from paceline.optim.flat_parameters import FlatParameters
-from paceline.optim.settings import (
-    ELEMENTWISE,
-    OptimizerSettings,
-    check_linear,
-    is_plain_sgd,
-    raw_step,
-    scaled_step,
-    settings_of,
-)
+from paceline.optim.settings import ELEMENTWISE, OptimizerSettings, is_plain_sgd, raw_step, scaled_step, settings_of
 from paceline.ports.ports import Counts
 from paceline.ports.replica import Piece
 from paceline.ports.round_shares import RoundShares
@@ -344,10 +336,6 @@ class TaskReplica(BaseReplica):
         if self._buckets.under_way and self._slowness is None:  # a slow worker hands out at the end of its time
             self._buckets.complete(index)
 
-    def check_linear(self, option: str) -> None:
-        """As of `Replica`."""
-        check_linear([self.optimizer], option)
-
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None, weight: float = 1.0) -> None:
         """Lets the optimizer take its one step on `to` (P,), a copy of `of` if given."""
         begun_s = self._now_s()
@@ -359,11 +347,9 @@ class TaskReplica(BaseReplica):
             else:
                 torch.add(to if of is None else of, self._g, alpha=-rate, out=to)
         else:
-            if of is not None:
-                to.copy_(of)
             if weight != 1.0:
                 self._g.mul_(weight)
-            self._step_on(to, scale)
+            self._step_on(to if of is None else to.copy_(of), scale)
         self._count_apply(begun_s)
 
     def _step_on(self, to: torch.Tensor, scale: float, block: int = 0) -> None:

@@ -286,9 +286,6 @@ class TimedReplica(_Timed):
         self._core.update(self._core.cluster.workers)
         self._count_apply(begun_s)
 
-    def check_linear(self, option: str) -> None:
-        """There is no optimizer."""
-
     def optimizer_settings(self) -> OptimizerSettings:
         """Those of an optimizer that has nothing to do."""
         return _NO_OPTIMIZER

@@ -206,18 +206,19 @@ def check_optimizer(
     momentum: float | None = None,
     *,
     parameters: Iterable[torch.nn.Parameter] | None = None,
-) -> None:
+) -> list[torch.optim.Optimizer]:
     """Refuses what `build_optimizer` would refuse, of a model's parameters, or if there are none yet, of a matrix.
 
-    Plain SGD is known to be right, and to build torch's first optimizer takes 1.5 s: it imports the compiler.
+    Returns what it has built: nothing of plain SGD, which is known to be right, as torch's first optimizer takes 1.5 s to
+    build: it imports the compiler.
     """
     import torch
 
     if spec_text == "sgd" and (learning_rate or 0.0) >= 0 and (momentum or 0.0) >= 0:
-        return
+        return []
     if parameters is None:
         parameters = [torch.nn.Parameter(torch.zeros(2, 2))]
-    build_optimizer(spec_text, parameters, learning_rate, momentum)
+    return [build_optimizer(spec_text, parameters, learning_rate, momentum)]
 
 
 def build_optimizer(

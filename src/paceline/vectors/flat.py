@@ -151,6 +151,12 @@ class FlatBinding:
         """The parameters without a gradient."""
         return tuple(own for own, p in zip(self.ranges, self.parameters, strict=True) if p.grad is None)
 
+    def weight_gradients(self, weight: float) -> None:
+        """Multiplies the parameters' own gradients."""
+        for parameter in self.parameters if weight != 1.0 else ():
+            if parameter.grad is not None:
+                parameter.grad.mul_(weight)
+
     def gather_gradients(self, g: torch.Tensor) -> Ranges:
         """Copies the gradients into `g` (P,), whose padding is zero; a parameter without one counts as zero, and is returned.
 

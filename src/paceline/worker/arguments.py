@@ -12,26 +12,36 @@ from torch import nn
 from paceline.algorithms import Algorithm, registry
 from paceline.data.wrappers import unwrapped_model, unwrapped_optimizer
 from paceline.errors import UsageError
+from paceline.membership.environment import WorkerEnvironment
+from paceline.optim.settings import check_linear
 from paceline.optim.several_optimizers import SeveralOptimizers
 
 __all__ = ["as_one_model", "as_one_optimizer"]
 
 
 def as_one_optimizer(
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer], algorithm: Algorithm, *, in_turn: bool
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    algorithm: Algorithm,
+    environment: WorkerEnvironment | None,
+    *,
+    in_turn: bool,
 ) -> torch.optim.Optimizer:
     """What `attach` was given, as one.
 
     Raises:
-        UsageError: it is no optimizer and no list of optimizers, or the algorithm takes one.
+        UsageError: it is no optimizer and no list of optimizers, or the algorithm takes one, or another kind.
     """
+    weighting = algorithm.weighting((environment or WorkerEnvironment()).num_workers)
     if isinstance(optimizer, torch.optim.Optimizer):
-        return unwrapped_optimizer(optimizer)
+        own = unwrapped_optimizer(optimizer)
+        check_linear([own], weighting)
+        return own
     if not isinstance(optimizer, list | tuple) or not optimizer or not all(map(_is_optimizer, optimizer)):
         raise UsageError(
             f"attach needs an optimizer of torch.optim, or a list of them, and was given {_in_words(optimizer)}."
         )
     members = [unwrapped_optimizer(one) for one in optimizer]
+    check_linear(members, weighting)
     if len({id(one) for one in members}) < len(members):
         raise UsageError("attach was given the same optimizer twice: leave one out.")
     if len(members) == 1:

@@ -120,7 +120,7 @@ def attach(
         from paceline.worker.placed import worker_of_part
 
         return worker_of_part(model, optimizer, chosen, environment, evaluate)
-    optimizer = as_one_optimizer(optimizer, chosen, in_turn=not isinstance(model, nn.Module))
+    optimizer = as_one_optimizer(optimizer, chosen, environment, in_turn=not isinstance(model, nn.Module))
     module, evaluate = as_one_model(model, evaluate)
     if layout is not None or example_inputs is not None:
         from paceline.worker.cut_worker import CutWorker

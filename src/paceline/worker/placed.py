@@ -47,7 +47,7 @@ def worker_of_part(
             if isinstance(chosen, Placed)
             else "A part of a placed model takes no algorithm: leave it out of attach and launch."
         )
-    return PlacedWorker(part, as_one_optimizer(optimizer, chosen, in_turn=False), environment, evaluate)
+    return PlacedWorker(part, as_one_optimizer(optimizer, chosen, environment, in_turn=False), environment, evaluate)
 
 
 class PlacedWorker(Worker):

@@ -29,6 +29,17 @@ def test_a_short_run_forgets_where_it_began():
     assert float(cold.x) < 0.01
 
 
+@pytest.mark.parametrize("decay", [0.5, 0.9999])
+def test_the_warm_up_is_tensorflows(decay):
+    xs = path(30)
+    average, expected = MovingAverage(xs[0], decay), xs[0].clone()
+    for n, x in enumerate(xs[1:], start=1):
+        average.update(x)
+        own = min(decay, (1 + n) / (10 + n))
+        expected = own * expected + (1 - own) * x
+        torch.testing.assert_close(average.x, expected, rtol=0, atol=1e-13)
+
+
 def test_the_warm_up_ends_at_the_decay():
     average = MovingAverage(torch.zeros(1, dtype=torch.float64), decay=0.5)
     for _ in range(100):

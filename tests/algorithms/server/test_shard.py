@@ -176,6 +176,20 @@ def test_a_step_ends_without_what_died_with_a_worker():
     assert shared.counts["incomplete"] == 1
 
 
+def test_a_gradient_that_waited_and_was_not_chosen_is_dropped():
+    """At a shard that follows: all three were there before the first shard had said which two."""
+    chosen = Received(3, 0, Message("choice", 0, x=torch.tensor([0, 2])))
+    told = [settings(worker) for worker in range(3)]
+    shared, sent = serve(
+        [*told, *(push(worker, 1, 10**worker) for worker in range(3)), chosen],
+        workers=3,
+        admission=Follower(2, range(3)),
+    )
+    assert shared.x.tolist() == [-50.5] * 3
+    assert {to: message.weight for to, message in sent} == {0: 1, 1: -1, 2: 1}
+    assert shared.counts["dropped"] == 1
+
+
 def test_a_step_whose_gradients_are_all_lost_ends_without_an_update():
     arrivals = [settings(0), choice(0, 1), PeerLeft(1, 0, "killed"), push(0, 1, 5, 1)]
     shared, _ = serve(arrivals, admission=Follower(2, range(2)), on_death="shrink")

@@ -19,6 +19,9 @@ __all__ = ["SGD", "Applier", "ApplyRule", "Momentum", "StalenessScaled"]
 class ApplyRule:
     """A rule by which gradients become updates; immutable, and so fit for a spec. `start` makes what keeps its state."""
 
+    #: Whether a gradient that is multiplied by c counts c times as much, now and later; of `user`, `check_linear` says so.
+    is_linear: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         check_fields(self)
 
@@ -31,14 +34,6 @@ class ApplyRule:
     def overrides_optimizer(self) -> bool:
         """Whether it steps in the place of the workers' own optimizer."""
         return True
-
-    @property
-    def is_linear(self) -> bool:
-        """Whether a gradient that is multiplied by c counts c times as much, in this update and in all later ones.
-
-        Of the workers' own optimizer, that is for `Replica.check_linear` to say.
-        """
-        return False
 
     @property
     def echoes(self) -> bool:
@@ -143,10 +138,7 @@ class Applier:
 class SGD(ApplyRule):
     """x <- x - rate g. Costs: no state."""
 
-    @property
-    def is_linear(self) -> bool:
-        """It is."""
-        return True
+    is_linear: ClassVar[bool] = True
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
         """Stateless."""
@@ -174,10 +166,7 @@ class Momentum(ApplyRule):
     beta: Annotated[float, DECAY] = 0.9
     nesterov: bool = False
 
-    @property
-    def is_linear(self) -> bool:
-        """It is."""
-        return True
+    is_linear: ClassVar[bool] = True
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
         """State: m."""
@@ -210,10 +199,7 @@ class StalenessScaled(ApplyRule):
     Reference: after Zhang et al., "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI 2016, arXiv:1511.05950.
     """
 
-    @property
-    def is_linear(self) -> bool:
-        """It is."""
-        return True
+    is_linear: ClassVar[bool] = True
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
         """Stateless."""

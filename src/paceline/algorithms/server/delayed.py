@@ -52,11 +52,6 @@ class Delayed(ApplyRule):
         return self.rule.overrides_optimizer
 
     @property
-    def is_linear(self) -> bool:
-        """As the rule within."""
-        return self.rule.is_linear
-
-    @property
     def echoes(self) -> bool:
         """As the rule within."""
         return self.rule.echoes

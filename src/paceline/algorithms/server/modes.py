@@ -116,7 +116,8 @@ class Sync(Mode):
             than that, so that fewer gradients cost less, and more backups would be best.
         quorum: whose gradients make a step is chosen once for all shards, or by each shard for itself, as in the paper; then
             an update may be of different gradients in different shards.
-        rate: `linear` multiplies the learning rate by the number of gradients in an update.
+        rate: `linear` multiplies the learning rate by the number of gradients in an update, which stands for as many updates:
+            weight decay grows with it, and any optimizer has it.
 
     Reference: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981, Algorithms 3 and 4. There, every
         shard chooses for itself, and means are unweighted; here they are weighted by samples. Begunov and Tyurin, 2026,
@@ -183,7 +184,7 @@ class Async(Mode):
             that all workers' data count alike: for parts of the data that differ (`skewed`, `fixed`), where plain `async`
             trains for the fastest workers' data. The mean factor is 1. One that is k times slower than all others has steps up
             to k times as long: keep the learning rate times k below what is stable. Momentum keeps each gradient's factor,
-            weight decay has none; Adam and its kin, whose steps do not follow a gradient's length, are refused.
+            weight decay has none. Adam and the like, whose steps do not follow a gradient's length, are refused.
 
     Reference: Chen et al., 2016, arXiv:1604.00981, Algorithms 1 and 2; for `rescaled` "Rescaled Asynchronous SGD", 2026,
         arXiv:2605.13434.

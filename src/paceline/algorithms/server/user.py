@@ -24,15 +24,12 @@ class UserOptimizer(ApplyRule):
     workers have loaded into theirs.
     """
 
+    is_linear: ClassVar[bool] = True
+
     @property
     def overrides_optimizer(self) -> bool:
         """It is that optimizer."""
         return False
-
-    @property
-    def is_linear(self) -> bool:
-        """Each worker says so of its own."""
-        return True
 
     def start(self, num_elements: int, dtype: torch.dtype) -> UserApplier:
         """An applier that waits to be told the settings."""
