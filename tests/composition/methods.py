@@ -56,12 +56,15 @@ class Asked(NamedTuple):
         """The user's."""
         return Optimizer(self.case.optimizer, self.case.rate)
 
-    def means(self, trace):
-        """What makes means through a codec of matrices; None: any other."""
+    def means(self, trace, has=None):
+        """What makes means of these parameters through a codec of matrices; None: any other. `has` None: of all."""
         codec = self.options.codec
         if not isinstance(codec, Power):
             return None
         ranges = FlatBinding([p for p in Model().parameters() if p.requires_grad]).ranges
+        if has is not None and not all(has):  # a fragment, which leaves nothing between its parameters
+            sizes = [int(own) * (end - begin) for own, (begin, end) in zip(has, ranges, strict=True)]
+            ranges = [(sum(sizes[:at]), sum(sizes[: at + 1])) for at in range(len(sizes))]
         rights = {
             name: Factored(begin, *SHAPES[name]).first_factor(codec.rank).double().numpy().T
             for name, (begin, _) in zip(SHAPES, ranges, strict=True)
@@ -112,7 +115,7 @@ def _parameter_server(trace, one):
     waits = type(rule).__name__ == "Delayed"
     applied = rule.rule if waits else rule
     if type(applied).__name__ == "AdaptiveRevision":
-        return adaptive_revision.run(trace, START, applied.alpha or one.case.rate, clip=clip)
+        return adaptive_revision.run(trace, START, applied.alpha or one.case.rate, clip=clip, codec=one.codec)
     server = _at_server(one, applied)
     if type(mode).__name__ == "Ringleader":
         return ringleader.run(trace, START, server, clip=clip, codec=one.codec)
@@ -166,11 +169,12 @@ def _averaged(*names):
 
 def _diloco(trace, one):
     options, step = one.options, one.options.outer
+    means = (lambda has: one.means(trace, has)) if isinstance(options.codec, Power) else None
     return _mean(
         outer.run(
             trace, START, one.optimizer, period=options.period, rate=step.rate, momentum=getattr(step, "momentum", None),
             fragments=options.fragments, delay=options.delay, local_weight=options.local_weight,
-            clip=one.case.clip, codec=one.codec, make_means=lambda: one.means(trace),
+            clip=one.case.clip, codec=one.codec, means=means,
         )
     )  # fmt: skip
 

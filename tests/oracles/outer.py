@@ -6,33 +6,20 @@ from oracles.lockstep import Feedback
 from oracles.problem import PARTS, SIZE, elements_with
 
 
-def run(
-    trace,
-    start,
-    make_optimizer,
-    *,
-    period,
-    rate,
-    momentum,
-    fragments,
-    delay,
-    local_weight,
-    clip=None,
-    codec=None,
-    make_means=lambda: None,
-):
+def run(trace, start, make_optimizer, *, period, rate, momentum, fragments, delay, local_weight, clip=None, codec=None, means=None):
     """By worker, its model after all rounds.
 
     Fragment p leaves every `period` steps, p / fragments of a period after the first; its outer step is merged `delay` steps
-    later, where `local_weight` of a worker's own parameters stays. `momentum`: Nesterov's; None: plain SGD. `make_means`:
-    makes what averages each fragment's changes; None: as of any other codec.
+    later, where `local_weight` of a worker's own parameters stays. `momentum`: Nesterov's; None: plain SGD. `means`: of the
+    parameters of a fragment, what makes its means through a codec, if not `Feedback`.
     """
     models = dict.fromkeys(range(trace.workers), start)
     optimizers = {worker: make_optimizer() for worker in models}
     rounds = {worker: trace.of(worker) for worker in models}
     outer, m, under_way = start.copy(), np.zeros(SIZE), []
     parts, number = dealt(fragments), 0
-    elements, feedbacks = [elements_with(one) for one in parts], [make_means() or Feedback(trace, codec) for _ in parts]
+    elements = [elements_with(one) for one in parts]
+    means = [means(one) for one in parts] if means else [Feedback(trace, codec) for _ in parts]
 
     def land(p, change):
         of = elements[p]
@@ -56,7 +43,7 @@ def run(
                 if codec is None:
                     change = np.mean([one for one, _ in changes.values()], axis=0)
                 else:
-                    change, number = feedbacks[p].mean(number, changes, parts[p]), number + 1
+                    change, number = means[p].mean(number, changes, parts[p]), number + 1
                 under_way.append((k + delay, p, change))
                 if not delay:
                     land(*under_way.pop(0)[1:])

@@ -19,10 +19,12 @@ class LowRank:
 
     def __init__(self, trace, rights, warmup):
         self._rights, self._warmup = rights, warmup
+        self._count = 0
         self._kept = {worker: np.zeros(SIZE) for worker in range(trace.workers)}
 
     def mean(self, number, vectors, has):
         """The mean of vectors with weights, by worker, of the parameters that have a gradient."""
+        self._count += 1
         total = sum(weight for _, weight in vectors.values())
         shares = {worker: weight / total for worker, (_, weight) in vectors.items() if weight}
         given = {worker: vectors[worker][0] + self._kept[worker] / share for worker, share in shares.items()}
@@ -30,7 +32,7 @@ class LowRank:
         for name, part, own in zip(SHAPES, PARTS, has, strict=True):
             if not own:
                 mean[part] = 0.0
-            elif name in self._rights and number >= self._warmup:
+            elif name in self._rights and self._count > self._warmup:
                 matrices = {worker: one[part].reshape(SHAPES[name]) for worker, one in given.items()}
                 P = orthonormal(sum(share * matrices[worker] @ self._rights[name] for worker, share in shares.items()))
                 rights = {worker: M.T @ P for worker, M in matrices.items()}

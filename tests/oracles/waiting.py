@@ -1,5 +1,7 @@
 """Servers whose gradients are weighted, or wait so many updates before they are applied: staleness that is injected."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from oracles.problem import SIZE
@@ -27,7 +29,8 @@ def run(trace, start, rule, *, clip=None, codec=None, weight=lambda steps: 1.0):
     for step in sorted(trace.steps, key=lambda one: (one.read, one.number)):
         _make(versions, step.read, due, gradients, rule, weight)
         g, has = step.gradient(versions[step.read], clip)
-        gradients[step.worker, step.number] = pushes.gradient(step, g, has), has
+        taken = replace(step, applied=max(step.applied, 0))  # also what waits when the run ends
+        gradients[step.worker, step.number] = pushes.gradient(taken, g, has), has
     _make(versions, trace.versions, due, gradients, rule, weight)
     return versions[-1]
 
