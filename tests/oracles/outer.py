@@ -6,7 +6,21 @@ from oracles.lockstep import Feedback
 from oracles.problem import PARTS, SIZE, elements_with
 
 
-def run(trace, start, make_optimizer, *, period, rate, momentum, fragments, delay, local_weight, clip=None, codec=None, means=None):
+def run(
+    trace,
+    start,
+    make_optimizer,
+    *,
+    period,
+    rate,
+    momentum,
+    fragments,
+    delay,
+    local_weight,
+    clip=None,
+    codec=None,
+    means=None,
+):
     """By worker, its model after all rounds.
 
     Fragment p leaves every `period` steps, p / fragments of a period after the first; its outer step is merged `delay` steps

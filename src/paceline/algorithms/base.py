@@ -5,13 +5,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.errors import AlgorithmWarning, OverrideWarning, UsageError
+from paceline.optim.settings import check_linear
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs
 from paceline.specs.types import check_fields
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Algorithm"]
 
@@ -110,6 +114,14 @@ class Algorithm:
     def weighting(self, num_workers: int) -> str:
         """The option by which each gradient has a factor of its own, which only a linear optimizer can follow; or empty."""
         return ""
+
+    def check_optimizers(self, optimizers: Sequence[torch.optim.Optimizer], num_workers: int) -> None:
+        """Refuses optimizers whose state would be wrong under this algorithm; call it before the first step.
+
+        Raises:
+            UsageError: with the reason and the remedy.
+        """
+        check_linear(optimizers, self.weighting(num_workers))
 
     @property
     def lets_gradients_wait(self) -> bool:

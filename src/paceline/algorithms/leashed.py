@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
@@ -10,6 +11,7 @@ import torch
 from paceline.algorithms.backoff import Backoff, NoBackoff
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.step_size import FullStep, StepSize
+from paceline.optim.settings import check_stateless
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs, SlotParameters
@@ -33,7 +35,8 @@ class Leashed(Algorithm):
 
     Args:
         persistence: T_p, how many lost races a worker makes up for before it drops its gradient. None: it never gives up;
-            0: one attempt only, so that nothing is added to the staleness after the gradient is ready.
+            0: one attempt only, so that nothing is added to the staleness after the gradient is ready. With a number, only SGD
+            without momentum is possible: other optimizers would keep dropped gradients in their state.
         backoff: wait between attempts, in update times.
         step_size: factor on each gradient by its staleness when it is first tried; SGD can follow, and Adam cannot.
 
@@ -59,6 +62,12 @@ class Leashed(Algorithm):
     def weighting(self, num_workers: int) -> str:
         """By the step size."""
         return self.step_size.option
+
+    def check_optimizers(self, optimizers: Sequence[torch.optim.Optimizer], num_workers: int) -> None:
+        """An update that is given up must not stay in the optimizer's state."""
+        super().check_optimizers(optimizers, num_workers)
+        if self.persistence is not None and num_workers > 1:
+            check_stateless(optimizers, f"leashed(persistence={self.persistence})")
 
     def work(self, replica: Replica, ports: Ports[SlotParameters]) -> None:
         """x: a published vector (P,)."""

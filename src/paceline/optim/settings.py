@@ -17,8 +17,8 @@ from paceline.errors import UsageError
 from paceline.vectors.flat import Ranges
 
 __all__ = [
-    "ELEMENTWISE", "FlatOptimizer", "OptimizerSettings", "SettingsGroup", "check_elementwise", "check_linear", "cut_state",
-    "is_plain_sgd", "not_linear", "raw_step", "scaled_step", "settings_of", "state_of",
+    "ELEMENTWISE", "FlatOptimizer", "OptimizerSettings", "SettingsGroup", "check_elementwise", "check_linear",
+    "check_stateless", "cut_state", "is_plain_sgd", "not_linear", "raw_step", "scaled_step", "settings_of", "state_of",
 ]  # fmt: skip
 
 # With these, every element of a parameter is updated from its own gradient and state alone, so one step over the whole flat
@@ -62,6 +62,21 @@ def check_linear(optimizers: Iterable[torch.optim.Optimizer], option: str) -> No
     for one in optimizers:
         if option and type(one) not in _LINEAR:
             raise not_linear(option, type(one).__name__, "choose SGD, with momentum or without")
+
+
+def check_stateless(optimizers: Iterable[torch.optim.Optimizer], option: str) -> None:
+    """Refuses optimizers that keep gradients in their state, where the update of a gradient may be given up afterwards.
+
+    Raises:
+        UsageError: with the remedy.
+    """
+    for one in optimizers:
+        if type(one) is not torch.optim.SGD or any(group["momentum"] for group in one.param_groups):
+            with_momentum = " with momentum" if type(one) is torch.optim.SGD else ""
+            raise UsageError(
+                f"{option} gives up updates that lose too many races, but {type(one).__name__}{with_momentum} would keep their"
+                " gradients in its state: use SGD without momentum, or leave out persistence."
+            )
 
 
 def not_linear(option: str, name: str, otherwise: str) -> UsageError:

@@ -21,7 +21,6 @@ from paceline.data.sources import BatchClaims, DatasetBatches
 from paceline.errors import DivergedError, UsageError
 from paceline.evaluation.model import Evaluator, about_evaluated, initial_loss, task_evaluator
 from paceline.memory.placement import Bind, Interleave, placement_registry
-from paceline.optim.settings import check_linear
 from paceline.ports.round_shares import RoundShares
 from paceline.records.run_data import RunData
 from paceline.replica.base import BaseReplica
@@ -193,7 +192,7 @@ class TaskSimulation:
         if num_parameters is not None:
             PARAMETERS.check("The number of parameters", num_parameters)
         built = check_optimizer(config.optimizer, config.learning_rate, config.momentum)
-        check_linear(built, self.algorithm.weighting(config.workers))
+        self.algorithm.check_optimizers(built, config.workers)
         targets = (config.target_loss, config.target_accuracy, config.target_fraction)
         if self.timing_only and any(target is not None for target in targets):
             raise UsageError("Timing only computes no loss and no accuracy; leave out the target.")

@@ -24,7 +24,6 @@ from paceline.model_parallel.hybrid.plan import check_called, plan_cuts
 from paceline.model_parallel.hybrid.worker_part import check_optimizer_of
 from paceline.model_parallel.layouts import check_layout, layout_of, layout_registry
 from paceline.observe.progress import Progress
-from paceline.optim.settings import check_linear
 from paceline.records.run_data import RunData
 from paceline.run.config import TrainConfig
 from paceline.run.driver import Driver
@@ -116,7 +115,7 @@ def prepared(
     assert resolved.learning_rate is not None
     parameters = evaluator.model.parameters()
     built = check_optimizer(config.optimizer, resolved.learning_rate, config.momentum, parameters=parameters)
-    check_linear(built, algorithm.weighting(config.workers))
+    algorithm.check_optimizers(built, config.workers)
     if resolved.layout is not None:
         sample, _ = fetch(train_set, torch.arange(1))
         resolved = dataclasses.replace(resolved, layout=_checked_layout(resolved, algorithm, evaluator.model, sample))

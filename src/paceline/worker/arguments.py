@@ -13,7 +13,6 @@ from paceline.algorithms import Algorithm, registry
 from paceline.data.wrappers import unwrapped_model, unwrapped_optimizer
 from paceline.errors import UsageError
 from paceline.membership.environment import WorkerEnvironment
-from paceline.optim.settings import check_linear
 from paceline.optim.several_optimizers import SeveralOptimizers
 
 __all__ = ["as_one_model", "as_one_optimizer"]
@@ -31,17 +30,17 @@ def as_one_optimizer(
     Raises:
         UsageError: it is no optimizer and no list of optimizers, or the algorithm takes one, or another kind.
     """
-    weighting = algorithm.weighting((environment or WorkerEnvironment()).num_workers)
+    num_workers = (environment or WorkerEnvironment()).num_workers
     if isinstance(optimizer, torch.optim.Optimizer):
         own = unwrapped_optimizer(optimizer)
-        check_linear([own], weighting)
+        algorithm.check_optimizers([own], num_workers)
         return own
     if not isinstance(optimizer, list | tuple) or not optimizer or not all(map(_is_optimizer, optimizer)):
         raise UsageError(
             f"attach needs an optimizer of torch.optim, or a list of them, and was given {_in_words(optimizer)}."
         )
     members = [unwrapped_optimizer(one) for one in optimizer]
-    check_linear(members, weighting)
+    algorithm.check_optimizers(members, num_workers)
     if len({id(one) for one in members}) < len(members):
         raise UsageError("attach was given the same optimizer twice: leave one out.")
     if len(members) == 1:
