@@ -23,6 +23,7 @@ from paceline.algorithms.exchange import Exchanges
 from paceline.algorithms.server.admission import WeightByTime
 from paceline.compression.dq import AtBits
 from paceline.compression.registry import codec_registry
+from paceline.records.summary import NO_UPDATE
 from paceline.simulator.compute import Normal
 from paceline.vectors.flat import FlatBinding
 
@@ -335,6 +336,12 @@ class Lost(NamedTuple):
     sentence: str
 
 
+class Untrained(NamedTuple):
+    """No update was made of so few gradients."""
+
+    gradients: int
+
+
 def simulated(case):
     """What a case's simulated run comes to: a trace, or that it was refused before its first step, or lost with a worker."""
     log = Log()
@@ -377,6 +384,10 @@ def _outcome(case, log, run):
         found = run(algorithm)
     except (pl.UsageError, pl.WorkerLostError) as error:
         ended = error
+    except pl.PacelineError as error:
+        if str(error) != NO_UPDATE:
+            raise
+        return Untrained(sum(not step.overflows for steps in log.steps.values() for step in steps))
     else:
         return log.trace(found.records, in_rounds=algorithm.lockstep)
     if isinstance(ended, pl.UsageError):

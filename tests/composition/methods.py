@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import paceline as pl
-from composition.loop import Lost, Model, Refused
+from composition.loop import Lost, Model, Refused, Untrained
 from oracles import (
     adaptive_revision,
     downpour,
@@ -31,9 +31,12 @@ EXACT, CODED = 1e-10, 1e-6
 
 
 def check(case, outcome):
-    """Compares a run with its oracle; returns "right", "refused" or "lost"."""
+    """Compares a run with its oracle; returns "right", "refused", "lost" or "untrained"."""
     if isinstance(outcome, Refused | Lost):
         return type(outcome).__name__.lower()
+    if isinstance(outcome, Untrained):
+        assert outcome.gradients < getattr(pl.parse(case.algorithm).mode, "gradients", 1), outcome
+        return "untrained"
     codec = None
     if "codec=" in case.algorithm:
         codec = Codec(CODED, any(name in case.algorithm for name in REMEMBER))
