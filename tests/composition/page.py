@@ -1,29 +1,28 @@
-"""Writes the table into docs/what_works_together.md: `python -m composition.page`, from the folder of tests."""
+"""Writes the tables into docs/what_works_together.md: `python -m composition.page`, from the folder of tests."""
 
 import warnings
 from functools import cache
 from pathlib import Path
 
-from composition.drawn import ALGORITHMS, CODECS, with_codec
+from composition.drawn import ALGORITHMS, CODECS, tells_of_deaths, with_codec
 from composition.loop import Case, Lost, Refused, simulated
 from composition.methods import check
 
 PAGE = Path(__file__).parents[2] / "docs" / "what_works_together.md"
-BEGIN, END = "<!-- the table -->\n", "<!-- the end of the table -->\n"
-CODED = {f"`codec={codec}`": codec for codec in CODECS}
+BEGIN, END = "<!-- the tables -->\n", "<!-- the end of the tables -->\n"
 ADDED = {
-    "SGD with momentum": {"optimizer": "momentum"},
-    "SGD with Nesterov's momentum": {"optimizer": "nesterov"},
+    "momentum": {"optimizer": "momentum"},
+    "Nesterov": {"optimizer": "nesterov"},
     "AdamW": {"optimizer": "adamw"},
     "Adagrad": {"optimizer": "adagrad"},
-    "several backward passes before a step": {"passes": 3},
-    "the same, in `worker.accumulate()`": {"passes": 3, "marked": True},
-    "gradients clipped by their norm": {"clip": 0.5},
-    "GradScaler, and a step that overflows": {"scaler": True, "overflow": (1, 2)},
-    "uneven batches, or none for some workers": {"workers": 3, "samples": 22},
-    "a worker ten times slower": {"slow": (0, 10.0)},
-    "a worker that is killed": {"kill": (1, 2)},
+    "accumulation": {"passes": 3, "marked": True},
+    "clipping": {"clip": 0.5},
+    "GradScaler": {"scaler": True, "overflow": (1, 2)},
+    "uneven batches": {"workers": 3, "samples": 22},
+    "a slow worker": {"slow": (0, 10.0)},
+    "a killed worker": {"kill": (1, 2)},
 }
+CODED = {codec.split("(")[0] + " with feedback" * ("feedback" in codec): codec for codec in CODECS if "l2" not in codec}
 
 
 @cache
@@ -36,35 +35,40 @@ def outcome(algorithm, what):
     if isinstance(found, Lost):
         return "The run ends; go on from its newest checkpoint."
     if isinstance(found, Refused):
-        return found.sentence.replace(case.algorithm, algorithm)
-    check(case, found)
+        return found.sentence
+    if case.kill is None or tells_of_deaths(algorithm):
+        check(case, found)
     return ""
 
 
-def row(what):
-    """One thing: with which algorithms it works, and what others say."""
-    said = {algorithm: outcome(algorithm, what) for algorithm in ALGORITHMS}
-    works = [algorithm for algorithm in ALGORITHMS if not said[algorithm]]
-    others = [algorithm for algorithm in ALGORITHMS if said[algorithm]]
-    where = (
-        "all" if not others else "none" if not works else names(works) if len(works) <= len(others) else "all others"
-    )
-    sentences = dict.fromkeys(said[algorithm] for algorithm in others)
-    refused = "; ".join(f"{names([a for a in others if said[a] == one])}: “{one}”" for one in sentences)
-    return f"| {what} | {where} | {refused or ' '} |"
-
-
-def names(algorithms):
-    return ", ".join(f"`{one}`" for one in algorithms)
+def table(columns, reasons):
+    """Algorithms by what they meet: yes, or the number of a reason, which is added to `reasons`."""
+    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for algorithm in ALGORITHMS:
+        said = [outcome(algorithm, what) for what in columns]
+        cells = [f"[{reasons.setdefault(one, len(reasons) + 1)}]" if one else "yes" for one in said]
+        lines.append(f"| `{algorithm}` | {' | '.join(cells)} |")
+    return lines
 
 
 def rendered():
-    lines = ["| together with | works | refused |", "|---|---|---|", *map(row, [*ADDED, *CODED])]
+    reasons = {}
+    lines = [
+        *table(ADDED, reasons),
+        "",
+        "With a codec:",
+        "",
+        *table(CODED, reasons),
+        "",
+        "Reasons:",
+        "",
+        *(f"{number}. {reason}" for reason, number in reasons.items()),
+    ]
     return "\n".join([*lines, ""])
 
 
 def filled(page):
-    """The page with the table as it is now."""
+    """The page with the tables as they are now."""
     before, _, rest = page.partition(BEGIN)
     return before + BEGIN + rendered() + END + rest.partition(END)[2]
 

@@ -5,6 +5,7 @@ import warnings
 import pytest
 
 import paceline as pl
+from composition import page
 from composition.drawn import case
 from composition.loop import launched, simulated
 from composition.methods import check
@@ -20,6 +21,11 @@ def judge(number, run=simulated):
     except Exception as error:
         error.add_note(f"Combination {number}: {one}")
         raise
+
+
+def test_the_page_shows_the_tables():
+    written = page.PAGE.read_text(encoding="utf-8")
+    assert page.filled(written) == written, "python -m composition.page, in the folder of tests, writes them"
 
 
 @pytest.mark.parametrize("tens", range(20))
