@@ -9,6 +9,7 @@ from torch import nn
 
 import paceline as pl
 from algorithms.delayed_reference import Loop, da_sgd, diloco, make_batches, make_model, make_optimizer, run_loop, step
+from contracts.linear_task import LINEAR
 from paceline.algorithms.fragments import Schedule, cut
 from paceline.checkpoint import contents as checkpoint
 from paceline.checkpoint import files as checkpoint_files
@@ -313,7 +314,7 @@ def test_a_delay_that_costs_most_of_the_progress_is_warned_of():
 
 def test_a_checkpoint_of_another_method_begins_anew_from_the_mean(tmp_path):
     """Averages under way of models are no changes for an outer optimizer, and the other way round."""
-    settings = {"task": "digits-mlp", "workers": 3, "backend": "threads", "batch_size": 7}
+    settings = {"task": LINEAR, "workers": 3, "backend": "threads", "batch_size": 7}
     for first, second in (
         ("da-sgd(period=5, delay=4, merge=corrected)", "diloco(period=5, delay=4, local_weight=0.5)"),
         ("diloco(period=5, delay=4, local_weight=0.5)", "da-sgd(period=5, delay=4, merge=corrected)"),

@@ -85,12 +85,12 @@ def fails_in_the_optimizer():
 
 def diverges():
     model, _, loader = pieces()
-    loop(model, torch.optim.SGD(model.parameters(), lr=1e9), loader, epochs=100, report=True)
+    loop(model, torch.optim.SGD(model.parameters(), lr=1e30), loader, epochs=100, report=True)
 
 
 def diverges_silently():
     model, _, loader = pieces()
-    loop(model, torch.optim.SGD(model.parameters(), lr=1e9), loader, epochs=100)
+    loop(model, torch.optim.SGD(model.parameters(), lr=1e30), loader, epochs=100)
 
 
 def never_attaches():

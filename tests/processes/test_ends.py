@@ -44,7 +44,7 @@ def test_a_function_that_leaves_python_before_attach_is_named_and_makes_no_run(t
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_task_that_diverges(method):
-    run = pl.train(TrainConfig(algorithm=method, workers=2, learning_rate=1e6, epochs=100))
+    run = pl.train(TrainConfig(algorithm=method, workers=2, learning_rate=1e30, epochs=100))
     assert run.result["outcome"] == "diverged"
     assert "at step" in run.result["outcome_reason"] or "at version" in run.result["outcome_reason"]
 

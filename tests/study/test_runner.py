@@ -136,7 +136,7 @@ def test_virtual_seconds_limit_a_trial(timed, tmp_path):
 
 def test_a_divergence_is_a_result_with_reason_and_step(trained, tmp_path):
     end = run_study(
-        trained(settings={"workers": 2, "learning_rate": 1e9}, factors={"algorithm": ("locked",)}), tmp_path
+        trained(settings={"workers": 2, "learning_rate": 1e30}, factors={"algorithm": ("locked",)}), tmp_path
     )
     assert end.outcomes == {"diverged": 2}
     table = load_table(tmp_path)

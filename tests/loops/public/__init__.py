@@ -2,18 +2,16 @@
 
 Each module has `loop(attach, ..., folder)`, which trains and returns what is left to learn (lower is better) of the model it
 leaves; `SIZES`, its arguments in the quick tests and in marathons; and `TAKES`, its lines beyond the two, with their reasons.
-`attach` is `paceline.attach`, or `plain_attach`, under which the same loop is plain PyTorch.
+`attach` is `paceline.attach`, or `plain_attach` of the habits, under which the same loop is plain PyTorch.
 """
 
 import importlib
 import pkgutil
 import tempfile
-from contextlib import contextmanager
 
 from torch.utils.data import Subset, TensorDataset
 
 import paceline as pl
-from loops.habits import PlainWorker
 from paceline.tasks import load_task
 
 NAMES = [one.name for one in pkgutil.iter_modules(__path__)]
@@ -40,20 +38,6 @@ def run(name, attach, settings):
     """What one loop returns, with a folder of its own for its files."""
     with tempfile.TemporaryDirectory() as folder:
         return module_of(name).loop(attach, **settings, folder=folder)
-
-
-class Alone(PlainWorker):
-    """What one worker's figures of the run are: its own."""
-
-    def sum(self, value):
-        return value
-
-    mean = sum
-
-
-@contextmanager
-def plain_attach(model, optimizer, *_, **__):
-    yield Alone()
 
 
 def datasets(task, samples):
