@@ -20,6 +20,12 @@ FOUND = {
     "PowerSGD's next factor came from what was not applied of a matrix without a gradient": Case(
         "all-reduce(codec=power(rank=1,min_rate=1.1,warmup_steps=2))", workers=4, samples=46, batch=1
     ),
+    "workers left without the update that the last goodbye makes": Case(
+        "parameter-server(mode=ringleader)", samples=16, passes=2, batch=2, epochs=1
+    ),
+    "workers left before the servers knew of a death, which let waiting gradients make an update": Case(
+        "parameter-server(mode=rennala(gradients=4))", workers=3, kill=(1, 2)
+    ),
     "what a codec made of parameters without a gradient was applied as their gradient": Case(
         "parameter-server(mode=async,codec=sign)", optimizer="momentum", samples=30, batch=1, seed=3
     ),

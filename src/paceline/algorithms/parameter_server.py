@@ -211,6 +211,8 @@ class ParameterServer(Served):
             if is_counted:  # the next update has them, at the latest that of the last worker to leave
                 replica.settled(client.version + 1)
             client.leave()
+        if self.mode.ends_with_update:
+            client.final()
 
     def serve(self, shard_id: int, ports: ServerPorts) -> None:
         """x: the shard (P_s,), updated as `mode` admits gradients and `apply` applies them."""

@@ -28,6 +28,8 @@ class Mode:
     together: ClassVar[bool] = False
     #: Whether one server alone can decide what becomes of a gradient, by what has come to it before.
     one_server: ClassVar[bool] = False
+    #: Whether the last worker to leave lets gradients that wait at the server make an update.
+    ends_with_update: ClassVar[bool] = False
     #: Whether a worker may wait for another one's gradient.
     waits: ClassVar[bool] = False
 
@@ -288,6 +290,7 @@ class Rennala(Mode):
 
     together: ClassVar[bool] = True
     one_server: ClassVar[bool] = True
+    ends_with_update: ClassVar[bool] = True
 
     def admission(self, shard_id: int, num_workers: int) -> Admission:
         """The current version's gradients."""
@@ -315,6 +318,7 @@ class Ringleader(Mode):
     """
 
     one_server: ClassVar[bool] = True
+    ends_with_update: ClassVar[bool] = True
 
     def admission(self, shard_id: int, num_workers: int) -> Admission:
         """All are taken."""
