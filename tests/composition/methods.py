@@ -37,11 +37,14 @@ def check(case, outcome):
     if isinstance(outcome, Untrained):
         assert outcome.gradients < getattr(pl.parse(case.algorithm).mode, "gradients", 1), outcome
         return "untrained"
+    algorithm = pl.parse(case.algorithm)
+    if "kill" not in algorithm.tolerates and len(outcome.models) < case.workers:
+        return "lost"  # and the others ended before they needed it
     codec = None
     if "codec=" in case.algorithm:
         codec = Codec(CODED, any(name in case.algorithm for name in REMEMBER))
     name = case.algorithm.split("(")[0]
-    expected = METHODS[name](outcome, Asked(case, pl.parse(case.algorithm), codec))
+    expected = METHODS[name](outcome, Asked(case, algorithm, codec))
     for worker, model in outcome.models.items():
         wanted = expected[worker] if isinstance(expected, dict) else expected
         close(model, wanted, CODED if codec else EXACT, f"the parameters of worker {worker}")
