@@ -34,11 +34,6 @@ def with_codec(algorithm, codec):
     return f"{algorithm[:-1]},codec={codec})" if algorithm.endswith(")") else f"{algorithm}(codec={codec})"
 
 
-def tells_of_deaths(algorithm):
-    """Whether a trace has all that was applied: what waits at a server when its worker dies is in no record of that worker."""
-    return not any(name in algorithm for name in ("rennala", "ringleader"))
-
-
 def case(number):
     """The combination of this number: most with a codec if one is possible, a fifth with a death, a quarter an infinity."""
     random = Random(number)
@@ -61,9 +56,7 @@ def case(number):
         scaler=scaler,
         overflow=(random.randrange(workers), random.randint(1, 3)) if scaler and random.random() < 0.5 else None,
         slow=(random.randrange(workers), random.choice([1.7, 3.3, 20.0])) if random.random() < 0.5 else None,
-        kill=(random.randrange(workers), random.randint(1, 4))
-        if random.random() < 0.2 and tells_of_deaths(algorithm)
-        else None,
+        kill=(random.randrange(workers), random.randint(1, 4)) if random.random() < 0.2 else None,
         rate=random.choice([0.01, 0.05]),
         seed=number,
     )

@@ -4,7 +4,7 @@ import warnings
 from functools import cache
 from pathlib import Path
 
-from composition.drawn import ALGORITHMS, CODECS, tells_of_deaths, with_codec
+from composition.drawn import ALGORITHMS, CODECS, with_codec
 from composition.loop import Case, Lost, Refused, simulated
 from composition.methods import check
 
@@ -36,8 +36,7 @@ def outcome(algorithm, what):
         return "The run ends; go on from its newest checkpoint."
     if isinstance(found, Refused):
         return found.sentence
-    if case.kill is None or tells_of_deaths(algorithm):
-        check(case, found)
+    check(case, found)
     return ""
 
 

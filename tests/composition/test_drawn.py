@@ -41,8 +41,19 @@ def test_many_combinations(hundreds):
         judge(number)
 
 
+def is_exact(one):
+    """Whether real workers leave an exact trace.
+
+    Racing writes may be lost, servers' measured times are heard only in a simulation, and what waits at a server when its
+    worker dies is in no record.
+    """
+    races = one.algorithm.startswith("hogwild")
+    waits = any(mode in one.algorithm for mode in ("rennala", "ringleader"))
+    return not races and "rescaled" not in one.algorithm and not (waits and one.kill is not None)
+
+
 @pytest.mark.soak
-@pytest.mark.parametrize("number", range(0, 2000, 10))
+@pytest.mark.parametrize("number", [number for number in range(0, 2000, 10) if is_exact(case(number))])
 def test_on_processes(number, tmp_path):
     """A tenth, on real workers."""
     if judge(number) == "refused":
