@@ -1,4 +1,4 @@
-"""A run of the digits in which workers are killed at chosen or random instants, seen through to its end."""
+"""A run in which workers are killed at chosen or random instants, seen through to its end; its loss is convex."""
 
 import math
 import os
@@ -7,6 +7,7 @@ import signal
 import torch
 
 import paceline as pl
+from contracts.linear_task import LINEAR
 from paceline.run.config import TrainConfig
 from paceline.run.train import prepared
 
@@ -52,7 +53,7 @@ class Drill:
     """
 
     def __init__(self, algorithm, *, kill=(), apart=None, until=1200, resume=None, **config):
-        config = {"workers": WORKERS, "epochs": 10_000, **config}
+        config = {"task": LINEAR, "workers": WORKERS, "epochs": 10_000, **config}
         self.training = prepared(
             TrainConfig(algorithm=algorithm, **config), resume, resume, on_progress=self._look, progress_every_s=0.0
         )  # looks at every look of the supervisor's own

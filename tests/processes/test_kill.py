@@ -11,6 +11,7 @@ import torch
 import leftovers
 import paceline as pl
 import soak_results
+from contracts.linear_task import LINEAR
 from paceline.checkpoint import contents as checkpoint
 from paceline.checkpoint import files as checkpoint_files
 from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
@@ -205,7 +206,7 @@ def test_its_successor_goes_on_with_its_part_of_the_data(method, point, monkeypa
 
 def test_a_worker_of_a_resumed_run_is_replaced(tmp_path, monkeypatch):
     """Its successor still needs the checkpoint, although newer ones have been completed since."""
-    settings = {"partition": "fixed", "workers": WORKERS, "checkpoint_every_s": 0}
+    settings = {"task": LINEAR, "partition": "fixed", "workers": WORKERS, "checkpoint_every_s": 0}
     pl.train(pl.TrainConfig(algorithm="locked", epochs=2, **settings), out=tmp_path)
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "lock.taken@1#401")
     drill = Drill("locked", resume=tmp_path, restarts=1, epochs=30, until=10**9, **settings)
@@ -228,7 +229,7 @@ def test_lockstep_is_not_restarted_but_says_so():
     ],
 )
 def test_what_a_kill_has_ended_is_resumed(method, tmp_path):
-    settings = {"workers": WORKERS, "checkpoint_every_s": 0}
+    settings = {"task": LINEAR, "workers": WORKERS, "checkpoint_every_s": 0}
     pl.train(pl.TrainConfig(algorithm=method, epochs=2, **settings), out=tmp_path)
     killed = Drill(method, resume=tmp_path, kill={1: 60}, **settings).run().result
     assert killed["outcome"] == "crashed"
