@@ -37,7 +37,7 @@ def with_codec(algorithm, codec):
 def case(number):
     """The combination of this number: most with a codec if one is possible, a fifth with a death, a quarter an infinity."""
     random = Random(number)
-    algorithm = random.choice(ALGORITHMS)
+    algorithm = random.choice([*ALGORITHMS, *["all-reduce"] * 6])  # which meets the most codecs
     codec = random.choice(CODECS) if random.random() < (0.6 if algorithm in CODED else 0.1) else None
     workers, batch, passes = random.randint(2, 4), random.randint(1, 4), random.choice([1, 1, 2, 3])
     # Each worker's batches make whole steps; what is left over makes an uneven last round where a step is of one pass.
@@ -49,7 +49,7 @@ def case(number):
         workers=workers,
         samples=workers * batch * passes * random.randint(1, 3) + rest,
         batch=batch,
-        epochs=random.randint(1, 2),
+        epochs=random.randint(1, 5),
         passes=passes,
         marked=random.random() < 0.5,
         clip=random.choice([None, None, 0.5, 20.0]),
