@@ -134,9 +134,12 @@ class Log:
         ranges = FlatBinding([p for p in Model().parameters() if p.requires_grad]).ranges
         for worker, entries in self.coded.items():
             number, pieces, pushes = 0, [], {}
+            last = max(
+                (one.number for one in steps if one.worker == worker), default=0
+            )  # a later one was begun, not made
             for carrier, step, length, coded in entries:
                 if carrier == "push":
-                    pushes.setdefault(step, []).append(coded)  # of each shard
+                    pushes.setdefault(min(step, last), []).append(coded)  # of each shard
                 elif carrier == "mean":
                     means.setdefault(number, (length, {}))[1][worker] = coded
                     number += 1

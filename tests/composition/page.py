@@ -22,7 +22,11 @@ ADDED = {
     "a slow worker": {"slow": (0, 10.0)},
     "a killed worker": {"kill": (1, 2)},
 }
-CODED = {codec.split("(")[0] + " with feedback" * ("feedback" in codec): codec for codec in CODECS if "l2" not in codec}
+CODED = {
+    f"`{codec.split('(')[0]}`" + " with feedback" * ("feedback" in codec): codec
+    for codec in CODECS
+    if "l2" not in codec
+}
 
 
 @cache
@@ -61,7 +65,7 @@ def rendered():
         "",
         "Reasons:",
         "",
-        *(f"{number}. {reason}" for reason, number in reasons.items()),
+        *(f"{number}. `{reason}`" for reason, number in reasons.items()),
     ]
     return "\n".join([*lines, ""])
 

@@ -17,8 +17,7 @@ from paceline.algorithms.server.noise import NoiseMeter
 from paceline.calibration.fits import compute_time, slow_links, slow_workers
 from paceline.calibration.measurements import Link
 from paceline.compression.bf16 import BFloat16
-from paceline.compression.bits_rule import factor_for_error
-from paceline.compression.dq import DQ, DQTuner
+from paceline.compression.dq import DQ
 from paceline.compression.qsgd import QSGD
 from paceline.compression.ternary import Ternary
 from paceline.observe.drawing import log_axis
@@ -107,7 +106,7 @@ def _steps(law_of):
 
 
 def _tuned_bits(c):
-    tuner, bits = DQTuner(DQ(target_bits=4)), []
+    tuner, bits = DQ(target_bits=4).tuner(), []
     for step in range(60):
         tuner.tell(tuner.size_of(c * (1 + 3 * math.sin(step)) * gaussian(step, 600)))
         bits.append(tuner.codec.plain.bits)
@@ -175,7 +174,6 @@ def _log_axis(c):
 FUNCTIONS = {
     "error bound of qsgd": (2, lambda c: [QSGD(norm="l2").error_bound(c * gaussian(1, 900))]),
     "bits of dq": (0, _tuned_bits),
-    "factor of dq for an error": (-0.5, lambda c: [2.0 ** factor_for_error(0.3 * c)]),
     "gradients of an update by their noise": (0, _noise_meter),
     "noise scale": (0, _noise_scale),
     "optimum": (1, lambda c: [estimate_optimum([(i, c * losses) for i, losses in CURVES])]),
