@@ -107,7 +107,8 @@ class Log:
 
     def enter(self, worker):
         self._workers[getcurrent()] = worker
-        self.steps[worker], self.coded[worker], self.halves[worker] = [], [], []
+        self.steps[worker], self.coded[worker] = [], []
+        self.halves.setdefault(worker, [])  # another worker may have asked for one already
 
     def worker(self):
         """The one whose loop, or program within it, is running; None: a server."""
@@ -186,7 +187,7 @@ class Log:
 
         def move(exchanges, there, here):
             peer = sys._getframe(1).f_locals["peer"]
-            self.halves[exchanges._me].append((peer, there.numpy().copy(), here.numpy().copy()))
+            self.halves.setdefault(exchanges._me, []).append((peer, there.numpy().copy(), here.numpy().copy()))
             originals[Exchanges, "_move"](exchanges, there, here)
 
         def timed(admission, worker, seconds):

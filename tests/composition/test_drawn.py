@@ -46,9 +46,9 @@ def is_exact(one):
     """Whether real workers leave an exact trace.
 
     Racing writes may be lost; servers' measured times, and the order in which gradients come to ringleader, are heard only in
-    a simulation; what waits at rennala, or is exchanged by ad-psgd, when a worker dies is in no record.
+    a simulation; and what waits at rennala when a worker dies is in no record.
     """
-    inexact = ("hogwild", "rescaled", "ringleader", *(["rennala", "ad-psgd"] if one.kill is not None else []))
+    inexact = ("hogwild", "rescaled", "ringleader", *(["rennala"] if one.kill is not None else []))
     return not any(name in one.algorithm for name in inexact)
 
 
