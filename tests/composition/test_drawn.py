@@ -2,10 +2,12 @@
 
 import contextlib
 import warnings
+from collections import Counter
 
 import pytest
 
 import paceline as pl
+import soak_results
 from composition import page
 from composition.drawn import case
 from composition.loop import launched, simulated
@@ -38,8 +40,9 @@ def test_combinations(tens):
 @pytest.mark.soak
 @pytest.mark.parametrize("hundreds", range(2, 22))
 def test_many_combinations(hundreds):
-    for number in range(100 * hundreds, 100 * hundreds + 100):
-        judge(number)
+    numbers = range(100 * hundreds, 100 * hundreds + 100)
+    found = Counter(judge(number) for number in numbers)
+    soak_results.keep("soak_combinations", f"{numbers[0]} to {numbers[-1]}", dict(sorted(found.items())))
 
 
 def is_exact(one):
