@@ -259,7 +259,7 @@ class Budget:
         return error <= (1 + _WORSE) * plan
 
     def account(self, size: float, bits: int) -> None:
-        """The present step has had so many bits, and its gradient was so large; 0 or not finite: nobody knows."""
+        """Records the present step's bits and the size of its gradient; a size of 0 or one that is not finite is unknown."""
         history, planned = self.history, self.history.planned
         history.steps += 1
         history.planned_bits += planned

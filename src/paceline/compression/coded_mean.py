@@ -118,7 +118,7 @@ class CodedMean:
         return slot.start(vector, weight, said)
 
     def leave_out(self, ranges: Ranges) -> None:
-        """What is remembered of these elements of the flat vector (P,), which nobody applies, is as before the last means."""
+        """Restores the memory of elements of the flat vector (P,) that no worker applies, as before the last means."""
         for slot in self._slots.values() if self.leaves_out else ():
             slot.leave_out(ranges)
 

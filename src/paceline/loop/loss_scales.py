@@ -32,7 +32,7 @@ def watch_scales() -> Callable[[], None]:
     The scaler itself is unknown before its first step, and its scale may change between two steps, by growth, by `update` or
     by a state that is loaded. What a loss was multiplied by is known from the call that did so.
 
-    Costs: a product of two numbers and a hook for every call of `scale`, until nobody watches.
+    Costs: a product of two numbers and a hook for every call of `scale`, while an attached loop watches.
     """
     with _lock:
         if not _unpatch:

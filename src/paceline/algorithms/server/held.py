@@ -43,7 +43,7 @@ class Known(NamedTuple):
 def info_of(
     message: Message, worker_id: int, shared: ServedParameters, shard_id: int, gradient: Tensor, missing: Ranges
 ) -> UpdateInfo:
-    """What is known of a gradient (n,) as it comes to a shard; it becomes 0 in the ranges of the vector that are `missing`."""
+    """Describes a gradient (n,) that a shard has received, and sets it to 0 in the ranges that are `missing`."""
     own = within(missing, *shared.ranges[shard_id])
     for begin, end in own:  # where codecs make something of zeros
         if gradient[begin:end].any():
