@@ -38,6 +38,21 @@ def test_a_pass_knows_the_scale_of_its_own_loss(scaler, parameter, found):
     assert scale_of_pass() is None
 
 
+def test_a_pass_that_raises_says_nothing_of_the_next_one(scaler, parameter, found):
+    """It left its scale behind: under all-reduce(sharded=true), later updates of the same thread were divided by it."""
+
+    def fail(_):
+        raise MemoryError("no room")
+
+    lost = parameter * 1.0
+    lost.register_hook(fail)
+    with pytest.raises(MemoryError):
+        scaler.scale(lost.sum()).backward()
+    assert scale_of_pass() is None
+    parameter.sum().backward()
+    assert found == [None]
+
+
 @pytest.mark.parametrize("kind", [list, tuple, iter])
 def test_several_losses(scaler, parameter, found, kind):
     losses = list(scaler.scale(kind([parameter.sum(), parameter.square().sum()])))

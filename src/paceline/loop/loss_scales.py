@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from paceline.loop.step_calls import call_after_backward
 
 __all__ = ["scale_of_pass", "watch_scales"]
 
-_pass = threading.local()  # of the thread that computes gradients: `scale`, during the backward pass of a scaled loss
+_pass = threading.local()  # of the thread that computes gradients: `scale`, a reference to that of the last scaled loss
 _lock = threading.Lock()
 _unpatch: list[Callable[[], None]] = []  # as many as watch
 
@@ -23,7 +24,8 @@ def scale_of_pass() -> torch.Tensor | None:
 
     That is known only while somebody watches (`watch_scales`).
     """
-    return getattr(_pass, "scale", None)
+    held = getattr(_pass, "scale", _nothing)()
+    return held.scale if held is not None else None
 
 
 def watch_scales() -> Callable[[], None]:
@@ -51,7 +53,7 @@ def watch_scales() -> Callable[[], None]:
 
 
 def _nothing() -> None:
-    """Others still watch."""
+    """Others still watch, or no loss was scaled."""
 
 
 def _marking(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,10 +76,17 @@ def _marked(scaled: Any, scale: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return (_marked(one, scale) for one in scaled)
 
 
+class _Scale:
+    """Lives as long as the backward pass at whose end it would be called, also where that pass raises."""
+
+    def __init__(self, scale: torch.Tensor) -> None:
+        self.scale = scale
+
+    def __call__(self) -> None:
+        """The pass has ended."""
+
+
 def _begin_pass(scale: torch.Tensor, _: torch.Tensor) -> None:
-    _pass.scale = scale
-    call_after_backward(_end_pass)
-
-
-def _end_pass() -> None:
-    _pass.scale = None
+    held = _Scale(scale)
+    _pass.scale = weakref.ref(held)
+    call_after_backward(held)
