@@ -75,7 +75,6 @@ class SupervisedEnvironment(WorkerEnvironment):
         placement: spec of where the parameters' memory lies.
         pin: whether processes are pinned to cores.
         intra_op_threads: threads inside one PyTorch operation.
-        fail_point: where tests let the process fail.
         goal: what a loop's evaluations are for; None: nobody wants them.
         slow: by worker, how many times as long its gradients take.
         batches_done: batches that a resumed run leaves out.
@@ -93,7 +92,6 @@ class SupervisedEnvironment(WorkerEnvironment):
     placement: str = "first-touch"
     pin: bool = False
     intra_op_threads: int = 1
-    fail_point: str = ""
     goal: Goal | None = None
     slow: Mapping[int, float] = field(default_factory=dict[int, float])
     batches_done: Container[int] = ()

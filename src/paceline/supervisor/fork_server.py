@@ -1,30 +1,63 @@
 """The process that workers are forked from: it has PyTorch, the kernels and the task machinery loaded.
 
-Knows nothing of them itself, so that a command can start it before it imports PyTorch, and both load at the same time.
+A worker gets the environment, the working folder, the path and the arguments that the program has when it starts the worker.
+Knows nothing of PyTorch itself, so that a command can start it before it imports PyTorch, and both load at the same time.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import tempfile
 from multiprocessing import forkserver, process
-from multiprocessing.context import ForkServerContext
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 __all__ = ["fork_server_context"]
 
+# Variables that libraries read as they load, which is in the fork server.
+_READ_WHILE_LOADING = (
+    "ATEN_", "DNNL_", "GLIBC_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "NUMBA_", "OMP_", "ONEDNN_", "OPENBLAS_",
+    "PYTHON", "PYTORCH_", "TORCH",
+)  # fmt: skip
 _address: int | None = None  # a descriptor of the socket that leads to the fork server
+_loaded_with: dict[str, str] | None = None  # those variables of the fork server that we have started
+_replaced: list[int] = []  # process ids of earlier ones, which end after the last of their workers
+
+
+class _Name(str):
+    """A process's name, with which multiprocessing sends the environment: it unpickles it before it imports `__main__`."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> Any:  # by `eval`, since the new process may not be able to import this module yet
+        given = {"given": dict(os.environ), "name": str(self)}
+        return eval, ("(environ := __import__('os').environ).clear() or environ.update(given) or name", given)
+
+
+class _Process(ForkServerProcess):
+    """A process that begins with the environment of the one that starts it."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._name = _Name(self._name)  # type: ignore[has-type]
+
+    def __getstate__(self) -> dict[str, Any]:  # `__main__` has been imported by then, and may have set variables
+        return {**self.__dict__, "_name": str(self._name)}
+
+
+class _Context(ForkServerContext):
+    Process = _Process
 
 
 def fork_server_context() -> ForkServerContext:
     """The context to start workers with; starts the fork server if it does not run yet, without waiting for it.
 
-    A program that had started multiprocessing's fork server for itself before keeps it: workers then start slower.
+    Starts another one where variables differ that libraries read as they load, such as OMP_NUM_THREADS. A program that had
+    started multiprocessing's fork server for itself before keeps it: workers then start slower.
     """
-    context = multiprocessing.get_context("forkserver")
+    context = _Context()
     context.set_forkserver_preload(["paceline.run.preload"])
     # Signals to the whole group are not for the server, but it ignores them only once it has loaded everything: started with
     # them blocked, it never sees the first.
@@ -42,8 +75,14 @@ def _start() -> None:
     multiprocessing's server listens at a socket in a folder that is removed when this process ends, but not if it is killed. A
     descriptor of the socket does as well as its name, so the name and the folder go at once.
     """
-    global _address
+    global _address, _loaded_with
     server: Any = getattr(forkserver, "_forkserver", None)
+    wanted = {name: value for name, value in os.environ.items() if name.startswith(_READ_WHILE_LOADING)}
+    if _loaded_with not in (None, wanted):
+        os.close(server._forkserver_alive_fd)
+        _replaced.append(server._forkserver_pid)
+        server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = _loaded_with = None
+    _replaced[:] = [pid for pid in _replaced if not _is_reaped(pid)]
     config: Any = getattr(process.current_process(), "_config", None)
     if (
         config is None or not hasattr(server, "_forkserver_address") or _is_running(server._forkserver_pid)
@@ -64,6 +103,7 @@ def _start() -> None:
             os.close(_address)  # of one that has died
         _address = os.open(name, os.O_PATH | os.O_CLOEXEC)
         server._forkserver_address = f"/proc/self/fd/{_address}"
+        _loaded_with = wanted
 
 
 def _is_running(pid: int | None) -> bool:
@@ -72,4 +112,11 @@ def _is_running(pid: int | None) -> bool:
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
     except ChildProcessError:  # of the process that this one was forked from
+        return True
+
+
+def _is_reaped(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
         return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +15,6 @@ from paceline.algorithms import Algorithm, registry
 from paceline.checkpoint.contents import Parameters
 from paceline.errors import PacelineError
 from paceline.membership.environment import SupervisedEnvironment
-from paceline.memory import failpoints
 from paceline.memory.arena import Arena
 from paceline.memory.waiting import wake_all
 from paceline.supervisor.fork_server import fork_server_context
@@ -231,7 +229,6 @@ class Supervisor:
             incarnation=worker.incarnation,
             taken=self.spool.num_written(worker.worker_id) if worker.incarnation and worker in self.workers else 0,
             algorithm=registry.spec(self.algorithm) if self.algorithm is not None else None,
-            fail_point=os.environ.get(failpoints.ENVIRONMENT_VARIABLE, ""),
         )
         if self._backend == "threads":
             start_thread(worker, target, environment, handles, theirs)

@@ -171,8 +171,6 @@ def _prepare_process(environment: SupervisedEnvironment) -> None:
     if environment.worker_id:  # worker 0's loader says it for all
         for of_loaders in ("This DataLoader will create", "'pin_memory' argument is set as true but"):
             warnings.filterwarnings("ignore", of_loaders, UserWarning)
-    # The fork server's environment is that of its own start; what counts is the launcher's now.
-    os.environ[failpoints.ENVIRONMENT_VARIABLE] = environment.fail_point
     failpoints.arm(environment.worker_id, environment.incarnation)
 
 
