@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM, by which batch systems and containers end what they run: everybody ends in order, and says so."""
 
+import contextlib
 import json
 import os
 import re
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,8 @@ import paceline as pl
 from paceline.checkpoint import contents as checkpoint
 from paceline.checkpoint import files as checkpoint_files
 from paceline.study.table import load_table
+from paceline.system import interrupts
+from paceline.system.interrupts import noted, noted_by
 from processes.scripts import started
 
 COMMAND = """
@@ -233,6 +237,25 @@ def hears(pid, signum):
     """Whether a process has a handler for the signal."""
     caught = re.search(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[1]
     return bool(int(caught, 16) >> (signum - 1) & 1)
+
+
+@pytest.mark.parametrize(
+    "inside", [noted, partial(noted, patient=True), contextlib.nullcontext], ids=["a run", "a job's", "the command"]
+)
+def test_what_a_loop_forks_has_the_signals_of_plain_python(inside):
+    """`Pool.terminate` waits for processes that it has sent a SIGTERM."""
+    interrupts.install()
+    try:
+        with inside():
+            is_as_in_python = forked.call(
+                lambda: signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+                and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+                and not noted_by()
+            )
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert is_as_in_python
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])

@@ -161,9 +161,10 @@ class _Simulation:
             with self.common.after_backward:
                 self.scheduler.run()
         except ProgramError as error:
-            if self.record is None or not isinstance(error.cause, DivergedError):
+            if self.record is not None and isinstance(error.cause, DivergedError):
+                self.record.end("diverged", f"Worker {error.worker_id}: {error.cause}")
+            elif not interruption:  # which also ends the processes of a worker's loader, and so fails its next batch
                 raise error.cause from None
-            self.record.end("diverged", f"Worker {error.worker_id}: {error.cause}")
         finally:
             states.leave()
         if self.record is None:

@@ -169,15 +169,11 @@ def _end_at_once(signum: int) -> None:
 
 
 def leave_to_supervisor() -> None:
-    """In a worker's process, or one that starts such: signals to the whole group, or job, are the supervisor's to heed.
-
-    What the user's code starts from here hears SIGTERM again, which is how data loaders end their processes.
-    """
+    """In a worker's process, or one that starts such: signals to the whole group, or job, are the supervisor's to heed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _pass)
     signal.siginterrupt(signal.SIGTERM, False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    os.register_at_fork(after_in_child=_hear_again)
 
 
 def _pass(signum: int, frame: FrameType | None) -> None:
@@ -185,8 +181,15 @@ def _pass(signum: int, frame: FrameType | None) -> None:
 
 
 def _hear_again() -> None:
-    if signal.getsignal(signal.SIGTERM) is _pass:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    """In a forked process, which the user's code ends by signals, as loaders and pools do: our handlers stay behind."""
+    global _current
+    _current = None
+    for one, default in zip(_SIGNALS, (signal.default_int_handler, signal.SIG_DFL), strict=True):
+        if getattr(signal.getsignal(one), "__module__", None) == __name__:
+            signal.signal(one, default)
+
+
+os.register_at_fork(after_in_child=_hear_again)
 
 
 def exit_code(error: BaseException | None) -> int:
