@@ -248,9 +248,11 @@ def test_what_a_loop_forks_has_the_signals_of_plain_python(inside):
     try:
         with inside():
             is_as_in_python = forked.call(
-                lambda: signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-                and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-                and not noted_by()
+                lambda: (
+                    signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+                    and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+                    and not noted_by()
+                )
             )
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)

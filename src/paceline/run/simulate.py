@@ -33,6 +33,7 @@ from paceline.specs.bounds import check_run, check_simulation
 from paceline.system import machine as system
 from paceline.system.global_randomness import GlobalRandomness, undisturbed
 from paceline.system.interrupts import Interruption
+from paceline.system.torch_contexts import TorchContexts
 from paceline.vectors.flat import FlatBinding
 from paceline.worker.chosen_algorithm import given_algorithm
 from paceline.worker.memberships.entry import SimulatedEnvironment
@@ -134,7 +135,8 @@ class _Simulation:
         *,
         is_evaluated: bool,
     ) -> None:
-        self.scheduler = Scheduler()
+        self._contexts = TorchContexts()
+        self.scheduler = Scheduler(outside=self._contexts.outside)
         self.faults = faults
         self.cluster = cluster
         self.seed = seed
@@ -200,7 +202,10 @@ class _Simulation:
                     join=partial(self.join, worker_id),
                 )
             )
-            self.returned[worker_id] = self._train()
+            try:
+                self.returned[worker_id] = self._train()
+            finally:
+                self._contexts.leave()
             self.scheduler.catch_up()
             if self.machine is not None:
                 self.machine.end(worker_id)
@@ -260,7 +265,8 @@ class _Simulation:
         evaluator = None
         if evaluate is not None and self._is_evaluated:
             needs_accuracy = self.goal.target_accuracy is not None
-            evaluator = loop_evaluator(model, undisturbed()(evaluate), needs_accuracy=needs_accuracy)
+            outside = self._contexts.outside(torch.no_grad()(undisturbed()(evaluate)))
+            evaluator = loop_evaluator(model, outside, needs_accuracy=needs_accuracy)
         about = TrainConfig(
             task=self._name,
             algorithm=registry.spec(algorithm),

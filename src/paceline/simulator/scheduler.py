@@ -35,9 +35,8 @@ Event = Program | Callable[[], None] | tuple[Box, Any]
 class Scheduler:
     """Runs programs under a virtual clock.
 
-    `sleep`, `wait` and `wake` are called by running programs, through the simulated ports. What PyTorch keeps per thread
-    and a program may have changed (the gradient mode) is put back after each hand-over; random states are kept by
-    the replicas, around the only code that draws from PyTorch's generator.
+    `sleep`, `wait` and `wake` are called by running programs, through the simulated ports. The gradient mode is put back after
+    each hand-over; random states are kept by the replicas, around the only code that draws from PyTorch's generator.
 
     A program that waits looks for what comes next itself and hands over to that program directly. Functions, and programs
     that begin, are left to the hub, the greenlet that called `run`: they may end programs, and a greenlet goes on
@@ -48,6 +47,7 @@ class Scheduler:
 
     Args:
         runs_torch: whether programs may compute with PyTorch (otherwise hand-overs need not look after its state).
+        outside: makes of a hand-over one outside the contexts of the program that waits; for a user's code.
 
     Attributes:
         now_s: virtual time in seconds; the programs begin at 0.
@@ -55,7 +55,12 @@ class Scheduler:
         current: the program that is running, or ran last.
     """
 
-    def __init__(self, *, runs_torch: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        runs_torch: bool = True,
+        outside: Callable[[Callable[[], None]], Callable[[], None]] = lambda hand_over: hand_over,
+    ) -> None:
         self.now_s = 0.0
         self.num_events = 0
         self.current: Program = Program(-1, is_main=False)  # nobody yet
@@ -70,7 +75,7 @@ class Scheduler:
         self._ended = False
         self._cut = False
         self._runs_torch = runs_torch
-        self._let_others_run = self._switch_with_torch if runs_torch else self._switch
+        self._let_others_run = outside(self._switch_with_torch if runs_torch else self._switch)
         self.time_s = self._now  # one object, which thousands of clocks share
         self.on_resume: Callable[[int], None] | None = None  # called with the worker that is about to run
 

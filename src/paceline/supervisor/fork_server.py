@@ -81,7 +81,9 @@ def _start() -> None:
     if _loaded_with not in (None, wanted):
         os.close(server._forkserver_alive_fd)
         _replaced.append(server._forkserver_pid)
-        server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = _loaded_with = None
+        for name in ("address", "alive_fd", "pid"):
+            setattr(server, f"_forkserver_{name}", None)
+        _loaded_with = None
     _replaced[:] = [pid for pid in _replaced if not _is_reaped(pid)]
     config: Any = getattr(process.current_process(), "_config", None)
     if (
