@@ -24,7 +24,7 @@ from page import show
 from torch import nn
 
 import paceline as pl
-from paceline.compression.bits_rule import Budget, error_of, factor_for_budget, total_error
+from paceline.compression.bits_rule import Budget, error_of
 from paceline.compression.codec import Encoded
 from paceline.compression.registry import codec_registry
 from paceline.compression.top_k import TopK
@@ -85,6 +85,23 @@ def best_whole(log2_sizes: np.ndarray, total_bits: int, least: int = 2, most: in
         gain = np.where(bits < most, error(bits) - error(np.minimum(most, bits + 1)), -1.0)
         bits[int(np.argmax(gain))] += 1
     return float(error(bits).sum())
+
+
+def factor_for_budget(log2_sizes: Sequence[float], target_bits: float) -> float:
+    """log2(K) of levels K alpha^((T - t) / 2) |g_t| with so many bits log2(s + 1) + 1 on average."""
+    low, high = -64.0 - max(log2_sizes), 64.0 - min(log2_sizes)
+    for _ in range(60):
+        factor = (low + high) / 2
+        if np.mean(np.log2(2.0 ** (factor + np.asarray(log2_sizes)) + 1) + 1) > target_bits:
+            high = factor
+        else:
+            low = factor
+    return (low + high) / 2
+
+
+def total_error(log2_sizes: Sequence[float], log2_levels: Sequence[float]) -> float:
+    """The sum of weighted error bounds of steps rounded to so many levels."""
+    return sum(4.0 ** (size - levels) / 4 for size, levels in zip(log2_sizes, log2_levels, strict=True))
 
 
 def by_rule(log2_sizes: np.ndarray, target_bits: float) -> float:

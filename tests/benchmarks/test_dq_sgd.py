@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize
 
 FIDELITY = Path(__file__).parents[2] / "benchmarks" / "fidelity"
 
@@ -22,6 +23,49 @@ def script():
 
 def total(sizes, levels):
     return float(np.sum(4.0 ** (sizes - levels)) / 4)
+
+
+STEPS = 60
+SIZES = {
+    "constant": np.zeros(STEPS),
+    "falling": np.linspace(0, -3.3, STEPS),
+    "swinging": 2 * np.sin(np.arange(STEPS) / 5),
+    "with steps": np.repeat([0.0, -2.0, 1.0], STEPS // 3),
+}
+
+
+def weighted(sizes, alpha):
+    return sizes + 0.5 * (STEPS - np.arange(STEPS)) * math.log2(alpha)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.98])
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("bits", [3.0, 4.0, 6.0])
+def test_the_papers_rule_is_within_a_hundredth_of_the_numerical_optimum(script, sizes, alpha, bits):
+    """Least sum of bits at the error that the rule makes, over real numbers of levels."""
+    log2 = weighted(SIZES[sizes], alpha)
+    factor = script.factor_for_budget(list(log2), bits)
+    levels = factor + log2
+    error = script.total_error(list(log2), list(levels))
+
+    def cost(u):
+        return float(np.sum(np.log2(2.0**u + 1) + 1))
+
+    spent = cost(levels)
+    assert spent == pytest.approx(bits * STEPS)
+
+    def slope(u):
+        return 2.0**u / (2.0**u + 1)
+
+    errors = {
+        "type": "ineq",
+        "fun": lambda u: 1 - float(np.sum(4.0 ** (log2 - u))) / 4 / error,
+        "jac": lambda u: 2 * math.log(2) * 4.0 ** (log2 - u) / 4 / error,
+    }
+    found = minimize(cost, levels, jac=slope, constraints=[errors], method="SLSQP", options={"maxiter": 500})
+    assert script.total_error(list(log2), list(found.x)) <= error * 1.001
+    assert found.fun <= spent + 1e-6
+    assert spent <= found.fun * 1.01
 
 
 @pytest.mark.parametrize("bits", [2.5, 4.0, 7.0])

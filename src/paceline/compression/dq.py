@@ -24,34 +24,32 @@ _HEAD_BYTES = 4  # the bits, then nothing, so that scales begin where a float32 
 class DQ(Codec):
     """QSGD whose bits follow the gradient: more where it is large, fewer where it is small.
 
-    `target_bits` is the mean that a run takes, and the error follows; `target_error` is the error that each step adds at most,
-    and the bits follow. Sizes are those of what is rounded: every worker's own gradient, and their mean, which is rounded
-    once more. For `target_bits` all workers know the sizes of the steps before, and choose equal bits without a message. For
-    `target_error` they tell each other the present ones before anything is coded. At a server, each worker goes by its own
-    present gradient, and each push keeps to the target.
+    Either give `target_bits`, the mean over a run, or `target_error`, the most that a step may add. Sizes are those of all
+    rounded vectors: each worker's gradient, and their mean, which is rounded once more. With `target_bits` workers choose by
+    the steps before, without a message; with `target_error` they first tell each other the present sizes. At a server, each
+    worker goes by its own present gradient, and each push keeps to the target.
 
-    Costs: those of `qsgd`. With `target_error`, one small all-reduce per step, and coding begins when backward has ended: the
-    overlap with backward is lost. Gain of `target_bits`: where sizes swing, up to half of the error at equal bits, once they
-    have crossed their mean four times; with `alpha`, that of its known weights. Norms that only rise or fall get the target's
-    bits: whether that goes on cannot be known, and if it ends, bits saved or spent for it cost more than they gain. The sum
-    of error bounds stays within about 5 % of what fixed bits make, unless norms rise beyond all before.
-    Use when: `qsgd` would be used, and the gradient's size swings; or the error is to be bounded.
+    Costs: those of `qsgd`. With `target_error`, one small all-reduce per step, and no overlap of coding with backward.
+    Gain of `target_bits`: up to half of the error at equal bits where norms swing beyond half and twice their mean; with
+    `alpha`, that of its known weights. Norms that only rise or fall get the target's bits. With `alpha` 1 the sum of error
+    bounds stays within 5 % of that of fixed bits.
+    Use when: `qsgd` would be used, and the gradient's size swings; or the error must be bounded.
 
     Args:
         target_bits: mean bits per element; 4 where `target_error` is not given.
-        target_error: the squared error that a step's rounding adds on average at most, by the bound, to the mean gradient, as
-            it counts at the end where `alpha` is below 1; of several backward passes in a step, each; of `local-sgd` and its
-            like, to each average. A step that needs more than `max_bits` gets `max_bits`, and a warning says so, once.
-        alpha: how much of a step's error is left after a step, for problems that shrink it; 1: all of it, as for networks.
-            Below 1 later steps get more bits, and `total_steps` must be known.
-        total_steps: T, for `alpha` below 1. The budget holds without it, too: to 2 % at any step from about the 200th on.
+        target_error: bound of the mean squared error that rounding adds to the mean gradient of a step (of each backward
+            pass; of each average of `local-sgd` and its like), as it counts at the end where `alpha` is below 1. A step that
+            needs more than `max_bits` gets `max_bits`, with one warning.
+        alpha: share of a step's error that is left after a step, for problems that shrink it; 1: all of it, as for networks.
+            Below 1 later steps get more bits.
+        total_steps: T, for `alpha` below 1. The budget holds to 2 % without it.
         min_bits: of a step.
         max_bits: of a step.
         norm: as for `qsgd`; the paper's is `l2`, with `bucket=none`.
         bucket: as for `qsgd`.
 
-    Differs from the paper: bits are whole and bounded, and K is found for such. For `target_bits` the size of the present
-    gradient is taken from those before it, and that of those after it from how they have swung.
+    Differs from the paper: bits are whole and bounded. For `target_bits` the present gradient's size is expected from those
+    before it, and a step saves or spends at most one bit.
 
     Reference: Yan, Huang, Lan, Song, "DQ-SGD: Dynamic Quantization in SGD for Communication-Efficient Distributed Learning",
         2021, arXiv:2107.14575.
@@ -83,7 +81,6 @@ class DQ(Codec):
 
     @property
     def is_unbiased(self) -> bool:
-        """As `qsgd`."""
         return True
 
     @property
@@ -91,19 +88,16 @@ class DQ(Codec):
         return self.target_bits if self.target_bits is not None else min(self.max_bits, max(self.min_bits, 4))
 
     def at(self, bits: int) -> AtBits:
-        """The codec with so many bits."""
         return AtBits(
             plain=QSGD(bits=bits, norm=self.norm, bucket=self.bucket), least=self.min_bits, most=self.max_bits
         )
 
     @property
     def encoding_moves(self) -> float:
-        """Those of `qsgd`, and of looking how large the mean is."""
         return self.at(self.max_bits).plain.encoding_moves + 1.0
 
     @property
     def decoding_moves(self) -> float:
-        """Those of `qsgd`."""
         return self.at(self.max_bits).plain.decoding_moves
 
     def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
@@ -111,27 +105,18 @@ class DQ(Codec):
         return self.at(round(self._target_bits)).encode(gradient, memory, key)
 
     def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:
-        """(elements,), by the bits that the payload names."""
         return self.at(self.min_bits).decode(encoded, num_elements, dtype)
 
     def payload_bytes(self, num_elements: int, dtype: torch.dtype) -> int:
-        """That of a step of which nothing is known."""
         return self.at(round(self._target_bits)).payload_bytes(num_elements, dtype)
 
     def tuner(self) -> Tuner:
-        """What follows the gradient's size."""
         return BudgetTuner(self) if self.target_error is None else ErrorTuner(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AtBits(Codec):
-    """A step of `dq`: QSGD whose payload begins with its bits.
-
-    Args:
-        plain: it.
-        least: bits that a payload may name.
-        most: bits that a payload may name.
-    """
+    """A step of `dq`: QSGD whose payload begins with its bits."""
 
     plain: QSGD = field(default_factory=QSGD)
     least: int = 2
@@ -139,12 +124,10 @@ class AtBits(Codec):
 
     @property
     def encoding_moves(self) -> float:
-        """Those of `qsgd`."""
         return self.plain.encoding_moves
 
     @property
     def decoding_moves(self) -> float:
-        """Those of `qsgd`."""
         return self.plain.decoding_moves
 
     def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
@@ -153,7 +136,6 @@ class AtBits(Codec):
         return Encoded(torch.cat([head, self.plain.encode(gradient, None, key).x]))
 
     def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:
-        """(elements,), by the bits that the payload names."""
         return self._plain_of(encoded, num_elements).decode(Encoded(encoded.x[_HEAD_BYTES:]), num_elements, dtype)
 
     def size_of(self, encoded: Encoded, num_elements: int) -> float:
@@ -173,7 +155,6 @@ class AtBits(Codec):
         return plain
 
     def payload_bytes(self, num_elements: int, dtype: torch.dtype) -> int:
-        """Four more than `qsgd`'s."""
         return _HEAD_BYTES + self.plain.payload_bytes(num_elements, dtype)
 
 
@@ -194,7 +175,6 @@ class _SizesOfDQ(Tuner):
         self.codec, self.bits = self._dq.at(bits), bits
 
     def size_of(self, vector: Tensor) -> float:
-        """By the scales that it would have."""
         return error_size(vector, self._dq.norm, self._dq.bucket)
 
 
@@ -232,11 +212,9 @@ class ErrorTuner(_SizesOfDQ):
         )  # fmt: skip
 
     def state(self) -> dict[str, Any]:
-        """How many steps there were."""
         return {"steps": self._steps}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Goes on from there."""
         self._steps = state["steps"]
 
 
@@ -248,27 +226,22 @@ class BudgetTuner(_SizesOfDQ):
         super().__init__(dq, self._budget.choose())
 
     def coded_size(self, encoded: Encoded, num_elements: int) -> float:
-        """By the scales that it has."""
         assert isinstance(self.codec, AtBits)
         return self.codec.size_of(encoded, num_elements)
 
     def fit(self, size: float, mean_size: float = 0.0, longest: int = 0) -> str:
-        """The present size is known."""
         self._take(self._budget.choose(size))
         self._budget.account(size, self.bits)
         return ""
 
     def tell(self, size: float) -> None:
-        """The present size was that; the next step's is not known."""
         self._budget.account(size, self.bits)
         self._take(self._budget.choose())
 
     def state(self) -> dict[str, Any]:
-        """The bits of the present step, and what is known of those before."""
         return {**asdict(self._budget.history), "bits": self.bits}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Goes on from there."""
         history = dict(state)
         self._take(int(history.pop("bits")))
         self._budget.history = History(**history)

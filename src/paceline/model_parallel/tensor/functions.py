@@ -5,7 +5,6 @@ Along an axis on which a tensor is cut, its gradient here is that of the sum of 
 have it alike. So a loss of a user's own may be of either; functions between the two multiply or divide by the workers, and
 `Used` divides the gradient of a parameter that is cut over a grid, where all between layers is.
 """
-# ruff: noqa: D102  (forward and backward are what torch.autograd.Function says they are)
 
 from __future__ import annotations
 
