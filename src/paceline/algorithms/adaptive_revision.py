@@ -63,12 +63,10 @@ class AdaptiveRevision(Served):
         self._server().work(replica, ports)
 
     def serve(self, shard_id: int, ports: ServerPorts) -> None:
-        """The same, with AdaptiveRevision as the rule that applies gradients."""
         self._server().serve(shard_id, ports)
 
     @property
     def server_rule(self) -> rule.AdaptiveRevision:
-        """The method."""
         return rule.AdaptiveRevision(alpha=self.alpha, revision_state=self.revision_state)
 
     def _server(self) -> ParameterServer:

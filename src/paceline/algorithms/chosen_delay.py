@@ -20,12 +20,7 @@ _SHORTEST_S = 1e-9
 
 
 class ChosenDelay:
-    """The smallest delay that hides an average, from times that are measured once; the same on all workers.
-
-    Args:
-        ports: this worker's.
-        most: the longest.
-    """
+    """The smallest delay that hides an average, from times that are measured once; the same on all workers."""
 
     def __init__(self, ports: Ports[ReplicatedParameters], most: int) -> None:
         self._ports = ports
@@ -33,7 +28,6 @@ class ChosenDelay:
         self._ends_s: list[float] = [ports.clock.now_s()]
 
     def count_step(self) -> None:
-        """A step has ended."""
         self._ends_s.append(self._ports.clock.now_s())
 
     def is_ready(self) -> bool:

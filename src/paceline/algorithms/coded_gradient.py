@@ -78,7 +78,6 @@ class _CodedGradient:
         self.num_absent = 0
 
     def meet(self, *, steps: bool) -> None:
-        """As where nothing is coded."""
         self._gradient.rounds.meet(steps=steps)
         self.num_absent = 0
 

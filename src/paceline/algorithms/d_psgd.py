@@ -55,11 +55,9 @@ class DPSGD(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        """A replica per worker, and messages."""
         return Needs("replicated", mailbox=True, own_models=True)
 
     def check(self, num_workers: int) -> None:
-        """Refuses sizes at which the topology does not exist."""
         super().check(num_workers)
         self.topology.check(num_workers)
 

@@ -87,7 +87,6 @@ class DaSGD(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        """A replica per worker, and all-reduce."""
         return Needs("replicated", collectives=True, own_models=True)
 
     def progress_factor(self, delay: int) -> float:
@@ -110,7 +109,6 @@ class DaSGD(Algorithm):
         return said and chosen + said
 
     def figures(self, delay: int, num_workers: int) -> dict[str, Any]:
-        """The delay, and what it leaves of the progress."""
         delay = 0 if num_workers == 1 else delay if self.delay == "auto" else self.delay
         return {
             "delay": delay,

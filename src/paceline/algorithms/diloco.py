@@ -86,11 +86,9 @@ class DiLoCo(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        """A replica per worker, and all-reduce."""
         return Needs("replicated", collectives=True, own_models=True)
 
     def progress_factor(self, delay: int) -> float:
-        """Which share of the local steps is still there after a merge."""
         return progress_of(self.period, delay, self.local_weight)
 
     def caution(self, num_workers: int, delay: int | None = None) -> str:
@@ -101,7 +99,6 @@ class DiLoCo(Algorithm):
         return said and f"delay=auto has chosen {delay} steps. {said}"
 
     def figures(self, delay: int, num_workers: int) -> dict[str, Any]:
-        """The delay, and what it leaves of the progress."""
         delay = delay if self.delay == "auto" else self.delay
         return {"delay": delay, "progress_factor": self.progress_factor(delay)}
 

@@ -92,12 +92,10 @@ class Downpour(Served):
 
     @property
     def server_rule(self) -> ApplyRule:
-        """As the user wishes."""
         return self.apply
 
     @property
     def pushes_by(self) -> Codec:
-        """As the user wishes."""
         return self.codec
 
     def work(self, replica: Replica, ports: Ports[ServedParameters]) -> None:

@@ -43,11 +43,9 @@ class Hogwild(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        """One racing vector."""
         return Needs("racing", staleness_counts=self.step_size.needs_counts)
 
     def weighting(self, num_workers: int) -> str:
-        """By the step size."""
         return self.step_size.option
 
     def work(self, replica: Replica, ports: Ports[RacingParameters]) -> None:

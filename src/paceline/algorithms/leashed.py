@@ -56,11 +56,9 @@ class Leashed(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        """A pool of slots."""
         return Needs("slots", staleness_counts=self.step_size.needs_counts)
 
     def weighting(self, num_workers: int) -> str:
-        """By the step size."""
         return self.step_size.option
 
     def check_optimizers(self, optimizers: Sequence[torch.optim.Optimizer], num_workers: int) -> None:

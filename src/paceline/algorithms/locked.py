@@ -46,11 +46,9 @@ class Locked(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        """One vector behind a lock."""
         return Needs("locked", lock=self.kind, staleness_counts=self.step_size.needs_counts)
 
     def weighting(self, num_workers: int) -> str:
-        """By the step size."""
         return self.step_size.option
 
     def work(self, replica: Replica, ports: Ports[LockedParameters]) -> None:

@@ -54,12 +54,10 @@ class Lockstep(Algorithm):
 
     @property
     def by_speed(self) -> bool:
-        """With `shares=auto`."""
         return self.shares == "auto"
 
     @property
     def needs(self) -> Needs:
-        """A replica per worker."""
         return Needs("replicated", collectives=True)
 
     def work(self, replica: Replica, ports: Ports[ReplicatedParameters]) -> None:

@@ -85,17 +85,14 @@ class MeanOfModels:
         self.moved_in = 6.0 if merge != "paper" else 3.0 * (local_weight > 0)
 
     def outgoing(self, fragment: int, x: torch.Tensor) -> torch.Tensor:
-        """The parameters."""
         return x
 
     def merged(self, fragment: int, x: torch.Tensor, sent: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
-        """As of `Rule`."""
         if self._merge == "paper":
             return torch.lerp(mean, x.to(mean.dtype), self._local_weight) if self._local_weight else mean
         return torch.add(x, mean - sent, alpha=1 - self._local_weight)
 
     def state(self) -> dict[str, Any]:
-        """Nothing."""
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -121,21 +118,17 @@ class OfChanges:
         self.moved_in = rule.moved_in + 6.0
 
     def outgoing(self, fragment: int, x: torch.Tensor) -> torch.Tensor:
-        """This worker's change."""
         return x - self._anchors[fragment]
 
     def merged(self, fragment: int, x: torch.Tensor, sent: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
-        """As of `Rule`."""
         anchor = self._anchors[fragment]
         self._anchors[fragment] = anchor + mean
         return self._rule.merged(fragment, x, anchor + sent, self._anchors[fragment])
 
     def state(self) -> dict[str, Any]:
-        """The last means."""
         return {"anchors": list(self._anchors)}
 
     def load(self, state: dict[str, Any]) -> None:
-        """As of `OuterStep`."""
         self._anchors = _fitting(state.get("anchors"), self._anchors)
 
 
@@ -161,7 +154,6 @@ class OuterStep:
         self.moved_in = 3.0 + 6.0 * outer.has_momentum + 3.0 * (local_weight > 0)
 
     def outgoing(self, fragment: int, x: torch.Tensor) -> torch.Tensor:
-        """The outer parameters minus this worker's."""
         return self._anchors[fragment] - x
 
     def merged(self, fragment: int, x: torch.Tensor, sent: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
@@ -171,7 +163,6 @@ class OuterStep:
         return torch.lerp(anchor, x.to(anchor.dtype), self._local_weight) if self._local_weight else anchor
 
     def state(self) -> dict[str, Any]:
-        """The outer parameters, and their momentum if there is one."""
         momenta = {str(index): one for index, one in enumerate(self._momenta) if one is not None}
         return {"anchors": list(self._anchors), "momenta": momenta}
 

@@ -118,7 +118,6 @@ class ParameterServer(Served):
 
     @property
     def needs(self) -> Needs:
-        """One vector at the servers, and messages."""
         return Needs(
             "served",
             mailbox=True,
@@ -129,12 +128,10 @@ class ParameterServer(Served):
 
     @property
     def server_rule(self) -> ApplyRule:
-        """As the user wishes."""
         return self.apply
 
     @property
     def overrides(self) -> str:
-        """Says so where the servers have a rule of their own."""
         if not self.apply.overrides_optimizer:
             return ""
         rule = apply_registry.spec(self.apply)
@@ -149,13 +146,11 @@ class ParameterServer(Served):
         return self.mode.together
 
     def check(self, num_workers: int) -> None:
-        """Refuses what the mode cannot run with."""
         super().check(num_workers)
         if num_workers > 1:
             self.mode.check_workers(num_workers)
 
     def note(self, num_workers: int) -> str:
-        """What the mode has taken for granted, where there are servers."""
         return super().note(num_workers) or (self.mode.note if num_workers > 1 else "")
 
     def delayed(self, delay: Delay) -> ParameterServer:
@@ -174,7 +169,6 @@ class ParameterServer(Served):
 
     @property
     def pushes_by(self) -> Codec:
-        """As the user wishes."""
         return self.codec
 
     def work(self, replica: Replica, ports: Ports[ServedParameters]) -> None:

@@ -17,11 +17,6 @@ _LONGEST_PAUSE_TURNS = 64
 class Partners:
     """A worker's neighbours in the graph: which can be reached, are left alone for a while, or average no more.
 
-    Args:
-        topology: who may average with whom.
-        peers: a partner is drawn at `random`, or they take turns (`rotate`).
-        ports: the worker's.
-
     Attributes:
         turn: number of averages that the worker has asked for: the step of a time-varying graph.
         ever: all that may be its partners at one step or another, ascending.

@@ -27,7 +27,6 @@ class Placed(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        """One vector, whose parts have one writer each; and messages."""
         return Needs("racing", mailbox=True)
 
     def work(self, replica: Replica, ports: Ports[RacingParameters]) -> None:

@@ -45,12 +45,10 @@ class Sequential(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        """One vector, whose only writer is this worker."""
         return Needs("racing")
 
     @property
     def lets_gradients_wait(self) -> bool:
-        """With a delay."""
         return self.delay is not None
 
     def delayed(self, delay: Delay) -> Sequential:

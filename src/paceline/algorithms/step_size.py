@@ -44,11 +44,9 @@ class FullStep(StepSize):
 
     @property
     def option(self) -> str:
-        """None."""
         return ""
 
     def weight(self, staleness: int, ports: Ports[SharedParameters]) -> float:
-        """Always 1."""
         return 1.0
 
 
@@ -61,7 +59,6 @@ class InverseStep(StepSize):
     """
 
     def weight(self, staleness: int, ports: Ports[SharedParameters]) -> float:
-        """1 / (staleness + 1)."""
         return 1.0 / (staleness + 1)
 
 
@@ -79,7 +76,6 @@ class ExponentialStep(StepSize):
     threshold: Annotated[int, COUNT] | None = None
 
     def weight(self, staleness: int, ports: Ports[SharedParameters]) -> float:
-        """exp(-beta staleness)."""
         threshold = self.threshold if self.threshold is not None else ports.num_workers + 1
         beta = 2.0 / threshold * math.log(1.0 + threshold / 2.0)
         return math.exp(-beta * staleness)

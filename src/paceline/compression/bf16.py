@@ -36,7 +36,6 @@ class BFloat16(Codec):
 
     @property
     def remembers(self) -> bool:
-        """If there is feedback."""
         return self.feedback
 
     def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
@@ -52,10 +51,8 @@ class BFloat16(Codec):
         return Encoded(sent)
 
     def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:
-        """(elements,) of the wanted type."""
         check_payload(encoded.x, torch.bfloat16, num_elements)
         return encoded.x.to(dtype)
 
     def payload_bytes(self, num_elements: int, dtype: torch.dtype) -> int:
-        """Two per element."""
         return 2 * num_elements

@@ -89,7 +89,6 @@ class Codec:
         raise TypeError(f"{type(self).__name__} must define decode")
 
     def payload_bytes(self, num_elements: int, dtype: torch.dtype) -> int:
-        """Size of a payload."""
         raise TypeError(f"{type(self).__name__} must define payload_bytes")
 
     def tuner(self) -> Tuner:
@@ -152,20 +151,16 @@ class NoCodec(Codec):
 
     @property
     def is_unbiased(self) -> bool:
-        """It is exact."""
         return True
 
     def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
-        """The gradient itself."""
         return Encoded(gradient)
 
     def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:
-        """The payload itself."""
         check_payload(encoded.x, dtype, num_elements)
         return encoded.x
 
     def payload_bytes(self, num_elements: int, dtype: torch.dtype) -> int:
-        """The gradient's size."""
         return num_elements * dtype.itemsize
 
 

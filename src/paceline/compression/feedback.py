@@ -18,11 +18,6 @@ class Feedback:
 
     Costs: where the codec remembers, two vectors, and a copy for each one that is sent.
 
-    Args:
-        codec: as whose memory it begins.
-        num_elements: n, of the vector.
-        dtype: its type.
-
     Attributes:
         memory: (n,), without what is not settled yet; None: the codec remembers nothing.
     """

@@ -29,7 +29,6 @@ class Float16(Codec):
 
     @property
     def decoding_moves(self) -> float:
-        """Half a vector read and one written."""
         return 1.5
 
     def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
@@ -40,10 +39,8 @@ class Float16(Codec):
         return Encoded(sent)
 
     def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:
-        """(elements,) of the wanted type."""
         check_payload(encoded.x, torch.float16, num_elements)
         return encoded.x.to(dtype)
 
     def payload_bytes(self, num_elements: int, dtype: torch.dtype) -> int:
-        """Two per element."""
         return 2 * num_elements

@@ -58,11 +58,9 @@ class LowRankMean:
         return [one._replace(first=one.first - first) for one in own if first <= one.first < first + length]
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
         return {"count": self.count, "memory": self.memory, "share": self.share, "rights": self.rights}
 
     def load(self, kept: dict[str, Any] | None) -> None:
-        """Goes on from there, if it is of the same elements."""
         if kept is None:
             return
         if "rights" not in kept or kept["memory"].shape != self.memory.shape:
@@ -73,17 +71,14 @@ class LowRankMean:
         self.rights = list(kept["rights"])
 
     def shares(self, share: float) -> None:
-        """This worker's vector is so much of the mean."""
         if self.share not in (0.0, share):
             self.memory.mul_(self.share / share)
         self.share = share
 
     def note(self) -> None:
-        """As of `Pieces`."""
         self._before = self.memory.clone(), list(self.rights)
 
     def leave_out(self, ranges: Ranges) -> None:
-        """As of `CodedMean`."""
         for begin, end in within(ranges, self._first, self._first + len(self.memory)):
             self.memory[begin:end] = self._before[0][begin:end]
             for at, one in enumerate(self._factored):
@@ -107,7 +102,6 @@ class LowRankMean:
         return self._all_dense if self.warms_up else self._dense
 
     def start(self, vector: Tensor, weight: float, said: float) -> LowRankUnderWay:
-        """As of `CodedMean`."""
         self.count += 1
         return LowRankUnderWay(self, vector, weight, said)
 

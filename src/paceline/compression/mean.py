@@ -36,5 +36,4 @@ class Alone:
         """There is nothing to wait for."""
 
     def wait(self) -> Totals:
-        """It is there."""
         return self._totals

@@ -59,7 +59,6 @@ class Pieces:
         self.gaps = gaps(owner.ranges, first, n)
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
         return {"count": self.count, "memory": self.memory, "second": self.second, "share": self.share}
 
     def load(self, kept: dict[str, Any] | None) -> None:
@@ -87,7 +86,6 @@ class Pieces:
         self._before = [None if one is None else one.clone() for one in (self.memory, self.second)]
 
     def leave_out(self, ranges: Ranges) -> None:
-        """As of `CodedMean`."""
         seconds = self._first + self._owner.worker_id * self.piece
         for own, before, first in zip((self.memory, self.second), self._before, (self._first, seconds), strict=True):
             if own is not None and before is not None:
@@ -113,7 +111,6 @@ class Pieces:
                 self.memory[begin:end] = 0
 
     def start(self, vector: Tensor, weight: float, said: float) -> Mean:
-        """As of `CodedMean`."""
         self.count += 1
         if self._owner.num_workers == 1:
             return Alone(Totals(weight, said))
@@ -255,7 +252,6 @@ class _TimedMean:
         self._second: Handle | None = None
 
     def advance(self) -> None:
-        """As `_PiecesMean`."""
         if self._first is None:
             return
         self._first.wait()
@@ -265,7 +261,6 @@ class _TimedMean:
         self._second = self._owner.collectives.start_all_gather(self._stand_in, self._stand_in)
 
     def wait(self) -> Totals:
-        """As `_PiecesMean`."""
         self.advance()
         assert self._second is not None
         self._second.wait()

@@ -71,7 +71,6 @@ class Factored(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Elements."""
         return self.rows * self.columns
 
     def of(self, vector: Tensor) -> Tensor:

@@ -51,7 +51,6 @@ class QSGD(Codec):
 
     @property
     def is_unbiased(self) -> bool:
-        """At any number of bits."""
         return True
 
     @property
@@ -66,7 +65,6 @@ class QSGD(Codec):
 
     @property
     def decoding_moves(self) -> float:
-        """As measured."""
         return 2.5
 
     def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
@@ -79,7 +77,6 @@ class QSGD(Codec):
         return Encoded(parts.x)
 
     def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:
-        """(elements,): multiples of a scale's s-th part."""
         from paceline.compression import kernels
 
         parts = self.parts(num_elements, encoded.x)
@@ -89,7 +86,6 @@ class QSGD(Codec):
         return torch.from_numpy(out).to(dtype)
 
     def payload_bytes(self, num_elements: int, dtype: torch.dtype) -> int:
-        """Four for each bucket, B for each eight elements."""
         return 4 * Buckets.number_of(num_elements, self.bucket) + -(-num_elements // 8) * self.bits
 
     def error_bound(self, vector: Tensor) -> float:

@@ -50,7 +50,6 @@ class Sign(Codec):
 
     @property
     def remembers(self) -> bool:
-        """All that the scale is not."""
         return True
 
     @property
@@ -60,7 +59,6 @@ class Sign(Codec):
 
     @property
     def decoding_moves(self) -> float:
-        """As measured."""
         return 3.0
 
     def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
@@ -79,7 +77,6 @@ class Sign(Codec):
         return encoded
 
     def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:
-        """(elements,): plus or minus the scale."""
         from paceline.compression import kernels
 
         parts = self._parts(num_elements, encoded.x)
@@ -89,7 +86,6 @@ class Sign(Codec):
         return torch.from_numpy(out).to(dtype)
 
     def payload_bytes(self, num_elements: int, dtype: torch.dtype) -> int:
-        """Four for each bucket, one for each eight elements."""
         return 4 * Buckets.number_of(num_elements, self.bucket) + -(-num_elements // 8)
 
     def _parts(self, num_elements: int, x: Tensor | None = None) -> Buckets:

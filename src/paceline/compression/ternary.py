@@ -50,7 +50,6 @@ class Ternary(Codec):
 
     @property
     def is_unbiased(self) -> bool:
-        """Unless it clips."""
         return self.clip is None
 
     @property
@@ -60,7 +59,6 @@ class Ternary(Codec):
 
     @property
     def decoding_moves(self) -> float:
-        """As measured."""
         return 6.0
 
     def clipped(self, gradient: Tensor) -> Tensor:
@@ -82,7 +80,6 @@ class Ternary(Codec):
         return Encoded(parts.x)
 
     def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:
-        """(elements,)."""
         from paceline.compression import kernels
 
         parts = self._parts(num_elements, encoded.x)
@@ -92,7 +89,6 @@ class Ternary(Codec):
         return torch.from_numpy(out).to(dtype)
 
     def payload_bytes(self, num_elements: int, dtype: torch.dtype) -> int:
-        """Four for each bucket, one for each five elements."""
         return 4 * Buckets.number_of(num_elements, self.bucket) + -(-num_elements // 5)
 
     def _parts(self, num_elements: int, x: Tensor | None = None) -> Buckets:

@@ -34,7 +34,6 @@ class TopK(Codec):
 
     @property
     def remembers(self) -> bool:
-        """All that is not sent."""
         return True
 
     @property
@@ -77,5 +76,4 @@ class TopK(Codec):
         return torch.zeros(num_elements, dtype=dtype).index_copy_(0, indices, values)
 
     def payload_bytes(self, num_elements: int, dtype: torch.dtype) -> int:
-        """Four more than a number's, for every element sent."""
         return self.num_kept(num_elements) * (4 + dtype.itemsize)

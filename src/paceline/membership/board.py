@@ -27,12 +27,7 @@ class Board(Protocol):
 
 
 class MemoryBoard:
-    """A board in shared memory.
-
-    Args:
-        table: (workers, numbers), int64, zero at first.
-        worker_id: whose row is written.
-    """
+    """A board in shared memory."""
 
     def __init__(self, table: torch.Tensor, worker_id: int) -> None:
         self._table = table

@@ -44,7 +44,6 @@ class JoinedClaims(EpochClaims):
         self._next = 0  # the first in the epoch that this worker has not seen claimed
 
     def claim(self, epoch: int) -> int:
-        """The place of the next batch."""
         if epoch != self._epoch:
             self._epoch, self._next = epoch, 0
             self._places.clear()
@@ -71,13 +70,11 @@ class JoinedClaims(EpochClaims):
         return self._next - 1
 
     def newest(self) -> int:
-        """The newest epoch."""
         with contextlib.suppress(MeetingLostError):
             return max(0, self._meeting.add("epochs begun", 0) - 1)
         return 0
 
     def agree(self, digest: int) -> int:
-        """The first worker's digest; one's own where the join point is gone."""
         with contextlib.suppress(MeetingLostError):
             return first_said(self._meeting.compare_set, digest)
         return digest

@@ -163,7 +163,6 @@ class JoinedRun:
         return peers
 
     def claims(self, mailbox: Mailbox) -> JoinedClaims:
-        """Claims of the next batch number of all workers."""
         return JoinedClaims(self._meeting, mailbox, self.worker_id, self.num_workers, self.notes)
 
     def heed_signals(self, stop: Callable[[], object]) -> None:

@@ -102,7 +102,6 @@ class SupervisedEnvironment(WorkerEnvironment):
 
     @property
     def supervisor(self) -> Connection:
-        """The connection, in the worker."""
         assert self.connection is not None
         return self.connection
 

@@ -159,15 +159,12 @@ class Meeting:
         return self._ask(int, "add", key, amount)
 
     def set(self, key: str, value: str) -> None:
-        """Sets a key."""
         self._ask(type(None), "set", key, value)
 
     def get(self, key: str) -> bytes:
-        """The value of a key that is there."""
         return self._ask(str, "get", key).encode()
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all keys are there."""
         return self._ask(bool, "check", keys)
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
@@ -244,10 +241,6 @@ class Meeting:
 
 class _Point:
     """The store at a join point: a thread that answers whoever has the key.
-
-    Args:
-        endpoint: where to listen.
-        keys: of the run.
 
     Attributes:
         port: where it listens.

@@ -148,7 +148,6 @@ class LaunchedRun:
         return self.store.get(_FINAL) == b"1"
 
     def claims(self) -> StoredEpochClaims:
-        """Claims of all workers' batches, in the store."""
         return StoredEpochClaims(self.store)
 
     def address(self) -> tuple[str | None, Path | None]:

@@ -120,11 +120,6 @@ class Peers:
 class RunMailbox:
     """A mailbox in which a wait for one peer ends with the run; one for anyone is ended by a message to oneself.
 
-    Args:
-        inner: what sends and receives.
-        stopped: whether the run is being stopped.
-        grace_s: how long a wait may go on after that.
-
     Attributes:
         waited_s: seconds spent waiting for one peer; the caller reads it and sets it back to 0.
     """
@@ -165,12 +160,7 @@ class RunMailbox:
 
 
 class ServerMailbox:
-    """A server's mailbox: its waits end when nobody needs it any more.
-
-    Args:
-        inner: what sends and receives.
-        stopped: whether all workers have ended.
-    """
+    """A server's mailbox: its waits end when nobody needs it any more."""
 
     def __init__(self, inner: ZmqMailbox, stopped: Callable[[], bool]) -> None:
         self._inner = inner
@@ -179,11 +169,7 @@ class ServerMailbox:
         self.peers = inner.peers
 
     def receive(self, timeout_s: float | None = None, **wanted: Unpack[Filter]) -> Event | None:
-        """The next that fits, as in `Mailbox.receive`.
-
-        Raises:
-            RunStopped: all workers have ended.
-        """
+        """As of `Mailbox`; raises `RunStopped` once all workers have ended."""
         until_s = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
         while True:
             left_s = until_s - time.monotonic()

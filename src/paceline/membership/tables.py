@@ -20,10 +20,6 @@ _RANDOM_STATES, _FIRST_INPUTS, _PROGRESS = "random states", "first inputs", "pro
 class SharedTables:
     """In memory that the workers share.
 
-    Args:
-        find: gives a table, by name.
-        worker_id: this worker.
-
     Attributes:
         inputs: where workers compare what they call their models with first.
         progress: (workers, 2): steps and samples of each.

@@ -233,7 +233,6 @@ class Arena:
         return self.segment.address + self.plan.ended + LINE_BYTES * worker_id
 
     def ring(self, worker_id: int) -> RecordRing:
-        """The ring that a worker's records go through."""
         return RecordRing(self.segment, self.plan.rings[worker_id])
 
     def epoch_claims(self) -> SharedEpochClaims:
@@ -241,7 +240,6 @@ class Arena:
         return SharedEpochClaims(self.segment, self.plan.epoch_claims, self.plan.num_workers)
 
     def shared_store(self) -> SharedStore:
-        """Where the members' mailboxes find each other."""
         assert self.plan.store is not None
         return SharedStore(self.segment, self.plan.store, self.plan.num_members)
 
@@ -251,11 +249,9 @@ class Arena:
         return self.segment.tensor(offset, shape, dtype)
 
     def ports(self, clock: RealClock, seed: int) -> Ports[Any]:
-        """What this worker's program is given."""
         return Ports(**self._given(clock, seed))
 
     def server_ports(self, clock: RealClock, seed: int) -> ServerPorts:
-        """What this server's program is given."""
         return ServerPorts(**self._given(clock, seed), copies=self.plan.needs.copies > 1)
 
     def _given(self, clock: RealClock, seed: int) -> dict[str, Any]:

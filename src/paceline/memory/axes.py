@@ -57,12 +57,6 @@ class _Named(Layout):
 class Axes:
     """One worker's collectives along all axes, or an onlooker's view of who is lost.
 
-    Args:
-        segment: the mapped memory.
-        plan: from `plan_axes`.
-        worker_id: whose these are.
-        abort_address: as of `SharedMemoryCollectives`.
-
     Attributes:
         along: by axis; those along which the worker is alone are missing.
     """

@@ -127,7 +127,6 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         return total
 
     def start_broadcast(self, vector: torch.Tensor, root: int) -> Handle:
-        """Begins replacing `vector` (n,) by that of `root`."""
         return self._start(Operation("broadcast", vector, vector, root))
 
     def start_reduce(self, vector: torch.Tensor, root: int) -> Handle:

@@ -43,11 +43,9 @@ class SharedEpochClaims:
 
     @staticmethod
     def reserve(layout: Layout, num_workers: int) -> int:
-        """Reserves the words."""
         return layout.reserve("epoch claims", (2 + _WORDS) * LINE_BYTES + num_workers * _MOST_HELD * WORD_BYTES)
 
     def claim(self, epoch: int) -> int | None:
-        """The place of the next batch; None: the epoch is long over."""
         word = self._first + epoch % _WORDS * LINE_BYTES
         while True:
             found = load(word)
@@ -59,7 +57,6 @@ class SharedEpochClaims:
                 return place
 
     def newest(self) -> int:
-        """The newest epoch."""
         return max(load(self._first + number * LINE_BYTES) >> _PLACE_BITS for number in range(_WORDS))
 
     def hold(self, worker_id: int, number: int) -> None:
@@ -73,7 +70,6 @@ class SharedEpochClaims:
             store(self._word(worker_id, int(free[0])), (number + 1) << 2 | _HELD)
 
     def unhold(self, worker_id: int, number: int) -> None:
-        """Forgets it."""
         self._table[worker_id][self._table[worker_id] == (number + 1) << 2 | _HELD] = 0
 
     def release(self, worker_id: int, numbers: Collection[int] | None, *, is_left: bool) -> None:
@@ -86,7 +82,6 @@ class SharedEpochClaims:
             fetch_add(self._num_released, 1)
 
     def take_released(self, first: int, end: int) -> int | None:
-        """The first batch that was released."""
         if load(self._num_released) > 0:
             numbers = (self._table >> 2) - 1
             found = np.argwhere((self._table & _STATE != _HELD) & (numbers >= first) & (numbers < end))
@@ -113,6 +108,5 @@ class SharedEpochClaims:
         return self._held + (worker_id * _MOST_HELD + place) * WORD_BYTES
 
     def agree(self, digest: int) -> int:
-        """The first worker's digest."""
         compare_and_swap(self._agreed, 0, digest)
         return load(self._agreed)

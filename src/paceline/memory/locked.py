@@ -76,7 +76,6 @@ class LockedVector(OneVector):
 
     @staticmethod
     def areas(layout: Layout, plan: PartPlan) -> dict[str, int]:
-        """The vector and its words; evaluators are among the participants and cost nothing here."""
         return {
             "x": layout.vector("locked.x", plan.num_parameters, plan.dtype),
             "version": layout.words("locked.version", 1),
@@ -104,13 +103,11 @@ class LockedVector(OneVector):
         return version
 
     def snapshot(self, out: torch.Tensor) -> int:
-        """Copies the vector under the read lock; returns its version."""
         with self._reading:
             out.copy_(self.x)
             return self.version
 
     def replace(self, x: torch.Tensor) -> None:
-        """Gives the vector the values of `x` (P,) under the write lock; counts no update."""
         with self._writing:
             self.x.copy_(x)
 

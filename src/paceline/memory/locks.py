@@ -93,7 +93,6 @@ class Mutex:
         self._abort = abort_address
 
     def try_acquire(self) -> bool:
-        """Takes the mutex if it is free."""
         if compare_and_swap(self._word, 0, self._token):
             fail_point("lock.taken")
             return True

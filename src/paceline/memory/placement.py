@@ -46,7 +46,6 @@ class Interleave(Placement):
     """Pages alternate over all nodes: every worker is equally far from the parameters on average."""
 
     def place(self, segment: Segment) -> str:
-        """Interleaves the segment's pages."""
         return numa.interleave(segment.address, segment.size_bytes) or numa.describe()
 
 
@@ -61,13 +60,11 @@ class Bind(Placement):
     node: Annotated[int, COUNT_FROM_0] = 0
 
     def check(self) -> None:
-        """Refuses a node that this machine does not have."""
         known = [node.id for node in numa.numa_nodes()]
         if self.node not in known:
             raise UsageError(f"This machine has no memory node {self.node}; it has {', '.join(map(str, known))}.")
 
     def place(self, segment: Segment) -> str:
-        """Binds the segment's pages to the node."""
         return numa.bind(segment.address, segment.size_bytes, [self.node]) or numa.describe()
 
 

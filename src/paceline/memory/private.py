@@ -31,29 +31,23 @@ class PrivateVector:
         self.waited_s = 0.0
 
     def writing(self) -> AbstractContextManager[None]:
-        """Marks nothing: nobody looks on."""
         return _UNMARKED
 
     def advance(self, updates: int = 1) -> int:
-        """Counts one update, or with 0 a change that is none; returns the version that it made."""
         self.version += 1
         self.updates += updates
         return self.version
 
     def snapshot(self, out: torch.Tensor) -> int:
-        """Copies the vector into `out` (P,), on any device; returns its version."""
         out.copy_(self.x)
         return self.version
 
     def replace(self, x: torch.Tensor) -> None:
-        """Gives the vector the values of `x` (P,); counts no update."""
         self.x.copy_(x)
 
     def own(self) -> tuple[int, int, torch.Tensor]:
-        """(version, updates, copy (P,))."""
         return self.version, self.updates, self.x.clone()
 
     def restore(self, version: int, x: torch.Tensor) -> None:
-        """Gives the vector the values of `x` (P,), and its version."""
         self.x.copy_(x)
         self.version = version

@@ -35,7 +35,6 @@ class RacingVector(OneVector):
 
     @staticmethod
     def areas(layout: Layout, plan: PartPlan) -> dict[str, int]:
-        """The vector and its words; evaluators are among the participants and cost nothing here."""
         return {
             "x": layout.vector("racing.x", plan.num_parameters, plan.dtype),
             "version": layout.words("racing.version", 1),
@@ -47,7 +46,6 @@ class RacingVector(OneVector):
         return self._writing
 
     def advance(self) -> int:
-        """Counts one update atomically; returns the version that it made."""
         return fetch_add(self._version, 1) + 1
 
     def snapshot(self, out: torch.Tensor) -> int:
@@ -57,7 +55,6 @@ class RacingVector(OneVector):
         return version
 
     def replace(self, x: torch.Tensor) -> None:
-        """Gives the vector the values of `x` (P,), once nobody writes any more; counts no update."""
         self.x.copy_(x)
 
     def recover(self, participant_id: int, incarnation: int) -> bool:

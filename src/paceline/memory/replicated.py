@@ -67,7 +67,6 @@ class ReplicatedVector(SegmentPart[PartPlan]):
         return load(self._version)
 
     def initialise(self, x: torch.Tensor, version: int = 0) -> None:
-        """Gives every worker's vector the values of `x` (P,)."""
         for worker in range(self._plan.num_writers):
             self._vector(f"x{worker}").copy_(x)
             store(self._word("words", worker), version)
@@ -76,17 +75,14 @@ class ReplicatedVector(SegmentPart[PartPlan]):
         return SequenceLock(self._word("words", worker_id) + 8, "replicated.mid_write")
 
     def writing(self) -> AbstractContextManager[None]:
-        """Marks the vector as being written."""
         return self._own_lock.writing()
 
     def advance(self, updates: int = 1) -> int:
-        """Counts one update, or with 0 a change that is none; returns the version that it made."""
         if load(self._absent):
             store(self._absent, 0)
         return _advance(self._version, updates)
 
     def updates(self) -> list[int]:
-        """How many updates each worker's vector has had in this memory."""
         return [load(self._word("words", worker) + 24) for worker in range(self._plan.num_writers)]
 
     def snapshot(self, out: torch.Tensor) -> int:
@@ -108,7 +104,6 @@ class ReplicatedVector(SegmentPart[PartPlan]):
         return version
 
     def consensus_distance(self, mean: torch.Tensor) -> float:
-        """sum_i ||x_i - mean||^2 / n over the n workers that are there, `mean` (P,) from `snapshot`."""
         x, distances = torch.empty_like(mean), []
         for worker in self.model_ids():
             self.model(worker, x)
@@ -141,7 +136,6 @@ class ReplicatedVector(SegmentPart[PartPlan]):
         return self.copy_of(self._owner, copy), load(self._version + 24), copy
 
     def restore(self, version: int, x: torch.Tensor) -> None:
-        """Gives this worker's vector the values of `x` (P,), and its version."""
         with self.writing():
             self.x.copy_(x)
             store(self._version, version)

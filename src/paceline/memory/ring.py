@@ -49,10 +49,6 @@ class RecordRing:
     reader that falls `capacity` records behind loses the oldest and knows how many.
     Costs: `append` under 1 us, with no allocation and no system call.
 
-    Args:
-        segment: the shared memory.
-        plan: from `reserve`.
-
     Attributes:
         lost: number of records that were overwritten before `drain` came to them.
     """

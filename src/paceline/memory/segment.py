@@ -54,7 +54,6 @@ class Layout:
         return self.reserve(name, count * LINE_BYTES)
 
     def vector(self, name: str, num_elements: int, dtype: torch.dtype) -> int:
-        """Reserves a vector that starts on a page of its own."""
         return self.reserve(name, num_elements * dtype.itemsize, PAGE_BYTES)
 
 
@@ -120,7 +119,6 @@ class Segment:
         return flat.view(size)
 
     def array(self, offset: int, shape: tuple[int, ...] | int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """A NumPy array over the memory, not a copy."""
         return np.ndarray(shape, dtype=dtype, buffer=self._bytes(), offset=offset)
 
     def close(self) -> None:

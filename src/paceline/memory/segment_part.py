@@ -34,7 +34,6 @@ class PartPlan:
 
     @property
     def num_writers(self) -> int:
-        """Participants that do not only read."""
         return self.num_participants - self.num_evaluators
 
 
@@ -111,5 +110,4 @@ class OneVector(SegmentPart[PartPlan]):
 
     @property
     def version(self) -> int:
-        """Number of updates applied so far."""
         return load(self._version)

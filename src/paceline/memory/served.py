@@ -87,7 +87,6 @@ class ServedVector(SegmentPart[ServedPlan]):
 
     @staticmethod
     def areas(layout: Layout, plan: ServedPlan) -> dict[str, int]:
-        """One vector for all, and the moving average of it."""
         at = {"x": layout.vector("served.x", plan.num_parameters, plan.dtype)}
         # Of each shard, on a line of its own: version, sequence, one for each of COUNTED, the copy's incarnation + 1.
         at["words"] = layout.words("served.words", max(1, plan.num_servers))
@@ -104,7 +103,6 @@ class ServedVector(SegmentPart[ServedPlan]):
         return load(self._version)
 
     def initialise(self, x: torch.Tensor, version: int = 0) -> None:
-        """Gives the vector the values of `x` (P,)."""
         self._whole.copy_(x)
         if self._average is not None:
             self._average.copy_(x)
@@ -115,32 +113,26 @@ class ServedVector(SegmentPart[ServedPlan]):
         return SequenceLock(self._word("words", shard) + 8, "served.mid_write")
 
     def writing(self) -> AbstractContextManager[None]:
-        """Marks the shard as being written."""
         return self._own_lock.writing()
 
     def advance(self) -> int:
-        """Counts one update."""
         return fetch_add(self._version, 1) + 1
 
     def restore(self, x: torch.Tensor, version: int | None = None) -> None:
-        """Gives this server's shard the values of `x` (n,), however it was left, and this version; None: it goes on."""
         with self.writing():
             if version is not None:
                 store(self._version, version)
             self.x.copy_(x)
 
     def name_copy(self, incarnation: int | None, shard: int | None = None) -> None:
-        """Notes which process of the shard's second copy has all that was ever answered; None: there is none."""
         word = self._word("words", self._shard if shard is None else shard)
         store(word + _COPY, 0 if incarnation is None else incarnation + 1)
 
     def named_copy(self, shard: int) -> int | None:
-        """What was noted there."""
         number = load(self._word("words", shard) + _COPY)
         return number - 1 if number else None
 
     def count(self, what: str, number: int = 1) -> None:
-        """Counts something for the run's result."""
         fetch_add(self._version + 16 + 8 * COUNTED.index(what), number)
 
     def choose(self, number: int) -> None:
@@ -156,7 +148,6 @@ class ServedVector(SegmentPart[ServedPlan]):
         return dict(zip(_CHOSEN, values, strict=True)) if values[0] else None
 
     def counts(self) -> list[dict[str, int]]:
-        """What each shard has counted, and its version."""
         return [
             {"version": load(word), **{what: load(word + 16 + 8 * n) for n, what in enumerate(COUNTED)}}
             for word in (self._word("words", shard) for shard in range(len(self.ranges)))
@@ -174,7 +165,6 @@ class ServedVector(SegmentPart[ServedPlan]):
         return versions[0]
 
     def replace(self, x: torch.Tensor) -> None:
-        """Gives the run's vector, and its average, the values of `x` (P,), once no worker sends gradients."""
         if self.is_elsewhere:
             self.x.copy_(x)
             return
@@ -206,13 +196,7 @@ class ServedVector(SegmentPart[ServedPlan]):
 
 
 class PrivateShard:
-    """A shard's second copy, in its process's own memory; implements the server's part of `ServedParameters`.
-
-    Args:
-        num_elements: of the shard.
-        dtype: of the vector.
-        ranges: of all shards.
-    """
+    """A shard's second copy, in its process's own memory; implements the server's part of `ServedParameters`."""
 
     def __init__(self, num_elements: int, dtype: torch.dtype, ranges: tuple[tuple[int, int], ...]) -> None:
         self.x = torch.zeros(num_elements, dtype=dtype)
@@ -221,17 +205,14 @@ class PrivateShard:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Nobody looks."""
         fail_point("copy.mid_write")
         yield
 
     def advance(self) -> int:
-        """Counts one update."""
         self.version += 1
         return self.version
 
     def restore(self, x: torch.Tensor, version: int | None = None) -> None:
-        """Takes over parameters (n,) and their version."""
         self.x.copy_(x)
         self.version = self.version if version is None else version
 

@@ -38,7 +38,6 @@ class ShardedVectors(ReplicatedVector):
         self._sharding: Sharding = plan.sharding
 
     def initialise(self, x: torch.Tensor, version: int = 0) -> None:
-        """Gives every worker's vector its part of `x` (W,)."""
         for worker in range(self._plan.num_writers):
             self._sharding.cut(x, worker % self._sharding.parts, self._vector(f"x{worker}"))
             store(self._word("words", worker), version)
@@ -70,7 +69,6 @@ class ShardedVectors(ReplicatedVector):
         return max(versions)
 
     def replace(self, x: torch.Tensor) -> None:
-        """Gives every worker's vector its part of `x` (W,), once nobody writes any more."""
         for worker in range(self._plan.num_writers):
             with self._lock(worker).writing():
                 self._sharding.cut(x, worker % self._sharding.parts, self._vector(f"x{worker}"))

@@ -37,7 +37,6 @@ class SharedStore:
 
     @staticmethod
     def reserve(layout: Layout, num_members: int) -> int:
-        """Reserves what `num_members` members need."""
         return layout.reserve("store", SharedStore.size_bytes(num_members))
 
     @staticmethod
@@ -50,7 +49,6 @@ class SharedStore:
         self.set("run", secrets.token_hex(8))
 
     def set(self, key: str, value: str) -> None:
-        """Replaces the key's value."""
         data = value.encode("ascii")
         body = len(data).to_bytes(2, "little") + data
         record = zlib.crc32(body).to_bytes(4, "little") + body
@@ -60,7 +58,6 @@ class SharedStore:
         self._bytes[start : start + len(record)] = record
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all keys have values."""
         return all(self._read(key) is not None for key in keys)
 
     def get(self, key: str) -> bytes:

@@ -147,7 +147,6 @@ class SlotPool(SegmentPart[SlotPlan]):
 
     @staticmethod
     def areas(layout: Layout, plan: SlotPlan) -> dict[str, int]:
-        """The slots and the words of the protocol."""
         return {
             "vectors": layout.reserve("slots.vectors", plan.num_slots * plan.vector_bytes, PAGE_BYTES),
             "head": layout.words("slots.head", 1),
@@ -164,18 +163,15 @@ class SlotPool(SegmentPart[SlotPlan]):
 
     @property
     def version(self) -> int:
-        """Number of updates published so far."""
         return load(self._head) >> _SLOT_BITS
 
     def latest(self) -> View:
-        """The newest version, protected from reuse until this participant calls `leave` or `latest` again."""
         newest = _protect_newest(self._head, self._hazard)
         fail_point("slots.hazard_set")
         slot = newest & _SLOT_MASK
         return View(slot, newest >> _SLOT_BITS, self._vectors[slot])
 
     def leave(self) -> None:
-        """Ends the protection of what `latest` returned."""
         store(self._hazard, 0)
 
     def claim(self) -> View:
@@ -203,13 +199,7 @@ class SlotPool(SegmentPart[SlotPlan]):
             os.sched_yield()
 
     def publish(self, new: View, after: View) -> bool:
-        """Makes `new` the newest version if `after` still is; one compare-and-swap.
-
-        On success the slot of `new` belongs to the pool again; on failure it still belongs to this worker.
-
-        Raises:
-            RuntimeError: the slot of `new` is not this worker's.
-        """
+        """As of `SlotParameters`; raises `RuntimeError` if the slot of `new` is not this worker's."""
         # Two calls, so that a kill between them can be tested: then the head carries a dead worker's claim.
         outcome = _publish(
             self._head,
@@ -248,7 +238,6 @@ class SlotPool(SegmentPart[SlotPlan]):
         return view.version
 
     def replace(self, x: torch.Tensor) -> None:
-        """Gives the newest version the values of `x` (P,), once nobody publishes any more; an onlooker's copy may be torn."""
         self.latest().x.copy_(x)
         self.leave()
 

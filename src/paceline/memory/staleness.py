@@ -30,10 +30,6 @@ class SharedStalenessCounts:
     """Counts of updates by staleness; implements `StalenessCounts`.
 
     Bin i counts staleness i; the last one counts everything from there on. Costs: `add` 0.2 us, `share_below` 0.7 us.
-
-    Args:
-        segment: the shared memory.
-        offset: from `reserve`.
     """
 
     def __init__(self, segment: Segment, offset: int) -> None:
@@ -42,23 +38,18 @@ class SharedStalenessCounts:
 
     @staticmethod
     def reserve(layout: Layout, *, name: str = "staleness") -> int:
-        """Reserves the bins; returns their offset."""
         return layout.reserve(name, NUM_BINS * WORD_BYTES)
 
     def add(self, staleness: int) -> None:
-        """Counts one update of this staleness."""
         _add(self._bins, staleness)
 
     def share_below(self, staleness: int) -> float:
-        """Share of the updates so far whose staleness was smaller, 0 to 1; 0 before the first one."""
         total = self.total()
         # Others may count between the two sums: without the bound a share could come out a little above 1.
         return min(_count_below(self._bins, staleness) / total, 1.0) if total else 0.0
 
     def total(self) -> int:
-        """Number of updates counted so far."""
         return _count_below(self._bins, NUM_BINS)
 
     def counts(self) -> npt.NDArray[np.int64]:
-        """A copy of the histogram, `(NUM_BINS,)`."""
         return self._counts.copy()

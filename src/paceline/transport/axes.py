@@ -48,7 +48,6 @@ class AxisCollectives(DistributedCollectives):
         self._size, self._place = len(ranks), ranks.index(worker_id)
 
     def start_reduce_scatter(self, vector: torch.Tensor, part: torch.Tensor) -> Handle:
-        """Begins summing `vector` (n,); `part` (n / size,) becomes this worker's piece of the sum."""
         if vector.device.type != "cpu":
             return super().start_reduce_scatter(vector, part)
         self._count(1, vector)
@@ -61,14 +60,12 @@ class AxisCollectives(DistributedCollectives):
         )
 
     def start_broadcast(self, vector: torch.Tensor, root: int) -> Handle:
-        """Begins replacing `vector` (n,) by that of `root`."""
         self._count_rooted("broadcast", vector, root)
         return self._start(
             "broadcast", vector, lambda: dist.broadcast(vector, group=self._group, group_src=root, async_op=True)
         )
 
     def start_reduce(self, vector: torch.Tensor, root: int) -> Handle:
-        """Begins replacing the root's `vector` (n,) by the sum over all workers; others' is then anything."""
         self._count_rooted("reduce", vector, root)
         return self._start(
             "reduce", vector, lambda: dist.reduce(vector, group=self._group, group_dst=root, async_op=True)

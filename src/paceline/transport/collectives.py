@@ -102,12 +102,10 @@ class DistributedCollectives:
         return sum_of_numbers
 
     def start_all_reduce(self, vector: torch.Tensor) -> Handle:
-        """Begins replacing `vector` (n,) by the sum over all workers."""
         self._count(2, vector)
         return self._start("all-reduce", vector, lambda: dist.all_reduce(vector, group=self._group, async_op=True))
 
     def start_reduce_scatter(self, vector: torch.Tensor, part: torch.Tensor) -> Handle:
-        """Begins summing `vector` (n,); `part` (n / num_workers,) becomes this worker's piece of the sum."""
         self._count(1, vector)
         if vector.device.type != "cpu":
             return self._start(
@@ -122,12 +120,10 @@ class DistributedCollectives:
         )
 
     def start_all_gather(self, part: torch.Tensor, vector: torch.Tensor) -> Handle:
-        """Begins collecting every worker's `part` (n / num_workers,) in `vector` (n,)."""
         self._count(1, vector)
         return self._start("all-gather", vector, lambda: _all_gather(vector, part, group=self._group, async_op=True))
 
     def start_all_to_all(self, given: torch.Tensor, taken: torch.Tensor) -> Handle:
-        """Begins sending piece k of `given` (n,) to worker k; `taken` (n,) becomes what all have for this worker."""
         self._count(1, given)
         return self._start(
             "all-to-all", given, lambda: dist.all_to_all_single(taken, given, group=self._group, async_op=True)
@@ -246,7 +242,6 @@ class _GroupOperation:
         self._in_slices = in_slices
 
     def wait(self) -> None:
-        """Returns when it is done, with its result in place."""
         self._collectives.wait_for(self._work, self._label, in_slices=self._in_slices)
         if self._finish is not None:
             self._finish()

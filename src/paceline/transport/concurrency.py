@@ -59,11 +59,9 @@ class _Program:
             self.error = error
 
     def failed(self) -> bool:
-        """Whether it has ended with an exception."""
         return self.error is not None
 
     def join(self) -> None:
-        """Waits for its end; raises what the program raised."""
         self._thread.join()
         if self.error is not None:
             raise self.error
@@ -93,15 +91,12 @@ class ThreadConcurrency:
             lock.waited_s = value
 
     def start(self, program: Callable[[], None], name: str) -> _Program:
-        """Starts a program in a thread of that name."""
         self._programs.append(_Program(program, name, self.around))
         return self._programs[-1]
 
     def serve(
         self, mailbox: Mailbox, kinds: tuple[str, ...], handle: Callable[[Event | None], float | None], name: str
     ) -> _Program:
-        """Starts a thread that receives and calls `handle`."""
-
         def run() -> None:
             wait_s = handle(None)
             while wait_s is not None:
@@ -110,6 +105,5 @@ class ThreadConcurrency:
         return self.start(run, name)
 
     def lock(self) -> TimedLock:
-        """A new lock, on the account of the thread that calls this."""
         self._locks.append(TimedLock())
         return self._locks[-1]

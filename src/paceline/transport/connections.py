@@ -86,15 +86,7 @@ def read_hello(x: torch.Tensor | None) -> tuple[str, str] | None:
 
 
 class Dialler:
-    """Opens connections, and sends on them without ever waiting.
-
-    Args:
-        context: whose sockets these are.
-        worker_id: of this worker.
-        incarnation: of this worker.
-        keys: the run's.
-        peer_deadline_s: silence after which a connection counts as lost.
-    """
+    """Opens connections, and sends on them without ever waiting."""
 
     def __init__(
         self, context: zmq.Context, worker_id: int, incarnation: int, keys: Keys | None, peer_deadline_s: float

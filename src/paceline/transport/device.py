@@ -24,13 +24,9 @@ __all__ = ["Copy", "CudaCopies", "DeviceCopies", "StagedMailbox", "device_copies
 class Copy(Protocol):
     """A copy under way."""
 
-    def wait(self) -> None:
-        """Returns when it is done."""
-        ...
+    def wait(self) -> None: ...
 
-    def is_done(self) -> bool:
-        """Whether it is done."""
-        ...
+    def is_done(self) -> bool: ...
 
     def precede(self) -> None:
         """Lets what this thread's current stream is given from now on wait for it; returns at once."""
@@ -79,11 +75,7 @@ def device_copies(device: torch.device) -> DeviceCopies | None:
 
 
 class CudaCopies:
-    """Implements `DeviceCopies` for a GPU, on two streams beside the one that computes.
-
-    Args:
-        device: the GPU.
-    """
+    """Implements `DeviceCopies` for a GPU, on two streams beside the one that computes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -124,11 +116,9 @@ class _CudaCopy:
     x: torch.Tensor | None  # the vector on the GPU, until it is known which stream uses it
 
     def wait(self) -> None:
-        """Waits on the host, without the interpreter's lock."""
         self.event.synchronize()
 
     def is_done(self) -> bool:
-        """Whether the GPU has come so far."""
         return self.event.query()
 
     def precede(self) -> None:
@@ -146,10 +136,6 @@ class StagedMailbox:
     Costs per vector: one copy over the bus and one in the host's memory. What comes is copied beside the computation. `send`
     returns when the vector has left the device, for which the host waits until the current stream has done all that it was
     given before: a program that holds a lock meanwhile holds up those that want it. What comes lies on the device.
-
-    Args:
-        inner: what sends and receives.
-        copies: of the device.
     """
 
     def __init__(self, inner: Mailbox, copies: DeviceCopies) -> None:
@@ -160,11 +146,6 @@ class StagedMailbox:
         self._used: list[tuple[Copy, torch.Tensor]] = []  # buffers that copies to the device may still read
 
     def send(self, to: int, message: Message) -> None:
-        """Sends a copy: the vector (n,) may be written again at once. `to` may be this worker itself.
-
-        Raises:
-            PeerLostError: `to` has left, or takes no more messages within the transport's deadline.
-        """
         x = message.x
         if x is None:
             self._inner.send(to, message)
@@ -177,7 +158,6 @@ class StagedMailbox:
             self._give_back(pinned)
 
     def receive(self, timeout_s: float | None = None, **wanted: Unpack[Filter]) -> Event | None:
-        """The next that fits, as in `Mailbox.receive`, its vector on the device."""
         event = self._inner.receive(timeout_s, **wanted)
         if not isinstance(event, Received) or event.message.x is None:
             return event
@@ -191,7 +171,6 @@ class StagedMailbox:
         return event._replace(message=event.message._replace(x=on_device))
 
     def peers(self) -> Set[int]:
-        """The workers that can be reached now, without this one."""
         return self._inner.peers()
 
     def _buffer(self, numel: int, dtype: torch.dtype) -> torch.Tensor:

@@ -27,9 +27,6 @@ class LocalSocket:
 
     Where a sandbox does not let sockets be reached like this, the file and its folder stay until `close`.
 
-    Args:
-        listener: a socket that is to listen there.
-
     Attributes:
         endpoint: its address, for `connect`.
 

@@ -147,11 +147,6 @@ class ZmqMailbox:
             raise WorkerLostError(f"After {timeout_s:g} s {why}.{remedy}")
 
     def send(self, to: int, message: Message) -> None:
-        """Sends a copy: the vector (n,) may be written again at once. `to` may be this worker itself.
-
-        Raises:
-            PeerLostError: `to` has left, or takes no more messages within `send_deadline_s`.
-        """
         if to == self._worker_id:
             self._send_to_itself(message)
             return
@@ -179,10 +174,6 @@ class ZmqMailbox:
                 self._read_or_wait(_PAUSE_S)
 
     def receive(self, timeout_s: float | None = None, **wanted: Unpack[Filter]) -> Event | None:
-        """The next message that fits, or the next event of a peer; None once `timeout_s` have passed (None: no limit).
-
-        Messages that do not fit wait for another call. With `sender`, only that peer's events end the wait.
-        """
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         left_s, last = timeout_s, False
         with self._changed:
@@ -197,7 +188,6 @@ class ZmqMailbox:
                 self._read_or_wait(left_s if not last else 0.0)
 
     def peers(self) -> frozenset[int]:
-        """The workers that can be reached now, without this one."""
         with self._changed:
             return frozenset(peer.worker_id for peer in self._peers.values() if peer.here)
 

@@ -43,7 +43,6 @@ class Adagrad(ApplyRule):
             raise ValueError("initial and eps cannot both be 0: a gradient of 0 would divide by 0")
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
-        """State: z."""
         return _AdagradApplier(self.eps, torch.full((num_elements,), self.initial, dtype=dtype))
 
 

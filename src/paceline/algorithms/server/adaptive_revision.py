@@ -49,7 +49,6 @@ class AdaptiveRevision(ApplyRule):
 
     @property
     def echoes(self) -> bool:
-        """In the echo form."""
         return self.revision_state == "echo"
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:

@@ -113,7 +113,6 @@ class Recent(Admission):
         self._threshold = threshold
 
     def admit(self, update: UpdateInfo) -> Verdict:
-        """Whether it is recent enough."""
         threshold = self._threshold if isinstance(self._threshold, int) else self._threshold.gradients
         return Verdict.APPLY if update.staleness < threshold else Verdict.DROP
 
@@ -137,7 +136,6 @@ class WeightByTime(Admission):
         self._times_s: dict[int, float] = {}
 
     def timed(self, worker_id: int, round_trip_s: float) -> None:
-        """One more round trip."""
         if worker_id not in self._trips_s:
             self._trips_s[worker_id] = deque(maxlen=_ROUND_TRIPS)
             return
@@ -147,11 +145,9 @@ class WeightByTime(Admission):
             self._times_s[worker_id] = statistics.median(trips_s)
 
     def join(self, worker_id: int, sequence: int = 0) -> None:
-        """It is measured anew."""
         self.leave(worker_id)
 
     def leave(self, worker_id: int) -> None:
-        """Its share of the gradients is gone."""
         self._trips_s.pop(worker_id, None)
         self._times_s.pop(worker_id, None)
 
@@ -163,11 +159,9 @@ class WeightByTime(Admission):
         return times_s[worker_id] * sum(1.0 / time_s for time_s in times_s.values()) / len(times_s)
 
     def state(self) -> dict[str, Any]:
-        """The round trips."""
         return {"trips_s": {worker: list(trips_s) for worker, trips_s in self._trips_s.items()}}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Takes them over."""
         for worker, trips_s in state["trips_s"].items():
             for one in [0.0, *trips_s]:
                 self.timed(worker, one)
@@ -217,7 +211,6 @@ class Clocks(Admission):
         self.clocks.pop(worker_id, None)
 
     def applied(self, update: UpdateInfo) -> None:
-        """The worker's clock ticks."""
         self.told(update.worker_id, update.sequence)
 
     def told(self, worker_id: int, sequence: int) -> None:
@@ -233,15 +226,12 @@ class Clocks(Admission):
         return self.clocks[worker_id] - slowest <= self._bound
 
     def clock(self, worker_id: int) -> int:
-        """Its clock."""
         return self.clocks.get(worker_id, 0)
 
     def state(self) -> dict[str, Any]:
-        """The clocks of those that take part."""
         return {"clocks": dict(self.clocks), "slowest": self._slowest}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Takes them over."""
         self.clocks, self._slowest = dict(state["clocks"]), state["slowest"]
 
 
@@ -285,19 +275,16 @@ class Quorum(Admission):
         self._members.discard(worker_id)
 
     def admit(self, update: UpdateInfo) -> Verdict:
-        """Holds gradients of this step."""
         if update.step != update.version or update.worker_id in self._arrived:
             return Verdict.DROP
         self._arrived.append(update.worker_id)
         return Verdict.HOLD
 
     def complete(self) -> tuple[int, ...] | None:
-        """The first workers of this step, once they are enough."""
         size = self.size
         return tuple(sorted(self._arrived[:size])) if 0 < size <= len(self._arrived) else None
 
     def over(self, version: int) -> None:
-        """The next step begins."""
         self._arrived.clear()
 
 
@@ -325,19 +312,16 @@ class AutoQuorum(Quorum):
         self._aim()
 
     def timed(self, worker_id: int, round_trip_s: float) -> None:
-        """One more round trip to choose from."""
         if worker_id in self._members:
             self._controller.arrived(worker_id, round_trip_s)
 
     def join(self, worker_id: int, sequence: int = 0) -> None:
-        """One machine more, whose times are not known yet."""
         if worker_id not in self._members:
             self._controller.joined()
         super().join(worker_id, sequence)
         self._aim()
 
     def leave(self, worker_id: int) -> None:
-        """One machine less."""
         if worker_id in self._members:
             self._controller.left(worker_id)
         super().leave(worker_id)
@@ -391,7 +375,6 @@ class Follower(Quorum):
         return tuple(sorted(here))
 
     def over(self, version: int) -> None:
-        """The next step begins."""
         super().over(version)
         self.step = version
         self._past.clear()

@@ -141,7 +141,6 @@ class SGD(ApplyRule):
     is_linear: ClassVar[bool] = True
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
-        """Stateless."""
         return _SGDApplier()
 
 
@@ -202,7 +201,6 @@ class StalenessScaled(ApplyRule):
     is_linear: ClassVar[bool] = True
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
-        """Stateless."""
         return _StalenessScaledApplier()
 
 

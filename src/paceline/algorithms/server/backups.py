@@ -56,7 +56,6 @@ class BackupController:
         self.backups = min(self.backups, self._most())
 
     def joined(self) -> None:
-        """One machine more."""
         self._num_workers += 1
 
     def step_done(self, step: int) -> int:

@@ -19,10 +19,6 @@ class Choices:
     """Tells the followers each choice, and the last one again to those that come back. Costs a message per step and follower.
 
     A follower is never behind by two steps, as its workers wait for all shards: so the last choice is all that it can need.
-
-    Args:
-        ports: shard 0's.
-        are_made: whether the shards choose together; else nothing is told.
     """
 
     def __init__(self, ports: Ports[SharedParameters], *, are_made: bool) -> None:
@@ -51,10 +47,8 @@ class Choices:
         self.tell(mailbox, mailbox.peers())
 
     def state(self) -> list[Any]:
-        """What a successor needs."""
         return [self._last.number, self._last.x] if self._last is not None else []
 
     def load(self, state: list[Any]) -> None:
-        """Takes over what `state` gave."""
         if state:
             self.make(state[0], state[1].tolist())

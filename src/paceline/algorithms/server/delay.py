@@ -74,7 +74,6 @@ class ConstantDelay(Delay):
     updates_late: Annotated[int, COUNT_FROM_0]
 
     def full_updates(self, n: int) -> int:
-        """`updates_late`."""
         return self.updates_late
 
 
@@ -98,7 +97,6 @@ class RandomDelay(Delay):
             raise ValueError(f"lowest is {self.lowest}, above highest, {self.highest}: raise highest")
 
     def full_updates(self, n: int) -> int:
-        """A draw of its own for every n."""
         return Random(f"{self.seed} {n}").randint(self.lowest, self.highest)
 
 
@@ -127,7 +125,6 @@ class RecordedDelay(Delay):
 
     @classmethod
     def of(cls, delays: list[int], *, ramp_updates: int = 0) -> RecordedDelay:
-        """From a list."""
         return cls(delays="_".join(map(str, delays)), ramp_updates=ramp_updates)
 
     @cached_property

@@ -43,17 +43,14 @@ class Delayed(ApplyRule):
 
     @property
     def default_learning_rate(self) -> float | None:
-        """As the rule within."""
         return self.rule.default_learning_rate
 
     @property
     def overrides_optimizer(self) -> bool:
-        """As the rule within."""
         return self.rule.overrides_optimizer
 
     @property
     def echoes(self) -> bool:
-        """As the rule within."""
         return self.rule.echoes
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
@@ -118,7 +115,6 @@ class _DelayedApplier(Applier):
         return state
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over the rule's state and the queue."""
         own = {name: tensor for name, tensor in state.items() if name.startswith("waiting.") or name == "num_put"}
         if "num_put" not in own:
             raise ValueError("This snapshot is of a rule without a delay.")

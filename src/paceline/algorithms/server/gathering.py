@@ -33,9 +33,7 @@ class Gathering(Protocol):
     moves: float
 
     @property
-    def chosen(self) -> int | None:
-        """As above."""
-        ...
+    def chosen(self) -> int | None: ...
 
     def join(self, worker_id: int) -> None:
         """A worker takes part from now on."""
@@ -65,7 +63,6 @@ class NoGathering:
 
     @property
     def chosen(self) -> int | None:
-        """Nothing."""
         return None
 
     def join(self, worker_id: int) -> None:
@@ -75,11 +72,9 @@ class NoGathering:
         """Nothing waits."""
 
     def take(self, one: Held) -> Held:
-        """It is due."""
         return one
 
     def state(self) -> dict[str, Tensor]:
-        """None."""
         return {}
 
     def load(self, state: dict[str, Tensor], dtype: torch.dtype) -> None:
@@ -87,11 +82,7 @@ class NoGathering:
 
 
 class Metered(NoGathering):
-    """Every gradient is an update by itself, and its noise is measured before.
-
-    Args:
-        noise: measures it.
-    """
+    """Every gradient is an update by itself, and its noise is measured before."""
 
     def __init__(self, noise: NoiseMeter) -> None:
         self._noise = noise
@@ -99,30 +90,22 @@ class Metered(NoGathering):
 
     @property
     def chosen(self) -> int | None:
-        """As measured."""
         return self._noise.gradients
 
     def take(self, one: Held) -> Held:
-        """It is due."""
         self._noise.take(one.gradient)
         return one
 
     def state(self) -> dict[str, Tensor]:
-        """What was measured."""
         return {_NOISE: self._noise.state()}
 
     def load(self, state: dict[str, Tensor], dtype: torch.dtype) -> None:
-        """The same, where the run has measured it."""
         if _NOISE in state:
             self._noise.load(state[_NOISE])
 
 
 class _Sum:
-    """sum_i (n_i / n_1) g_i (P_s,), n_i: samples of gradient i. So equal batches are added up as they are, without rounding.
-
-    Args:
-        first: its first gradient, which is copied.
-    """
+    """sum_i (n_i / n_1) g_i (P_s,), n_i: samples of gradient i. Equal batches are added up without a further rounding."""
 
     def __init__(self, first: Held) -> None:
         self.x = first.gradient.to(sum_type(first.gradient.dtype), copy=True)
@@ -132,7 +115,6 @@ class _Sum:
         self.missing: Ranges = first.update.missing
 
     def add(self, one: Held) -> None:
-        """One gradient more."""
         self.x.add_(one.gradient, alpha=one.update.num_samples / self._unit)
         self.samples += one.update.num_samples
         self.gradients += 1
@@ -232,7 +214,6 @@ class Pool:
         return measured | self._sum.state(f"{_PREFIX}pool", *_numbers(self._last))
 
     def load(self, state: dict[str, Tensor], dtype: torch.dtype) -> None:
-        """By copy."""
         if self._noise is not None and _NOISE in state:
             self._noise.load(state[_NOISE])
         if f"{_PREFIX}pool.x" not in state:
@@ -251,9 +232,6 @@ class WorkerTable:
 
     A worker that leaves keeps its row until its round ends. Once none is left, what has come since the last update makes one.
     Costs: up to two vectors per worker.
-
-    Args:
-        workers: those that take part from the beginning.
 
     Reference: Maranjyan and Richtárik, "Ringleader ASGD: The First Asynchronous SGD with Optimal Time Complexity under Data
         Heterogeneity", 2025, arXiv:2509.22860.
@@ -333,7 +311,6 @@ class WorkerTable:
         return state
 
     def load(self, state: dict[str, Tensor], dtype: torch.dtype) -> None:
-        """By copy."""
         for name, rows in (("row", self._rows), ("next", self._next_rows)):
             begin = f"{_PREFIX}{name}."
             for worker in {int(one.removeprefix(begin).split(".")[0]) for one in state if one.startswith(begin)}:

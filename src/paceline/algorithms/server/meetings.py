@@ -45,10 +45,8 @@ class Meetings:
         self._last.pop(worker, None)
 
     def state(self) -> dict[str, Any]:
-        """What a successor needs."""
         return {"over": self._over, "come": dict(self._come), "last": dict(self._last)}
 
     def load(self, state: dict[str, Any]) -> frozenset[int]:
-        """Takes over what `state` gave; returns as `hear`."""
         self._over, self._come, self._last = state["over"], dict(state["come"]), dict(state["last"])
         return self._waiting()

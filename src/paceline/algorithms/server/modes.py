@@ -135,7 +135,6 @@ class Sync(Mode):
 
     @property
     def note(self) -> str:
-        """By which measure backups are chosen."""
         if self.backups != "auto":
             return ""
         return (
@@ -145,29 +144,24 @@ class Sync(Mode):
 
     @property
     def chosen_once(self) -> bool:
-        """Where the quorum is global."""
         return self.quorum == "global"
 
     @property
     def scales_rate(self) -> bool:
-        """Where the rate is linear."""
         return self.rate == "linear"
 
     def admission(self, shard_id: int, num_workers: int) -> Admission:
-        """A quorum, or what follows shard 0's."""
         workers = range(num_workers)
         if shard_id and self.chosen_once:
             return Follower(num_workers, workers)
         return AutoQuorum(workers) if self.backups == "auto" else Quorum(num_workers - self.backups, workers)
 
     def check_shards(self, num_shards: int) -> None:
-        """Refuses a number of backups that every shard would choose for itself."""
         super().check_shards(num_shards)
         if self.backups == "auto" and not self.chosen_once and num_shards > 1:
             raise UsageError("backups=auto is chosen once for all shards: leave out quorum=per-shard.")
 
     def check_workers(self, num_workers: int) -> None:
-        """Refuses as many backups as there are workers."""
         if self.backups != "auto" and self.backups >= num_workers:
             raise UsageError(
                 f"Of {num_workers} workers at most {num_workers - 1} can be backups, not {self.backups}: start more workers."
@@ -196,11 +190,9 @@ class Async(Mode):
 
     @property
     def follows_times(self) -> bool:
-        """Where gradients are rescaled."""
         return self.rate == "rescaled"
 
     def admission(self, shard_id: int, num_workers: int) -> Admission:
-        """The plainest, or the one that sizes steps."""
         return WeightByTime() if self.follows_times else Admission()
 
 
@@ -224,7 +216,6 @@ class Bounded(Mode):
     waits: ClassVar[bool] = True
 
     def admission(self, shard_id: int, num_workers: int) -> Admission:
-        """Clocks, at every shard."""
         return Clocks(self.clock_bound, range(num_workers))
 
 
@@ -252,7 +243,6 @@ class Ringmaster(Mode):
     one_server: ClassVar[bool] = True
 
     def admission(self, shard_id: int, num_workers: int) -> Admission:
-        """By how late they are."""
         return Recent(_number(self.threshold, num_workers))
 
     def parts(self, num_workers: int) -> tuple[Callable[[int], Admission], Gathering]:
@@ -293,11 +283,9 @@ class Rennala(Mode):
     ends_with_update: ClassVar[bool] = True
 
     def admission(self, shard_id: int, num_workers: int) -> Admission:
-        """The current version's gradients."""
         return Recent(1)
 
     def gathering(self, num_workers: int) -> Gathering:
-        """B of them."""
         return Pool(_number(self.gradients, num_workers), range(num_workers))
 
 
@@ -321,11 +309,9 @@ class Ringleader(Mode):
     ends_with_update: ClassVar[bool] = True
 
     def admission(self, shard_id: int, num_workers: int) -> Admission:
-        """All are taken."""
         return Admission()
 
     def gathering(self, num_workers: int) -> Gathering:
-        """The table of rows."""
         return WorkerTable(range(num_workers))
 
 

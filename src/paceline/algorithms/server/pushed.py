@@ -25,10 +25,6 @@ class PushCodec:
     Each gradient is coded once, however often it is sent, and changes what is remembered once its shard has taken it. One that
     is not finite is left out: zeros are sent in its place. Checkpoints have the memories; one that takes a dead worker's place
     begins with none.
-
-    Args:
-        codec: of gradients.
-        ports: the worker's.
     """
 
     def __init__(self, codec: Codec, ports: Ports[ServedParameters]) -> None:

@@ -39,24 +39,20 @@ class Served(Algorithm):
         return NoCodec()
 
     def lost_with(self, workers: Sequence[int]) -> str:
-        """What the codecs of dead workers remembered."""
         if not workers or not self.pushes_by.remembers:
             return ""
         return f"What the codec of {name_workers(sorted(set(workers)))} had kept back of gradients is lost."
 
     @property
     def needs(self) -> Needs:
-        """One vector at the servers, and messages."""
         return Needs("served", mailbox=True, servers=self.shards)
 
     @property
     def default_learning_rate(self) -> float | None:
-        """That of the servers' rule."""
         return self.server_rule.default_learning_rate
 
     @property
     def lets_gradients_wait(self) -> bool:
-        """Where a delay is in front of the rule."""
         return isinstance(self.server_rule, Delayed)
 
     def note(self, num_workers: int) -> str:

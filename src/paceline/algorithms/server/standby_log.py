@@ -44,13 +44,7 @@ _LOOK_SOON_S = 0.002  # the same, once the server is silent
 
 
 class CopyLink:
-    """The server's side: writes the log, and knows what the copy has of it.
-
-    Args:
-        ports: the server's.
-        shard_id: its shard.
-        state: all that a copy begins with, as it is now.
-    """
+    """The server's side: writes the log, and knows what the copy has of it."""
 
     def __init__(self, ports: ServerPorts, shard_id: int, state: Callable[[], dict[str, Any]]) -> None:
         assert ports.mailbox is not None
@@ -142,10 +136,6 @@ class CopyLink:
 
 class Log:
     """The copy's side: the log's entries in order, of one message or several, each confirmed as the caller comes for the next.
-
-    Args:
-        ports: the copy's.
-        shard_id: its shard.
 
     Attributes:
         ports: the server's, once the copy takes its place; None where the server has ended, and with it the log.

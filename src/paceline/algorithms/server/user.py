@@ -28,7 +28,6 @@ class UserOptimizer(ApplyRule):
 
     @property
     def overrides_optimizer(self) -> bool:
-        """It is that optimizer."""
         return False
 
     def start(self, num_elements: int, dtype: torch.dtype) -> UserApplier:
@@ -68,7 +67,6 @@ class UserApplier(Applier):
         self._optimizer.step(gradient, self.settings, self.scale, info.missing)
 
     def state(self) -> dict[str, Tensor]:
-        """The optimizer's."""
         return self._optimizer.state() if self._optimizer is not None else dict(self._loaded)
 
     def begin_with(self, state: dict[str, Tensor]) -> None:
@@ -77,5 +75,4 @@ class UserApplier(Applier):
             self._loaded = state
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """The optimizer begins with it."""
         self._loaded, self._optimizer = dict(state), None

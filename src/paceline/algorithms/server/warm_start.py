@@ -26,11 +26,9 @@ class WarmStart(Admission):
         self._version = version
 
     def join(self, worker_id: int, sequence: int = 0) -> None:
-        """The worker takes part from now on."""
         self._members.add(worker_id)
 
     def leave(self, worker_id: int) -> None:
-        """The worker is not the one that trains alone."""
         self._members.discard(worker_id)
 
     def may_read(self, worker_id: int) -> bool:
