@@ -31,12 +31,7 @@ _GRACE = 1.25  # times the budget: simulations that still run then are given up
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """Wall time.
-
-    Args:
-        total_s: of everything.
-        began_s: on `time.monotonic`'s clock.
-    """
+    """Wall time."""
 
     total_s: float
     began_s: float = field(default_factory=time.monotonic)

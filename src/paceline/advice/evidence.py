@@ -46,16 +46,7 @@ def gathered(
     trials: ShortRuns | None,
     trials_have_slow: bool,
 ) -> list[Evidence]:
-    """Everything that is known of each candidate.
-
-    Args:
-        candidates: which.
-        target: what is asked.
-        campaign: simulations.
-        models: by algorithm.
-        trials: short runs; None: there were none.
-        trials_have_slow: whether slow workers were slow in them.
-    """
+    """Everything that is known of each candidate."""
     found = []
     systems: dict[str, SystemModel | None] = {
         algorithm: trials.system(algorithm)
@@ -109,7 +100,6 @@ class _OwnSpeed:
     rate: Rate
 
     def predict(self, workers: int, size: float = 1.0) -> Estimate:
-        """As a system model does."""
         half = half_width([LogSpread(deviation=self.rate.deviation, freedom=self.rate.freedom)])
         return within_factor(size / self.rate.value, half)
 

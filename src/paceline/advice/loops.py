@@ -35,7 +35,6 @@ class LoopProgram:
     knows_slow = True
 
     def function(self) -> Any:
-        """The loop itself."""
         from paceline.specs.file_loop import load_loop
 
         return load_loop(self.name if self.scratch is None else str(self.scratch.home / self.name))
@@ -108,7 +107,6 @@ class LoopProgram:
         return dataclasses.replace(found, ended_itself=is_over)
 
     def rate(self, candidate: Candidate, cluster: Cluster, shape: Shape) -> float:
-        """By the worker programs alone."""
         return virtual_rate(candidate.algorithm, cluster, shape)
 
     def command(

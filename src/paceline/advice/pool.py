@@ -21,11 +21,7 @@ _JOIN_S = 5.0
 
 
 class Pool:
-    """Processes that wait for jobs.
-
-    Args:
-        size: how many; 0: none, jobs are done here.
-    """
+    """Processes that wait for jobs."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -33,13 +29,11 @@ class Pool:
         self._all: list[tuple[Connection, ForkServerProcess]] = []
 
     def __enter__(self) -> Self:
-        """The pool itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends the processes."""
         for line, _ in self._all:
             line.close()  # the end of a process's line is its own
         for _, process in self._all:

@@ -24,12 +24,7 @@ _MOST_POINTS = 200  # of a curve of losses
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """What of a program decides how long a step takes in a simulation.
-
-    Args:
-        num_parameters: of the model.
-        batch_size: samples of a full batch.
-    """
+    """What of a program decides how long a step takes in a simulation."""
 
     num_parameters: int
     batch_size: int

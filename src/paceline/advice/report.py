@@ -22,13 +22,7 @@ _FITS = (
 
 
 def write_report(advice: Advice, path: Path, *, command: str = "") -> Path:
-    """Write the page, about 5 MB, nearly all of it plotly.js.
-
-    Args:
-        advice: the answer.
-        path: the HTML file.
-        command: that asked for the advice.
-    """
+    """Write the page, about 5 MB, nearly all of it plotly.js."""
     drawn = advice_figures(advice)
     machine = [(f"machine {name}", [value]) for name, value in advice.machine.items()]
     body = [

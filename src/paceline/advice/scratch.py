@@ -83,7 +83,6 @@ class Confined:
     own: Path
 
     def __call__(self) -> Any:
-        """Calls the loop there."""
         with self.scratch.inside(self.own):
             return self.loop()
 

@@ -56,13 +56,7 @@ def designed(counts: Sequence[int], number: int) -> list[int]:
 
 
 class ShortRuns:
-    """Short runs, as they are made.
-
-    Args:
-        program: what runs.
-        target: decides how often is evaluated, and which curve is kept.
-        slow: workers' factors.
-    """
+    """Short runs, as they are made."""
 
     def __init__(self, program: Program, target: Target, slow: Mapping[int, float]) -> None:
         self._program, self._target, self._slow = program, target, slow

@@ -37,18 +37,7 @@ class Cell(NamedTuple):
 
 
 class RankedRow(NamedTuple):
-    """A candidate's figures as texts.
-
-    Args:
-        one: the candidate.
-        time: to the target.
-        at_deadline: the loss or accuracy then.
-        times_best: how many times as long as the soonest.
-        samples_per_s: throughput.
-        samples: to the target.
-        simulated: median time of the simulations.
-        modelled: time by the models.
-    """
+    """A candidate's figures as texts."""
 
     one: Prediction
     time: Cell

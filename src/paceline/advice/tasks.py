@@ -43,12 +43,7 @@ def virtual_rate(algorithm: str, cluster: Cluster, shape: Shape) -> float:
 
 @dataclass(frozen=True)
 class TaskProgram:
-    """A built-in task.
-
-    Args:
-        name: of the task.
-        data: folder with data sets; None: what PACELINE_DATA names.
-    """
+    """A built-in task."""
 
     name: str
     data: Path | None = None
@@ -68,7 +63,6 @@ class TaskProgram:
         return observed(run, target, real=True, setup_s=took_s, shape=self.shape())
 
     def shape(self) -> Shape:
-        """The task's model and default batch."""
         import torch
 
         task = load_task(self.name)
@@ -87,7 +81,6 @@ class TaskProgram:
         return observed(simulate_task(config, cluster=cluster), target, real=False)
 
     def rate(self, candidate: Candidate, cluster: Cluster, shape: Shape) -> float:
-        """By the worker programs alone."""
         return virtual_rate(candidate.algorithm, cluster, shape)
 
     def command(

@@ -203,7 +203,6 @@ class MeasuredCluster:
         return f"{name_workers(ids)} on one machine{named}: {about}; its memory by worker {ids[0]}"
 
     def as_json(self, cluster: Cluster, out: Path, *, hosts: bool) -> dict[str, Any]:
-        """Everything as plain data."""
         links = self.links()
         return {
             "file": str(out),

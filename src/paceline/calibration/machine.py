@@ -93,7 +93,6 @@ class Calibration:
     codecs: dict[str, CodecRate] = field(default_factory=dict)
 
     def spreads(self) -> dict[str, Quartiles]:
-        """Everything measured, by name."""
         found = named_quartiles(self.compute_s, self.update_s, self.memory)
         if self.handed_copy_s is not None:
             found["copy of what another process has written"] = self.handed_copy_s

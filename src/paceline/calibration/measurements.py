@@ -136,7 +136,6 @@ class MemoryTimes:
         }
 
     def spreads(self) -> dict[str, Quartiles]:
-        """Everything in it, by name."""
         return {
             "copy of the parameters": self.copy_s,
             f"copy, {len(self.crowded_copies_s)} at once": self.crowded_copies_s[0],

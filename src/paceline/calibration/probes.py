@@ -135,10 +135,6 @@ def _step(
 class ProcessTeam:
     """Processes that do the same thing at the same instant.
 
-    Args:
-        size: how many.
-        vector_bytes: of a vector that all of them share.
-
     Attributes:
         segment: five words that all of them share, zero at first, each on a cache line of its own; then the vector.
         store_at: where in it two of them find each other.
@@ -159,13 +155,11 @@ class ProcessTeam:
             self._processes.append(process)
 
     def __enter__(self) -> Self:
-        """The team itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends the processes."""
         for line in self._lines:
             line.close()  # the end of a process's line is its own
         for process in self._processes:

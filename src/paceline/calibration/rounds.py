@@ -30,9 +30,6 @@ def round_robin(num_machines: int) -> list[list[Pair]]:
 def link_rounds(machines: Sequence[int]) -> list[list[Pair]]:
     """Rounds in which each pair of workers meets once, and no machine has two pairs.
 
-    Args:
-        machines: each worker's.
-
     >>> link_rounds([0, 0, 1])
     [[(0, 1)], [(0, 2)], [(1, 2)]]
     """

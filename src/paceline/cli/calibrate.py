@@ -84,13 +84,7 @@ def calibrate(
 
 @dataclass(frozen=True)
 class _Found:
-    """Where results go, and what is said of them.
-
-    Args:
-        task: as the user named it.
-        file: to write.
-        as_json: also as JSON.
-    """
+    """Where results go, and what is said of them."""
 
     task: str | None
     file: Path

@@ -32,7 +32,6 @@ class LaunchCommand(TyperCommand):
     """Options may follow a function; what follows a script is the script's."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Takes the arguments apart."""
         ours = args[: args.index("--")] if "--" in args else args
         ctx.allow_interspersed_args = any(map(is_loop, ours))
         return super().parse_args(ctx, args)

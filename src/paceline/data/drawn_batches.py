@@ -62,7 +62,6 @@ class DrawnBatches:
             self.length = len(sampler)  # type: ignore[arg-type]
 
     def begin(self, epoch: int) -> None:
-        """Begins to draw anew."""
         self._randomness = SeparateRandomness(derived_seed(self._seed, epoch))
         self._drawn, self._order = [], None
         self._draw()
@@ -80,7 +79,6 @@ class DrawnBatches:
             self._drawn += map(_as_data, islice(self._order, _DRAWN_AT_ONCE))
 
     def has(self, place: int) -> bool:
-        """Whether the epoch has this batch."""
         while place >= (before := len(self._drawn)):
             self._draw()
             if len(self._drawn) == before:
@@ -88,7 +86,6 @@ class DrawnBatches:
         return True
 
     def indices(self, place: int) -> Any:
-        """What was drawn."""
         return self._drawn[place]
 
     def samples(self, place: int) -> int:
@@ -97,20 +94,11 @@ class DrawnBatches:
         return len(drawn) if isinstance(drawn, Sequence) else 0
 
     def fetch(self, place: int) -> Any:
-        """The batch itself."""
         return self._fetch(self._drawn[place])
 
 
 class DrawnShares(DrawnBatches):
-    """Rounds of drawn batches, whose samples are dealt anew.
-
-    Args:
-        loader: the user's.
-        sampler: makes batches of samples.
-        seed: the run's.
-        agree: as of `DrawnBatches`.
-        shares: sizes of the batches.
-    """
+    """Rounds of drawn batches, whose samples are dealt anew."""
 
     length: int | None
     shares: RoundShares | None
@@ -134,18 +122,15 @@ class DrawnShares(DrawnBatches):
             self.length = num_parts(samples, size, self._num_workers)
 
     def begin(self, epoch: int) -> None:
-        """Begins to draw anew."""
         super().begin(epoch)
         self._round = (-1, [])
         self._first_round = epoch * -(-self.epoch_numbers // self._num_workers)
 
     def has(self, place: int) -> bool:
-        """Whether its round has so many samples."""
         round, worker_id = divmod(place, self._num_workers)
         return worker_id < len(self._drawn_for(round))
 
     def indices(self, place: int) -> list[Any]:
-        """This worker's part of the round."""
         round, worker_id = divmod(place, self._num_workers)
         drawn = self._drawn_for(round)
         part = self._round_shares.part(self._first_round + round, len(drawn), worker_id)
@@ -157,7 +142,6 @@ class DrawnShares(DrawnBatches):
         return divided(len(self._drawn_for(round)), (1,) * self._num_workers)[worker_id]
 
     def fetch(self, place: int) -> Any:
-        """The batch itself."""
         return self._fetch(self.indices(place))
 
     def _drawn_for(self, round: int) -> list[Any]:

@@ -54,26 +54,19 @@ class LocalEpochClaims(EpochClaims):
         self._agreed: int | None = None
 
     def claim(self, epoch: int) -> int:
-        """The place of the next batch."""
         self._counts[epoch] += 1
         return self._counts[epoch] - 1
 
     def newest(self) -> int:
-        """The newest epoch."""
         return max(self._counts, default=0)
 
     def agree(self, digest: int) -> int:
-        """The first worker's digest."""
         self._agreed = self._agreed or digest
         return self._agreed
 
 
 class StoredEpochClaims(EpochClaims):
-    """Claims in a store of torch's, several at a time; all workers begin together.
-
-    Args:
-        store: of the run.
-    """
+    """Claims in a store of torch's, several at a time; all workers begin together."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -81,7 +74,6 @@ class StoredEpochClaims(EpochClaims):
         self._places: list[int] = []
 
     def claim(self, epoch: int) -> int:
-        """The place of the next batch."""
         if epoch != self._epoch:
             self._epoch = epoch
             self._places.clear()
@@ -91,11 +83,9 @@ class StoredEpochClaims(EpochClaims):
         return self._places.pop(0)
 
     def newest(self) -> int:
-        """None of the workers is late."""
         return 0
 
     def agree(self, digest: int) -> int:
-        """The first worker's digest."""
         return first_said(self._store.compare_set, digest)
 
 

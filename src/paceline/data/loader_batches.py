@@ -60,20 +60,11 @@ class LoaderBatches(Protocol):
         """How many that batch has, without its being fetched; 0: nobody knows. By speed, only a round's sum is right."""
         ...
 
-    def fetch(self, place: int) -> Any:
-        """The batch itself."""
-        ...
+    def fetch(self, place: int) -> Any: ...
 
 
 class PlannedBatches:
-    """Batches in the order of a `BatchPlan`.
-
-    Args:
-        loader: the user's.
-        plan: its epochs.
-        fetch: makes a batch of sample indices.
-        shares: if the plan deals by speed.
-    """
+    """Batches in the order of a `BatchPlan`."""
 
     def __init__(
         self, loader: Any, plan: BatchPlan, fetch: Callable[[list[int]], Any], shares: RoundShares | None = None
@@ -89,7 +80,6 @@ class PlannedBatches:
         self._first = 0
 
     def begin(self, epoch: int) -> None:
-        """Orders are drawn when they are needed."""
         self._first = epoch * self.epoch_numbers
 
     def has(self, place: int) -> bool:
@@ -97,7 +87,6 @@ class PlannedBatches:
         return place < self.epoch_numbers
 
     def indices(self, place: int) -> list[int]:
-        """Indices of its samples."""
         number = self._first + place
         indices = self._plan.indices(number) if self.shares is None else self._plan.share(number, self.shares)
         return indices.tolist()
@@ -107,7 +96,6 @@ class PlannedBatches:
         return self._plan.size(place) if isinstance(self.loader, DataLoader) else 0
 
     def fetch(self, place: int) -> Any:
-        """The batch itself."""
         return self._fetch(self.indices(place))
 
 

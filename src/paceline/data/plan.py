@@ -212,7 +212,6 @@ class BatchPlan:
         return self.order(batch_number // self.batches_per_epoch)[part.start : part.stop]
 
     def share_size(self, batch_number: int, shares: RoundShares) -> int:
-        """How many they are."""
         return len(self._part_of(batch_number, shares))
 
     def _part_of(self, batch_number: int, shares: RoundShares) -> range:

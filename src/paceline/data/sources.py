@@ -104,7 +104,6 @@ class BatchClaims:
         return self.plan.indices(number) if self.shares is None else self.plan.share(number, self.shares)
 
     def size(self, number: int) -> int:
-        """How many they are."""
         return self.plan.size(number) if self.shares is None else self.plan.share_size(number, self.shares)
 
     def _next_in_order(self) -> int:
@@ -138,7 +137,6 @@ class DatasetBatches:
         self._tensors = dataset.tensors if type(dataset) is TensorDataset and len(dataset.tensors) == 2 else None
 
     def next(self) -> tuple[int, Any, Any] | None:
-        """The next batch, or None at the end."""
         number = self._claims.next()
         if number == END:
             return None

@@ -40,7 +40,6 @@ class Goal:
 
     @property
     def any(self) -> bool:
-        """Whether anything is asked for at all."""
         return any(value is not None for value in dataclasses.asdict(self).values())
 
     def share_done(self, elapsed_s: float, samples: int) -> float:

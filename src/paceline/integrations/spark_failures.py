@@ -51,13 +51,7 @@ def said(partition: int, error: Exception) -> str:
 
 
 def first_cause(error: Exception, meeting: Meeting, workers: int) -> str:
-    """Why Spark has ended a job, in one sentence.
-
-    Args:
-        error: Spark's.
-        meeting: where its tasks told of their failures.
-        workers: partitions of the job.
-    """
+    """Why Spark has ended a job, in one sentence."""
     if told := first_told(meeting, workers):
         return failed_in(told)
     text = str(error)

@@ -44,14 +44,12 @@ class Ledger(Admission):
         self.updates = self.samples = self.staleness = 0
 
     def applied(self, update: UpdateInfo) -> None:
-        """Counts it."""
         self.last[update.worker_id] = update.sequence
         self.updates += 1
         self.samples += update.num_samples
         self.staleness += update.staleness
 
     def clock(self, worker_id: int) -> int:
-        """The number of the partition's last update."""
         return self.last.get(worker_id, 0)
 
 

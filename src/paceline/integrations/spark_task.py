@@ -34,11 +34,7 @@ Descent = Callable[[nn.Module, dict[str, Tensor]], Any]
 
 
 class NamedUpdates:
-    """Updates by the names of a model's parameters, and as flat vectors (P,).
-
-    Args:
-        model: whose parameters are trained.
-    """
+    """Updates by the names of a model's parameters, and as flat vectors (P,)."""
 
     def __init__(self, model: nn.Module) -> None:
         self.binding = FlatBinding(model.parameters())
@@ -213,7 +209,6 @@ class _Steps:
         meeting.set(f"steps/{partition}", str(self._total))
 
     def run(self) -> dict[str, int]:
-        """All of them."""
         task, client = self._task, self._client
         push, fetch = task.algorithm.push, task.algorithm.fetch
         update, accrued = self._updates.binding.zeros(), self._updates.binding.zeros()

@@ -149,13 +149,7 @@ class WorkerTask:
 
 
 class _LoopError(Exception):
-    """The loop's process has failed.
-
-    Args:
-        sentence: how.
-        kind: as the driver is told.
-        is_ours: whether the error was Paceline's.
-    """
+    """The loop's process has failed."""
 
     def __init__(self, sentence: str, kind: Kind, *, is_ours: bool) -> None:
         super().__init__(sentence)

@@ -26,7 +26,6 @@ class Traffic:
     sent_bytes: dict[str, float] = field(default_factory=dict[str, float])
 
     def add(self, axis: str, kind: str, sent_bytes: float, operations: int = 1) -> None:
-        """Counts operations of one kind, and their bytes."""
         self.operations[axis, kind] = self.operations.get((axis, kind), 0) + operations
         self.sent_bytes[axis] = self.sent_bytes.get(axis, 0.0) + sent_bytes
 
@@ -51,37 +50,30 @@ class Counted:
         self._traffic, self._counts = traffic, counts
 
     def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
-        """Replaces `vector` (P,) by the weighted mean over all workers; returns the sum of their numbers."""
         self._add("all-reduce", 2, vector)
         return self._inner.all_reduce_mean(vector, weight, number)
 
     def start_all_reduce(self, vector: torch.Tensor) -> Handle:
-        """Begins replacing `vector` (n,) by the sum over all workers."""
         self._add("all-reduce", 2, vector)
         return self._inner.start_all_reduce(vector)
 
     def start_reduce_scatter(self, vector: torch.Tensor, part: torch.Tensor) -> Handle:
-        """Begins summing `vector` (n,); `part` becomes this worker's piece of the sum."""
         self._add("reduce-scatter", 1, vector)
         return self._inner.start_reduce_scatter(vector, part)
 
     def start_all_gather(self, part: torch.Tensor, vector: torch.Tensor) -> Handle:
-        """Begins collecting every worker's `part` in `vector` (n,)."""
         self._add("all-gather", 1, vector)
         return self._inner.start_all_gather(part, vector)
 
     def start_all_to_all(self, given: torch.Tensor, taken: torch.Tensor) -> Handle:
-        """Begins sending piece k of `given` (n,) to worker k."""
         self._add("all-to-all", 1, given)
         return self._inner.start_all_to_all(given, taken)
 
     def start_broadcast(self, vector: torch.Tensor, root: int) -> Handle:
-        """Begins replacing `vector` (n,) by that of `root`."""
         self._add_rooted("broadcast", vector, root)
         return self._inner.start_broadcast(vector, root)
 
     def start_reduce(self, vector: torch.Tensor, root: int) -> Handle:
-        """Begins replacing the root's `vector` (n,) by the sum over all workers."""
         self._add_rooted("reduce", vector, root)
         return self._inner.start_reduce(vector, root)
 

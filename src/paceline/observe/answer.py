@@ -25,9 +25,6 @@ def answer(results: Sequence[Mapping[str, Any]]) -> list[str]:
     Methods are compared by the time to the target if any reached it, else by the time to the smallest fraction of the
     initial loss that any reached, else by the final training loss. Medians where a method has several runs. Ratios
     below `CLEAR_RATIO` name no winner.
-
-    Args:
-        results: `RunData.result` of each run.
     """
     if not results:
         return ["There are no runs."]

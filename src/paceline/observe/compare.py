@@ -29,13 +29,7 @@ _DISTINGUISHING = ("workers", "task", "backend")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Runs of one method: the same algorithm, workers, task and backend, usually with different seeds.
-
-    Args:
-        label: what tells this method from the others.
-        members: places of its runs in the list given.
-        results: their results.
-    """
+    """Runs of one method: the same algorithm, workers, task and backend, usually with different seeds."""
 
     label: str
     members: tuple[int, ...]
@@ -74,7 +68,6 @@ class Column:
     group: str = ""
 
     def values(self, results: Sequence[Mapping[str, Any]]) -> list[float | None]:
-        """Of each run."""
         found = [figure(result, *self.path) for result in results]
         return found if self.scale == 1 else [None if value is None else value * self.scale for value in found]
 

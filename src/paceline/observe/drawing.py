@@ -49,13 +49,7 @@ class Figure:
 
 
 class Panels:
-    """Panels below each other with one x axis and a heading each, and what is drawn in them.
-
-    Args:
-        labels: the headings.
-        sizes: heights in pixels.
-        gap_px: between them, for the headings.
-    """
+    """Panels below each other with one x axis and a heading each, and what is drawn in them."""
 
     def __init__(self, labels: Sequence[str], sizes: Sequence[float], gap_px: float = 34) -> None:
         total = sum(sizes) + gap_px * len(sizes)

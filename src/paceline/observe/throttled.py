@@ -15,12 +15,7 @@ __all__ = ["Throttled"]
 
 
 class Throttled(ABC):
-    """Shows progress at most once in `every_s` seconds, and what it was told last as its `with` block ends.
-
-    Args:
-        every_s: the least time from one to the next, in seconds.
-        now_s: for tests; a monotonic clock.
-    """
+    """Shows progress at most once in `every_s` seconds, and what it was told last as its `with` block ends."""
 
     def __init__(self, every_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
         self._every_s = every_s

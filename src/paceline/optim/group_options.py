@@ -20,10 +20,6 @@ class GroupOptions:
     restored only if the resumed loop has begun with the value that the first run began with, and has not changed it since.
 
     Not: a scheduler's own count, which is the loop's to keep; `worker.follow` keeps it.
-
-    Args:
-        optimizer: whose groups have the settings.
-        names: of its parameters, by their ids.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:

@@ -55,7 +55,6 @@ class OuterSGD(Outer):
     def step(
         self, x: torch.Tensor, change: torch.Tensor, momentum: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As of `Outer`."""
         return torch.sub(x, change, alpha=self.rate), None
 
 
@@ -75,13 +74,11 @@ class Nesterov(Outer):
 
     @property
     def has_momentum(self) -> bool:
-        """It has."""
         return True
 
     def step(
         self, x: torch.Tensor, change: torch.Tensor, momentum: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As of `Outer`."""
         m = change if momentum is None else torch.add(change, momentum, alpha=self.momentum)
         direction = torch.add(change, m, alpha=self.momentum)
         return torch.sub(x, direction, alpha=self.rate), m

@@ -21,10 +21,6 @@ class SeveralOptimizers(torch.optim.Optimizer):
     step of the run, in which the parameters of the others have no gradient.
 
     Costs: together, some 5 us for each parameter in a backward pass.
-
-    Args:
-        members: the loop's optimizers.
-        in_turn: whether they step in turn.
     """
 
     def __init__(self, members: Sequence[torch.optim.Optimizer], *, in_turn: bool) -> None:
@@ -38,7 +34,6 @@ class SeveralOptimizers(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Of all of them, one after the other."""
         return [group for one in self.members for group in one.param_groups]
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -47,7 +42,6 @@ class SeveralOptimizers(torch.optim.Optimizer):
             step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Of all of them, with parameters counted through."""
         state, groups, before = {}, [], 0
         for one, num_parameters in self._counted():
             own = one.state_dict()

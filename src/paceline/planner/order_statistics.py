@@ -47,15 +47,12 @@ class ConstantLaw:
     time_s: float
 
     def late(self, t_s: np.ndarray) -> np.ndarray:
-        """P(T > t)."""
         return (t_s < self.time_s).astype(float)
 
     def excess_s(self, t_s: float) -> float:
-        """The integral of `late` from t on."""
         return max(0.0, self.time_s - t_s)
 
     def pieces_s(self, late: np.ndarray) -> np.ndarray:
-        """The one jump."""
         return np.array([self.time_s])
 
 
@@ -71,18 +68,15 @@ class NormalLaw:
         return float(ndtr(self.average_s / self.deviation_s))
 
     def late(self, t_s: np.ndarray) -> np.ndarray:
-        """P(T > t)."""
         z = (self.average_s - np.maximum(t_s, 0.0)) / self.deviation_s
         return ndtr(z) / self._above_zero
 
     def excess_s(self, t_s: float) -> float:
-        """The integral of `late` from t on, t > 0."""
         z = (t_s - self.average_s) / self.deviation_s
         density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
         return self.deviation_s * max(0.0, density - z * float(ndtr(-z))) / self._above_zero
 
     def pieces_s(self, late: np.ndarray) -> np.ndarray:
-        """Quantiles."""
         return self.average_s - self.deviation_s * ndtri(late * self._above_zero)
 
 
@@ -94,15 +88,13 @@ class ExponentialLaw:
     tail_s: float
 
     def late(self, t_s: np.ndarray) -> np.ndarray:
-        """P(T > t)."""
         return np.exp(-np.maximum(t_s - self.least_s, 0.0) / self.tail_s)
 
     def excess_s(self, t_s: float) -> float:
-        """The integral of `late` from t on, t not below `least_s`."""
+        """Where t is at least `least_s`."""
         return self.tail_s * math.exp(-(t_s - self.least_s) / self.tail_s)
 
     def pieces_s(self, late: np.ndarray) -> np.ndarray:
-        """Quantiles."""
         return self.least_s - self.tail_s * np.log(late)
 
 
@@ -114,15 +106,13 @@ class ParetoLaw:
     shape: float
 
     def late(self, t_s: np.ndarray) -> np.ndarray:
-        """P(T > t)."""
         return (self.least_s / np.maximum(t_s, self.least_s)) ** self.shape
 
     def excess_s(self, t_s: float) -> float:
-        """The integral of `late` from t on, t not below `least_s`."""
+        """Where t is at least `least_s`."""
         return t_s * (self.least_s / t_s) ** self.shape / (self.shape - 1)
 
     def pieces_s(self, late: np.ndarray) -> np.ndarray:
-        """Quantiles."""
         return self.least_s * late ** (-1 / self.shape)
 
 
@@ -145,15 +135,12 @@ class SampledLaw:
         self._sorted = np.sort(self.times_s)
 
     def late(self, t_s: np.ndarray) -> np.ndarray:
-        """P(T > t)."""
         return 1 - np.searchsorted(self._sorted, t_s, side="right") / len(self._sorted)
 
     def excess_s(self, t_s: float) -> float:
-        """The integral of `late` from t on."""
         return float(np.maximum(self._sorted - t_s, 0.0).mean())
 
     def pieces_s(self, late: np.ndarray) -> np.ndarray:
-        """Every jump."""
         return np.unique(self._sorted)
 
     def without(self) -> list[SampledLaw]:

@@ -40,13 +40,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeToLoss:
-    """h of one algorithm.
-
-    Args:
-        system: seconds of one iteration.
-        convergence: the loss after iterations of the same kind.
-        size: of the work that `system` is asked for.
-    """
+    """h of one algorithm."""
 
     system: StepTimeModel
     convergence: ConvergenceModel

@@ -20,9 +20,6 @@ class Accruals:
     """Passes records on; those of accrued gradients with the next one that is decided, as of the same update.
 
     A worker that dies takes what it has accrued with it, gradients and records alike: what is recorded was applied or dropped.
-
-    Args:
-        write: takes a record's fields.
     """
 
     def __init__(self, write: Callable[..., None]) -> None:
@@ -48,9 +45,6 @@ class Accruals:
 
 class LateLosses:
     """Passes records on; one without a loss once that is known, or will not be: a loop may report it after its step.
-
-    Args:
-        write: takes a record's fields.
 
     Attributes:
         without_loss: the record that waits for its loss; None: none does.
@@ -80,17 +74,12 @@ class LateLosses:
 
 
 class WithoutSamples:
-    """Implements `Recorder` for a worker that trains on the samples of another, in whose records they count.
-
-    Args:
-        recorder: takes the records.
-    """
+    """Implements `Recorder` for a worker that trains on the samples of another, in whose records they count."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
     def append(self, *fields: float) -> None:
-        """Takes one record."""
         changed = list(fields)
         changed[_BATCH], changed[_SAMPLES], changed[_LOSS] = -1, 0, math.nan
         self._recorder.append(*changed)

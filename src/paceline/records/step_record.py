@@ -78,5 +78,4 @@ class PackedRecords:
         self._data += RECORD_STRUCT.pack(*fields)
 
     def array(self) -> np.ndarray:
-        """All records so far."""
         return np.frombuffer(bytes(self._data), RECORD_DTYPE)

@@ -93,12 +93,7 @@ def running_average(values: np.ndarray, window: int = WINDOW) -> np.ndarray:
 
 
 def loss_curve(records: Mapping[int, np.ndarray], *, gossip: bool = False) -> LossCurve:
-    """The running loss of a run against time, steps and samples.
-
-    Args:
-        records: worker_id -> records.
-        gossip: every worker has a model and versions of its own.
-    """
+    """The running loss of a run against time, steps and samples."""
     return _curve(applied_in_order(records, gossip=gossip), gossip=gossip)
 
 

@@ -136,7 +136,6 @@ class SimulatedCollectives(CarriedOutTogether):
         self.waited_s = 0.0
 
     def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
-        """Replaces `vector` (P,) by the weighted mean over all workers; returns the sum of their numbers."""
         state, core = self._state, self._core
         if state.num_workers == 1:
             return number

@@ -44,11 +44,9 @@ class Constant(ComputeTime):
 
     @property
     def mean_s(self) -> float:
-        """`time_s`."""
         return self.time_s
 
     def draws_s(self, random: Random) -> Iterator[float]:
-        """`time_s`, again and again."""
         return repeat(self.time_s)
 
 
@@ -65,7 +63,6 @@ class Normal(ComputeTime):
         return self.average_s
 
     def draws_s(self, random: Random) -> Iterator[float]:
-        """The positive draws."""
         while True:
             drawn_s = random.normalvariate(self.average_s, self.deviation_s)
             if drawn_s > 0:
@@ -81,7 +78,6 @@ class ExponentialTail(ComputeTime):
 
     @property
     def mean_s(self) -> float:
-        """`least_s + tail_s`."""
         return self.least_s + self.tail_s
 
     def draws_s(self, random: Random) -> Iterator[float]:
@@ -104,7 +100,6 @@ class Pareto(ComputeTime):
 
     @property
     def mean_s(self) -> float:
-        """`least_s * shape / (shape - 1)`."""
         return self.least_s * self.shape / (self.shape - 1)
 
     def draws_s(self, random: Random) -> Iterator[float]:
@@ -128,7 +123,6 @@ class Recorded(ComputeTime):
 
     @property
     def mean_s(self) -> float:
-        """Mean of the trace."""
         return math.fsum(self.times_s) / len(self.times_s)
 
     def draws_s(self, random: Random) -> Iterator[float]:

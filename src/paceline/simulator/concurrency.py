@@ -17,11 +17,6 @@ class SimulatedConcurrency:
 
     A further program ends with its worker's `work` at the latest.
 
-    Args:
-        scheduler: virtual time.
-        worker_id: whose programs they are.
-        wake_s: from the release of a lock until the next holder runs.
-
     Attributes:
         waited_s: seconds that `work` itself has waited for locks; the caller reads it and sets it back to 0.
     """
@@ -35,7 +30,6 @@ class SimulatedConcurrency:
         self._worker_id = worker_id
 
     def start(self, program: Callable[[], None], name: str) -> SimulatedJoinable:
-        """Starts a program at this instant."""
         return SimulatedJoinable(self.scheduler, self.scheduler.start(self._worker_id, program, is_main=False), name)
 
     def serve(
@@ -46,7 +40,6 @@ class SimulatedConcurrency:
         return SimulatedJoinable(self.scheduler, mailbox.serve(kinds, handle), name)
 
     def lock(self) -> SimulatedLock:
-        """A new lock."""
         return SimulatedLock(self)
 
 
@@ -63,7 +56,6 @@ class SimulatedJoinable:
         return False
 
     def join(self) -> None:
-        """Waits for its end."""
         self._scheduler.catch_up()
         if not self._program.over:
             self._program.joining.append(self._scheduler.current)

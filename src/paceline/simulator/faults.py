@@ -103,7 +103,6 @@ class Faults:
 
     @property
     def workers(self) -> tuple[int, ...]:
-        """The workers that it names, ascending."""
         named = {
             worker for one in self.script for worker in ((one.a, one.b) if isinstance(one, DropLink) else (one.worker,))
         }

@@ -10,12 +10,7 @@ __all__ = ["EndBarrier", "SimulatedGathering"]
 
 
 class SimulatedGathering:
-    """What the workers have brought.
-
-    Args:
-        scheduler: of the simulation.
-        num_workers: that are in their loops at first.
-    """
+    """What the workers have brought."""
 
     def __init__(self, scheduler: Scheduler, num_workers: int) -> None:
         self._scheduler = scheduler
@@ -35,7 +30,6 @@ class SimulatedGathering:
         return self._answers.pop(worker_id)
 
     def leave(self, worker_id: int) -> None:
-        """The worker comes no more."""
         self._here.discard(worker_id)
         self._parts.pop(worker_id, None)
         if self._parts and self._is_complete:
@@ -56,12 +50,7 @@ class SimulatedGathering:
 
 
 class EndBarrier:
-    """Where workers wait until none of them trains any more; costs no virtual time of its own.
-
-    Args:
-        scheduler: of the programs.
-        num_workers: of the run.
-    """
+    """Where workers wait until none of them trains any more; costs no virtual time of its own."""
 
     def __init__(self, scheduler: Scheduler, num_workers: int) -> None:
         self._scheduler = scheduler

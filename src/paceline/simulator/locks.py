@@ -103,7 +103,6 @@ class LockState:
             self._drains = None
 
     def release(self, *, write: bool) -> None:
-        """Gives the lock back."""
         if self.sharing and not write:
             self.readers -= 1
             if not self.readers and self._drains is not None:
@@ -138,7 +137,6 @@ class LockedState(VectorState):
         self.lock = lock
 
     def of(self, core: Core) -> SimulatedLocked:
-        """What the worker with this core sees."""
         return SimulatedLocked(self, core)
 
 
@@ -162,11 +160,9 @@ class SimulatedLocked(SimulatedVector):
         self._writing = _SimulatedSide(self, write=True)
 
     def reading(self) -> AbstractContextManager[None]:
-        """Holds the lock for reading."""
         return self._reading
 
     def writing(self) -> AbstractContextManager[None]:
-        """Holds the lock for writing."""
         return self._writing
 
     def take(self, *, write: bool) -> None:
@@ -189,7 +185,6 @@ class SimulatedLocked(SimulatedVector):
         self.waited_s += core.scheduler.now_s - begun_s
 
     def give(self, *, write: bool) -> None:
-        """Releases one side of the lock."""
         self._lock.release(write=write)
 
 

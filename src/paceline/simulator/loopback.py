@@ -18,12 +18,6 @@ class LoopbackNetwork(Network):
 
     A sender's messages are taken one after the other, beside whatever its program computes meanwhile; the receiver's part
     counts as the sender's. There is no NIC and no switch.
-
-    Args:
-        scheduler: virtual time.
-        cluster: speeds.
-        num_servers: members beside its workers.
-        cores: of all.
     """
 
     def __init__(self, scheduler: Scheduler, cluster: Cluster, num_servers: int, cores: Cores) -> None:
@@ -32,7 +26,6 @@ class LoopbackNetwork(Network):
         self._outboxes: dict[int, deque[tuple[int, Any, float]]] = {}  # of those whose messages are being taken
 
     def send(self, sender: int, receiver: int, item: Any, num_bytes: float) -> None:
-        """Sends an item of so many bytes, header included, to another worker's box."""
         outbox = self._outboxes.get(sender)
         if outbox is None:
             outbox = self._outboxes[sender] = deque()

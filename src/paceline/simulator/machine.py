@@ -190,7 +190,6 @@ class SimulatedMachine:
         return core
 
     def ports(self, core: Core) -> Ports[Any]:
-        """What the worker with this core is given."""
         return Ports(**self._given(core))
 
     def _given(self, core: Core) -> dict[str, Any]:

@@ -77,7 +77,6 @@ class SimulatedMailbox:
             self._is_news(left)
 
     def send(self, to: int, message: Message) -> None:
-        """Sends a copy."""
         x = message.x
         num_bytes = HEADER_BYTES
         if x is not None:
@@ -291,7 +290,6 @@ class _Departures:
         self._network = network
 
     def arrive(self, item: Any) -> None:
-        """The message leaves."""
         self._network.send(*item)
 
 

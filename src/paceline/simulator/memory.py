@@ -47,12 +47,7 @@ class VectorState:
 
 
 class SimulatedVector:
-    """What one worker sees of such a vector.
-
-    Args:
-        state: the vector, for all workers.
-        core: of the worker.
-    """
+    """What one worker sees of such a vector."""
 
     def __init__(self, state: VectorState, core: Core) -> None:
         self._state = state
@@ -61,11 +56,9 @@ class SimulatedVector:
 
     @property
     def version(self) -> int:
-        """Number of updates counted so far."""
         return self._state.version
 
     def advance(self) -> int:
-        """Counts one update; returns the version that it made."""
         self._state.version += 1
         return self._state.version
 
@@ -78,7 +71,6 @@ class SimulatedRacing(SimulatedVector):
     """
 
     def writing(self) -> AbstractContextManager[None]:
-        """Excludes nobody."""
         return EXCLUDES_NOBODY
 
     def advance(self) -> int:
@@ -106,11 +98,9 @@ class SlotState:
 
     @property
     def version(self) -> int:
-        """Number of updates published."""
         return self.head.version
 
     def of(self, core: Core) -> SimulatedSlots:
-        """What the worker with this core sees."""
         return SimulatedSlots(self, core)
 
     def read(self) -> View:
@@ -125,7 +115,6 @@ class SlotState:
             heappush(self._free, view.slot)
 
     def claim(self) -> View:
-        """The lowest free slot."""
         if self._free:
             slot = heappop(self._free)
         else:
@@ -146,16 +135,13 @@ class SlotState:
         return True
 
     def discard(self, new: View) -> None:
-        """Gives a claimed slot back."""
         heappush(self._free, new.slot)
 
     def snapshot(self, out: torch.Tensor) -> int:
-        """Copies the newest version (P,) into `out`; returns its number."""
         out.copy_(self.head.x)
         return self.head.version
 
     def replace(self, x: torch.Tensor) -> None:
-        """Gives the newest version the values of `x` (P,)."""
         self.head.x.copy_(x)
 
     def touched_slots(self) -> int:
@@ -178,34 +164,28 @@ class SimulatedSlots:
 
     @property
     def version(self) -> int:
-        """Number of updates published so far."""
         return self._state.version
 
     def latest(self) -> View:
-        """The newest version, protected until `leave` or the next `latest`."""
         self._core.atomic()
         self.leave()
         self._protected = self._state.read()
         return self._protected
 
     def leave(self) -> None:
-        """Ends the protection."""
         if self._protected is not None:
             self._state.leave(self._protected)
             self._protected = None
 
     def claim(self) -> View:
-        """A slot to write."""
         self._core.atomic()
         return self._state.claim()
 
     def publish(self, new: View, after: View) -> bool:
-        """Makes `new` the newest version if `after` still is."""
         self._core.atomic()
         return self._state.compare_and_swap(new, after)
 
     def discard(self, new: View) -> None:
-        """Gives a claimed slot back unpublished."""
         self._state.discard(new)
 
 
@@ -223,13 +203,11 @@ class NoVector(torch.Tensor):
     shape, dtype, nbytes = torch.Size([0]), torch.float32, 0  # type: ignore[assignment]
 
     def __new__(cls, num_bytes: int | None = None) -> NoVector:
-        """An empty vector."""
         vector = torch.empty(0, dtype=torch.float32).as_subclass(cls)
         vector.num_bytes = num_bytes
         return vector
 
     def numel(self) -> int:
-        """None."""
         return 0
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[NoVector, ...]:  # type: ignore[override]
@@ -247,15 +225,12 @@ class NoVector(torch.Tensor):
         return coded
 
     def clone(self) -> NoVector:  # type: ignore[override]
-        """Itself."""
         return self
 
     def __sub__(self, other: object) -> NoVector:  # type: ignore[override]
-        """Itself."""
         return self
 
     def add_(self, other: object, *, alpha: float = 1.0) -> NoVector:  # type: ignore[override]
-        """Itself."""
         return self
 
     def _itself(self, *_: Any, **__: Any) -> NoVector:
@@ -275,17 +250,14 @@ class SimulatedReplicated:
         self.version = self.updates = 0
 
     def writing(self) -> AbstractContextManager[None]:
-        """Excludes nobody."""
         return EXCLUDES_NOBODY
 
     def advance(self, updates: int = 1) -> int:
-        """Counts one update, or with 0 a change that is none."""
         self.version += 1
         self.updates += updates
         return self.version
 
     def snapshot(self, out: torch.Tensor) -> int:
-        """Copies the vector (P,); returns its version."""
         out.copy_(self.x)
         return self.version
 
@@ -306,7 +278,6 @@ class ReplicatedState:
         self._lost: set[int] = set()
 
     def of(self, core: Core) -> SimulatedReplicated:
-        """What the worker with this core sees: its own vector."""
         return self.workers[core.worker_id]
 
     def lose(self, worker_id: int) -> None:
@@ -331,7 +302,6 @@ class ReplicatedState:
         return [one.updates for one in self.workers]
 
     def snapshot(self, out: torch.Tensor) -> int:
-        """Copies the mean (P,), or worker 0's vector; returns the version."""
         if not self.own_models or len(self.model_ids()) == 1:
             out.copy_(self.workers[self.model_ids()[0]].x)
         else:
@@ -339,12 +309,10 @@ class ReplicatedState:
         return self.version
 
     def replace(self, x: torch.Tensor) -> None:
-        """Gives every worker's vector the values of `x` (P,)."""
         for worker in self.workers:
             worker.x.copy_(x)
 
     def model(self, worker: int, out: torch.Tensor) -> int:
-        """Copies a worker's model into `out` (P,); returns its version."""
         out.copy_(self.workers[worker].x)
         return self.workers[worker].version
 
@@ -369,14 +337,11 @@ class SimulatedStalenessCounts:
         self._total = 0
 
     def add(self, staleness: int) -> None:
-        """Counts one update of this staleness; the last bin takes all above it."""
         self._counts[min(max(staleness, 0), _NUM_BINS - 1)] += 1
         self._total += 1
 
     def share_below(self, staleness: int) -> float:
-        """Share of the updates so far whose staleness was smaller; 0 before the first one."""
         return sum(self._counts[: max(staleness, 0)]) / self._total if self._total else 0.0
 
     def total(self) -> int:
-        """Number of updates counted so far."""
         return self._total

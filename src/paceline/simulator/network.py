@@ -29,11 +29,6 @@ class Network:
     A worker's end is told, as a last message, to those that it has exchanged messages with; so is its death, `detection_s`
     after it. Messages to a worker that is gone are lost, and its sender is told.
 
-    Args:
-        scheduler: virtual time.
-        cluster: speeds.
-        num_servers: members beside its workers, each with a NIC like theirs.
-
     Attributes:
         boxes: by worker, filled in by the caller.
         is_calm: nobody is gone, asleep or cut off.

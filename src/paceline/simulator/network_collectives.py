@@ -75,7 +75,6 @@ class CollectiveCosts:
         self.half = cache(self._half)
 
     def _all_reduce(self, num_bytes: float) -> Cost:
-        """Cost of an all-reduce."""
         if self._kind == "ring":
             return self._rounds(2 * (self._num_workers - 1), num_bytes / self._num_workers)
         return self._rounds(2 * self._num_rounds, num_bytes)
@@ -163,7 +162,6 @@ class NetworkCollectivesState:
         return done_s
 
     def wait(self, number: int) -> None:
-        """Returns when the operation is done."""
         operation, scheduler = self._operations[number], self.scheduler
         if operation.done_s == math.inf:
             scheduler.catch_up()
@@ -180,7 +178,6 @@ class NetworkCollectivesState:
             del self._operations[number]
 
     def lose(self, worker_id: int, reason: str) -> None:
-        """The others know now that a worker is gone: programs that wait for it fail."""
         self.lost[worker_id] = reason
         for operation in self._operations.values():
             if operation.done_s == math.inf and worker_id not in operation.arrived:
@@ -245,7 +242,6 @@ class NetworkCollectives:
         self.waited_s = 0.0
 
     def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
-        """Replaces `vector` (P,) by the weighted mean over all workers; returns the sum of their numbers."""
         if self._state.num_workers == 1:
             return number
         total = torch.tensor([number], dtype=torch.float64)
@@ -256,7 +252,6 @@ class NetworkCollectives:
         return total.item()
 
     def start_all_reduce(self, vector: torch.Tensor) -> NetworkHandle:
-        """Begins replacing `vector` (n,) by the sum over all workers."""
         return self._start(vector, sum_into_all, self._costs.all_reduce(self._sum_bytes(vector)))
 
     def start_reduce_scatter(self, vector: torch.Tensor, part: torch.Tensor) -> NetworkHandle:
@@ -266,11 +261,9 @@ class NetworkCollectives:
         return self._start((vector, part), sum_into_parts, self._costs.half(self._sum_bytes(vector)), add_up)
 
     def start_all_gather(self, part: torch.Tensor, vector: torch.Tensor) -> NetworkHandle:
-        """Begins collecting every worker's `part` (n / num_workers,) in `vector` (n,)."""
         return self._start((part, vector), gather_into_all, self._costs.half(self._bytes(vector)))
 
     def start_all_to_all(self, given: torch.Tensor, taken: torch.Tensor) -> NetworkHandle:
-        """Begins sending piece k of `given` (n,) to worker k; `taken` (n,) becomes what all have for this worker."""
         return self._start((given, taken), exchange_all, self._costs.half(self._bytes(given)))
 
     def _bytes(self, vector: torch.Tensor) -> int:
@@ -312,7 +305,6 @@ class NetworkHandle:
         self._then = then
 
     def wait(self) -> None:
-        """Returns when the result is there."""
         time_s = self._state.scheduler.time_s
         begun_s = time_s()
         self._state.wait(self._number)

@@ -74,5 +74,4 @@ class Program:
 
     @property
     def name(self) -> str:
-        """Whose it is, in a sentence."""
         return self.server or f"worker {self.worker_id}"

@@ -58,12 +58,7 @@ class RandomStates:
 
 
 class OwnBuffers:
-    """Each worker's own copy of the buffers (running statistics) of the one model that serves all workers.
-
-    Args:
-        model: whose buffers are swapped.
-        num_workers: each begins with the model's.
-    """
+    """Each worker's own copy of the buffers (running statistics) of the one model that serves all workers."""
 
     def __init__(self, model: nn.Module, num_workers: int) -> None:
         self._bound = list(model.buffers())
@@ -146,7 +141,6 @@ class SimulatedReplica(_Timed, TaskReplica):
             self.optimizer = self._flat.optimizer
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
-        """Copies `x` (P,) block by block into this worker's private vector."""
         begun_s = self._now_s()
         if self._private is None:
             self._private = torch.empty_like(x)
@@ -195,12 +189,10 @@ class SimulatedReplica(_Timed, TaskReplica):
         self._count_apply(begun_s)
 
     def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-        """`after - before` (P,), in the gradient's memory."""
         self._core.move(SUM_VECTORS)
         return super().update_since(before, after)
 
     def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
-        """Lets the optimizer take its one step on `to` (S,), at the end of its time."""
         begun_s = self._now_s()
         self._core.update(self._core.cluster.workers)
         self._apply_s += self._now_s() - begun_s
@@ -239,7 +231,6 @@ class TimedReplica(_Timed):
         self._leave_in([NoVector(size) for size in bucket_sizes], bucket_sizes)
 
     def steps(self) -> Iterator[int]:
-        """This worker's steps, from 1, until the source ends or the run is stopped."""
         scheduler = self._core.scheduler
         while not self._stopped():
             batch = self._batches.next()
@@ -250,7 +241,6 @@ class TimedReplica(_Timed):
             yield self.step
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
-        """Takes a copy's time."""
         core, num_blocks = self._core, self._num_blocks
         begun_s = self._now_s()
         for _ in range(num_blocks):
@@ -271,7 +261,6 @@ class TimedReplica(_Timed):
         self._compute(ready, finish)
 
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None, weight: float = 1.0) -> None:
-        """Takes an update's time."""
         core, num_blocks = self._core, self._num_blocks
         begun_s = self._now_s()
         if of is not None and not self._is_plain_sgd:
@@ -291,6 +280,5 @@ class TimedReplica(_Timed):
         return _NO_OPTIMIZER
 
     def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-        """Takes the time of a difference."""
         self._core.move(SUM_VECTORS)
         return self.g

@@ -47,28 +47,23 @@ class SimulatedShard:
         self._update_vectors = update_vectors
 
     def writing(self) -> AbstractContextManager[None]:
-        """Takes the time of an update of the shard."""
         if self.core is not None:
             self.core.move(self._update_vectors / len(self.ranges))
         return EXCLUDES_NOBODY
 
     def advance(self) -> int:
-        """Counts one update."""
         self.version += 1
         return self.version
 
     def count(self, what: str, number: int = 1) -> None:
-        """Counts for the run's result."""
         self.counts[what] += number
 
     def choose(self, number: int) -> None:
-        """Notes what was chosen, for the run's result."""
         before = self.chosen or {}
         fewest, most = min(number, before.get("fewest", number)), max(number, before.get("most", number))
         self.chosen = {"last": number, "fewest": fewest, "most": most}
 
     def restore(self, x: torch.Tensor, version: int | None = None) -> None:
-        """Takes over parameters (n,) and their version."""
         self.x.copy_(x)
         self.version = self.version if version is None else version
 
@@ -118,7 +113,6 @@ class ServedState:
         ]
 
     def of(self, core: Core) -> SimulatedShard | SimulatedCopy:
-        """What the program with this core sees."""
         server = core.worker_id - self._num_workers  # below 0: a worker
         if not self._num_servers:
             return self.shards[0]
@@ -135,7 +129,6 @@ class ServedState:
             self.shards[0].buffers.append((buffer, self.average_buffers[name]))
 
     def snapshot_average(self, out: torch.Tensor) -> int:
-        """Copies the moving average (P,); returns its version."""
         assert self.average is not None
         out.copy_(self.average)
         return self.version
@@ -146,24 +139,19 @@ class ServedState:
 
     @property
     def version(self) -> int:
-        """The first shard's number of updates."""
         return self.shards[0].version
 
     def snapshot(self, out: torch.Tensor) -> int:
-        """Copies the vector (P,); returns its version."""
         out.copy_(self.x)
         return self.version
 
     def replace(self, x: torch.Tensor) -> None:
-        """Gives the vector, and its average, the values of `x` (P,)."""
         self.x.copy_(x)
         if self.average is not None:
             self.average.copy_(x)
 
     def counts(self) -> list[dict[str, int]]:
-        """What each shard has counted, and its version."""
         return [{"version": shard.version, **shard.counts} for shard in self.shards]
 
     def chosen(self) -> dict[str, int] | None:
-        """What was chosen last, and the range of it; None: nothing is to be chosen."""
         return self.shards[0].chosen

@@ -29,7 +29,6 @@ class FileLoop:
     function: str
 
     def __call__(self) -> Any:
-        """Calls the function."""
         return self.load()()
 
     def load(self) -> Callable[[], Any]:

@@ -57,7 +57,6 @@ class Registry:
         return self._classes | self._unlisted
 
     def names(self) -> list[str]:
-        """The registered names, in order of registration."""
         return list(self._classes)
 
     def items(self) -> list[tuple[str, type]]:
@@ -81,7 +80,6 @@ class Registry:
         return self._all()[name]
 
     def name_of(self, cls: type) -> str:
-        """The name under which a class is registered."""
         for name, registered in self._all().items():
             if registered is cls:
                 return name

@@ -22,12 +22,7 @@ _DRAWS_PER_TRIAL = 100
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """A study's trials.
-
-    Args:
-        trials: in the order in which they are run.
-        notes: sentences on what was changed so that it can run.
-    """
+    """A study's trials."""
 
     trials: tuple[Trial, ...]
     notes: tuple[str, ...] = ()

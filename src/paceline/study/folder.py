@@ -31,9 +31,6 @@ class StudyFolder:
 
     A trial is written into a folder with another name, brought to the disk, and renamed: a folder named by a hash is complete.
     Its files have checksums there, without which those of earlier versions are read as they are.
-
-    Args:
-        path: of the folder.
     """
 
     def __init__(self, path: Path) -> None:

@@ -244,7 +244,6 @@ class Pace:
         self._by_setting: dict[Any, list[float]] = {}
 
     def took(self, trial: Trial, seconds: float | None) -> None:
-        """Counts one."""
         if seconds is not None:
             self._by_setting.setdefault(trial.setting, []).append(seconds)
 

@@ -38,14 +38,7 @@ _RESAMPLES = 2_000
 
 @dataclass(frozen=True, slots=True)
 class SampleEstimate:
-    """A value with its 95 % interval; infinite limits are unknown ones.
-
-    Args:
-        value: the estimate.
-        low: lower limit.
-        high: upper limit.
-        count: how many observations it rests on.
-    """
+    """A value with its 95 % interval; infinite limits are unknown ones."""
 
     value: float
     low: float

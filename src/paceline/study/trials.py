@@ -108,7 +108,6 @@ class Trials:
         return sorted(levels, key=lambda level: places.get(str(level), len(places)))
 
     def values(self, column: str) -> np.ndarray:
-        """A measure of every trial, NaN where it has none."""
         if column not in self.frame.columns:
             return np.full(len(self), np.nan)
         values = self.frame[column]

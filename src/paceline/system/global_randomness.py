@@ -63,9 +63,6 @@ def _restore(states: States) -> None:
 class SeparateRandomness:
     """The generators as they go on inside each `with`, apart from what others draw meanwhile.
 
-    Args:
-        seed: with which they begin.
-
     Attributes:
         generator: one of torch's that nobody else draws from.
     """

@@ -55,7 +55,6 @@ class Interruption:
 
     @property
     def name(self) -> str:
-        """In a sentence."""
         return "SIGTERM" if self.signum == signal.SIGTERM else "Ctrl-C"
 
     def note(self, signum: int) -> None:

@@ -21,11 +21,6 @@ class TaggedOutput:
     Text that ends with a carriage return's line, as a progress bar's does, is shown when it is flushed: on a terminal in its
     place, elsewhere as a line, at most every five seconds; its last state always becomes a line. What programs write by other
     ways than this stream is not tagged. Lines of more than 4 KB may be cut by others' where the output is a pipe.
-
-    Args:
-        stream: where it goes.
-        tag: before each line.
-        now_s: the clock.
     """
 
     def __init__(self, stream: TextIO, tag: str, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -44,7 +39,6 @@ class TaggedOutput:
         return len(text)
 
     def writelines(self, lines: list[str]) -> None:
-        """As of any stream."""
         for line in lines:
             self.write(line)
 
@@ -69,7 +63,6 @@ class TaggedOutput:
             self.write("\n")
 
     def isatty(self) -> bool:
-        """Whether it goes to a terminal."""
         return self._stream.isatty()
 
     def _write_now(self, text: str) -> None:

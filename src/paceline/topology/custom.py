@@ -87,15 +87,12 @@ class Custom(Topology):
 
     @property
     def num_nodes(self) -> int:
-        """The number of workers that this graph is for."""
         return len(self._neighbours)
 
     def neighbours(self, worker_id: int, num_workers: int, step: int = 0) -> tuple[int, ...]:
-        """The workers that share an edge with `worker_id`."""
         return self._neighbours[worker_id]
 
     def check(self, num_workers: int) -> None:
-        """Refuse every number of workers but the graph's number of nodes."""
         super().check(num_workers)
         if num_workers != self.num_nodes:
             raise UsageError(

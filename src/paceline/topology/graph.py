@@ -126,7 +126,6 @@ class BipartiteRing(Ring):
     """
 
     def check(self, num_workers: int) -> None:
-        """Refuse odd numbers of workers (1 is possible)."""
         super().check(num_workers)
         _check_even("bipartite-ring", num_workers, instead="ring")
 
@@ -141,7 +140,6 @@ class Complete(Topology):
     """
 
     def neighbours(self, worker_id: int, num_workers: int, step: int = 0) -> tuple[int, ...]:
-        """All others."""
         return (*range(worker_id), *range(worker_id + 1, num_workers))
 
 
@@ -155,7 +153,6 @@ class Star(Topology):
     """
 
     def neighbours(self, worker_id: int, num_workers: int, step: int = 0) -> tuple[int, ...]:
-        """All others for worker 0, and worker 0 for them."""
         return (0,) if worker_id else tuple(range(1, num_workers))
 
 
@@ -183,7 +180,6 @@ class Torus(Topology):
             raise UsageError(f"A torus needs at least 2 rows, not {self.rows}; for 1 row use topology=ring.")
 
     def neighbours(self, worker_id: int, num_workers: int, step: int = 0) -> tuple[int, ...]:
-        """The workers above, below, left and right."""
         rows, columns = self.shape(num_workers)
         row, column = divmod(worker_id, columns)
         vertical = [(row + shift) % rows * columns + column for shift in (-1, 1)]

@@ -18,12 +18,7 @@ _MOST_GROUPS = 200  # chains are merged down to so many
 
 @dataclass(frozen=True)
 class Blocks:
-    """A partition of the operations: groups as lists of names, in the graph's order, and sets that must be on one device.
-
-    Args:
-        groups: by index.
-        together: sets of groups' indices.
-    """
+    """A partition of the operations: groups as lists of names, in the graph's order, and sets that must be on one device."""
 
     groups: tuple[tuple[str, ...], ...]
     together: tuple[tuple[int, ...], ...]
@@ -234,13 +229,7 @@ class _Merger:
 
 
 def tensors_of(traced: Traced, groups: Sequence[Sequence[str]], wire_bytes: Callable[[Node], int]) -> list[Tensor]:
-    """The tensors that groups make for others, or for the loss.
-
-    Args:
-        traced: the graph.
-        groups: names of operations, by group.
-        wire_bytes: of an operation's value, as it is sent.
-    """
+    """The tensors that groups make for others, or for the loss."""
     group_of = {name: at for at, names in enumerate(groups) for name in names}
     readers: dict[str, dict[int, list[str]]] = {}
     local = {one.name: one for one in traced.nodes if one.is_local}

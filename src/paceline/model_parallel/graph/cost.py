@@ -29,13 +29,7 @@ _STATE_COPIES = 4  # a parameter, its gradient, and two of an optimizer such as 
 
 @dataclass(frozen=True)
 class Measured:
-    """Groups with their times, and how far these are off.
-
-    Args:
-        groups: as given, with times and bytes.
-        step_s: of a whole forward and backward pass in one piece.
-        sum_s: of the groups' times.
-    """
+    """Groups with their times, and how far these are off."""
 
     groups: tuple[Group, ...]
     step_s: float
@@ -109,11 +103,6 @@ def spread(groups: Sequence[Group], blocks: Sequence[Sequence[int]], measured: S
 
     Shares go by floating-point operations. What a group makes is written and read, and counts by its bytes: activation
     functions, pooling and norms have few operations that PyTorch counts.
-
-    Args:
-        groups: those that make up the blocks.
-        blocks: by block, indices of its groups.
-        measured: each block as one group, with its times.
     """
     found = list(groups)
     for members, block in zip(blocks, measured, strict=True):

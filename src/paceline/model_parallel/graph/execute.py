@@ -89,7 +89,6 @@ class Part(nn.Module):
 
     @property
     def whole(self) -> nn.Module:
-        """The model that this is a part of."""
         return self._whole[0]
 
     def _own_state(self) -> frozenset[str]:
@@ -136,7 +135,6 @@ class Part(nn.Module):
         return {name: one.detach() for name, one in (*self.named_parameters(), *self.named_buffers())}
 
     def train(self, mode: bool = True) -> Part:
-        """Sets the mode of the whole model."""
         self.training = mode
         self.whole.train(mode)
         return self

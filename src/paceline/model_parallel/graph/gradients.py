@@ -33,7 +33,6 @@ class Anchor(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, exchange: Exchange, number: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The outputs."""
         ctx.exchange = exchange
         ctx.needs = [one.requires_grad for one in tensors[:number]]
         ctx.tokens = len(tensors) - number

@@ -60,10 +60,6 @@ class Recorder:
     """One worker's times, in ten steps after the first two.
 
     Costs: two looks at the clock for each group and message in these steps; a comparison in others.
-
-    Args:
-        worker: whose.
-        clock: seconds, the same on all workers of the machine.
     """
 
     def __init__(self, worker: int, clock: Callable[[], float] = time.perf_counter) -> None:

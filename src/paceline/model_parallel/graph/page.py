@@ -19,13 +19,7 @@ __all__ = ["write_plan_page", "write_plan_trace"]
 
 
 def write_plan_page(plan: Plan, path: Path, measured: Sequence[Event] = ()) -> Path:
-    """Writes the page.
-
-    Args:
-        plan: what it shows.
-        path: the HTML file.
-        measured: of a real step, drawn below the simulated one.
-    """
+    """Writes the page."""
     figures = [_graph(plan), _lanes(plan, "simulated", plan.schedule().events)]
     if measured:
         figures.append(_lanes(plan, "measured", measured))

@@ -65,11 +65,6 @@ def programs(problem: Problem, device_of: Sequence[int], order: Sequence[int]) -
     several devices takes each reader's gradient where that reader runs in the global order, one by one, so that its producer
     can add them up as one process does, bit for bit. Where all readers are on one device, that one adds them up, and the sum
     is taken as late as can be.
-
-    Args:
-        problem: groups and tensors.
-        device_of: by group.
-        order: of all groups, each after those that it reads from.
     """
     result: list[list[Operation]] = [[] for _ in problem.devices]
     given: dict[tuple[int, int], int] = {}  # gradients that will travel, by tensor and destination

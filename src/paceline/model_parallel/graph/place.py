@@ -22,15 +22,7 @@ _MOST_LOOKS = 5_000  # simulated placements, so that time is bounded and the out
 
 @dataclass(frozen=True)
 class Placement:
-    """A device for each group, and what a step then takes.
-
-    Args:
-        placer: which made it.
-        device_of: by group.
-        order: the global order of groups that all devices follow.
-        makespan_s: simulated.
-        is_certain: whether no placement has a shorter simulated step.
-    """
+    """A device for each group, and what a step then takes."""
 
     placer: str
     device_of: tuple[int, ...]
@@ -238,7 +230,6 @@ class _Partial:
         return max(free_s, ready_s)
 
     def put(self, group: int, device: int, start_s: float, end_s: float) -> None:
-        """Decides."""
         first = self.problem.class_of[group]
         if all(self.device_of[one] < 0 for one in self.problem.members[first]):
             self._used[device] += self._memory[first]

@@ -74,7 +74,6 @@ class Plan:
 
     @property
     def workers(self) -> int:
-        """How many devices there are, one worker each."""
         return len(self.problem.devices)
 
     @property
@@ -191,7 +190,6 @@ class Plan:
         return {"paceline_plan": _FORMAT, **values}
 
     def save(self, path: Path | str) -> None:
-        """Writes it as JSON."""
         write_text(Path(path), json.dumps(self.as_json(), indent=1))
 
     @classmethod
@@ -210,7 +208,6 @@ class Plan:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Plan:
-        """The plan that `as_json` has made these values of."""
         values = dict(values)
         if values.pop("paceline_plan") != _FORMAT:
             raise ValueError("another format")

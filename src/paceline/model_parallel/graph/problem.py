@@ -38,7 +38,6 @@ class Group:
 
     @property
     def step_s(self) -> float:
-        """Both passes."""
         return self.forward_s + self.backward_s
 
 

@@ -24,13 +24,7 @@ _REPEATS = 3
 
 
 def candidates_of(model: nn.Module, inputs: Tensor, layout: Hybrid | None = None) -> list[Candidate]:
-    """The model's convolutions and linear layers in the order of the forward pass; those may be cut that the layout lets.
-
-    Args:
-        model: is run once.
-        inputs: (points, ...).
-        layout: its `layers` and `min_weights` count.
-    """
+    """The model's convolutions and linear layers in the order of the forward pass; those may be cut that the layout lets."""
     chains = cuttable_chains(model, layout or Hybrid())
     first = {chain[0] for chain in chains}
     inner = {name for chain in chains for name in chain}

@@ -31,12 +31,6 @@ __all__ = ["CutModel"]
 class CutModel:
     """Gives a model's cut layers the shard of one worker, in place: its modules and parameters stay the same objects.
 
-    Args:
-        model: whole, and the same on all workers.
-        plan: which layers are cut.
-        worker_id: of this worker.
-        seed: of dropout's masks.
-
     Attributes:
         parameters: that are trained: those of which every worker has all, and then the shards.
         num_cut: how many of them are shards.
@@ -142,7 +136,6 @@ class CutModel:
         return float((squares[0] + of_shards).sqrt())
 
     def remove(self) -> None:
-        """Lets the model's layers do what they did before."""
         while self._undo:
             self._undo.pop()()
 

@@ -54,7 +54,6 @@ class Hybrid:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The layers that are named."""
         return tuple(filter(None, self.layers.split("-")))
 
     def parts(self, num_workers: int) -> int:

@@ -33,7 +33,6 @@ class Axis:
         self._most = most_elements
 
     def all_gather(self, part: torch.Tensor) -> torch.Tensor:
-        """Every worker's `part`, stacked (size, *part.shape)."""
         if self.size == 1:
             return part.unsqueeze(0)
         flat = part.contiguous().view(-1)

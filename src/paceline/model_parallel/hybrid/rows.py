@@ -14,11 +14,6 @@ __all__ = ["Rows"]
 class Rows:
     """One forward pass of all workers together.
 
-    Args:
-        mesh: this worker's place.
-        counts: rows of every worker of the run.
-        number: of the pass, for what is drawn in it.
-
     Attributes:
         own: rows of this worker.
         first: its first row's number in the global batch, worker 0's rows first.

@@ -71,14 +71,6 @@ class WorkerPart:
     def begin(
         self, ports: Ports[Any], axes: Mapping[str, RootedCollectives], algorithm: Algorithm, *, carrier_counts: bool
     ) -> Ports[Any]:
-        """Meets the others; returns the program's ports, with the shards.
-
-        Args:
-            ports: as they would be without a layout.
-            axes: collectives along the axes along which the worker is not alone.
-            algorithm: the program's.
-            carrier_counts: whether the carrier counts messages and bytes by itself.
-        """
         self.whole = None
         counts = None if carrier_counts else ports.counts
         parts = self.plan.parts
@@ -132,23 +124,18 @@ class WorkerPart:
         return False
 
     def remove(self) -> None:
-        """Lets the model's layers do what they did before."""
         self.cut.remove()
 
     def whole_of(self, x: torch.Tensor) -> torch.Tensor:
-        """The whole model's vector (W,) of this worker's `x` (P,) and those of its group, who all call it."""
         return x if self.sharding is None else self.sharding.whole_of(self.cut.mesh.group.all_gather(x))
 
     def make_state_whole(self, optimizer: torch.optim.Optimizer) -> None:
-        """Gives the optimizer's state all of its elements; all workers call it."""
         self.cut.make_state_whole(optimizer)
 
     def make_whole(self) -> None:
-        """Gives the cut parameters all of their elements, from the group's workers, who all call it at the same time."""
         self.cut.make_whole()
 
     def take_whole(self, x: torch.Tensor) -> None:
-        """The same from the whole model's vector (W,)."""
         self.cut.take_whole(x)
 
 

@@ -70,27 +70,21 @@ class Alone:
     index = 0
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """As it is."""
         return x[None]
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
-        """As it is."""
         return x[0]
 
     def start_all_reduce(self, x: Tensor) -> Started:
-        """Nothing to do."""
         return _Done()
 
     def start_all_reduce_max(self, x: Tensor) -> Started:
-        """Nothing to do."""
         return _Done()
 
     def start_broadcast(self, x: Tensor, source: int) -> Started:
-        """Nothing to do."""
         return _Done()
 
     def start_reduce(self, x: Tensor, to: int) -> Started:
-        """Nothing to do."""
         return _Done()
 
 
@@ -120,7 +114,6 @@ class GroupAxis:
         self._roll_call = roll_call
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """All workers' `x`, (size, *x.shape)."""
         gathered = x.new_empty((self.size, *x.shape))
         flat = x.contiguous().view(-1)
         self._start(
@@ -129,7 +122,6 @@ class GroupAxis:
         return gathered
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
-        """Of `x` (size, ...), this worker's place, added up over all."""
         x = x.contiguous()
         pieces = torch.empty_like(x)
         self._start(
@@ -142,22 +134,18 @@ class GroupAxis:
         return total
 
     def start_all_reduce(self, x: Tensor) -> Started:
-        """Begins replacing `x` by the sum."""
         return self._start("all-reduce", x, lambda: dist.all_reduce(x, group=self._group, async_op=True))
 
     def start_all_reduce_max(self, x: Tensor) -> Started:
-        """Begins replacing `x` by the largest."""
         return self._start(
             "all-reduce", x, lambda: dist.all_reduce(x, dist.ReduceOp.MAX, group=self._group, async_op=True)
         )
 
     def start_broadcast(self, x: Tensor, source: int) -> Started:
-        """Begins replacing `x` by that of the worker `source`."""
         rank = dist.get_global_rank(self._group, source)
         return self._start("broadcast", x, lambda: dist.broadcast(x, rank, group=self._group, async_op=True))
 
     def start_reduce(self, x: Tensor, to: int) -> Started:
-        """Begins replacing `x` by the sum, on the worker `to` only."""
         rank = dist.get_global_rank(self._group, to)
         return self._start("reduce", x, lambda: dist.reduce(x, rank, group=self._group, async_op=True))
 

@@ -120,7 +120,6 @@ class Linear(Cut):
             self.bias = None
 
     def placement(self, name: str) -> Placement:
-        """As of every module."""
         mesh, is_weight = self.mesh, name == "weight"
         if not mesh.is_line:
             return (
@@ -159,7 +158,6 @@ class LayerNorm(Cut):
         self._add("bias", (features,))
 
     def placement(self, name: str) -> Placement:
-        """As of every module."""
         return self.mesh.placement() if self.mesh.is_line else self.mesh.placement("column", batch=_BATCH)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -185,7 +183,6 @@ class Embedding(Cut):
         self._add("weight", (vocabulary, features), deviation=deviation)
 
     def placement(self, name: str) -> Placement:
-        """As of every module."""
         mesh = self.mesh
         return mesh.placement("line") if mesh.is_line else mesh.placement("row", "column", batch=("depth",))
 
@@ -223,7 +220,6 @@ class PositionEmbedding(Cut):
         self._add("weight", (length, features), deviation=deviation)
 
     def placement(self, name: str) -> Placement:
-        """As of every module."""
         return self.mesh.placement() if self.mesh.is_line else self.mesh.placement(None, "column", batch=_BATCH)
 
     def forward(self, length: int) -> Tensor:

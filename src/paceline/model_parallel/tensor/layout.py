@@ -48,7 +48,6 @@ class Tensor:
 
     @property
     def shape(self) -> Line | Grid:
-        """The mesh."""
         return Line(self.line) if self.line else Grid(self.q, self.depth)
 
     def replicas(self, num_workers: int) -> int:

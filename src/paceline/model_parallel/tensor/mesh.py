@@ -130,7 +130,6 @@ class Mesh:
 
     @property
     def hidden_axis(self) -> str:
-        """Its name."""
         return "line" if self.is_line else "column"
 
     @property

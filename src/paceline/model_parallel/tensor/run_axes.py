@@ -14,14 +14,7 @@ __all__ = ["LoneCollectives", "RunAxis"]
 
 
 class RunAxis:
-    """Implements `Axis`. Long tensors go in pieces, as shared memory has areas of a fixed size.
-
-    Args:
-        collectives: of the axis' workers.
-        index: this worker's place among them.
-        size: how many they are.
-        most_bytes: of what one worker brings to one operation.
-    """
+    """Implements `Axis`. Long tensors go in pieces, as shared memory has areas of a fixed size."""
 
     def __init__(self, collectives: RootedCollectives, index: int, size: int, most_bytes: int) -> None:
         self._collectives = collectives
@@ -29,7 +22,6 @@ class RunAxis:
         self._most_bytes = most_bytes
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """All workers' `x`, (size, *x.shape)."""
         flat = x.contiguous().view(-1)
         gathered = flat.new_empty(self.size, len(flat))
 
@@ -47,7 +39,6 @@ class RunAxis:
         return gathered.view(self.size, *x.shape)
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
-        """Of `x` (size, ...), this worker's place, added up over all."""
         flat = x.contiguous().view(self.size, -1)
         total = flat.new_empty(flat.shape[1])
 
@@ -60,20 +51,16 @@ class RunAxis:
         return total.view(x.shape[1:])
 
     def start_all_reduce(self, x: Tensor) -> Started:
-        """Begins replacing `x` by the sum."""
         return self._start(x, self._collectives.start_all_reduce)
 
     def start_all_reduce_max(self, x: Tensor) -> Started:
-        """Replaces `x` by the largest."""
         x.copy_(self.all_gather(x).amax(0))
         return _Changed([], x, x)
 
     def start_broadcast(self, x: Tensor, source: int) -> Started:
-        """Begins replacing `x` by that of the worker `source`."""
         return self._start(x, lambda piece: self._collectives.start_broadcast(piece, source))
 
     def start_reduce(self, x: Tensor, to: int) -> Started:
-        """Begins replacing `x` by the sum, on the worker `to` only."""
         return self._start(x, lambda piece: self._collectives.start_reduce(piece, to))
 
     def _start(self, x: Tensor, start: Callable[[Tensor], Handle]) -> Started:
@@ -112,21 +99,17 @@ class LoneCollectives:
         return number
 
     def start_all_reduce(self, vector: Tensor) -> Handle:
-        """Nothing to do."""
         return _Done()
 
     def start_reduce_scatter(self, vector: Tensor, part: Tensor) -> Handle:
-        """A copy."""
         part.copy_(vector)
         return _Done()
 
     def start_all_gather(self, part: Tensor, vector: Tensor) -> Handle:
-        """A copy."""
         vector.copy_(part)
         return _Done()
 
     def start_all_to_all(self, given: Tensor, taken: Tensor) -> Handle:
-        """A copy."""
         taken.copy_(given)
         return _Done()
 

@@ -93,22 +93,18 @@ class Grid:
 
     @property
     def workers(self) -> int:
-        """How many."""
         return self.q * self.q * self.depth
 
     @property
     def batch_parts(self) -> int:
-        """Into how many parts a batch is cut."""
         return self.q * self.depth
 
     @property
     def hidden_parts(self) -> int:
-        """Into how many parts features, heads and the vocabulary are cut."""
         return self.q
 
     @property
     def parameter_share(self) -> float:
-        """Of the matrices, on each worker."""
         return 1 / self.q**2
 
     def layer_elements(self, batch: int, sequence: int, hidden: int) -> Fraction:

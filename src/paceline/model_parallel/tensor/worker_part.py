@@ -121,7 +121,6 @@ class WorkerPart:
 
     @property
     def pending(self) -> GradientMeans:
-        """As of `LayoutPart`."""
         return self.mesh.gradients
 
     def clip(self, max_norm: float) -> float:
@@ -137,17 +136,14 @@ class WorkerPart:
         return self._noted is not None and self._noted.have_changed()
 
     def remove(self) -> None:
-        """As of `LayoutPart`."""
         self.mesh.gradients.remove()
         if self._noted is not None:
             self._noted.remove()
 
     def whole_of(self, x: Tensor) -> Tensor:
-        """As of `LayoutPart`."""
         return x if self.sharding is None else self.sharding.whole_of(self.mesh.axes["world"].all_gather(x))
 
     def make_state_whole(self, optimizer: torch.optim.Optimizer) -> None:
-        """As of `LayoutPart`."""
         for parameter, placement in self._placed.items():
             state = optimizer.state.get(parameter, {}) if parameter.requires_grad else {}
             for name, value in state.items():
@@ -155,14 +151,12 @@ class WorkerPart:
                     state[name] = placement.gather(value, self.mesh.axes)
 
     def make_whole(self) -> None:
-        """As of `LayoutPart`."""
         for parameter, placement in self._placed.items():
             if parameter not in self._frozen:
                 self._put_back(parameter, placement.gather(parameter.data, self.mesh.axes))
         self._end()
 
     def take_whole(self, x: Tensor) -> None:
-        """As of `LayoutPart`."""
         if self.sharding is not None:
             for parameter, shard in zip(self.binding.parameters, self.sharding.shards, strict=True):
                 numel = torch.Size(shard.shape).numel()
@@ -235,7 +229,6 @@ class _KeptAlike:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Marks the vector as being written."""
         with self._shared.writing():
             yield
             self._after(self._shared.x)

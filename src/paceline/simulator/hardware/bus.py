@@ -16,11 +16,6 @@ class MemoryBus:
     All rates are equal, so the bus keeps one number, the bytes that every transfer has been served since the bus was last
     idle; a transfer ends when that number has grown by its bytes.
     Costs: O(log n) per transfer.
-
-    Args:
-        scheduler: virtual time.
-        core_bytes_per_s: the most that one transfer gets.
-        bus_bytes_per_s: all of them together.
     """
 
     def __init__(self, scheduler: Scheduler, core_bytes_per_s: float, bus_bytes_per_s: float) -> None:

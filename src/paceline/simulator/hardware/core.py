@@ -32,7 +32,6 @@ class OwnMemory:
         self._core_bytes_per_s = core_bytes_per_s
 
     def move(self, num_bytes: float) -> None:
-        """Waits while `num_bytes` are moved."""
         if num_bytes > 0:
             self._scheduler.sleep(num_bytes / self._core_bytes_per_s)
 

@@ -230,19 +230,15 @@ class SharedCore(Core):
         self._fetched_vectors = fetched_vectors
 
     def occupy(self, duration_s: float, share: float) -> None:
-        """Takes the time of computing what alone takes `duration_s`."""
         self._cores.compute(duration_s + self._fetched_vectors * self.vector_bytes / self.cluster.core_bytes_per_s)
 
     def copy(self, parts: int = 1) -> None:
-        """Takes the time of copying one vector, or one of its `parts`."""
         self._move(COPY_VECTORS / parts)
 
     def update(self, parts: int = 1) -> None:
-        """Takes the time of an optimizer's step on one vector, or on one of its `parts`."""
         self._move((self.cluster.update_vectors + self._fetched_vectors) / parts)
 
     def atomic(self) -> None:
-        """Takes the time of one atomic operation, without giving the core back."""
         self._cores.compute(self.cluster.atomic_s)
 
     def _move(self, num_vectors: float) -> None:

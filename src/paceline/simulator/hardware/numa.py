@@ -86,12 +86,7 @@ class SocketMachine:
 
 
 class SocketCore(Core):
-    """A worker's hardware thread.
-
-    Args:
-        named: as for `Core`.
-        machine: shared by all workers.
-    """
+    """A worker's hardware thread."""
 
     __slots__ = ("_has_copy", "_machine", "_place")
 
@@ -113,13 +108,11 @@ class SocketCore(Core):
         self._machine.compute(self._place, duration_s - (own + vector) / rate)
 
     def copy(self, parts: int = 1) -> None:
-        """Takes the time of copying a shared vector, or one of its `parts`, into one's own."""
         self._has_copy = True  # so the next gradient reads its own
         part = self.vector_bytes / parts
         self._machine.move(self._place[0], part, part)
 
     def update(self, parts: int = 1) -> None:
-        """Takes the time of an optimizer's step on a shared vector, or on one of its `parts`."""
         self._move(self.cluster.update_vectors / parts, _SHARED_VECTORS / parts)
 
     def atomic(self) -> None:
