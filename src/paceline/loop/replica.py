@@ -32,7 +32,12 @@ from paceline.replica.grad_scaler import take_over_scaling
 from paceline.replica.sharded import OwnedPieces
 from paceline.vectors.half_types import is_finite
 
-__all__ = ["AttachedReplica"]
+__all__ = ["SEES_A_PART", "AttachedReplica"]
+
+SEES_A_PART = (
+    "Under all-reduce(sharded=true) a worker sees its own part of the mean gradient only, so a loop cannot clip or change"
+    " gradients between backward and step, nor scale them with GradScaler: use all-reduce without sharded."
+)
 
 _NAN = math.nan
 _CHECK_EVERY_STEPS = 64  # how often parameters are checked for infinities, as the loop need not report its loss
@@ -342,10 +347,7 @@ class AttachedReplica(AttachedGradient):
         """
         begun_s = self._now_s()
         if self.has_changed_gradients or self.scaled:
-            raise UsageError(
-                "Under all-reduce(sharded=true) a worker sees its own part of the mean gradient only, so a loop cannot clip or"
-                " change gradients between backward and step, nor scale them with GradScaler: use all-reduce without sharded."
-            )
+            raise UsageError(SEES_A_PART)
         if self._owned is None:
             self._owned = OwnedPieces(self.binding, self._optimizer, pieces)
         self._owned.bind(to, g, self.missing)

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.algorithms import Algorithm
+from paceline.algorithms import Algorithm, AllReduce
 from paceline.errors import RunStopped, UsageError
 from paceline.evaluation.user import Evaluate
+from paceline.loop.replica import SEES_A_PART
 from paceline.membership.environment import Invitation, LaunchedEnvironment, SupervisedEnvironment, WorkerEnvironment
 from paceline.membership.final_mean import LeftWeights
 from paceline.model_parallel.hybrid.choose import FLOPS_PER_S, chosen_layout, counted_s
@@ -139,6 +140,8 @@ class CutWorker(Worker):
 
     def clip_grad_norm_(self, max_norm: float) -> float:
         """As of `Worker`: every parameter of the model counts once, on whichever worker it is."""
+        if isinstance(self.algorithm, AllReduce) and self.algorithm.sharded and self._replica.has_handed_out:
+            raise UsageError(SEES_A_PART)
         norm = self._part_of(self._membership).clip(max_norm)
         self._replica.accept_gradients()
         return norm
