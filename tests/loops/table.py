@@ -26,8 +26,15 @@ class Cell(NamedTuple):
 
 
 OTHER = [
-    Cell(["clipping", "grad_scaler"], SHARDED, "a worker sees its own part of the mean gradient only"),
-    Cell(["clipping"], ["lockstep", "parameter-server"], "acts on each worker's own gradient, before their mean", True),
+    Cell(["clipping", "grad_scaler", "penalty_after_backward"], SHARDED, "own part of the mean gradient only"),
+    Cell(
+        ["clipping", "penalty_after_backward"],
+        ["lockstep", "parameter-server"],
+        "acts on each worker's own gradient, before their mean",
+        True,
+    ),
+    Cell(["penalty_after_backward"], ["all-reduce"], "which this method keeps equal, differ"),
+    Cell(["own_plateau"], [*SHARED_LOCKSTEP, *OWN_LOCKSTEP], "the workers' learning rates differ"),
     Cell(["iterable_dataset"], [*SHARED_LOCKSTEP, *OWN_LOCKSTEP], "need to know how many batches there are"),
     Cell(["two_optimizers", "in_turn", "sparse_table"], TAKE_ONE, "takes one optimizer, and attach was given 2"),
     Cell(["sparse_table"], ["lockstep", "all-reduce"], "averages dense gradients, but the model has sparse ones"),

@@ -134,7 +134,8 @@ def strips(vectors, weights, members):
         replica = SimpleNamespace(
             samples=weights[worker], missing=(), ranges=(), round_samples=0, round=None, changed_outside=False
         )
-        numbers, gradient = (worker, len(vectors), P), AgreedGradient(replica, SimpleNamespace(collectives=collectives))
+        ports = SimpleNamespace(num_workers=len(vectors), collectives=collectives)
+        numbers, gradient = (worker, len(vectors), P), AgreedGradient(replica, ports)
         owned = OwnedStrips(replica, collectives, gradient, *numbers, moved)
         for bucket in (vectors[worker][40:].clone(), vectors[worker][:40].clone()):
             owned.begin(bucket)

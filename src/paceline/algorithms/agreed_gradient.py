@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
-from paceline.algorithms.same_rounds import SameRounds
+from paceline.algorithms.same_rounds import EXACT, SameRounds
 from paceline.algorithms.shares import SharesBySpeed
-from paceline.errors import UsageError
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
-from paceline.ports.shared import SharedParameters
+from paceline.ports.shared import ReplicatedParameters
 from paceline.vectors.flat import Ranges
 
 __all__ = ["AgreedGradient"]
-
-# So that the number of those that have something to tell, and of all samples, travel as one, exactly.
-_MOST_WORKERS = 2**20
-
-_NOT_ALIKE = (
-    "The loops have changed their parameters other than by optimizer.step(), and not all workers alike, where all train the"
-    " same ones: change them on every worker, by what all know, or take local-sgd or hogwild."
-)
 
 
 class AgreedGradient:
@@ -31,8 +24,8 @@ class AgreedGradient:
 
     Every worker remembers what it told the others last, which before the first step is that all parameters have gradients. A
     number travels with each mean and says how many workers would tell something else now; only if it is not 0, all of them
-    tell it anew. Whether all come from the same round (`SameRounds`), and with the same parameters where a loop has changed
-    its own by itself, is told along with it.
+    tell it anew. Whether all come from the same round, with the same parameters and learning rates (`SameRounds`), is told
+    along with it.
 
     Costs: nothing as long as the same parameters have gradients; after a change on any worker, one small all-reduce.
 
@@ -45,7 +38,7 @@ class AgreedGradient:
         rounds: where all workers are.
     """
 
-    def __init__(self, replica: Replica, ports: Ports[SharedParameters], *, by_speed: bool = False) -> None:
+    def __init__(self, replica: Replica, ports: Ports[ReplicatedParameters], *, by_speed: bool = False) -> None:
         assert ports.collectives is not None
         self._replica = replica
         self._ports = ports
@@ -55,44 +48,49 @@ class AgreedGradient:
         self._told: Ranges = ()
         self._agreed: Ranges = ()
 
+    def steps(self) -> Iterator[int]:
+        """The replica's steps, where all workers have equal replicas, of which the others are told."""
+        x, shards = self._ports.shared.x, self._ports.shards
+        equal = [x if shards is None else x[: shards.first]]
+        for step in self._replica.steps():
+            self.rounds.note(equal, self._replica.ranges)
+            yield step
+
     def average(self, weight: float) -> None:
         """The replica's gradient becomes the mean, weighted by `weight`, of all."""
         replica = self._replica
-        number = replica.samples * _MOST_WORKERS + self.changed()
-        samples, num_changed = divmod(self._collectives.all_reduce_mean(replica.g, weight, number), _MOST_WORKERS)
+        number = replica.samples * EXACT + self.number()
+        samples, rest = divmod(self._collectives.all_reduce_mean(replica.g, weight, number), EXACT)
         replica.round_samples = max(replica.round_samples, round(samples))  # backward passes may have added up
-        self.settle(num_changed)
+        self.settle(rest)
 
-    def changed(self) -> float:
-        """1 if this worker would tell something else than it did last, else 0: to be added up over all workers."""
-        is_surprised = self.rounds.surprised()
-        return float(is_surprised or self._replica.changed_outside or self._replica.missing != self._told)
+    def number(self) -> float:
+        """What this worker has to say, to be added up over all, exactly also in float32."""
+        replica = self._replica
+        has_changed = replica.changed_outside or replica.missing != self._told
+        return self.rounds.number(changed=has_changed, absent=not replica.samples)
 
-    def settle(self, num_changed: float) -> None:
-        """Tells the replica what all agree on, after they have told each other anew if so many workers have to.
+    def settle(self, total: float) -> int:
+        """Tells the replica what all agree on, after they have told each other anew if their numbers' `total` says so.
+
+        Returns:
+            how many workers have no batch.
 
         Raises:
-            UsageError: some have left out a step that others have not; or the loops have changed parameters, and not alike.
+            UsageError: some have left out a step that others have not; or their parameters or learning rates differ.
         """
+        num_changed, num_absent = self.rounds.heard(total)
         if num_changed:
             ranges, self._told = self._replica.ranges, self._replica.missing
+            self._replica.changed_outside = False
             has = torch.tensor([float(own not in self._told) for own in ranges], dtype=torch.float64)
-            digests = torch.zeros(self._ports.num_workers, dtype=torch.float64)
-            digests[self._ports.worker_id] = self._digest()
-            told = torch.cat([has, digests, self.rounds.told()])
+            told = torch.cat([has, self.rounds.told()])
             self._collectives.start_all_reduce(told).wait()
-            having, digests, places = told.tensor_split([len(ranges), len(ranges) + len(digests)])
+            having, places = told.tensor_split([len(ranges)])
             self.rounds.check(places)
-            if len(set(digests.tolist())) > 1:
-                raise UsageError(_NOT_ALIKE)
             self._agreed = tuple(own for own, n in zip(ranges, having.tolist(), strict=True) if not n)
         self.rounds.met()
         if self._shares is not None:
             self._shares.meet()
         self._replica.missing = self._agreed
-
-    def _digest(self) -> float:
-        if self._replica.round is None:  # no loop of the user's
-            return 0.0
-        self._replica.changed_outside = False
-        return self._replica.digest()
+        return num_absent

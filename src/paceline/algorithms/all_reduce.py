@@ -127,7 +127,7 @@ def _work_whole(
     shared = ports.shared
     gradient = AgreedGradient(replica, ports, by_speed=by_speed)
     mean = _OverlappedMean(replica, collectives, gradient, ports)
-    for _ in replica.steps():
+    for _ in gradient.steps():
         version = shared.version
         replica.gradient(at=shared.x, version=version, ready=mean.begin, finish=mean.finish)
         if mean.num_absent:  # they must be told what the others' loops have made of the mean, such as to clip it
@@ -145,7 +145,7 @@ def _work_sharded(
     gradient = AgreedGradient(replica, ports, by_speed=by_speed)
     numbers = ports.worker_id, ports.num_workers, shared.x.numel()
     strips = OwnedStrips(replica, collectives, gradient, *numbers, ports.moved)
-    for _ in replica.steps():
+    for _ in gradient.steps():
         version = shared.version
         replica.gradient(at=shared.x, version=version, ready=strips.begin, finish=strips.finish)
         strips.update(shared.x)
@@ -161,8 +161,7 @@ class _OverlappedMean:
     the usual batch sizes, and never round: whatever the unit, the result has the same bits.
 
     The weights are added up in the padding of the first bucket, which holds them exactly, up to 2^24 samples: buckets of half
-    types travel as float32. The padding of the last bucket adds up how many workers have other parameters with gradients than
-    before, and how many have no batch.
+    types travel as float32. The padding of the last bucket adds up the numbers of `AgreedGradient`.
 
     Shards of a layout are averaged across groups, as the gradients of the mean loss of a group's rows, which all count.
 
@@ -207,7 +206,7 @@ class _OverlappedMean:
                 vector[-1] = factor
             self._num_begun += len(vector)
             if self._num_begun == self._num_elements:
-                vector[0] = self._gradient.changed() + (self._num_workers + 1) * (not self._replica.samples)
+                vector[0] = self._gradient.number()
         carrier = self._collectives if shards is None or is_common else shards.collectives
         handle = carrier.start_all_reduce(vector) if carrier is not None else None
         self._under_way.append((bucket, vector, handle, is_common))
@@ -238,10 +237,8 @@ class _OverlappedMean:
         self._replica.round_samples += round(total * self._unit)
         if total:
             self._unit *= 2.0 ** round(math.log2(total / self._num_workers))
-        self.num_absent, num_changed = divmod(said, 1 + self._num_workers)
-        if self._shards is not None:
-            self.num_absent = 0  # under a layout no loop may change the mean
-        self._gradient.settle(num_changed)
+        num_absent = self._gradient.settle(said)
+        self.num_absent = num_absent if self._shards is None else 0  # under a layout no loop may change the mean
 
     def _divide(self, bucket: torch.Tensor, vector: torch.Tensor, total: float) -> None:
         if total:

@@ -28,7 +28,7 @@ def work_coded(replica: Replica, ports: Ports[ReplicatedParameters], codec: Code
     storage = ports.storage
     if storage is not None:
         mean.coded.load(storage.restore())
-    for _ in replica.steps():
+    for _ in gradient.steps():
         version = shared.version
         replica.gradient(at=shared.x, version=version, ready=mean.begin, finish=mean.finish)
         if mean.num_absent:  # as where nothing is coded: they are told what the others' loops have made of the mean
@@ -45,7 +45,7 @@ def work_coded(replica: Replica, ports: Ports[ReplicatedParameters], codec: Code
 class _CodedGradient:
     """sum_k w_k g_k / sum_k w_k, w_k: worker k's samples; each bucket by itself.
 
-    The last bucket's number adds up how many workers have other parameters with gradients than before, and how many no batch.
+    The last bucket's number is that of `AgreedGradient`.
 
     A codec that remembers is told beforehand what all weigh, by one small all-reduce, so that what it has kept back counts as
     much as it was worth also in a round in which some have no batch, or a smaller one. So it begins when backward has ended,
@@ -66,7 +66,6 @@ class _CodedGradient:
         self._replica = replica
         self._gradient = gradient
         self._collectives = ports.collectives
-        self._num_workers = ports.num_workers
         self._num_elements = ports.shared.x.numel()
         self._num_left = self._num_elements  # elements that have not been handed out
         self._waiting: list[torch.Tensor] = []  # buckets
@@ -100,7 +99,7 @@ class _CodedGradient:
         self._num_left -= bucket.numel()
         said = 0.0
         if bucket.numel() and not self._num_left:  # by now it is known which parameters have gradients
-            said = self._gradient.changed() + (self._num_workers + 1) * (not self._replica.samples)
+            said = self._gradient.number()
         number, weight = len(self._under_way), self._replica.samples
         self._under_way.append(self.coded.start(number, bucket, weight, said, first=self._num_left, total=total))
 
@@ -124,8 +123,7 @@ class _CodedGradient:
         self._under_way.clear()
         self._num_left = self._num_elements
         self._replica.round_samples += round(totals[0].weight)
-        self.num_absent, num_changed = divmod(totals[-1].number, 1 + self._num_workers)
-        self._gradient.settle(num_changed)
+        self.num_absent = self._gradient.settle(totals[-1].number)
         self._leave_out(self._replica.missing)
 
     def _leave_out(self, missing: Ranges) -> None:

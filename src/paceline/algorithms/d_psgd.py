@@ -10,10 +10,10 @@ from typing import Annotated, ClassVar
 import torch
 
 from paceline.algorithms.base import Algorithm
-from paceline.algorithms.same_rounds import left_out
+from paceline.algorithms.same_rounds import check_rates, left_out
 from paceline.compression.carriers import GOSSIP
 from paceline.errors import NoGradient, PeerLostError, WorkerLostError
-from paceline.ports.checks import MalformedMessageError, checked_vector
+from paceline.ports.checks import MalformedMessageError, checked_vector, checked_weight
 from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Ports, Received
 from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs, ReplicatedParameters
@@ -67,12 +67,13 @@ class DPSGD(Algorithm):
         shared, mailbox, me, n = ports.shared, ports.mailbox, ports.worker_id, ports.num_workers
         for _ in replica.steps():
             x, k, round_ = shared.x, shared.version, replica.round or 0
+            rates = float(replica.rates) if replica.round is not None else 0.0
             W = metropolis_weights(self.topology, me, n, k)
             for reader in self.topology.sends_to(me, n, k):
-                self._send(reader, Message("model", k, x=x, version=round_), mailbox)
+                self._send(reader, Message("model", k, rates, x, version=round_), mailbox)
             with suppress(NoGradient):  # the neighbours count on this worker's part in the round all the same
                 replica.gradient(at=x, version=k)
-            neighbours = {j: self._model_of(j, k, x, round_, ports) for j in sorted(W) if j != me}
+            neighbours = {j: self._model_of(j, k, x, (round_, rates), ports) for j in sorted(W) if j != me}
             with shared.writing():
                 mixed = to_sum_type(x)
                 mixed.mul_(W[me])
@@ -89,9 +90,13 @@ class DPSGD(Algorithm):
                     replica.absent(shared.advance(updates=0))
 
     def _model_of(
-        self, j: int, k: int, x: torch.Tensor, round_: int, ports: Ports[ReplicatedParameters]
+        self, j: int, k: int, x: torch.Tensor, place: tuple[int, float], ports: Ports[ReplicatedParameters]
     ) -> torch.Tensor:
-        """The model (P,) that neighbour `j` had at the beginning of round `k`, to which it came with batches of `round_`."""
+        """The model (P,) that neighbour `j` had at the beginning of round `k`.
+
+        It came there with batches of the same round as this worker, and with equal learning rates: `place`.
+        """
+        round_, rates = place
         assert ports.mailbox is not None
         while True:
             match ports.mailbox.receive(self.deadline_s, kind="model", sender=j, number=k):
@@ -104,6 +109,7 @@ class DPSGD(Algorithm):
                         x_j = checked_vector(received, x)
                         if (other := received.message.version) != round_:
                             raise left_out([j if other > round_ else ports.worker_id], k)
+                        check_rates([rates, checked_weight(received)], k + 1)
                         return x_j
                     except MalformedMessageError:  # the right one may follow
                         ports.counts.peer_failures += 1

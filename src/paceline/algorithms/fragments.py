@@ -237,37 +237,37 @@ class Averages:
         """Nobody goes on before the mean is there."""
         replica, ports, rule, x = self._replica, self._ports, self._rule, self._part(index)
         assert ports.collectives is not None
-        surprised = float(self._rounds[index].surprised())
+        number = self._rounds[index].number()
         is_whole = self._schedule.num_fragments == 1
         vector = replica.copy(x) if is_whole and rule.sends_a_copy else x
         if not (is_whole and rule.sends_a_copy):
             ports.moved(4 + rule.moved_out, of=x)
         vector = vector if self._only_time else rule.outgoing(index, vector)
         if is_whole and rule.sends_a_copy:
-            num_surprised = ports.collectives.all_reduce_mean(vector, 1.0, number=surprised)
+            total = ports.collectives.all_reduce_mean(vector, 1.0, number=number)
             mean, vector = vector, x
         else:
-            mean, num_surprised = self._means.start(index, vector, surprised).wait()
+            mean, total = self._means.start(index, vector, number).wait()
             self._means.landed(index)
             ports.moved(2, of=x)
-        self._rounds[index].meet_after(num_surprised)
+        self._rounds[index].meet_after(total)
         self._write(index, x, vector, mean)
 
     def _depart(self, index: int, due: int) -> None:
         rounds, x = self._rounds[index], self._part(index)
-        surprised = float(rounds.surprised())
+        number = rounds.number()
         rounds.met()
         self._ports.moved(4 + self._rule.moved_out, of=x)
         sent = x
         if not self._only_time:
             sent = self._rule.outgoing(index, x)
             sent = sent.clone() if self._rule.sends_a_copy else sent
-        self._flights.append(Flight(index, sent, due, self._means.start(index, sent, surprised)))
+        self._flights.append(Flight(index, sent, due, self._means.start(index, sent, number)))
 
     def _land(self, flight: Flight) -> None:
-        mean, num_surprised = flight.mean.wait()
+        mean, total = flight.mean.wait()
         self._means.landed(flight.fragment)
-        self._rounds[flight.fragment].tell_if(num_surprised)
+        self._rounds[flight.fragment].tell_if(total)
         x = self._part(flight.fragment)
         self._ports.moved(2, of=x)
         self._write(flight.fragment, x, flight.sent, mean)
@@ -275,6 +275,7 @@ class Averages:
     def _write(self, index: int, x: torch.Tensor, sent: torch.Tensor, mean: torch.Tensor) -> None:
         ports, rule = self._ports, self._rule
         merged = mean if self._only_time else rule.merged(index, x, sent, mean)
+        self._rounds[index].note(rule.common(index))
         with ports.shared.writing():
             if not self._only_time:
                 self._fragments[index].put(ports.shared.x, merged)

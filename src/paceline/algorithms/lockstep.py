@@ -63,7 +63,7 @@ class Lockstep(Algorithm):
     def work(self, replica: Replica, ports: Ports[ReplicatedParameters]) -> None:
         """x: this worker's parameters (P,), g: its gradient, then the average of all (P,)."""
         shared, gradient = ports.shared, AgreedGradient(replica, ports, by_speed=self.by_speed)
-        for _ in replica.steps():
+        for _ in gradient.steps():
             version = shared.version
             replica.gradient(at=shared.x, version=version)
             gradient.average(weight=replica.samples)

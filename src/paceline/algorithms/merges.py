@@ -58,6 +58,10 @@ class Rule(Protocol):
         """What `x` becomes (n,), `sent` being what this worker has sent, and `mean` that of all, which may be overwritten."""
         ...
 
+    def common(self, fragment: int) -> list[torch.Tensor]:
+        """What of it all workers have alike, of as many elements (n,) each."""
+        ...
+
     def state(self) -> dict[str, Any]:
         """What must outlive the worker."""
         ...
@@ -92,6 +96,10 @@ class MeanOfModels:
             return torch.lerp(mean, x.to(mean.dtype), self._local_weight) if self._local_weight else mean
         return torch.add(x, mean - sent, alpha=1 - self._local_weight)
 
+    def common(self, fragment: int) -> list[torch.Tensor]:
+        """Nothing: the mean has the same bits everywhere."""
+        return []
+
     def state(self) -> dict[str, Any]:
         return {}
 
@@ -124,6 +132,10 @@ class OfChanges:
         anchor = self._anchors[fragment]
         self._anchors[fragment] = anchor + mean
         return self._rule.merged(fragment, x, anchor + sent, self._anchors[fragment])
+
+    def common(self, fragment: int) -> list[torch.Tensor]:
+        """The last mean."""
+        return [self._anchors[fragment]]
 
     def state(self) -> dict[str, Any]:
         return {"anchors": list(self._anchors)}
@@ -161,6 +173,10 @@ class OuterStep:
         anchor, self._momenta[fragment] = self._outer.step(self._anchors[fragment], mean, self._momenta[fragment])
         self._anchors[fragment] = anchor
         return torch.lerp(anchor, x.to(anchor.dtype), self._local_weight) if self._local_weight else anchor
+
+    def common(self, fragment: int) -> list[torch.Tensor]:
+        """The outer parameters, and their momentum if there is one."""
+        return [one for one in (self._anchors[fragment], self._momenta[fragment]) if one is not None]
 
     def state(self) -> dict[str, Any]:
         momenta = {str(index): one for index, one in enumerate(self._momenta) if one is not None}

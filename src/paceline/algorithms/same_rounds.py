@@ -1,15 +1,43 @@
-"""Whether all workers go through the same rounds: a step that one of them leaves out shifts its steps against the others'."""
+"""Whether all workers go through the same rounds, with equal replicas: a step left out shifts one's against the others'."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
+
 import torch
 
-from paceline.errors import UsageError, name_workers
+from paceline.errors import AlgorithmWarning, UsageError, name_workers
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import SharedParameters
+from paceline.vectors.flat import Ranges
+from paceline.vectors.half_types import sum_type
 
-__all__ = ["SameRounds", "left_out"]
+__all__ = ["EXACT", "SameRounds", "check_rates", "left_out"]
+
+EXACT = 2**24  # float32 holds whole numbers up to here
+
+_FIRST, _EVERY = 10, 100  # replicas are compared so many times at first, and then once in so many
+_SHORT = 2**8
+_DIGESTS = 2**50  # so that one of them is exact in float64
+_ROUNDING = 8  # so many times the type's precision for each step, but at most:
+_MOST_ROUNDING = 2.0**-5
+
+_NOT_ALIKE = (
+    "At step {step} the workers' parameters, which this method keeps equal, differ: the loops have changed them other than by"
+    " optimizer.step(), and not all workers alike; or have changed gradients after backward, each by data of its own; or the"
+    " optimizer's step draws noise. Let all workers do the same, by what all know, such as worker.mean or an equal seed, or"
+    " take local-sgd or hogwild."
+)
+_OTHER_RATES = (
+    "At step {step} the workers' learning rates differ, as where ReduceLROnPlateau goes by each worker's own loss, or a"
+    " scheduler is stepped on some workers only: step it by worker.mean(loss), or use worker.follow(scheduler)."
+)
+_ONLY_ROUNDED = (
+    "At step {step} the workers' parameters differ by rounding, as between machines with other processors: all go on with"
+    " worker 0's, and will when it happens again. This is said once."
+)
 
 
 class SameRounds:
@@ -25,7 +53,13 @@ class SameRounds:
     Every worker expects that the others do what followed last time after as many meetings within one step, so that
     accumulation is no surprise. A number that travels anyway says how many are surprised; only then all tell where they are.
 
-    Costs: nothing as long as nobody is surprised; else one all-reduce of two numbers for each worker.
+    What should be equal on all workers, by `note`, is compared too: that number carries 8 bits of a digest of it, the first
+    10 times and then every 100th. If their sum is not this worker's times all, it is surprised the next time. Above 39
+    workers there are fewer bits, and above 202 none. A difference of rounding, as between machines with other instructions,
+    is warned of once, and all go on with worker 0's; any other ends the run.
+
+    Costs: nothing as long as nobody is surprised, and a pass over memory where a digest is made; else one all-reduce of four
+    numbers for each worker.
     """
 
     def __init__(self, replica: Replica, ports: Ports[SharedParameters]) -> None:
@@ -36,8 +70,54 @@ class SameRounds:
         self._since = (0, 0)  # rounds and steps from there to the present meeting
         self._followed: dict[int, tuple[int, int]] = {}  # by meetings since the last step
         self._meetings = 0
+        self._vectors: Sequence[torch.Tensor] = ()  # of which all workers should have the same
+        self._ranges: Ranges | None = None
+        self._num_notes = self._equal_at = self._digest = 0
+        self._differs = False  # from some other worker, as the last sum of digests says
+        self._takes_first = self._has_warned = False
 
-    def surprised(self) -> bool:
+    def note(self, vectors: Sequence[torch.Tensor], ranges: Ranges | None = None) -> None:
+        """From now on all workers should have the same `vectors`, which are views, and the same learning rates.
+
+        Args:
+            vectors: on all workers of the same lengths.
+            ranges: of their tensors, each of which has a scale of its own; None: each is one.
+        """
+        num_workers = self._ports.num_workers
+        if self._replica.round is None or num_workers == 1:
+            return
+        self._vectors, self._ranges = vectors, ranges
+        self._num_notes += 1
+        if self._takes_first:
+            for vector in vectors:
+                vector.copy_(self._of_first(vector))
+            self._takes_first, self._equal_at = False, self._num_notes
+        is_due = self._num_notes <= _FIRST or self._num_notes % _EVERY == 0
+        num_digests = max(1, min(_SHORT, EXACT // (num_workers * (1 + num_workers) ** 2)))
+        self._digest = hash(self._digests()) % num_digests if is_due else 0
+
+    def number(self, *, changed: bool = False, absent: bool = False) -> float:
+        """What is to be added up over all workers, below `EXACT`, for `heard`.
+
+        Args:
+            changed: whether this worker has something else to tell.
+            absent: whether it has no batch.
+        """
+        base = 1 + self._ports.num_workers
+        tells = self._surprised() or self._differs or changed
+        return float(tells + base * absent + base**2 * self._digest)
+
+    def heard(self, total: float) -> tuple[int, int]:
+        """How many workers have something to tell, and how many have no batch; `total`: of the numbers of all."""
+        base = 1 + self._ports.num_workers
+        digests, rest = divmod(round(total), base**2)
+        self._differs = digests != self._ports.num_workers * self._digest
+        if self._digest and not self._differs:
+            self._equal_at = self._num_notes
+        num_absent, num_telling = divmod(rest, base)
+        return num_telling, num_absent
+
+    def _surprised(self) -> bool:
         """Whether this worker comes to the present meeting otherwise than all have agreed to expect."""
         if self._replica.round is None:
             return False
@@ -48,24 +128,58 @@ class SameRounds:
         rounds, steps = self._since
         return not steps or rounds not in (0, steps)
 
-    def told(self, *, steps: bool = False) -> torch.Tensor:
-        """Where this worker is, to be added up over all (2 * num_workers,); `steps`: past its gradient, about to step."""
-        place = torch.zeros(2, self._ports.num_workers, dtype=torch.float64)
-        place[:, self._ports.worker_id] = torch.tensor([self._replica.round or 0, self._replica.step + 0.5 * steps])
+    def told(self) -> torch.Tensor:
+        """Where this worker is, and what it has, to be added up over all (4 * num_workers,)."""
+        return self._place(self._replica.step, self._digests())
+
+    def _place(self, step: float, digests: tuple[float, float] = (0.0, 0.0)) -> torch.Tensor:
+        place = torch.zeros(4, self._ports.num_workers, dtype=torch.float64)
+        place[:, self._ports.worker_id] = torch.tensor([self._replica.round or 0, step, *digests], dtype=torch.float64)
         return place.view(-1)
+
+    def _digests(self) -> tuple[float, float]:
+        if self._replica.round is None:  # no loop of the user's
+            return 0.0, 0.0
+        return float(sum(map(_sum_of_words, self._vectors)) % _DIGESTS), float(self._replica.rates)
 
     def check(self, places: torch.Tensor, since: int | None = None) -> None:
         """Looks at what all have told; `since`: the last step of which all are known to have made it.
 
         Raises:
-            UsageError: they are not at the same place; the message says who has left out which step.
+            UsageError: they are not at the same place; the message says who has left out which step. Or what they should have
+                alike differs by more than rounding.
         """
-        rounds, steps = (row.tolist() for row in places.view(2, -1))
+        rounds, steps, digests, rates = (row.tolist() for row in places.view(4, -1))
         behind = [round_ - step for round_, step in zip(rounds, steps, strict=True)]
         if min(behind) != max(behind) or min(rounds) != max(rounds):
             who = [worker for worker, by in enumerate(behind) if by == max(behind)]
             last = int(steps[who[0]])
             raise left_out(who, last, first=min(max(1, (self._step if since is None else since) + 1), last))
+        check_rates(rates, self._replica.step)
+        if len(set(digests)) > 1:
+            self._compare()
+
+    def _compare(self) -> None:
+        told = torch.zeros(1, dtype=torch.float64)
+        for vector in self._vectors:
+            ranges = self._ranges if self._ranges is not None else ((0, len(vector)),)
+            told += _are_apart(vector, self._of_first(vector), ranges, self._num_notes - self._equal_at)
+        self._add_up(told)
+        if told:
+            raise UsageError(_NOT_ALIKE.format(step=self._replica.step))
+        self._takes_first = True  # not now, as a step is under way
+        if not self._has_warned and not self._ports.worker_id:
+            self._has_warned = True
+            warnings.warn(_ONLY_ROUNDED.format(step=self._replica.step), AlgorithmWarning, stacklevel=2)
+
+    def _of_first(self, vector: torch.Tensor) -> torch.Tensor:
+        """Worker 0's."""
+        return self._add_up(torch.zeros_like(vector) if self._ports.worker_id else vector.clone())
+
+    def _add_up(self, vector: torch.Tensor) -> torch.Tensor:
+        assert self._ports.collectives is not None
+        self._ports.collectives.start_all_reduce(vector).wait()
+        return vector
 
     def met(self) -> None:
         """The meeting is over, and all were where they were expected, or at the same place."""
@@ -83,35 +197,53 @@ class SameRounds:
         """
         if self._replica.round is not None:
             self._look()
-            self._tell(steps=steps)
+            self.check(self._add_up(self._place(self._replica.step + 0.5 * steps)))
             self.met()
 
-    def meet_after(self, num_surprised: float) -> None:
-        """Where nothing else has to be told: all tell where they are if anybody was surprised.
+    def meet_after(self, total: float) -> None:
+        """Where nothing else has to be told: all tell where they are if anybody was surprised; `total`: of their numbers.
 
         Raises:
             UsageError: as of `check`.
         """
-        self.tell_if(num_surprised)
+        self.tell_if(total)
         self.met()
 
-    def tell_if(self, num_surprised: float) -> None:
-        """Where what tells of surprises arrives later, and `met` was called as it left: all tell where they are by now.
+    def tell_if(self, total: float) -> None:
+        """Where the numbers' `total` arrives later, and `met` was called as they left: all tell where they are by now.
 
         Raises:
             UsageError: as of `check`.
         """
-        if num_surprised:
-            self._tell(since=self._earlier)
+        if self.heard(total)[0]:
+            self.check(self._add_up(self.told()), self._earlier)
 
     def _look(self) -> None:
         self._since = ((self._replica.round or 0) - self._round, self._replica.step - self._step)
 
-    def _tell(self, *, steps: bool = False, since: int | None = None) -> None:
-        assert self._ports.collectives is not None
-        places = self.told(steps=steps)
-        self._ports.collectives.start_all_reduce(places).wait()
-        self.check(places, since)
+
+def _sum_of_words(vector: torch.Tensor) -> int:
+    """Of its 8-byte words; what is left over is less than one."""
+    return int(vector[: len(vector) - len(vector) % (8 // vector.itemsize)].view(torch.int64).sum())
+
+
+def _are_apart(own: torch.Tensor, first: torch.Tensor, ranges: Ranges, num_steps: int) -> bool:
+    """Whether two vectors differ by more than the rounding of so many steps, compared with their tensors' largest values."""
+    most = min(_ROUNDING * torch.finfo(own.dtype).eps * num_steps, _MOST_ROUNDING)
+    wide = sum_type(own.dtype)
+    difference, size = (own.to(wide) - first).abs_(), first.to(wide).abs()
+    pieces = ((begin, end) for begin, end in ranges if begin < end <= len(own))
+    return not all(bool(difference[begin:end].max() <= most * size[begin:end].max()) for begin, end in pieces)
+
+
+def check_rates(rates: Sequence[float], step: int) -> None:
+    """Compares digests of all workers' learning rates, but of those that are 0.
+
+    Raises:
+        UsageError: they differ.
+    """
+    if len({rate for rate in rates if rate}) > 1:
+        raise UsageError(_OTHER_RATES.format(step=step))
 
 
 def left_out(workers: list[int], step: int, first: int | None = None) -> UsageError:

@@ -72,9 +72,9 @@ class OwnedStrips:
     def finish(self) -> None:
         """Waits for the strips of the mean."""
         # Which parameters have gradients is known only now, and the weight goes with that.
-        sums = torch.tensor([self.replica.samples / self._unit, self.gradient.changed()], dtype=torch.float64)
+        sums = torch.tensor([self.replica.samples / self._unit, self.gradient.number()], dtype=torch.float64)
         self.collectives.start_all_reduce(sums).wait()
-        total, num_changed = sums.tolist()
+        total, said = sums.tolist()
         for bucket in self._buckets:
             assert bucket.handle is not None
             bucket.handle.wait()
@@ -87,7 +87,7 @@ class OwnedStrips:
         self.replica.round_samples += round(total * self._unit)
         if total:
             self._unit *= 2.0 ** round(math.log2(total / self.num_workers))
-        self.gradient.settle(num_changed)
+        self.gradient.settle(said)
         self._has_mean = True
 
     def _meet(self, *, steps: bool) -> None:

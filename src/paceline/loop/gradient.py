@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +31,10 @@ class AttachedGradient(BaseReplica):
 
     Attributes:
         accumulates: backward passes only add: a later one hands out what they add up to.
+        rates_may_differ: the learning rates go by what workers do not have alike: progress as each sees it, or steps made.
     """
+
+    _optimizer: torch.optim.Optimizer
 
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
@@ -63,7 +67,7 @@ class AttachedGradient(BaseReplica):
         self.awaited: StepsAwaited | None = None  # until the loop's first step
         self.outside: OutsideChanges | None = None  # what the loop does to its parameters by itself; None: not begun
         self._published = 0  # version of the last step
-        self.accumulates = False
+        self.accumulates = self.rates_may_differ = False
 
     def wait_for_sums(self, pending: PendingGradients) -> None:
         """From now on gradients are handed out that other workers have added theirs to."""
@@ -171,9 +175,18 @@ class AttachedGradient(BaseReplica):
         if self.outside is not None:
             self.changed_outside |= self.outside.settle()
 
-    def digest(self) -> float:
-        """Of the parameters, where all workers have the same."""
-        return self.outside.digest() if self.outside is not None else 0.0
+    def absent(self, version: int) -> None:
+        """As of `Replica`; schedules of this worker's steps are behind from now on."""
+        self.rates_may_differ = True
+        super().absent(version)
+
+    @property
+    def rates(self) -> int:
+        """A digest of the learning rates, but for their last digits, which other processors may compute otherwise."""
+        if self.rates_may_differ:
+            return 0
+        rates = [f"{float(group['lr']):.6g}" for group in self._optimizer.param_groups if "lr" in group]
+        return zlib.crc32(repr(rates).encode())
 
     def _weigh_anew(self) -> int:
         """What the passes so far come to has been handed out: the next one is weighed by its own samples; returns 0."""

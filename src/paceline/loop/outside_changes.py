@@ -21,7 +21,6 @@ _data_ptr = torch.Tensor.data_ptr
 _PROBES = 32  # 8-byte words of the vector that are looked at every time
 _WHOLE_AT_FIRST = 50  # times that the whole vector is looked at; after that, every tenth
 _WHOLE_EVERY = 10
-_DIGESTS = 2**50  # so that one of them is exact in float64
 
 
 class OutsideChanges:
@@ -34,8 +33,8 @@ class OutsideChanges:
     - *The worker's own model* (`local-sgd`, `d-psgd`): it takes effect like a step of this worker, and counts in means as one.
       Under `d-psgd` that is so until the neighbours are sent this model, which is when the next step begins.
     - *The worker's replica of the common model* (`lockstep`, `all-reduce`): it takes effect if all workers change theirs
-      alike. Where one of them has seen a change, all tell each other a digest of their parameters. Sharded, each steps on a
-      part only, and gets the rest from the others: while a step is under way, a change would be lost in part.
+      alike. Where one of them has seen a change, all compare their parameters (`SameRounds`). Sharded, each steps on a part
+      only, and gets the rest from the others: while a step is under way, a change would be lost in part.
     - *A copy*: that of a gradient, what servers have sent, what the loop has before its first batch and between two epochs,
       or a version that is published (`leashed`). A lone worker's, or that of a replica, is written back; another would be
       lost, or would undo what others have done meanwhile, and is refused.
@@ -59,7 +58,6 @@ class OutsideChanges:
         put: gives the trained vector the values of a copy (P,).
         newest: the newest version, where parameters may be views of a published one.
         written_by_others: a vector that other workers or programs write, too; None: there is none.
-        is_common: whether all workers have the same parameters.
         is_alone: whether there are no others.
         is_racing: whether the parameters are of the racing kind, whose program reads them for gradients and nothing else.
 
@@ -79,7 +77,6 @@ class OutsideChanges:
         put: Callable[[torch.Tensor], None],
         newest: Callable[[], int] | None = None,
         written_by_others: torch.Tensor | None = None,
-        is_common: bool = False,
         is_alone: bool = False,
         is_racing: bool = False,
     ) -> None:
@@ -89,7 +86,6 @@ class OutsideChanges:
         self._fate_of = fate
         self._put = put
         self._newest = newest
-        self._is_common = is_common
         self._is_alone, self._is_racing = is_alone, is_racing
         self._parameters = binding.parameters
         self._others = written_by_others.data_ptr() if written_by_others is not None else None
@@ -165,13 +161,6 @@ class OutsideChanges:
         if self._words is not None and self._sum is not None and (self._compares or may_have):
             return int(self._words.sum()) != self._sum and self._is_still_newest()
         return may_have
-
-    def digest(self) -> float:
-        """Of the parameters where all workers have the same; 0: they need not."""
-        x = self._binding.bound_to
-        if x is None or not self._is_common:
-            return 0.0
-        return float(1 + int(x[: self._binding.cut_from].view(torch.int64).sum()) % _DIGESTS)
 
     def settle(self) -> bool:
         """The program is about to go on: what the loop has changed takes effect.
@@ -265,7 +254,6 @@ def watch_outside(
         put=put,
         newest=(lambda: shared.version) if kind == "slots" else None,
         written_by_others=trained if is_raced and not is_alone else None,
-        is_common=is_common,
         is_alone=is_alone,
         is_racing=kind == "racing",
     )

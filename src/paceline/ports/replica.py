@@ -62,8 +62,9 @@ class Replica(Protocol):
         """The parameters' shapes, as `ranges`."""
         ...
 
-    def digest(self) -> float:
-        """Of this worker's parameters, where all have the same: exact in float64; 0: there is nothing to compare."""
+    @property
+    def rates(self) -> int:
+        """A digest of the optimizer's learning rates; 0: they may differ between workers, as they go by the run's progress."""
         ...
 
     @property

@@ -149,5 +149,7 @@ class WholeRun:
             self._membership.gatherer.leave()
 
     def _silence_schedules(self) -> None:
+        if self._progress is not None:
+            self._replica.rates_may_differ = True
         for one in self._unfollowed:
             one.silence()
