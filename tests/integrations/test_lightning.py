@@ -2,21 +2,33 @@
 
 import builtins
 import importlib
+import io
+import json
+import os
+import socket
+import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 import paceline as pl
+from forked import AGAINST_HANGS_S
 
 lightning = pytest.importorskip("lightning", reason="needs the extra: pip install 'paceline[lightning]'")
 from integrations import lightning_programs as programs  # noqa: E402
+from integrations import lightning_scenarios as scenarios  # noqa: E402
 from integrations.lightning_programs import Classifier, fit, launched, vector  # noqa: E402
 from paceline.integrations.lightning import PacelineStrategy  # noqa: E402
+from paceline.integrations.lightning_parts import bring_together, reduced  # noqa: E402
 from real_data import needs_mnist  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")
+# In lockstep a loader without a length is refused.
+OF_TWO = [name for name in scenarios.SCENARIOS if name != "without a length"]
+OWN_TO_TWO = ("frequency", "averaging", "estimated steps", "collectives")
 
 
 @pytest.mark.parametrize(
@@ -122,13 +134,126 @@ def test_a_killed_worker_does_not_end_the_others(tmp_path):
     assert min(one["accuracy"] for one in told.values()) > 0.85
 
 
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory):
+    """What both workers have found in each scenario: one pair of processes, as a launcher of another kind starts them."""
+    folder = tmp_path_factory.mktemp("two")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    of_run = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "PACELINE_DEADLINE_S": "120"}
+    path = os.pathsep.join(filter(None, sys.path))
+    workers = [
+        subprocess.Popen(
+            [sys.executable, scenarios.__file__, folder, *OF_TWO],
+            env={**os.environ, "PYTHONPATH": path, **of_run, "RANK": rank, "LOCAL_RANK": rank},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    ends = [worker.communicate(timeout=AGAINST_HANGS_S)[1] for worker in workers]
+    assert not any(worker.returncode for worker in workers), ends
+    return lambda name: [json.loads((folder / f"{name} {rank}.json").read_text()) for rank in "01"]
+
+
+@pytest.mark.parametrize("name", scenarios.SCENARIOS)
+def test_alone_is_the_plain_trainer(name, tmp_path):
+    plain, ours = (tmp_path / one for one in ("plain", "ours"))
+    plain.mkdir()
+    ours.mkdir()
+    assert scenarios.run_scenario(name, "paceline", ours) == scenarios.run_scenario(name, "auto", plain)
+
+
+@pytest.mark.parametrize("name", [one for one in OF_TWO if one not in OWN_TO_TWO])
+def test_two_workers_are_the_plain_trainer_with_twice_the_batch(name, of_two, tmp_path):
+    first, second = of_two(name)
+    assert first == second
+    plain = scenarios.run_scenario(name, "auto", tmp_path, batch_size=16)
+    # bfloat16's rounding depends on how many samples are added up
+    assert_close(first, plain, 1e-2 if "clipping" in name else 1e-4)
+
+
+def assert_close(found, expected, tolerance=1e-6):
+    assert found.keys() == expected.keys()
+    for key, value in found.items():
+        assert value == (
+            expected[key] if isinstance(value, str) else pytest.approx(expected[key], tolerance, tolerance)
+        ), key
+
+
+@pytest.mark.parametrize("name", ["frequency", "averaging", "estimated steps"])
+def test_schedules_of_two_workers_end_where_the_plain_trainers_do(name, of_two, tmp_path):
+    """In half as many steps."""
+    first, second = of_two(name)
+    plain = scenarios.run_scenario(name, "auto", tmp_path)
+    assert first["rate"] == second["rate"] == pytest.approx(plain["rate"])
+    assert first.get("total") == plain.get("total")
+
+
+def test_collectives_are_of_all_workers(of_two):
+    first, second = of_two("collectives")
+    assert first == second
+    assert first["reduced"] == [0.5, 1.0, 1.0, 0.0]
+    assert first["told"] == {"by": [1, "all"]}
+    assert first["gathered"] == [0.0, 1.0]
+    assert first["metric"] == 0.5
+    assert first["prepared"] == "once "
+
+
+@pytest.mark.parametrize("algorithm", ["hogwild", "all-reduce"])
+@pytest.mark.parametrize("name", ["best", "collectives"])
+def test_workers_of_paceline_launch_know_the_files_of_worker_0(name, algorithm, tmp_path):
+    """And meet before and after training, under methods whose workers do not wait, too."""
+    pl.launch(partial(scenarios.tell_scenario, str(tmp_path), name), workers=2, algorithm=algorithm)
+    first, second = (json.loads((tmp_path / f"{name} {rank}.json").read_text()) for rank in "01")
+    assert first["x"] == second["x"]
+    assert first.get("file") == second.get("file")
+    assert first.get("gathered") == second.get("gathered")
+    assert first.get("prepared", "once ") == "once "
+
+
+@pytest.mark.parametrize("name", ["without a length", "adversarial", "frequency", "estimated steps"])
+def test_one_worker_of_paceline_launch_is_the_plain_trainer(name, tmp_path):
+    pl.launch(partial(scenarios.tell_scenario, str(tmp_path), name), workers=1, algorithm="hogwild")
+    ours = json.loads((tmp_path / f"{name} 0.json").read_text())
+    assert_close(ours, scenarios.run_scenario(name, "auto", tmp_path))
+
+
+def test_values_of_workers_that_do_not_wait_are_said_to_be_their_own(tmp_path):
+    raced = PacelineStrategy()
+    raced._world_size, raced._races = 2, True
+    with pytest.warns(UserWarning, match="this worker's own"):
+        assert raced.reduce(torch.tensor(3.0)) == 3.0
+    assert raced.all_gather(torch.tensor([3.0])).shape == (1, 1)
+
+
 def test_what_cannot_be_is_one_sentence():
-    with pytest.raises(pl.UsageError, match="leave out reload_dataloaders_every_n_epochs"):
-        fit(PacelineStrategy(), reload_dataloaders_every_n_epochs=1)
     with pytest.raises(pl.UsageError, match="LBFGS evaluates several gradients"):
         fit(PacelineStrategy(), lambda: Classifier("LBFGS", lr=0.1))
     with pytest.raises(pl.UsageError):
         PacelineStrategy("no such algorithm")
+
+
+class Meeting:
+    """Where another worker brings something else."""
+
+    def __init__(self, operation):
+        self.operation = operation
+
+    def gather(self, value, call):
+        packed = io.BytesIO()
+        torch.save((self.operation, 1, None), packed)
+        return [value, torch.frombuffer(packed.getbuffer(), dtype=torch.uint8)]
+
+
+def test_what_workers_bring_is_checked():
+    with pytest.raises(pl.UsageError, match=r"strategy\.barrier and others strategy\.reduce.*is_global_zero"):
+        bring_together(Meeting("barrier"), "reduce", 0, torch.ones(1))
+    with pytest.raises(pl.UsageError, match="broadcast takes tensors, numbers, strings"):
+        bring_together(Meeting("broadcast"), "broadcast", 0, Meeting("x"))
+    with pytest.raises(pl.UsageError, match="not prod"):
+        reduced([torch.ones(1)], "prod")
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch):

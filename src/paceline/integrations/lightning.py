@@ -9,39 +9,59 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from paceline.algorithms import Algorithm, parse
 from paceline.errors import RunStopped, UsageError
-from paceline.membership.environment import current_environment
+from paceline.integrations.lightning_parts import RunSchedule, SharedLoader, bring_together, reduced
+from paceline.membership.environment import WorkerEnvironment, current_environment
 from paceline.worker.attach import Worker, attach
+from paceline.worker.memberships.entry import meeting_beside
 
 try:
-    from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry  # pyright: ignore[reportMissingImports]
+    from lightning.pytorch.callbacks import ModelCheckpoint  # pyright: ignore[reportMissingImports]
+    from lightning.pytorch.strategies import ParallelStrategy, StrategyRegistry  # pyright: ignore[reportMissingImports]
     from lightning.pytorch.utilities import rank_zero_only  # pyright: ignore[reportMissingImports]
+    from torchmetrics import Metric  # pyright: ignore[reportMissingImports]
 except ImportError as error:
     raise UsageError("The strategy for Lightning needs its package: pip install 'paceline[lightning]'.") from error
 
 __all__ = ["PacelineStrategy"]
 
+# What a ModelCheckpoint knows of its files, which are worker 0's.
+_OF_FILES = (
+    "best_model_path",
+    "best_model_score",
+    "best_k_models",
+    "kth_best_model_path",
+    "kth_value",
+    "last_model_path",
+)
+_UNSCALES = "_step_supports_amp_scaling"
 
-class PacelineStrategy(SingleDeviceStrategy):
+
+class PacelineStrategy(ParallelStrategy):
     """Every worker runs the same `Trainer.fit`; their optimizer steps go through `attach`, their batches are one epoch's.
 
     Training batches are divided by the workers, each sample once per epoch; validation and test run whole on every worker.
-    Schedulers per step follow the run's steps, those per epoch are Lightning's. When `fit` returns, all workers have the run's
-    model. A worker that dies under a method that tolerates it does not end the others' `fit`.
+    Under lockstep methods all workers have as many batches: one without a batch in the last round gets another one again,
+    with weight 0. Schedulers per step follow the run's steps, those per epoch are Lightning's. When `fit` returns, all workers
+    have the run's model. A worker that dies under a method that tolerates it does not end the others' `fit`.
 
-    `self.log(..., sync_dist=True)` and early stopping are of all workers under lockstep methods, at the ends of epochs. Else
-    there is no common moment: every worker has its own value, and this is said once. Files are worker 0's: a checkpoint of
-    `ModelCheckpoint` during training has the parameters that worker 0 has then.
+    `barrier`, `broadcast`, `reduce` and `all_gather` are of all workers, and so are metrics with `sync_dist=True`, metrics of
+    torchmetrics, and early stopping; but not between the first batch and the last of methods whose workers do not wait for
+    each other, nor where workers come and go (`--join`). Each worker then has its own value, and this is said once. Files are
+    worker 0's: a checkpoint of `ModelCheckpoint` during training has the parameters that worker 0 has then.
+
+    Alone, without a launcher, Lightning trains as with its own strategy.
 
     Costs: those of the algorithm, and of `attach` per step.
-    Not: LBFGS; several loaders of training batches at once; `reload_dataloaders_every_n_epochs`; more than one device per
-    worker. Fabric takes `attach` itself.
+    Not: several loaders of training batches at once, with several workers; more than one device per worker. Fabric takes
+    `attach` itself.
 
     Args:
         algorithm: a spec or an instance; None: what the launcher says.
@@ -53,85 +73,157 @@ class PacelineStrategy(SingleDeviceStrategy):
     """
 
     strategy_name = "paceline"
+    _running: ClassVar[PacelineStrategy | None] = (
+        None  # of this process: what metrics ask, which are copied and pickled
+    )
 
     def __init__(
         self, algorithm: Algorithm | str | None = None, device: torch.device | str = "cpu", **base: Any
     ) -> None:
-        super().__init__(device, **base)
+        super().__init__(**base)
         environment = current_environment()
+        place = environment or WorkerEnvironment()
         self.algorithm = parse(algorithm) if isinstance(algorithm, str) else algorithm
-        self.global_rank = environment.worker_id if environment is not None else 0
-        self.world_size = environment.num_workers if environment is not None else 1
+        self._root_device = torch.device(device)
+        self._is_alone = environment is None
+        self._global_rank, self._local_rank, self._world_size = place.worker_id, place.local_rank, place.num_workers
+        self._meeting = meeting_beside(environment, self._is_stopped)
         self._trainer: Any = None
         self._worker: Worker | None = None
-        self._deferred: deque[Callable[[], None]] = deque()
-        self._dealt: _Dealt | None = None
+        self._deferred: deque[tuple[int, Callable[[], None]]] = deque()
+        self._repeats = False  # the batch of this step, which others have trained on, or this worker before
+        self._races = False  # workers that do not wait for each other are training
         self._was_warned = False
         rank_zero_only.rank = self.global_rank
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_meeting": None, "_deferred": deque()}
+
     @property
-    def is_global_zero(self) -> bool:
-        """Whether this worker writes files and shows progress."""
-        return self.global_rank == 0
+    def root_device(self) -> torch.device:
+        """Where the model is."""
+        return self._root_device
+
+    @property
+    def global_rank(self) -> int:
+        """This worker's number."""
+        return self._global_rank
+
+    @property
+    def local_rank(self) -> int:
+        """By which Lightning tells who prepares the data."""
+        return self._local_rank
+
+    @property
+    def world_size(self) -> int:
+        """How many workers the run has."""
+        return self._world_size
 
     @property
     def is_distributed(self) -> bool:
         """Whether there are others, without whom `sync_dist` has nothing to do."""
         return self.world_size > 1
 
-    def setup(self, trainer: Any) -> None:
+    def model_to_device(self) -> None:
+        """As every strategy's."""
+        assert self.model is not None
+        self.model.to(self.root_device)
+
+    def connect(self, model: Any) -> None:
         """As every strategy's; the workers meet later, once a checkpoint is loaded and the batches are known."""
-        super().setup(trainer)
-        self._trainer = trainer
+        super().connect(model)
+        self._trainer = trainer = model.trainer
         trainer._accelerator_connector.use_distributed_sampler = False  # workers share the loader that there is
+        if self.world_size > 1:
+            PacelineStrategy._running = self
+            # HACK: Lightning (2.5 and later) broadcasts before every batch, over the default group, whether worker 0 got a
+            # SIGTERM. Under torchrun that group is the run's, and workers that do not wait for each other would.
+            trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _nothing
+
+    def setup(self, trainer: Any) -> None:
+        """As every strategy's; metrics and schedules are the run's from now on."""
+        super().setup(trainer)
+        module, loop = self.lightning_module, trainer.fit_loop
+        assert module is not None
+        if self.world_size > 1:
+            for metric in module.modules():
+                if isinstance(metric, Metric):
+                    metric.dist_sync_fn, metric.distributed_available_fn = _states_of_all, _metrics_are_common
+        if not trainer.training:
+            return
+        if self.world_size > 1 and module.automatic_optimization:  # else the module steps its schedulers by itself
+            for config in self.lr_scheduler_configs:
+                if config.interval == "step" and not config.reduce_on_plateau:
+                    RunSchedule(config, self._steps)
+        if loop._combined_loader is not None and self._is_alone:  # `estimated_stepping_batches` has asked for the epoch
+            self._enter()
+        elif loop._combined_loader is not None:
+            loop._data_fetcher.teardown()
+            loop._combined_loader = None
+
+    def _steps(self) -> float:
+        progress = self._worker._progress if self._worker is not None else None
+        return progress.steps if progress is not None else 0
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """The loader of training batches as the workers share it; others as they are.
-
-        Raises:
-            UsageError: there is a second one.
-        """
-        trainer = self._trainer
-        if trainer is None or not trainer.training:
+        """The loader of training batches as the workers share it; others as they are."""
+        if not self._trainer.training or not self.optimizers:
             return dataloader
-        if self._worker is not None:
-            raise UsageError(
-                "Lightning asked for a second loader of training batches, and workers share one: give the Trainer one"
-                " loader, and leave out reload_dataloaders_every_n_epochs."
-            )
-        if not self.optimizers:
-            raise UsageError("The module's configure_optimizers returns no optimizer, so there is nothing to train.")
-        self._enter()
+        if self._worker is None:
+            self._enter()
+        if self._is_alone:
+            return dataloader
         assert self._worker is not None
-        if self._worker.num_workers == 1 or self._worker.algorithm.lockstep:
-            self._dealt = _Dealt(self._worker, dataloader, self._stop)
-            return self._dealt
-        self._deferred = self._worker._defer_steps()  # Lightning fetches one batch ahead, to know which is the last
-        return _Shared(self._worker, dataloader, self._stop)
+        return SharedLoader(dataloader, self._worker, self._deferred, self._stop)
 
     def _enter(self) -> None:
-        optimizers: Any = self.optimizers[0] if len(self.optimizers) == 1 else self.optimizers
+        unscaling = [one for one in self.optimizers if getattr(one, _UNSCALES, False)]
         assert isinstance(self.model, nn.Module)
-        self._worker = worker = attach(self.model, optimizers, self.algorithm).__enter__()
-        self.global_rank, self.world_size = worker.worker_id, worker.num_workers
+        if len(self.optimizers) == 1:
+            worker = attach(self.model, self.optimizers[0], self.algorithm)
+        else:  # each step of any of them is a step: that is right also where all step after one backward pass
+            worker = attach((self.model,), self.optimizers, self.algorithm)
+        self._worker = worker.__enter__()
+        if getattr(self.precision_plugin, "scaler", None) is None:
+            for one in self.optimizers:  # Lightning refuses to clip where an optimizer says that it unscales gradients
+                if getattr(one, _UNSCALES, False) and one not in unscaling:
+                    setattr(one, _UNSCALES, False)
+        if self._is_alone:
+            return
+        self._global_rank, self._world_size = worker.worker_id, worker.num_workers
         rank_zero_only.rank = self.global_rank
-        for config in self.lr_scheduler_configs:
-            if config.interval == "step" and not config.reduce_on_plateau:
-                config.scheduler = worker.follow(config.scheduler)
+        worker._silence_schedules()
+        worker._leave_sums = _nothing  # this worker goes on taking part in what all do together
+        self._deferred = worker._defer_steps()  # Lightning may fetch one batch ahead, to know which is the last
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """As every strategy's, of the step that begins with this batch."""
-        if self._deferred:
-            self._deferred.popleft()()
-        return super().training_step(*args, **kwargs)
+        try:
+            if self._deferred:
+                samples, begin = self._deferred.popleft()
+                begin()
+                self._repeats = not samples
+                if self._repeats:
+                    self._trainer._results.batch_size = 0  # the weight of what is logged
+            return super().training_step(*args, **kwargs)
+        except RunStopped:
+            self._stop()
+            return None
+
+    def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As every strategy's; what a repeated batch adds to the gradient is 0."""
+        return super().backward(closure_loss * 0 if self._repeats else closure_loss, optimizer, *args, **kwargs)
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """As every parallel strategy's: Lightning marks backward passes that only add to the gradient."""
+        with self._worker.accumulate() if self._worker is not None else nullcontext():
+            yield
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """As every strategy's: the closure makes the gradient, then the algorithm and the optimizer step."""
         try:
-            loss = super().optimizer_step(optimizer, closure, model, **kwargs)
-            if self._dealt is not None:
-                self._dealt.finish()
-            return loss
+            return super().optimizer_step(optimizer, closure, model, **kwargs)
         except RunStopped:
             self._stop()
             return None
@@ -139,54 +231,91 @@ class PacelineStrategy(SingleDeviceStrategy):
     def _stop(self) -> None:
         self._trainer.should_stop = True
 
-    # What workers tell each other
+    def _is_stopped(self) -> bool:
+        return self._worker is not None and self._worker._membership.stopped()
+
+    # What all workers do together
+
+    def barrier(self, name: str | None = None) -> None:
+        """Waits for all workers."""
+        self._all("barrier", None)
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """What worker `src` brings: tensors, numbers, strings and containers of them."""
+        return self._all("broadcast", obj if src == self.global_rank else None, own=obj).get(src, obj)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """The mean, or the sum, over all workers at an epoch's end in lockstep; else the value as it is."""
-        worker = self._worker
-        if worker is None or worker.num_workers == 1 or not isinstance(tensor, torch.Tensor):
+        """The mean, sum, max or min over all workers."""
+        if self.world_size == 1 or not isinstance(tensor, torch.Tensor):
             return tensor
-        if not (worker.algorithm.lockstep and self._is_between_batches):
-            if reduce_op != "sum":  # by which Lightning looks whether anybody has batches
-                self._warn_of_own_value()
-            return tensor
-        try:
-            return worker.sum(tensor) if "sum" in str(reduce_op).lower() else worker.mean(tensor)
-        except RunStopped:
-            self._stop()
-            return tensor
+        return reduced(self._tensors("reduce", tensor), reduce_op)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Whether all workers say so, or one of them, in lockstep; else this one's own decision."""
-        worker = self._worker
-        if worker is None or worker.num_workers == 1 or not worker.algorithm.lockstep:
-            return decision
+        """Whether all workers say so, or one of them."""
+        votes = self._all("reduce_boolean_decision", bool(decision)).values()
+        return min(votes) if all else max(votes)
+
+    def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
+        """The tensors of all workers, stacked.
+
+        Raises:
+            UsageError: gradients are to flow through it.
+        """
+        if self.world_size == 1:
+            return tensor
+        if sync_grads and tensor.requires_grad:
+            raise UsageError(
+                "Gradients do not flow from one worker to another: leave out sync_grads, and take the loss of this worker's"
+                " own batch."
+            )
+        return torch.stack(self._tensors("all_gather", tensor))
+
+    def _tensors(self, operation: str, tensor: torch.Tensor) -> list[torch.Tensor]:
+        self._has_common_moment()
+        value = tensor.detach().cpu().clone()  # a view would bring all that it is a view of
+        return [one.to(tensor.device) for one in self._all(operation, value).values()]
+
+    def _all(self, operation: str, value: Any, own: Any = None) -> dict[int, Any]:
+        """By worker; this worker's own, where there is no common moment."""
+        alone = {self.global_rank: value if own is None else own}
+        if self.world_size == 1 or self._meeting is None or self._races or self._is_stopped():
+            return alone
+        replica = self._worker._replica if self._worker is not None else None
+        if replica is not None and replica.before_meeting is not None:
+            replica.before_meeting()
         try:
-            votes, voters = worker.sum(torch.tensor([int(decision), 1])).tolist()
+            return bring_together(self._meeting, operation, self.global_rank, value)
         except RunStopped:
             self._stop()
-            return decision
-        return votes == voters if all else votes > 0
+            return alone
 
-    @property
-    def _is_between_batches(self) -> bool:  # what Lightning itself goes by
-        return getattr(self._trainer._logger_connector, "_first_loop_iter", False) is None
-
-    def _warn_of_own_value(self) -> None:
+    def _has_common_moment(self) -> bool:
+        """Whether all workers come here; where they do not, a warning says so once."""
+        if self._meeting is not None and not self._races:
+            return True
         if not self._was_warned and self.is_global_zero:
             self._was_warned = True
             warnings.warn(
-                "sync_dist=True: values within an epoch, and all under methods whose workers do not wait for each other, are"
-                " this worker's own.",
+                "Values during training are this worker's own, also with sync_dist=True and of torchmetrics: the workers do"
+                " not wait for each other.",
                 stacklevel=2,
             )
+        return False
 
     # The end
 
+    def on_train_start(self) -> None:
+        """The first batch follows: methods whose workers do not wait have no common moment now."""
+        super().on_train_start()
+        self._races = self._worker is not None and self.world_size > 1 and not self._worker.algorithm.lockstep
+
     def on_train_end(self) -> None:
-        """Waits for the workers that still train; then the module has the run's parameters."""
+        """Waits for the workers that still train; all then know the files that worker 0 has written."""
         super().on_train_end()
-        self._leave(None)
+        self._races = False
+        for callback in self._trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint):
+                vars(callback).update(self.broadcast({name: getattr(callback, name) for name in _OF_FILES}))
 
     def on_exception(self, exception: BaseException) -> None:
         """Leaves the run as failed."""
@@ -194,63 +323,42 @@ class PacelineStrategy(SingleDeviceStrategy):
         self._leave(exception)
 
     def teardown(self) -> None:
-        """Leaves the run if it still takes part."""
+        """Leaves the run if it still takes part; then the module has the run's parameters."""
         self._leave(None)
-        super().teardown()
+        PacelineStrategy._running = None
+        if self._trainer is not None:
+            vars(self._trainer.fit_loop.epoch_loop).pop("_broadcast_sigterm_tensor", None)
+        super(ParallelStrategy, self).teardown()  # whose own takes the launcher's variables out of the environment
 
     def _leave(self, failure: BaseException | None) -> None:
-        worker, self._worker = self._worker, None
-        if worker is not None:
+        worker = self._worker
+        if worker is None:
+            return
+        try:
             worker.__exit__(type(failure) if failure is not None else None, failure, None)
+        finally:
+            self._worker, self._races, self._repeats = None, False, False
+            self._deferred.clear()
+            for config in self.lr_scheduler_configs:
+                if isinstance(config.scheduler, RunSchedule):
+                    config.scheduler.end()
+            loaders = self._trainer.fit_loop._combined_loader
+            if loaders is not None:
+                own = [one.loader if isinstance(one, SharedLoader) else one for one in loaders.flattened]
+                loaders.flattened = own
 
 
-class _Shared:
-    """This worker's batches of every epoch, whose number nobody knows before.
-
-    Args:
-        worker: whose.
-        loader: the module's.
-        stop: ends the training; called where the run is being stopped.
-    """
-
-    def __init__(self, worker: Worker, loader: Any, stop: Callable[[], None]) -> None:
-        self.loader = loader  # where Lightning looks for a sampler's `set_epoch`, and users for theirs
-        self._batches = worker.batches(loader)
-        self._stop = stop
-
-    def __iter__(self) -> Iterator[Any]:
-        try:
-            yield from self._batches
-        except RunStopped:
-            self._stop()
+def _nothing() -> None:
+    pass
 
 
-class _Dealt(_Shared):
-    """The same, where every worker gets a share that is known."""
+def _metrics_are_common() -> bool:
+    return PacelineStrategy._running is not None and PacelineStrategy._running._has_common_moment()
 
-    _left = -1  # batches of this epoch that are still to come; -1: it is over
-    _own: Iterator[Any] = iter(())
 
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __iter__(self) -> Iterator[Any]:
-        self._left, self._own = len(self), iter(self._batches)
-        try:
-            for batch in self._own:
-                self._left -= 1
-                yield batch
-        except RunStopped:
-            self._stop()
-
-    def finish(self) -> None:
-        """After the step of the last batch, takes part in the round in which only others have one.
-
-        Lightning does not ask again after the last.
-        """
-        if not self._left:
-            self._left = -1
-            next(self._own, None)
+def _states_of_all(state: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
+    assert PacelineStrategy._running is not None
+    return PacelineStrategy._running._tensors("compute of a metric", state)
 
 
 StrategyRegistry.register(

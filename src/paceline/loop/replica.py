@@ -135,7 +135,7 @@ class AttachedReplica(AttachedGradient):
             self.awaited.look()
         if self._several is not None:
             self._several.check_begin(absent=absent)
-        self._batch_samples = samples or self._batch_samples
+        self._batch_samples = self._batch_samples if absent else samples
         if self._state != "gradient":
             if self._records.without_loss is not None:
                 self._records.settle(self.loss)

@@ -28,11 +28,11 @@ __all__ = [
     "set_environment",
 ]
 
-# A worker's number and how many there are: torchrun (and Ray Train, TorchDistributor), Slurm, Open MPI.
+# A worker's number, how many there are, and its number on its machine: torchrun (Ray Train, TorchDistributor), Slurm, MPI.
 _LAUNCHERS = (
-    ("RANK", "WORLD_SIZE"),
-    ("SLURM_PROCID", "SLURM_NTASKS"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
 )
 
 
@@ -59,6 +59,12 @@ class WorkerEnvironment:
     seed: int = 0
     own_data: bool = False
     default_algorithm: ClassVar[str] = "all-reduce"
+
+    @property
+    def local_rank(self) -> int:
+        """Its number among the workers of its machine, where the launcher says so; else its number."""
+        told = (local for rank, _, local in _LAUNCHERS if os.environ.get(rank) == str(self.worker_id))
+        return next((_number(local) for local in told if local in os.environ), self.worker_id)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +231,7 @@ def _of_another_launcher() -> LaunchedEnvironment | None:
     """Read from the variables that launchers set; they count where MASTER_ADDR and MASTER_PORT say how workers meet."""
     if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
         return None
-    for rank, size in _LAUNCHERS:
+    for rank, size, _ in _LAUNCHERS:
         if rank in os.environ and size in os.environ:
             worker_id, num_workers = _number(rank), _number(size)
             if num_workers == 1:

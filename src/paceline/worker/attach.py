@@ -306,7 +306,7 @@ class Worker(WholeRun):
         """
         return Batches(loader, self._batches, self._replica.takes_batches)
 
-    def _defer_steps(self) -> deque[Callable[[], None]]:
+    def _defer_steps(self) -> deque[tuple[int, Callable[[], None]]]:
         self._batches.deferred = deferred = deque()
         return deferred
 

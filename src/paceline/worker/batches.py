@@ -78,8 +78,8 @@ class WorkerBatches:
         bind_newest: binds the model to a copy of the newest parameters.
 
     Attributes:
-        deferred: where whoever fetches batches ahead finds what begins the step of each; None: it begins as its batch is
-            handed out. A lone worker's always does.
+        deferred: samples of each batch handed out, and what begins its step, for a loop that fetches ahead; where a round has
+            no batch for it, it gets one again, with 0 samples. None: a step begins as its batch is handed out.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class WorkerBatches:
         self._processes: tuple[Any, LoaderProcesses] | None = None  # of the loader that was used last
         self._stream: tuple[Any, DataLoader[Any]] | None = None  # likewise
         self._epoch = 0
-        self.deferred: deque[Callable[[], None]] | None = None
+        self.deferred: deque[tuple[int, Callable[[], None]]] | None = None
         self._is_epoch_told = self._is_begun = False
 
     @property
@@ -149,7 +149,7 @@ class WorkerBatches:
         if not self._membership.deals_batches:
             return whole
         if self.algorithm.lockstep or batches is None:
-            return len(range(self.worker_id, whole, self.num_workers))
+            return len(range(self.worker_id if self.deferred is None else 0, whole, self.num_workers))
         return -(-whole // self.num_workers)
 
     def epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
@@ -177,22 +177,28 @@ class WorkerBatches:
         claims = self._claims_for(batches)
         claims.begin(epoch)
         given = self._handed_out(claims, epoch)
+        batch: Any = None
         while True:
             started_s = self._replica.now_s()
             number, fetch = next(given, (END, None))
             if number == END or fetch is None:
                 break
-            if number == ABSENT:
+            if number == ABSENT and self.deferred is None:
                 self._replica.begin(started_s, -1, 0, absent=True)
                 continue
-            batch = fetch()
+            if number != ABSENT:
+                batch = fetch()
+            elif batch is None:
+                batch = batches.fetch(claims.first_of_round)
             if batches.device is not None:
                 batch = moved_to(batches.device, batch)
             if not self._is_epoch_told and batches.length is not None:
                 self._is_epoch_told = True
                 self._membership.tell_epoch(batches.length * length_of(batch))
             place = claims.place(number)
-            if batches.shares is not None:  # which differ between the workers: what a batch looks like does not tell
+            if number == ABSENT:
+                samples = 0
+            elif batches.shares is not None:  # which differ between the workers: what a batch looks like does not tell
                 samples = len(batches.indices(place))
             else:
                 samples = length_of(batch) or batches.samples(place) or 1
@@ -215,7 +221,7 @@ class WorkerBatches:
         if self.deferred is None:
             self._replica.begin(started_s, number, samples)
         else:
-            self.deferred.append(partial(self._replica.begin, started_s, number, samples))
+            self.deferred.append((samples, partial(self._replica.begin, started_s, number, samples)))
 
     def _tell_end(self) -> None:
         """The loop has had all batches of an epoch."""

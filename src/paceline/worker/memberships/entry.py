@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 from torch import nn
@@ -19,14 +21,16 @@ from paceline.membership.environment import (
     WorkerEnvironment,
     attach_once,
 )
+from paceline.membership.rendezvous import common_store, own_part, wait_for_readers
 from paceline.vectors.flat import model_words
+from paceline.worker.gathering import Gatherer, StoreGatherer, SupervisedGatherer
 from paceline.worker.memberships.alone import AloneMembership
 from paceline.worker.memberships.elastic import ElasticMembership, report
 from paceline.worker.memberships.launched import LaunchedMembership
 from paceline.worker.memberships.membership import Membership
 from paceline.worker.memberships.supervised import SupervisedMembership
 
-__all__ = ["Entry", "SimulatedEnvironment", "enter"]
+__all__ = ["Entry", "SimulatedEnvironment", "enter", "meeting_beside"]
 
 #: Called with the model, the algorithm, digests of the generators' states, and the loop's `evaluate`.
 Join = Callable[[nn.Module, Algorithm, tuple[int, ...], Evaluate | None], Membership]
@@ -78,3 +82,31 @@ def enter(environment: WorkerEnvironment | None, model: nn.Module, algorithm: Al
         case _:
             raise TypeError(f"{type(environment).__name__} is no environment that a worker can join a run from")
     return Entry(environment.worker_id, environment.num_workers, join)
+
+
+def meeting_beside(environment: WorkerEnvironment | None, stopped: Callable[[], bool]) -> Gatherer | None:
+    """Brings values of all workers together from before they attach to the end of their processes, unless the run is stopped.
+
+    None for a lone worker, where workers come and go, and for one that has taken a dead one's place: the others are past its
+    beginning, and do not wait for it.
+    """
+    match environment:
+        case SupervisedEnvironment():
+            gatherer = SupervisedGatherer(environment.supervisor, stopped, deadline_s=math.inf)
+            if not environment.incarnation:
+                return gatherer
+            gatherer.leave()
+        case LaunchedEnvironment():
+            return _in_store(environment)
+        case _:
+            pass
+    return None
+
+
+@cache  # what is brought there has numbers
+def _in_store(environment: LaunchedEnvironment) -> Gatherer:
+    store, workers = own_part(common_store(environment), "beside"), environment.num_workers
+    gatherer = StoreGatherer(store, environment.worker_id, workers, environment.deadline_s)
+    atexit.register(wait_for_readers, store, "all", environment.worker_id, range(workers))
+    atexit.register(gatherer.leave)  # before that
+    return gatherer
