@@ -136,6 +136,20 @@ def test_a_model_on_a_device_trains_as_one_on_the_cpu(algorithm):
     assert all((one["buffers"] > 0) == (algorithm == "d-psgd") for one in on_device)
 
 
+@pytest.mark.parametrize("algorithm", ["all-reduce", "d-psgd", "parameter-server(mode=async)"])
+def test_all_begin_with_worker_0s_state_frozen_parameters_and_all_buffers_included(algorithm):
+    results = run("begins", 2, PACELINE_ALGORITHM=algorithm)
+    assert [code for code, *_ in results.values()] == [0, 0], results
+    first, second = (reports(output)[0] for _, output, _ in results.values())
+    assert first["own"] != second["own"]
+    assert second["begun"] == first["begun"] == first["own"]
+
+
+def test_optimizer_state_of_worker_0_alone_is_refused_in_lockstep():
+    for result in run("loads_its_optimizer_on_worker_0", 2).values():
+        assert "optimizer of worker 1 begins with other state than worker 0's" in failure(result)
+
+
 def test_ad_psgd_on_a_device_ends_with_one_model():
     results = run("train_with_buffers", 3, PACELINE_ALGORITHM="ad-psgd", PACELINE_TEST_LAZY_COPIES="1")
     assert [code for code, *_ in results.values()] == [0, 0, 0], results

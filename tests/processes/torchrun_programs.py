@@ -95,6 +95,33 @@ def train_with_buffers():
     report(model, seen=seen, buffers=COPIES.num_pinned if "PACELINE_TEST_LAZY_COPIES" in os.environ else None)
 
 
+def begins():
+    """What each worker's model holds as it is attached, and after; nothing in it is seeded."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from loops.unseeded import Net, values
+
+    warnings.simplefilter("ignore")
+    model = Net()
+    own = values(model)
+    optimizer = torch.optim.SGD(model.head.parameters(), lr=0.01)
+    with pl.attach(model, optimizer) as worker:
+        begun = values(model)
+        for x in worker.batches([torch.ones(2, 4)] * 4):
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            optimizer.step()
+    tell({"rank": RANK, "own": repr(own), "begun": repr(begun)})
+
+
+def loads_its_optimizer_on_worker_0():
+    model, optimizer = make()
+    if RANK == 0:
+        model(torch.ones(2, 4)).mean().backward()
+        optimizer.step()
+    with pl.attach(model, optimizer):
+        raise AssertionError("it began")
+
+
 def train_coded():
     """Thirty steps; of the fourteen batches of an epoch, three workers take five rounds, the last of which lacks one."""
     model, optimizer = make()

@@ -15,6 +15,7 @@ from paceline.ports.shared import AVERAGE
 from paceline.tasks.base import Task
 from paceline.vectors.flat import FlatBinding
 from paceline.vectors.half_types import is_finite
+from paceline.vectors.model_state import dense_buffers
 
 __all__ = ["Evaluated", "Evaluator", "about_evaluated", "initial_loss", "task_evaluator"]
 
@@ -60,6 +61,7 @@ class Evaluator:
         self.loaded_s = 0.0  # when they had been copied, on the monotonic clock
         self.model = model
         self._figures = figures
+        self._buffers = dense_buffers(model)
         self._binding = FlatBinding(model.parameters())
         self.num_parameters = self._binding.num_parameters
         self._x = torch.empty(self._binding.num_elements, dtype=self._binding.dtype)
@@ -89,9 +91,9 @@ class Evaluator:
 
     def _figures_of_x(self, run: Evaluated, *, averaged: bool = False) -> Mapping[str, float | None]:
         self._binding.bind(self._x)
-        for name, buffer in self.model.named_buffers():
+        for name, buffer in self._buffers.items():
             prefix = AVERAGE if averaged and buffer.is_floating_point() else ""
-            buffer.copy_(run.extra(f"{prefix}buffer {name}"))
+            buffer.copy_(run.extra(f"{prefix}{name}"))
         return self._figures(self.model)
 
 

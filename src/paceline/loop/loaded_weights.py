@@ -1,4 +1,4 @@
-"""What `load_state_dict` puts into a model: parameters in the places of others, and values that are soon written over."""
+"""What a loop puts into a model: tensors in the places of others, and loaded values that are soon written over."""
 
 from __future__ import annotations
 
@@ -11,19 +11,29 @@ from torch import nn
 from paceline.loop.hidden_hooks import HiddenHook
 from paceline.membership.final_mean import LeftWeights
 from paceline.vectors.flat import FlatBinding
+from paceline.vectors.model_state import dense_buffers
 
 __all__ = ["Loads", "Places", "left_weights"]
 
 
 class Places:
-    """Where trained parameters are in a model: `load_state_dict(assign=True)` puts others in their places.
+    """Where trained parameters and buffers are in a model: a loop may put others in their places.
+
+    So does `load_state_dict(assign=True)`, and of buffers `self.mean = 0.9 * self.mean + x`. After every step a buffer has its
+    place and its value again, because shared memory, checkpoints and evaluations know the tensor that it was at first.
 
     Args:
         model: the loop's.
         parameters: those that are trained.
+        optimizers: whose steps end the loop's.
+
+    Attributes:
+        buffers: as they were at first.
     """
 
-    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(
+        self, model: nn.Module, parameters: Sequence[nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]
+    ) -> None:
         trained = set(parameters)
         self._places = [
             (module._parameters, name, parameter)
@@ -31,6 +41,30 @@ class Places:
             for name, parameter in module._parameters.items()
             if parameter in trained
         ]
+        known = {id(one): one for one in dense_buffers(model).values()}
+        self._buffers = [
+            (module._buffers, name, buffer)
+            for module in model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None and id(buffer) in known
+        ]
+        self.buffers = list(known.values())
+        self._handles = [one.register_step_post_hook(self.put_back) for one in optimizers if known]
+
+    def close(self) -> None:
+        """Follows no more."""
+        self.put_back()
+        for handle in self._handles:
+            handle.remove()
+
+    def put_back(self, *_: object) -> None:
+        """Gives buffers what is in their places."""
+        for own, name, buffer in self._buffers:
+            other = own.get(name)
+            if other is not buffer and other is not None and _is_like(other, buffer):
+                with torch.no_grad():
+                    buffer.copy_(other.clone())  # it may be a view of the buffer
+                own[name] = buffer
 
     def others(self) -> dict[torch.Tensor, torch.Tensor]:
         """What is in their places by now, of those that are not there any more."""
@@ -41,6 +75,10 @@ class Places:
         """Gives what is in their places their values."""
         for parameter, other in self.others().items():
             other.data.copy_(parameter.data)
+
+
+def _is_like(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.shape, one.dtype, one.device, one.layout) == (other.shape, other.dtype, other.device, other.layout)
 
 
 class Loads:
@@ -102,15 +140,12 @@ class _OnLoad(HiddenHook):
         self._on_load(module, state, prefix)
 
 
-def left_weights(
-    model: nn.Module, binding: FlatBinding, places: Places, loads: Loads, *, has_changed: bool
-) -> LeftWeights | None:
+def left_weights(binding: FlatBinding, places: Places, loads: Loads, *, has_changed: bool) -> LeftWeights | None:
     """What a loop has put into its model after its last step; None: nothing.
 
     Args:
-        model: the loop's.
         binding: of its trained parameters.
-        places: where they were.
+        places: where they and the buffers were.
         loads: what was loaded.
         has_changed: whether parameters are known to have changed otherwise.
     """
@@ -121,4 +156,5 @@ def left_weights(
     for parameter, view in zip(binding.parameters, binding.views(x), strict=True):
         now: torch.Tensor = others.get(parameter, parameter)  # pyright: ignore[reportAssignmentType]
         view.copy_(loads.value_of(now))
-    return LeftWeights(x, [loads.value_of(buffer).clone() for buffer in model.buffers()])
+    places.put_back()
+    return LeftWeights(x, [loads.value_of(buffer).clone() for buffer in places.buffers])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -18,15 +18,16 @@ from paceline.algorithms import Algorithm, registry
 from paceline.errors import UsageError, WorkerLostError
 from paceline.membership.claims import JoinedClaims
 from paceline.membership.environment import Invitation
+from paceline.membership.final_mean import receive_vector
 from paceline.membership.join_point import Meeting, MeetingLostError
 from paceline.membership.peers import Peers
 from paceline.membership.tables import StoredTables
-from paceline.ports.checks import MalformedMessageError, checked_vector
-from paceline.ports.ports import Counts, Mailbox, Message, PeerBack, Received
+from paceline.ports.ports import Counts, Mailbox, Message
 from paceline.system.interrupts import Interruption, ended_by_system, noted
 from paceline.system.uncaught import SaidAlone
 from paceline.transport.directory import read_incarnation, read_peer
 from paceline.transport.local_socket import is_heard
+from paceline.vectors.model_state import digest, from_bytes, to_bytes
 
 __all__ = ["JoinedRun", "check_joinable", "num_places"]
 
@@ -132,7 +133,7 @@ class JoinedRun:
             raise
         self.tables = StoredTables(self._meeting, self.worker_id, self.num_workers)
 
-    def meet(self, tensors: Iterable[torch.Tensor], random_states: tuple[int, ...] = ()) -> Peers:
+    def meet(self, state: Sequence[torch.Tensor], random_states: tuple[int, ...] = ()) -> Peers:
         """Waits for the others; all start with worker 0's tensors. A late comer keeps its own for now."""
         if not self.is_late:  # before it can be reached
             self.tables.tell_random_states(random_states)
@@ -155,7 +156,7 @@ class JoinedRun:
                 self._connect_all(peers)
                 with contextlib.suppress(MeetingLostError):
                     self._meeting.set("started", "1")
-                self.is_stale = not self._start_alike(peers.mailbox, list(tensors))
+                self.is_stale = not self._start_alike(peers.mailbox, state)
                 self.counts.messages = self.counts.sent_bytes = 0
         except BaseException:
             peers.close()
@@ -267,23 +268,26 @@ class JoinedRun:
                 f"None of the other workers of the run at {self._meeting.address} can be reached: start it again."
             )
 
-    def _start_alike(self, mailbox: Mailbox, tensors: list[torch.Tensor]) -> bool:
-        """Worker 0 sends its tensors to all; False: it died before this worker had them."""
-        for index, tensor in enumerate(tensors):
-            if self.worker_id == 0:
-                raw = tensor.contiguous().view(-1).view(torch.uint8)
-                for other in mailbox.peers():
-                    with contextlib.suppress(WorkerLostError):
-                        mailbox.send(other, Message("start", index, x=raw))
+    def _start_alike(self, mailbox: Mailbox, state: Sequence[torch.Tensor]) -> bool:
+        """Worker 0 sends each worker what differs from its own; False: it died before this worker had it."""
+        own = torch.tensor(list(map(digest, state))).view(-1)
+        others = mailbox.peers() if self.worker_id == 0 else [0]
+        theirs = None
+        for other in others:
+            with contextlib.suppress(WorkerLostError):
+                mailbox.send(other, Message("digests", x=own))
+        for other in others:
+            theirs = receive_vector(mailbox, self.deadline_s, "digests", other, own)
+            if theirs is None:
                 continue
-            raw = torch.empty(tensor.nbytes, dtype=torch.uint8, device="meta")  # as it was sent: bytes
-            while True:
-                answer = mailbox.receive(self.deadline_s, kind="start", sender=0, number=index)
-                if isinstance(answer, PeerBack):
+            for number in (theirs[0] != own).view(-1, 2).any(dim=1).nonzero().flatten().tolist():
+                if self.worker_id == 0:
+                    with contextlib.suppress(WorkerLostError):
+                        mailbox.send(other, Message("start", number, x=to_bytes(state[number])))
                     continue
-                if not isinstance(answer, Received):
+                raw = torch.empty(int(theirs[0][2 * number]), dtype=torch.uint8, device="meta")
+                answer = receive_vector(mailbox, self.deadline_s, "start", other, raw, number)
+                if answer is None:
                     return False
-                with contextlib.suppress(MalformedMessageError):  # the right one may follow
-                    tensor.copy_(checked_vector(answer, raw).view(tensor.dtype).view(tensor.shape))
-                    break
-        return True
+                from_bytes(state[number], answer[0])
+        return self.worker_id == 0 or theirs is not None

@@ -13,8 +13,9 @@ from paceline.errors import PeerLostError
 from paceline.ports.checks import MOST, MalformedMessageError, checked_vector
 from paceline.ports.ports import Mailbox, Message, PeerBack, Ports, Received
 from paceline.vectors.half_types import sum_type
+from paceline.vectors.model_state import from_bytes, to_bytes
 
-__all__ = ["FinalMean", "Given", "LeftWeights", "mean_of_all", "take_final_mean", "why_not_given"]
+__all__ = ["FinalMean", "Given", "LeftWeights", "mean_of_all", "receive_vector", "take_final_mean", "why_not_given"]
 
 _LEFT_AT_BREAK = 4  # batches that a loop has claimed when it leaves an epoch before its end, and not seen, at most
 
@@ -125,7 +126,7 @@ def mean_of_all(
             mailbox.send(collector, Message("final", collector, given.reached, x, given.taken))
         except PeerLostError:
             continue
-        answer = _receive(mailbox, deadline_s, "mean", collector, x)
+        answer = receive_vector(mailbox, deadline_s, "mean", collector, x)
         if answer is not None:
             mean, about = answer
             if about.version < 0:  # it is what worker 0 has left
@@ -135,7 +136,7 @@ def mean_of_all(
     return _collect(mailbox, worker_id, num_workers, x, deadline_s, given, left)
 
 
-def _receive(
+def receive_vector(
     mailbox: Mailbox, deadline_s: float, kind: str, sender: int, x: torch.Tensor, number: int | None = None
 ) -> tuple[torch.Tensor, Message] | None:
     """A vector like `x` from a worker, which may have come late or been away; None: it has left, or none has come in time."""
@@ -152,10 +153,9 @@ def _receive(
 def _receive_buffers(mailbox: Mailbox, deadline_s: float, sender: int, buffers: Sequence[torch.Tensor]) -> None:
     for number, buffer in enumerate(buffers):
         raw = torch.empty(buffer.nbytes, dtype=torch.uint8, device="meta")
-        answer = _receive(mailbox, deadline_s, "left", sender, raw, number)
+        answer = receive_vector(mailbox, deadline_s, "left", sender, raw, number)
         if answer is not None:
-            with torch.no_grad():
-                buffer.copy_(answer[0].view(buffer.dtype).view(buffer.shape))
+            from_bytes(buffer, answer[0])
 
 
 def _collect(
@@ -170,7 +170,7 @@ def _collect(
     models, all_given = {worker_id: x}, [given]
     for other in range(worker_id + 1, num_workers):
         if other in mailbox.peers():
-            answer = _receive(mailbox, deadline_s, "final", other, x, number=worker_id)
+            answer = receive_vector(mailbox, deadline_s, "final", other, x, number=worker_id)
             if answer is not None:
                 models[other] = answer[0]
                 taken, reached = answer[1].version, answer[1].weight
@@ -184,7 +184,7 @@ def _collect(
         mean = left.x
         messages = [Message("mean", len(models), consensus_distance, mean, -1 - num_not_given)]
         for number, buffer in enumerate(left.buffers):
-            messages.append(Message("left", number, x=buffer.contiguous().view(-1).view(torch.uint8)))
+            messages.append(Message("left", number, x=to_bytes(buffer)))
     for other in models:
         if other != worker_id:
             with contextlib.suppress(PeerLostError):

@@ -20,6 +20,7 @@ from paceline.membership.tables import StoredTables
 from paceline.ports.shared import Needs
 from paceline.transport.axes import AxisCollectives, make_axes
 from paceline.transport.collectives import DistributedCollectives
+from paceline.vectors.model_state import digest, from_bytes, to_bytes
 from paceline.vectors.sharding import AxisShape
 
 __all__ = ["LaunchedRun", "check_algorithm"]
@@ -61,6 +62,7 @@ class LaunchedRun:
         hello: what all must agree on, as text: the algorithm, and the model's shapes.
         gpu: the name of this worker's GPU, that no other GPU has, if collectives work on it: they are then NCCL's.
         random_states: of this worker's generators.
+        state: all tensors of the model, which become worker 0's.
 
     Attributes:
         store: where the workers of the run meet.
@@ -78,6 +80,7 @@ class LaunchedRun:
         hello: dict[str, str],
         gpu: str | None = None,
         random_states: tuple[int, ...] = (),
+        state: Sequence[torch.Tensor] = (),
     ) -> None:
         global _num_joined
         _num_joined += 1
@@ -87,7 +90,7 @@ class LaunchedRun:
         self.store: Any = own_part(common_store(environment), str(_num_joined))
         self.tables = StoredTables(self.store, self._worker_id, self._num_workers)
         self.tables.tell_random_states(random_states)
-        self._agree(hello, gpu)
+        differing = self._agree(hello, gpu, state)
         if gpu is not None and not dist.is_nccl_available():
             raise UsageError(
                 "Collectives between GPUs are NCCL's, which this PyTorch was built without: move the model with model.cpu(),"
@@ -110,6 +113,8 @@ class LaunchedRun:
         self.collectives = DistributedCollectives(
             self._group, self.store, self._worker_id, self._num_workers, timeout_s=self.deadline_s
         )
+        for number, num_bytes in differing:
+            self._become_worker_0s(state[number], num_bytes)
 
     def axes(self, axes: Mapping[str, AxisShape]) -> dict[str, AxisCollectives]:
         """Collectives along each axis, without those along which this worker is alone. All call it alike."""
@@ -122,14 +127,15 @@ class LaunchedRun:
         return make_axes(axes, self._worker_id, self._num_workers, self.deadline_s + _GROUP_EXTRA_S, make)
 
     def start_from_worker_0(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Every worker's tensors become worker 0's; those on a GPU go through the host's memory."""
+        """Every worker's tensors become worker 0's, through the host's memory."""
         for tensor in tensors:
-            if tensor.is_cpu:
-                self.collectives.broadcast(tensor)
-                continue
-            host = tensor.cpu().contiguous()
-            self.collectives.broadcast(host)
-            tensor.copy_(host)
+            self._become_worker_0s(tensor, tensor.nbytes)
+
+    def _become_worker_0s(self, tensor: torch.Tensor, num_bytes: int) -> None:
+        raw = torch.empty(num_bytes, dtype=torch.uint8) if self._worker_id else to_bytes(tensor)
+        self.collectives.broadcast(raw)
+        if self._worker_id:
+            from_bytes(tensor, raw)
 
     def hears_of_left(self, is_left: bool) -> bool:
         """Whether worker 0's loop has left something in its model: it says so, the others wait until it does.
@@ -178,15 +184,17 @@ class LaunchedRun:
             within_s = min(_FAREWELL_S, self.deadline_s) if is_lost else self.deadline_s
             missing_keys(self.store, [f"left/{worker}" for worker in range(self._num_workers)], within_s)
 
-    def _agree(self, hello: dict[str, str], gpu: str | None) -> None:
-        self.store.set(f"hello/{self._worker_id}", json.dumps([hello, gpu], sort_keys=True))
+    def _agree(self, hello: dict[str, str], gpu: str | None, state: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+        """Compares what the workers have; returns which tensors are not alike, and how many bytes worker 0's has."""
+        digests = list(map(digest, state))
+        self.store.set(f"hello/{self._worker_id}", json.dumps([hello, gpu, digests], sort_keys=True))
         keys = [f"hello/{worker}" for worker in range(self._num_workers)]
         if missing := missing_keys(self.store, keys, self.deadline_s):
             raise WorkerLostError(
                 f"start: {name_workers(missing)} did not call paceline.attach within {self.deadline_s:g} s. See its output;"
                 " it may have ended before."
             )
-        others, gpus = zip(*(json.loads(self.store.get(key)) for key in keys), strict=True)
+        others, gpus, states = zip(*(json.loads(self.store.get(key)) for key in keys), strict=True)
         differing = [worker for worker, other in enumerate(others) if other != others[0]]
         wait_for_readers(self.store, "hello", self._worker_id, range(self._num_workers))
         if differing:
@@ -202,6 +210,8 @@ class LaunchedRun:
                 f"{name_workers(on_this).capitalize()} have their models on one GPU, and NCCL needs one for each: use"
                 " model.to(f\"cuda:{os.environ['LOCAL_RANK']}\")."
             )
+        rows = enumerate(zip(*states, strict=True))
+        return [(number, row[0][0]) for number, row in rows if any(one != row[0] for one in row)]
 
 
 def _short(text: str) -> str:

@@ -34,10 +34,11 @@ from paceline.system import machine as system
 from paceline.system.global_randomness import GlobalRandomness, undisturbed
 from paceline.system.interrupts import Interruption
 from paceline.system.torch_contexts import TorchContexts
-from paceline.vectors.flat import FlatBinding
+from paceline.vectors.flat import FlatBinding, model_words
+from paceline.vectors.model_state import dense_buffers
 from paceline.worker.chosen_algorithm import given_algorithm
 from paceline.worker.memberships.entry import SimulatedEnvironment
-from paceline.worker.supervised import refuse_inside_worker
+from paceline.worker.supervised import NO_WORKER_0, refuse_inside_worker
 
 __all__ = ["simulate"]
 
@@ -220,9 +221,11 @@ class _Simulation:
         random_states: tuple[int, ...],
         evaluate: Evaluate | None,
     ) -> SimulatedMembership:
-        """The first worker brings the initial parameters, and all wait for the last."""
+        """Worker 0 comes first and brings what all begin with, and all wait for the last."""
         binding = FlatBinding(model.parameters())
         if self.machine is None:
+            if worker_id:
+                raise UsageError(NO_WORKER_0)
             self._wanted = binding
             self.algorithm = algorithm
             x = torch.empty(binding.num_elements, dtype=binding.dtype)
@@ -237,13 +240,14 @@ class _Simulation:
                 faults=self.faults,
                 scheduler=self.scheduler,
             )
+            self.common.model = model
+            self.common.buffers = dense_buffers(model)
             if not algorithm.lockstep:
-                self.common.buffers = {name: buffer.data.clone() for name, buffer in model.named_buffers()}
-            self.common.buffers_of_run = list(self.common.buffers.values() or model.buffers())
+                self.common.buffers = {name: buffer.clone() for name, buffer in self.common.buffers.items()}
             self.record = self._make_record(model, algorithm, evaluate)
             if isinstance(algorithm, Served):
                 self.machine.start_servers(algorithm.serve)
-        elif algorithm != self.algorithm or list(binding.describe()) != list(self._wanted.describe()):
+        elif algorithm != self.algorithm or model_words(model) != model_words(self.common.model):
             raise UsageError(
                 f"Worker {worker_id} wants {registry.spec(algorithm)} on {binding.num_parameters:,} parameters,"
                 f" the others {registry.spec(self.algorithm)} on {self._wanted.num_parameters:,}: all workers must build the"
@@ -274,9 +278,8 @@ class _Simulation:
             backend="simulator",
             seed=self.seed,
         )
-        buffers = self.common.buffers or dict(model.named_buffers())
         return SimulationRecord(
-            self.machine, algorithm, self.goal, about.identity(), evaluator=evaluator, buffers=buffers
+            self.machine, algorithm, self.goal, about.identity(), evaluator=evaluator, buffers=self.common.buffers
         )
 
     def tell_epoch(self, samples: int) -> None:

@@ -44,6 +44,7 @@ from paceline.system.machine import intra_op_threads, uncollected
 from paceline.tasks.base import seeded_model
 from paceline.tasks.load import load_task
 from paceline.vectors.flat import FlatBinding
+from paceline.vectors.model_state import dense_buffers
 
 __all__ = ["TaskSimulation", "simulate_task"]
 
@@ -161,7 +162,7 @@ class TaskSimulation:
         )
         self.scheduler = self.machine.scheduler
         if self.algorithm.needs.averaged and self.model is not None:
-            floating = {name: buffer for name, buffer in self.model.named_buffers() if buffer.is_floating_point()}
+            floating = {name: one for name, one in dense_buffers(self.model).items() if one.is_floating_point()}
             self.machine.shared.average_also(floating)
         self._goal = self.config.goal(loss)
         self.record = SimulationRecord(
@@ -170,7 +171,7 @@ class TaskSimulation:
             self._goal,
             self.config.identity() | injected(self.config, self.algorithm) | about_evaluated(self.algorithm),
             evaluator=self.evaluator,
-            buffers=dict(self.model.named_buffers()) if self.model is not None else {},
+            buffers=dense_buffers(self.model) if self.model is not None else {},
             initial_loss=loss,
             epoch_samples=self.plan.num_samples if self.plan is not None else 0,
             timing_only=timing_only,

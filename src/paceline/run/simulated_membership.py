@@ -20,6 +20,7 @@ from paceline.simulator.gathering import EndBarrier, SimulatedGathering
 from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.scheduler import Scheduler
 from paceline.vectors.flat import FlatBinding
+from paceline.vectors.model_state import dense_buffers, from_bytes, state_of, to_bytes
 from paceline.worker.gathering import Call
 from paceline.worker.memberships.membership import BatchShare, Membership
 
@@ -40,8 +41,8 @@ class SimulatedRun:
         ending: where they wait for each other at the end.
         epoch_claims: counts of batches.
         after_backward: where they wait after a backward pass.
-        buffers: running statistics that all of them share, by name.
-        buffers_of_run: those, or worker 0's where each has its own.
+        model: worker 0's, with what all begin with.
+        buffers: running statistics that all of them share, by name; worker 0's where each has its own.
         tables: what they tell each other.
         left: what worker 0's loop has left in its model.
         tell_epoch: takes about how many samples an epoch has.
@@ -52,8 +53,8 @@ class SimulatedRun:
         self.ending = EndBarrier(scheduler, num_workers)
         self.epoch_claims = LocalEpochClaims()
         self.after_backward = AfterBackward()
+        self.model: nn.Module
         self.buffers: dict[str, torch.Tensor] = {}
-        self.buffers_of_run: list[torch.Tensor] = []
         self.tables = local_tables(num_workers)
         self.left: LeftWeights | None = None
         self.tell_epoch = tell_epoch
@@ -61,7 +62,7 @@ class SimulatedRun:
     @cached_property
     def last_buffers(self) -> Sequence[torch.Tensor]:
         """What the run's buffers are when all workers have ended, or what worker 0's loop has left in them; asked for then."""
-        return self.left.buffers if self.left is not None else [one.detach().clone() for one in self.buffers_of_run]
+        return self.left.buffers if self.left is not None else [one.detach().clone() for one in self.buffers.values()]
 
 
 class SimulatedMembership(Membership):
@@ -108,12 +109,12 @@ class SimulatedMembership(Membership):
         shared: Any = self.ports.shared if has_replica else machine.shared
         self.snapshot, self.stopped, self.tell_epoch = shared.snapshot, _never, run.tell_epoch
         self.own_records = partial(record.records_of, self.worker_id)
-        self._buffers = list(model.buffers())
-        self._shared_buffers: list[torch.Tensor] = []
-        for name, buffer in model.named_buffers():
-            if name in run.buffers:
-                buffer.data = run.buffers[name]
-                self._shared_buffers.append(buffer)
+        self._buffers = dense_buffers(model)
+        for own, first in zip(state_of(model).values(), state_of(run.model).values(), strict=True):
+            if worker_id and own is not first and not own.requires_grad:
+                from_bytes(own, to_bytes(first))
+        for name, buffer in self._buffers.items() if not algorithm.lockstep else ():
+            buffer.data = run.buffers[name]
 
     def replica(self, optimizer: torch.optim.Optimizer) -> SimulatedAttachedReplica:
         """As of `Membership`; what it does takes the cluster's time."""
@@ -151,7 +152,7 @@ class SimulatedMembership(Membership):
             out.copy_(run.left.x)
         elif not self._algorithm.gossip:
             self.snapshot(out)
-        for buffer, value in zip(self._buffers, run.last_buffers, strict=True):
+        for buffer, value in zip(self._buffers.values(), run.last_buffers, strict=True):
             buffer.data.copy_(value)
         return mean
 
@@ -159,7 +160,7 @@ class SimulatedMembership(Membership):
         """As of `Membership`."""
         self._run.ending.leave(self.worker_id)
         self.binding.release()
-        for buffer in self._shared_buffers:
+        for buffer in self._buffers.values():
             buffer.data = buffer.data.clone()
 
 

@@ -230,5 +230,5 @@ class _SimulatedParameters:
     def extra(self, name: str) -> torch.Tensor:
         """A buffer, by `buffer <name>`; its average, by `average buffer <name>`."""
         if name.startswith(AVERAGE):
-            return self.shared.average_buffers[name.removeprefix(f"{AVERAGE}buffer ")]
-        return self.buffers[name.removeprefix("buffer ")]
+            return self.shared.average_buffers[name.removeprefix(AVERAGE)]
+        return self.buffers[name]

@@ -1,84 +1,109 @@
-"""How workers come into a run: the first one decides the memory and initialises it, the others map what it left."""
+"""How workers come into a run: worker 0 decides the memory and initialises it, the others map what it left."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing import reduction
+
+import torch
 
 from paceline.algorithms import Algorithm, registry
 from paceline.errors import UsageError
-from paceline.memory.arena import Arena, plan_arena
+from paceline.memory.arena import Arena, ArenaPlan, plan_arena
 from paceline.memory.placement import placement_registry
 from paceline.memory.segment import Segment
 from paceline.specs.bounds import check_vectors, check_workers
 from paceline.transport.directory import mark_ended
 from paceline.worker.process import Hello, Welcome
-from paceline.worker.supervised import WorkerState
+from paceline.worker.supervised import NO_WORKER_0, WorkerState
 
 __all__ = ["Handshake"]
-
-_DONE = -1
 
 
 class Handshake:
     """Answers every worker's hello with the run's memory, or with the reason why it may not take part.
 
-    A worker's hello says which algorithm and how large a model it brings. The first one is taken at its word; whoever says
-    something else later is refused. Until the first worker has written its parameters into the memory, the others wait.
+    A worker's hello says which algorithm and how large a model it brings. Worker 0 is taken at its word; workers that say
+    something else are refused. Once all have come, worker 0 writes what it begins with into the memory, and the others wait
+    for that: its parameters and buffers, and of what is not trained whatever differs between workers.
 
     Args:
-        num_workers: how many take part.
+        workers: those that take part.
         algorithm: how they agree; None where the workers' code names it.
         placement: where the memory goes.
         own_processes: whether workers are processes, so that the memory's handle must be sent to their id.
         first_batch: the batch that training starts with: not 0 in a resumed run.
         first_version: the version that the parameters start with.
+        keeps_all: whether the memory has all that is not trained, for workers that are started again.
     """
 
     def __init__(
         self,
-        num_workers: int,
+        workers: Sequence[WorkerState],
         algorithm: Algorithm | None,
         placement: str,
         *,
         own_processes: bool,
         first_batch: int,
         first_version: int,
+        keeps_all: bool,
     ) -> None:
         self.algorithm = algorithm
         self.arena: Arena | None = None
         self.note = ""  # what placing the memory had to say
-        self._num_workers = num_workers
+        self._workers, self._num_workers = workers, len(workers)
         self._placement = placement
         self._own_processes = own_processes
         self._backend = "processes" if own_processes else "threads"
         self._first_batch = first_batch
         self._first_version = first_version
-        self._hello: Hello | None = None
-        self._initialising: int | None = None
-        self._waiting: list[WorkerState] = []
+        self._keeps_all = keeps_all
+        self._hello: Hello | None = None  # worker 0's
+        self._plan: ArenaPlan | None = None  # with what the others take of it; known once all have come
+        self._is_initialised = False
+        self._waiting: dict[int, tuple[WorkerState, Hello]] = {}
 
     def welcome(self, worker: WorkerState, hello: Hello) -> None:
         """Answers a hello: now, or once the memory is initialised."""
-        if self._hello is None:
+        if self._hello is None and not worker.worker_id:
+            if why_not := self._open(hello):
+                self.refuse(worker, why_not)
+                return
             self._hello = hello
-            why_not = self._open(hello)
-        elif hello != self._hello:
-            why_not = (
-                f"Worker {worker.worker_id} wants {hello.algorithm} on {hello.num_parameters:,} parameters, the others"
-                f" {self._hello.algorithm} on {self._hello.num_parameters:,}: all workers must build the same model."
+        self._waiting[worker.worker_id] = worker, hello
+        self.answer()
+
+    def answer(self) -> None:
+        """Answers those that wait, where that is possible by now."""
+        if self._hello is None:
+            if not self._workers[0].running:
+                self.refuse_waiting(NO_WORKER_0)
+            return
+        for worker, hello in [one for one in self._waiting.values() if one[1] != self._hello]:
+            del self._waiting[worker.worker_id]
+            self.refuse(
+                worker,
+                f"Worker {worker.worker_id} wants {hello.algorithm} on {hello.num_parameters:,} parameters, worker 0"
+                f" {self._hello.algorithm} on {self._hello.num_parameters:,}: all workers must build the same model.",
             )
-        else:
-            why_not = ""
-        if why_not:
-            self.refuse(worker, why_not)
-        elif self._initialising is None:
-            self._initialising = worker.worker_id
-            self._send_plan(worker, initialise=True)
-        elif self._initialising == _DONE:
-            self._send_plan(worker, initialise=False)
-        else:
-            self._waiting.append(worker)
+        if self._is_initialised:
+            for worker, _ in self._waiting.values():
+                self._send_plan(worker, initialise=False)
+            self._waiting = {}
+        elif self._plan is None and all(one.worker_id in self._waiting for one in self._workers if one.running):
+            self._agree_on_plan()
+            self._send_plan(self._waiting.pop(0)[0], initialise=True)
+
+    def _agree_on_plan(self) -> None:
+        """Leaves out of the memory what all workers have alike."""
+        assert self._hello is not None
+        assert self.arena is not None
+        theirs = zip(*(hello.untrained for _, hello in self._waiting.values()), strict=True)
+        alike = {one[0][0] for one in theirs if len({digest for _, _, digest in one}) == 1 and not self._keeps_all}
+        extra = {name: place for name, place in self.arena.plan.extra.items() if name not in alike}
+        self._plan = replace(self.arena.plan, extra=extra)
 
     def admit_server(self, server: WorkerState) -> None:
         """Sends a server the run's memory; it waits there until training begins."""
@@ -86,11 +111,9 @@ class Handshake:
 
     def count_ready(self, worker: WorkerState) -> None:
         """A worker has mapped the memory; if it was to initialise it, those who wait may come in."""
-        if self._initialising == worker.worker_id:
-            self._initialising = _DONE
-            for other in self._waiting:
-                self._send_plan(other, initialise=False)
-            self._waiting = []
+        if not worker.worker_id:
+            self._is_initialised = True
+            self.answer()
 
     def lose(self, worker: WorkerState) -> None:
         """Lets workers that are just meeting the others know that they need not wait for a dead one."""
@@ -104,9 +127,9 @@ class Handshake:
 
     def refuse_waiting(self, why: str) -> None:
         """Sends those away who wait for memory that nobody will initialise any more."""
-        for worker in self._waiting:
+        for worker, _ in self._waiting.values():
             self.refuse(worker, why)
-        self._waiting = []
+        self._waiting = {}
 
     def _open(self, hello: Hello) -> str:
         """Decides the algorithm and makes the memory; returns why that cannot be."""
@@ -130,7 +153,7 @@ class Handshake:
             num_workers=self._num_workers,
             num_elements=hello.num_elements,
             dtype=hello.dtype,
-            extra=hello.extra,
+            extra={**hello.extra, **{name: ((size,), torch.uint8) for name, size, _ in hello.untrained}},
             sharding=hello.sharding,
         )
         segment = Segment.create(plan.size_bytes)
@@ -146,5 +169,5 @@ class Handshake:
         assert self.arena is not None
         pid = worker.handle.pid if self._own_processes else None
         with contextlib.suppress(OSError):  # it is gone: its end is the next news
-            worker.connection.send(Welcome(self.arena.plan, initialise))
+            worker.connection.send(Welcome(self._plan or self.arena.plan, initialise))
             reduction.send_handle(worker.connection, self.arena.segment.fd, pid)

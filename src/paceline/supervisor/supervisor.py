@@ -96,12 +96,13 @@ class Supervisor:
         self._on_end = on_end
         self._handles = handles
         self._handshake = Handshake(
-            num_workers,
+            self.workers,
             algorithm,
             environment.placement,
             own_processes=backend == "processes",
             first_batch=first_batch,
             first_version=first_version,
+            keeps_all=restarts > 0,
         )
         self.servers = Servers(
             launch=self._launch_server, admit=self._handshake.admit_server, fail=self._fail, outcome=self.outcome
@@ -275,6 +276,7 @@ class Supervisor:
             case Done():
                 worker.ended = True
                 self._tell_waiters(worker)
+                self._handshake.answer()
             case Failure():
                 worker.ended = True
                 worker.failure = message
@@ -333,9 +335,9 @@ class Supervisor:
                 # Who told us may have waited for a survivor.
                 self.outcome.reason = f"{' '.join(self.outcome.notes)} {failure.message}"
             self.outcome.trace = failure.trace
+        self._handshake.refuse_waiting(_RUN_HAS_ENDED)
         if self.arena is None:
             self._end_all(grace_s=0.0)
-        self._handshake.refuse_waiting(_RUN_HAS_ENDED)
         self.stop()
 
     def _lose(self, worker: WorkerState) -> None:

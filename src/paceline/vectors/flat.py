@@ -254,8 +254,9 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 def model_words(model: nn.Module) -> str:
     """A model's size, and a digest of its shapes: what workers must agree on."""
     binding = FlatBinding(model.parameters(), on_any_device=True)
-    buffers = sorted((name, tuple(buffer.shape), buffer.dtype) for name, buffer in model.named_buffers())
-    digest = hashlib.sha256(repr((binding.describe(), binding.dtype, buffers)).encode()).hexdigest()[:12]
+    frozen = [(name, one) for name, one in model.named_parameters() if not one.requires_grad]
+    others = sorted((name, tuple(one.shape), str(one.dtype)) for name, one in (*model.named_buffers(), *frozen))
+    digest = hashlib.sha256(repr((binding.describe(), binding.dtype, others)).encode()).hexdigest()[:12]
     return f"{binding.num_parameters:,} parameters (shapes {digest})"
 
 

@@ -37,6 +37,7 @@ from paceline.worker.batches import Batches, WorkerBatches
 from paceline.worker.chosen_algorithm import chosen_algorithm
 from paceline.worker.memberships.entry import Entry, enter
 from paceline.worker.memberships.membership import Membership
+from paceline.worker.optimizer_states import check_states
 from paceline.worker.whole_run import WholeRun
 
 __all__ = ["Worker", "attach"]
@@ -63,11 +64,10 @@ def attach(
     put into its model after its last step.
 
     Workers that torchrun, Ray Train or TorchDistributor started, or Slurm or Open MPI where MASTER_ADDR and MASTER_PORT are
-    set, meet at that address, and all start with worker 0's parameters and buffers; buffers then stay each worker's own, and
-    worker 0's are the run's. Nothing is recorded there. With PACELINE_CHECKPOINT=FOLDER, on storage that all workers reach,
-    lockstep methods save every epoch's beginning, and start from the newest complete one if there is any: so
-    `torchrun --max-restarts` resumes. What a loop prints or schedules for epochs that are behind it, it does again.
-    A worker that hangs is given up after PACELINE_DEADLINE_S seconds (600). A server's shards are threads of worker 0.
+    set, meet at that address. All start with worker 0's model; buffers then stay each worker's own, and worker 0's are the
+    run's. With PACELINE_CHECKPOINT=FOLDER, on storage that all workers reach, lockstep methods save every epoch's beginning,
+    and start from the newest complete one if there is any: so `torchrun --max-restarts` resumes. What a loop prints for epochs
+    that are behind it, it does again. A worker that hangs is given up after PACELINE_DEADLINE_S (600).
 
     Workers that find an address in PACELINE_JOIN, which `paceline launch` sets, join the run there and outlive each other; see
     `paceline.membership.elastic`. The algorithm is then `ad-psgd` unless one is named, and a process joins once.
@@ -207,6 +207,7 @@ class Worker(WholeRun):
             if self.num_workers > 1 and self.algorithm.clips_before_the_mean:
                 self._undo.append(watch_gradients(parameters, members))
         taken = self._restore(run)
+        check_states(run, self.algorithm, self._optimizer)
         self._replica = replica = run.replica(self._optimizer)
         if isinstance(self._optimizer, SeveralOptimizers):
             self._undo.append(self._optimizer.watch(parameters))
@@ -220,9 +221,9 @@ class Worker(WholeRun):
             inputs = SameInputs(run.tables.inputs, self.worker_id, self.num_workers)
         replica.watch(self._model, inputs)
         progress = self._begin_progress()
-        self._places, self._loads = Places(self._model, parameters), Loads(self._model)
+        self._places, self._loads = Places(self._model, parameters, members), Loads(self._model)
         replica.outside = watch_outside(run.binding, run.ports.shared, self.algorithm, self._loads, self.num_workers)
-        self._undo += [self._loads.close, leave_out_of_copies(self._model)]
+        self._undo += [self._loads.close, self._places.close, leave_out_of_copies(self._model)]
         self._batches = WorkerBatches(
             membership=run,
             algorithm=self.algorithm,
@@ -333,9 +334,8 @@ class Worker(WholeRun):
     def accumulate(self) -> Iterator[None]:
         """Marks micro-batches whose backward pass only adds to the gradients: `with worker.accumulate(): loss.backward()`.
 
-        Methods that average gradients send them during backward. Without this, they do so in every backward pass between two
-        steps, which is as right but costs as much communication each time. A step whose passes were all marked
-        sends everything when the optimizer steps.
+        Methods that average gradients send them during backward: without this in every pass, as right and more communication.
+        A step whose passes were all marked sends everything when the optimizer steps.
         """
         self._replica.accumulates = True
         try:
@@ -375,7 +375,7 @@ class Worker(WholeRun):
         if self.worker_id or self._replica is None:
             return None
         has_changed = self.num_workers == 1 or self._replica.outside is None or self._replica.outside.found()
-        return left_weights(self._model, self._membership.binding, self._places, self._loads, has_changed=has_changed)
+        return left_weights(self._membership.binding, self._places, self._loads, has_changed=has_changed)
 
     def _final_model(self, left: LeftWeights | None) -> tuple[torch.Tensor, FinalMean | None]:
         """The run's model (P,). Once the run is over nobody waits for a lock; but its holder is about to give it back."""

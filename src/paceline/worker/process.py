@@ -12,7 +12,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
@@ -35,15 +35,19 @@ __all__ = ["Done", "Failure", "Hello", "NotSaved", "Ready", "Welcome", "join_run
 
 @dataclass(frozen=True)
 class Hello:
-    """A worker names what it wants to train; all must want the same."""
+    """A worker names what it wants to train; all must want the same.
+
+    `untrained` are name, bytes and digest of what its model holds beside.
+    """
 
     algorithm: str
     num_elements: int
     num_parameters: int
     dtype: torch.dtype
-    shapes: tuple[tuple[int, ...], ...]
+    shapes: tuple[tuple[int | str, ...], ...]
     extra: dict[str, tuple[tuple[int, ...], torch.dtype]]
     sharding: Sharding | None = None
+    untrained: tuple[tuple[str, int, int], ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,8 @@ def join_run(
     Args:
         environment: this worker.
         hello: what it wants to train.
-        initial: writes the initial parameters into a flat vector, and the buffers into the arena; called in one worker.
+        initial: writes the initial parameters into a flat vector, and what else the others take into the arena; called in
+            worker 0.
         tell: writes what all shall know of each other when they begin; called in every worker.
 
     Raises:

@@ -21,6 +21,7 @@ from paceline.worker.by_value import pickled_function
 from paceline.worker.process import Failure, process_main, run_worker
 
 __all__ = [
+    "NO_WORKER_0",
     "Outcome",
     "WorkerState",
     "check_launch",
@@ -31,6 +32,10 @@ __all__ = [
     "start_process",
     "start_thread",
 ]
+
+NO_WORKER_0 = (
+    "Worker 0 ended without calling paceline.attach, and all workers begin with its model: call attach on every worker."
+)
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
@@ -76,10 +76,11 @@ class WorkerPart:
         places: dict[str, Axis] = {name: _Place(one, self._place) for name, one in mesh_axes.items()}
         self._shapes = {one: one.shape for one in model.parameters()}
         self._frozen = {one: one.data for one in model.parameters() if not one.requires_grad}
+        self._places = places
         self.mesh.connect(self._shape, places, replica, replicas, mode=self._mode)
         try:
             self._placed = dict(self._placements())
-            self._cut(places)
+            self._cut(self._placed)
         except UsageError:
             self.mesh.disconnect()
             raise
@@ -93,6 +94,9 @@ class WorkerPart:
     ) -> Ports[Any]:
         """As of `LayoutPart`: the program is one of as many as there are replicas, and knows of no mesh."""
         self.whole = None
+        for parameter, whole in self._frozen.items():  # which are worker 0's by now
+            parameter.data = whole
+        self._cut(self._frozen)
         counts = None if carrier_counts else ports.counts
         most_bytes = max(self.binding.num_elements, EXCHANGED_ELEMENTS) * self.binding.dtype.itemsize
 
@@ -178,8 +182,8 @@ class WorkerPart:
         for name, parameter in self.model.named_parameters():
             yield parameter, named[name]
 
-    def _cut(self, places: Mapping[str, Axis]) -> None:
-        parts = {one: placement.cut(one.data, places) for one, placement in self._placed.items()}
+    def _cut(self, parameters: Iterable[nn.Parameter]) -> None:
+        parts = {one: self._placed[one].cut(one.data, self._places) for one in parameters}
         for parameter, part in parts.items():
             if part.shape != parameter.shape:
                 parameter.data, parameter.grad = part.clone(memory_format=torch.contiguous_format), None

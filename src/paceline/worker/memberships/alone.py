@@ -13,9 +13,10 @@ from paceline.membership.final_mean import FinalMean, Given, LeftWeights
 from paceline.membership.tables import SharedTables, local_tables
 from paceline.model_parallel.layouts import AnyLayout, part_of
 from paceline.vectors.flat import FlatBinding
+from paceline.vectors.model_state import dense_buffers
 from paceline.worker.gathering import NoGatherer
 from paceline.worker.memberships.membership import BatchShare, Membership
-from paceline.worker.memberships.memory import WorkerMemory, copies_of, named_buffers, own_arena
+from paceline.worker.memberships.memory import WorkerMemory, copies_of, own_arena
 
 __all__ = ["AloneMembership"]
 
@@ -39,7 +40,7 @@ class AloneMembership(Membership):
         self.binding = FlatBinding(parameters, on_any_device=True)
         copies = copies_of(self.binding, algorithm, kinds=_PRIVATE_KINDS)
         arena = own_arena(self.binding, algorithm, is_private=algorithm.needs.kind in _PRIVATE_KINDS)
-        self._memory = memory = WorkerMemory(self.binding, named_buffers(model), algorithm, arena, copies=copies)
+        self._memory = memory = WorkerMemory(self.binding, dense_buffers(model), algorithm, arena, copies=copies)
         if algorithm.needs.mailbox:
             memory.meet(arena.shared_store())
         if self.part is not None:

@@ -17,9 +17,10 @@ from paceline.membership.elastic import JoinedRun
 from paceline.membership.final_mean import FinalMean, Given, LeftWeights
 from paceline.records.step_record import PackedRecords
 from paceline.vectors.flat import FlatBinding
+from paceline.vectors.model_state import dense_buffers, state_of
 from paceline.worker.gathering import Call
 from paceline.worker.memberships.membership import BatchShare, Membership
-from paceline.worker.memberships.memory import WorkerMemory, copies_of, named_buffers, own_arena
+from paceline.worker.memberships.memory import WorkerMemory, copies_of, own_arena
 from paceline.worker.memberships.written import write_end, write_state
 
 __all__ = ["ElasticMembership", "report"]
@@ -63,10 +64,8 @@ class ElasticMembership(Membership):
         self.deals_batches = not run.own_data
         self.tables, self.gatherer = run.tables, _NobodyToWaitFor()
         self.binding = FlatBinding(model.parameters(), on_any_device=True)
-        copies, buffers = copies_of(self.binding, algorithm), named_buffers(model)
-        with torch.no_grad():
-            tensors = [*(p.detach() for p in self.binding.parameters), *(b.detach() for b in buffers.values())]
-            peers = run.meet(tensors, random_states)
+        copies, buffers = copies_of(self.binding, algorithm), dense_buffers(model)
+        peers = run.meet(list(state_of(model).values()), random_states)
         arena = own_arena(self.binding, algorithm, is_private=copies is not None)
         self._records = records = PackedRecords()
         incarnation = run.incarnation

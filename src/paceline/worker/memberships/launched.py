@@ -23,10 +23,11 @@ from paceline.membership.peers import mailbox_part
 from paceline.model_parallel.layouts import AnyLayout, layout_registry, part_of
 from paceline.records.step_record import PackedRecords
 from paceline.vectors.flat import FlatBinding, model_words
+from paceline.vectors.model_state import dense_buffers, state_of
 from paceline.worker.gathering import StoreGatherer
 from paceline.worker.hosted_servers import HostedServers
 from paceline.worker.memberships.membership import BatchShare, Membership
-from paceline.worker.memberships.memory import WorkerMemory, copies_of, named_buffers, own_arena
+from paceline.worker.memberships.memory import WorkerMemory, copies_of, own_arena
 from paceline.worker.memberships.written import write_end, write_state
 from paceline.worker.storage import WorkerStorage
 
@@ -34,7 +35,7 @@ __all__ = ["LaunchedMembership"]
 
 
 class LaunchedMembership(Membership):
-    """A worker that starts with worker 0's parameters and buffers, as all do.
+    """A worker that starts with worker 0's model, as all do.
 
     Buffers stay each worker's own, and worker 0's are the run's. A parameter server's shards are threads of worker 0.
 
@@ -78,7 +79,7 @@ class LaunchedMembership(Membership):
             )
         if layout is not None and copies is not None:
             raise UsageError("Layouts are for models on the CPU so far: move the model there with model.cpu().")
-        buffers = named_buffers(model)
+        buffers = dense_buffers(model)
         self._storage = WorkerStorage(self.worker_id, resume, folder)
         self._first_version = self._read_checkpoint(buffers)
         gpu = copies.device_name if copies is not None and algorithm.needs.collectives else None
@@ -89,14 +90,12 @@ class LaunchedMembership(Membership):
             "kind of device": self.binding.device.type,
             "layout": layout_registry.spec(layout) if layout is not None else "none",
         }
-        self._run = run = LaunchedRun(environment, words, gpu, random_states)
+        self._run = run = LaunchedRun(environment, words, gpu, random_states, list(state_of(model).values()))
         self.tables = run.tables
-        if folder is not None and self.worker_id == 0:  # the others wait below, and save nothing before
-            checkpoint_files.clear(folder, keep=resume)
-        with torch.no_grad():
-            run.start_from_worker_0(
-                [*(p.detach() for p in self.binding.parameters), *(b.detach() for b in buffers.values())]
-            )
+        if folder is not None:
+            if self.worker_id == 0:
+                checkpoint_files.clear(folder, keep=resume)
+            run.collectives.broadcast(torch.zeros(1))  # the others save nothing before
         if gpu is not None:  # what is wrong with NCCL is said here, and not within a backward pass
             run.collectives.start_all_reduce(torch.zeros(1, device=self.binding.device)).wait()
         self._records = records = PackedRecords()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from paceline.algorithms import Algorithm, registry
 from paceline.checkpoint import contents as checkpoint
@@ -26,12 +25,7 @@ from paceline.system.clock import RealClock
 from paceline.transport.device import DeviceCopies, StagedMailbox, device_copies
 from paceline.vectors.flat import FlatBinding
 
-__all__ = ["WorkerMemory", "copies_of", "named_buffers", "own_arena"]
-
-
-def named_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The model's buffers, by their names in arenas and checkpoints."""
-    return {f"buffer {name}": buffer for name, buffer in model.named_buffers()}
+__all__ = ["WorkerMemory", "copies_of", "own_arena"]
 
 
 class WorkerMemory:
@@ -39,7 +33,7 @@ class WorkerMemory:
 
     Args:
         binding: the model's parameters.
-        buffers: the model's, by name.
+        buffers: the model's dense ones, by name.
         algorithm: how the workers agree.
         arena: the memory.
         seed: of the run.

@@ -28,11 +28,12 @@ from paceline.records.step_record import Recorder
 from paceline.transport.device import device_copies
 from paceline.vectors.flat import FlatBinding
 from paceline.vectors.half_types import sum_type
+from paceline.vectors.model_state import dense_buffers, digest, from_bytes, to_bytes, untrained
 from paceline.vectors.sharding import REPLICAS
 from paceline.worker.evaluation_process import begin_evaluations
 from paceline.worker.gathering import SupervisedGatherer
 from paceline.worker.memberships.membership import BatchShare, Membership
-from paceline.worker.memberships.memory import WorkerMemory, named_buffers
+from paceline.worker.memberships.memory import WorkerMemory
 from paceline.worker.process import Hello, join_run
 from paceline.worker.storage import WorkerStorage
 
@@ -97,11 +98,12 @@ class SupervisedMembership(Membership):
             if evaluate is not None and self.worker_id == 0:
                 evaluator = loop_evaluator(model, evaluate, needs_accuracy=goal.target_accuracy is not None)
         is_evaluated = is_evaluated_elsewhere or (goal is not None and evaluate is not None)
+        self._untrained = untrained(model)  # whole also where the model is cut
         if layout is not None:
             self.part = part_of(model, layout, self.worker_id, self.num_workers, self.seed)
             self.binding = self.part.binding
         self._shared_state = shared_state or {}
-        self._buffers = named_buffers(model)
+        self._buffers = dense_buffers(model)
         self._averages = [n for n, b in self._buffers.items() if b.is_floating_point() and algorithm.needs.averaged]
         resume, folder, tell = environment.resume, environment.checkpoint, environment.supervisor.send
         self._storage = WorkerStorage(self.worker_id, resume, folder, tell)
@@ -110,9 +112,12 @@ class SupervisedMembership(Membership):
         if not (algorithm.lockstep and self.worker_id):
             for name, buffer in self._buffers.items():
                 buffer.data = self.arena.extra(name)
-        elif environment.resume is not None:  # a copy of its own, which it goes on with
+        else:  # a copy of its own, which it goes on with
             for name, buffer in self._buffers.items():
                 buffer.copy_(self.arena.extra(name))
+        for one in (self._untrained, untrained(evaluator.model) if evaluator is not None else {}):
+            for name in (one.keys() & self.arena.plan.extra.keys()) if self.worker_id or self.incarnation else ():
+                from_bytes(one[name], self.arena.extra(name))
         self._memory = memory = WorkerMemory(
             self.binding,
             self._buffers,
@@ -146,9 +151,10 @@ class SupervisedMembership(Membership):
             num_elements=self._whole_binding.num_elements,
             num_parameters=self._whole_binding.num_parameters,
             dtype=self.binding.dtype,
-            shapes=tuple(self.binding.describe()),
+            shapes=(*self.binding.describe(), *((name, *one.shape) for name, one in self._untrained.items())),
             extra=extra | table_shapes(self.num_workers),
             sharding=self.part.sharding if self.part is not None else None,
+            untrained=tuple((name, *digest(one)) for name, one in self._untrained.items()),
         )
 
     def _recorder(self) -> Recorder:
@@ -178,6 +184,8 @@ class SupervisedMembership(Membership):
             self.binding.read(x)
         for name, buffer in buffers.items():
             arena.extra(name).copy_(buffer)
+        for name in self._untrained.keys() & arena.plan.extra.keys():
+            arena.extra(name).copy_(to_bytes(self._untrained[name]))
         for name in self._averages:
             arena.extra(AVERAGE + name).copy_(buffers[name])
 

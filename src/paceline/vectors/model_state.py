@@ -1,0 +1,85 @@
+"""What a model holds beside its trained parameters, by name, and as bytes that workers compare and send."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+__all__ = ["dense_buffers", "digest", "from_bytes", "to_bytes", "untrained"]
+
+_WORDS_PER_ROW = 256
+
+
+def dense_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers that can be views of other memory, by their names in arenas and checkpoints."""
+    return {f"buffer {name}": one for name, one in model.named_buffers() if _is_dense(one)}
+
+
+def untrained(model: nn.Module) -> dict[str, torch.Tensor]:
+    """All other tensors that are not trained: frozen parameters, and buffers of any layout."""
+    dense = {id(one) for one in dense_buffers(model).values()}
+    others = {name: one for name, one in state_of(model).items() if not one.requires_grad and id(one) not in dense}
+    return {f"untrained {name}": one.detach() if _is_dense(one) else one for name, one in others.items()}
+
+
+def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """All tensors with values, by name."""
+    named: Iterable[tuple[str, torch.Tensor]] = (*model.named_parameters(), *model.named_buffers())
+    return {name: one for name, one in named if not is_lazy(one) and not one.is_meta and one.numel()}
+
+
+def to_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """All that a tensor holds, (n,) uint8 on the CPU: its own memory where that is possible."""
+    if _is_dense(tensor):
+        return _memory(tensor).cpu()
+    file = io.BytesIO()
+    torch.save(tensor.detach(), file)
+    return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+
+
+@torch.no_grad()
+def from_bytes(tensor: torch.Tensor, raw: torch.Tensor) -> None:
+    """Gives a tensor what `to_bytes` returned of one with its shape, type and layout."""
+    if _is_dense(tensor):
+        tensor.copy_(raw.view(tensor.dtype).view(tensor.shape))
+        return
+    value = torch.load(io.BytesIO(raw.numpy().tobytes()), map_location=tensor.device, weights_only=True)
+    if tensor.layout is torch.strided:
+        tensor.data = value
+    else:
+        tensor.resize_as_sparse_(value).copy_(value)
+
+
+def digest(tensor: torch.Tensor) -> tuple[int, int]:
+    """How many bytes `to_bytes` has of a tensor, and 64 bits that differ where these or their order do.
+
+    Costs two passes over it, where it is: of a large one only sums over rows and columns are hashed.
+    """
+    found = hashlib.blake2b(digest_size=8)
+    raw = _memory(tensor) if _is_dense(tensor) else to_bytes(tensor)
+    whole = raw.numel() // (8 * _WORDS_PER_ROW) * 8 * _WORDS_PER_ROW
+    if whole and raw.storage_offset() % 8 == 0:
+        words = raw[:whole].view(torch.int64).view(-1, _WORDS_PER_ROW)
+        parts = [words.sum(0), words.sum(1), raw[whole:]]
+    else:
+        parts = [raw]
+    for part in parts:
+        found.update(part.cpu().numpy().tobytes())
+    return raw.numel(), int.from_bytes(found.digest(), "little", signed=True)
+
+
+def _memory(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is nothing but its elements, of which there are some, each in a place of its own."""
+    if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout is not torch.strided or tensor.is_quantized:
+        return False
+    overlaps = any(not stride and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    return tensor.numel() > 0 and not tensor.is_meta and not overlaps
