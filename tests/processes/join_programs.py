@@ -23,6 +23,7 @@ from paceline.membership.join_point import Meeting
 
 CONTEXT: Any = multiprocessing.get_context("forkserver")
 DEADLINE_S = forked.AGAINST_HANGS_S
+UNTRAINED = ["shift", "0.shift", "fixed", "0.fixed"]
 STEP_S = 0.002  # added to every step: without it a worker would be through before the others have begun
 
 
@@ -56,6 +57,9 @@ def _train(wishes, folder, connection):
         paceline.worker.memberships.memory.device_copies = lambda device: copies
     torch.manual_seed(os.getpid())  # everyone begins elsewhere: the run begins where worker 0 does
     model = nn.Sequential(nn.Linear(8, wishes.get("width", 4)), nn.BatchNorm1d(wishes.get("width", 4)))
+    for one in (model, model[0]):  # what is not trained, and random, too
+        one.register_buffer("shift", torch.randn(3))
+        one.fixed = nn.Parameter(torch.randn(2), requires_grad=False)
     rate = wishes.get(
         "lr", 0.01
     )  # where all meet, nobody's model moves before: a late worker begins where all others did
@@ -64,7 +68,7 @@ def _train(wishes, folder, connection):
     batches = list(range(wishes.get("batches", 64)))
     epochs = wishes.get("epochs", 1_000_000)
     with pl.attach(model, optimizer, algorithm=wishes.get("algorithm")) as worker:
-        start = model[0].weight.flatten().tolist()
+        start = [one.flatten().tolist() for one in (model[0].weight, *(model.state_dict()[name] for name in UNTRAINED))]
         connection.send(("place", (worker.worker_id, worker.num_workers)))
         for _ in range(epochs):
             if "epochs" not in wishes and (folder / "done").exists():
@@ -83,7 +87,7 @@ def _train(wishes, folder, connection):
     return {
         "worker": worker.worker_id,
         "start": start,
-        "x": [p.flatten().tolist() for p in model.parameters()],
+        "x": [p.flatten().tolist() for p in model.parameters() if p.requires_grad],
         "seen": seen if epochs == 1 else [],
         "peer_failures": figures["peer_failures"],
         "averages_per_step": figures["averages_per_step"],

@@ -9,6 +9,7 @@ invites an active neighbour to request one. Elsewhere every worker does both.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from paceline.algorithms.exchange import Exchanges, Request
 from paceline.algorithms.last_exchange import Ending, Step
 from paceline.algorithms.partners import Partners
 from paceline.errors import PeerLostError
-from paceline.ports.checks import MalformedMessageError, checked_vector
+from paceline.ports.checks import MalformedMessageError, checked_number, checked_vector
 from paceline.ports.ports import (
     Concurrency,
     Event,
@@ -35,12 +36,13 @@ from paceline.ports.ports import (
 )
 from paceline.ports.shared import ReplicatedParameters
 from paceline.topology import Topology
+from paceline.vectors.model_state import digest, from_bytes, to_bytes
 
 __all__ = ["PairwiseAveraging"]
 
 # Other kinds are not for this program.
 _KINDS = (
-    "turn", "end", "invite", "request", "answer", "busy", "withdraw", "answered", "done", "gone", "model?",
+    "turn", "end", "invite", "request", "answer", "busy", "withdraw", "answered", "done", "gone", "model?", "state?",
 )  # fmt: skip
 _OWN_KINDS = ("turn", "end")  # what the compute program says to this one
 _TURN, _INVITE = Message("turn"), Message("invite")
@@ -106,7 +108,7 @@ class PairwiseAveraging:
         self._mailbox.send(self._ports.worker_id, _TURN)
 
     def take_model(self) -> None:
-        """Copies a neighbour's parameters, for a worker that comes late; keeps its own where nobody answers."""
+        """Copies a neighbour's model, for a worker that comes late; keeps its own where nobody answers."""
         for peer in self._partners.now():
             if peer not in self._mailbox.peers():
                 continue
@@ -125,7 +127,16 @@ class PairwiseAveraging:
             with self._lock, self._shared.writing():
                 self._x.copy_(x)
                 self._ports.moved(2)
+            for number, tensor in enumerate(self._ports.untrained):
+                self._take_untrained(peer, number, tensor)
             return
+
+    def _take_untrained(self, peer: int, number: int, tensor: torch.Tensor) -> None:
+        with contextlib.suppress(PeerLostError, MalformedMessageError):
+            self._mailbox.send(peer, Message("state?", number, x=torch.tensor(digest(tensor), device=tensor.device)))
+            answer = self._mailbox.receive(self._deadline.value_s, kind="state", sender=peer, number=number)
+            if isinstance(answer, Received) and answer.message.x is not None:
+                from_bytes(tensor, checked_vector(answer, torch.empty(tensor.nbytes, dtype=torch.uint8, device="meta")))
 
     # The communication program
 
@@ -188,6 +199,13 @@ class PairwiseAveraging:
             case "model?":
                 with self._lock:
                     exchanges.send(peer, Message("model", x=self._x))
+            case "state?":
+                tensor = self._ports.untrained[checked_number(received, message.number, 0, len(self._ports.untrained))]
+                own = torch.tensor(digest(tensor))
+                is_alike = torch.equal(checked_vector(received, own).cpu(), own)
+                exchanges.send(
+                    peer, Message("state", message.number, x=None if is_alike else to_bytes(tensor).to(tensor.device))
+                )
             case "done":
                 partners.done.add(peer)
             case "gone":

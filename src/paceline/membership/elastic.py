@@ -134,7 +134,7 @@ class JoinedRun:
         self.tables = StoredTables(self._meeting, self.worker_id, self.num_workers)
 
     def meet(self, state: Sequence[torch.Tensor], random_states: tuple[int, ...] = ()) -> Peers:
-        """Waits for the others; all start with worker 0's tensors. A late comer keeps its own for now."""
+        """Waits for the others; all start with worker 0's tensors. A late comer keeps its own until it asks a neighbour."""
         if not self.is_late:  # before it can be reached
             self.tables.tell_random_states(random_states)
         peers = Peers(

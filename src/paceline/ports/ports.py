@@ -9,7 +9,7 @@ Shapes: `x` and every vector here is flat, `(P,)`, one element per parameter of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Generic, NamedTuple, Protocol, TypedDict, TypeVar
@@ -301,6 +301,7 @@ class Ports(Generic[S_co]):
     )  # by name: what coding and decoding moves
     shards: Shards | None = None  # of a layout that cuts parameters; None: every worker has all of them
     storage: Storage | None = None  # this server's or worker's; None: nothing outlives it
+    untrained: Sequence[torch.Tensor] = ()  # of the model: what a worker that comes late takes from a neighbour
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def from_bytes(tensor: torch.Tensor, raw: torch.Tensor) -> None:
     if _is_dense(tensor):
         tensor.copy_(raw.view(tensor.dtype).view(tensor.shape))
         return
-    value = torch.load(io.BytesIO(raw.numpy().tobytes()), map_location=tensor.device, weights_only=True)
+    value = torch.load(io.BytesIO(raw.cpu().numpy().tobytes()), map_location=tensor.device, weights_only=True)
     if tensor.layout is torch.strided:
         tensor.data = value
     else:

@@ -35,7 +35,7 @@ def report(run: JoinedRun, folder: Path | None, state: str, **figures: Any) -> N
 
 
 class ElasticMembership(Membership):
-    """A worker with a model of its own, of which the run's is the mean; buffers stay its own.
+    """A worker with a model of its own, of which the run's is the mean; one that comes late begins with a neighbour's.
 
     Args:
         run: that it joined.
@@ -78,6 +78,7 @@ class ElasticMembership(Membership):
             num_workers=run.num_workers,
             random=Random(f"{self.seed}/{run.worker_id}"),
             counts=run.counts,
+            untrained=[*buffers.values(), *(one for one in model.parameters() if not one.requires_grad)],
         )
         memory.has_met(peers, max(1, run.incarnation) if run.is_stale else 0)
         self.ports, self.replica, self.own_records = memory.ports, memory.replica, records.array
