@@ -6,9 +6,45 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import check_payload
+from paceline.compression.codec import Codec, Encoded, check_payload
+from paceline.errors import UsageError
 
-__all__ = ["Buckets", "as_float32", "keys"]
+__all__ = ["BucketCodec", "Buckets", "as_float32", "keys"]
+
+
+class BucketCodec(Codec):
+    """A codec whose payload is uint8: a float32 scale for every bucket, then packed codes."""
+
+    bucket: int | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bucket is not None and self.bucket % 8:
+            raise UsageError(
+                f"bucket must be a multiple of 8, so that each begins with a whole byte, not {self.bucket}."
+            )
+
+    def code_bytes(self, num_elements: int) -> int:
+        """Bytes of the codes of a vector."""
+        raise TypeError(f"{type(self).__name__} must define code_bytes")
+
+    def read(self, parts: Buckets, out: np.ndarray) -> None:
+        """Decodes into `out` (elements,), float32."""
+        raise TypeError(f"{type(self).__name__} must define read")
+
+    def parts(self, num_elements: int, x: Tensor | None = None) -> Buckets:
+        """Of a payload; None: of a new one."""
+        return Buckets(num_elements, self.bucket, self.code_bytes(num_elements), x)
+
+    def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:
+        parts = self.parts(num_elements, encoded.x)
+        parts.check_scales()
+        out = np.empty(num_elements, np.float32)
+        self.read(parts, out)
+        return torch.from_numpy(out).to(dtype)
+
+    def payload_bytes(self, num_elements: int, dtype: torch.dtype) -> int:
+        return 4 * Buckets.number_of(num_elements, self.bucket) + self.code_bytes(num_elements)
 
 
 class Buckets:

@@ -10,16 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import Codec, Encoded, NotFiniteError
-from paceline.compression.levels import Buckets, as_float32, keys
-from paceline.errors import UsageError
+from paceline.compression.codec import Encoded, NotFiniteError
+from paceline.compression.levels import BucketCodec, Buckets, as_float32, keys
 from paceline.specs.bounds import BITS, BUCKET
 
 __all__ = ["QSGD"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class QSGD(Codec):
+class QSGD(BucketCodec):
     """Every element rounded to one of 2^B - 1 levels between minus and plus its bucket's scale, up or down at random.
 
     What is decoded is right on average (to 2^-24 of a level), so nothing is made up for. The squared error is on average at
@@ -44,10 +43,6 @@ class QSGD(Codec):
     bits: Annotated[int, BITS] = 4
     norm: Literal["linf", "l2"] = "linf"
     bucket: Annotated[int, BUCKET] | None = 512
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bucket(self.bucket)
 
     @property
     def is_unbiased(self) -> bool:
@@ -76,35 +71,17 @@ class QSGD(Codec):
         kernels.encode_levels(x, parts.scales, parts.bucket, self.levels, self.bits, *keys(key), parts.codes)
         return Encoded(parts.x)
 
-    def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:
+    def code_bytes(self, num_elements: int) -> int:
+        return -(-num_elements // 8) * self.bits
+
+    def read(self, parts: Buckets, out: np.ndarray) -> None:
         from paceline.compression import kernels
 
-        parts = self.parts(num_elements, encoded.x)
-        parts.check_scales()
-        out = np.empty(num_elements, np.float32)
         kernels.decode_levels(parts.codes, parts.scales, parts.bucket, self.levels, self.bits, out)
-        return torch.from_numpy(out).to(dtype)
-
-    def payload_bytes(self, num_elements: int, dtype: torch.dtype) -> int:
-        return 4 * Buckets.number_of(num_elements, self.bucket) + -(-num_elements // 8) * self.bits
 
     def error_bound(self, vector: Tensor) -> float:
         """The most that the squared error of decoding `vector` (n,) is on average."""
         return error_size(vector, self.norm, self.bucket) / (4 * self.levels**2)
-
-    def parts(self, num_elements: int, x: Tensor | None = None) -> Buckets:
-        """Of a payload; None: of a new one."""
-        return Buckets(num_elements, self.bucket, -(-num_elements // 8) * self.bits, x)
-
-
-def check_bucket(bucket: int | None) -> None:
-    """Refuses buckets that end within a byte.
-
-    Raises:
-        UsageError: says so.
-    """
-    if bucket is not None and bucket % 8:
-        raise UsageError(f"bucket must be a multiple of 8, so that each begins with a whole byte, not {bucket}.")
 
 
 def scale(parts: Buckets, vector: Tensor, norm: str) -> np.ndarray:

@@ -9,16 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import Codec, Encoded, NotFiniteError
-from paceline.compression.levels import Buckets, as_float32
-from paceline.compression.qsgd import check_bucket
+from paceline.compression.codec import Encoded, NotFiniteError
+from paceline.compression.levels import BucketCodec, Buckets, as_float32
 from paceline.specs.bounds import BUCKET
 
 __all__ = ["Sign"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sign(Codec):
+class Sign(BucketCodec):
     """Every element's sign, times its bucket's mean magnitude; the sender adds the rest to its next gradient.
 
     Zero counts as positive. Of a Gaussian vector, one message has 2 / pi = 0.64 of the square norm; error feedback brings the
@@ -44,10 +43,6 @@ class Sign(Codec):
 
     bucket: Annotated[int, BUCKET] | None = 512
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bucket(self.bucket)
-
     @property
     def remembers(self) -> bool:
         return True
@@ -68,7 +63,7 @@ class Sign(Codec):
         assert memory is not None, "signs without their memory would lose what they do not say"
         given = gradient + memory
         x = as_float32(given)
-        parts = self._parts(len(x))
+        parts = self.parts(len(x))
         if not kernels.mean_magnitudes(x, parts.bucket, parts.scales):
             raise NotFiniteError("A gradient is not finite.")
         kernels.encode_signs(x, parts.codes)
@@ -76,17 +71,10 @@ class Sign(Codec):
         torch.sub(given, self.decode(encoded, len(x), gradient.dtype), out=memory)
         return encoded
 
-    def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:
+    def code_bytes(self, num_elements: int) -> int:
+        return -(-num_elements // 8)
+
+    def read(self, parts: Buckets, out: np.ndarray) -> None:
         from paceline.compression import kernels
 
-        parts = self._parts(num_elements, encoded.x)
-        parts.check_scales()
-        out = np.empty(num_elements, np.float32)
         kernels.decode_signs(parts.codes, parts.scales, parts.bucket, out)
-        return torch.from_numpy(out).to(dtype)
-
-    def payload_bytes(self, num_elements: int, dtype: torch.dtype) -> int:
-        return 4 * Buckets.number_of(num_elements, self.bucket) + -(-num_elements // 8)
-
-    def _parts(self, num_elements: int, x: Tensor | None = None) -> Buckets:
-        return Buckets(num_elements, self.bucket, -(-num_elements // 8), x)

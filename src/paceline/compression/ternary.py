@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import Codec, Encoded
-from paceline.compression.levels import Buckets, keys
-from paceline.compression.qsgd import check_bucket, scale
+from paceline.compression.codec import Encoded
+from paceline.compression.levels import BucketCodec, Buckets, keys
+from paceline.compression.qsgd import scale
 from paceline.specs.bounds import ABOVE_0, BUCKET
 
 __all__ = ["Ternary"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ternary(Codec):
+class Ternary(BucketCodec):
     """Every element becomes minus its bucket's scale, zero or plus, at random: 1.6 bits, five elements in a byte.
 
     What is decoded is right on average, without a clip. The squared error is on average the sum over elements of their
@@ -44,10 +44,6 @@ class Ternary(Codec):
     clip: Annotated[float, ABOVE_0] | None = None
     bucket: Annotated[int, BUCKET] | None = 512
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bucket(self.bucket)
-
     @property
     def is_unbiased(self) -> bool:
         return self.clip is None
@@ -72,24 +68,17 @@ class Ternary(Codec):
         """uint8: scales as float32, then codes, five in a byte."""
         from paceline.compression import kernels
 
-        parts = self._parts(len(gradient))
+        parts = self.parts(len(gradient))
         x = scale(parts, gradient, "linf")
         if self.clip is not None:
             x = scale(parts, self.clipped(gradient), "linf")
         kernels.encode_trits(x, parts.scales, parts.bucket, *keys(key), parts.codes)
         return Encoded(parts.x)
 
-    def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:
+    def code_bytes(self, num_elements: int) -> int:
+        return -(-num_elements // 5)
+
+    def read(self, parts: Buckets, out: np.ndarray) -> None:
         from paceline.compression import kernels
 
-        parts = self._parts(num_elements, encoded.x)
-        parts.check_scales()
-        out = np.empty(num_elements, np.float32)
         kernels.decode_trits(parts.codes, parts.scales, parts.bucket, out)
-        return torch.from_numpy(out).to(dtype)
-
-    def payload_bytes(self, num_elements: int, dtype: torch.dtype) -> int:
-        return 4 * Buckets.number_of(num_elements, self.bucket) + -(-num_elements // 5)
-
-    def _parts(self, num_elements: int, x: Tensor | None = None) -> Buckets:
-        return Buckets(num_elements, self.bucket, -(-num_elements // 5), x)
