@@ -116,11 +116,7 @@ class Algorithm:
         return ""
 
     def check_optimizers(self, optimizers: Sequence[torch.optim.Optimizer], num_workers: int) -> None:
-        """Refuses optimizers whose state would be wrong under this algorithm; call it before the first step.
-
-        Raises:
-            UsageError: with the reason and the remedy.
-        """
+        """Refuses optimizers whose state would be wrong under this algorithm; call it before the first step."""
         check_linear(optimizers, self.weighting(num_workers))
 
     @property
@@ -129,11 +125,7 @@ class Algorithm:
         return False
 
     def check(self, num_workers: int) -> None:
-        """Refuses a number of workers that the algorithm cannot run with.
-
-        Raises:
-            UsageError: with the reason and the remedy.
-        """
+        """Refuses a number of workers that the algorithm cannot run with."""
         if self.max_workers is not None and num_workers > self.max_workers:
             raise UsageError(
                 f"{type(self).__name__.lower()} runs with {self.max_workers} worker, not {num_workers}: use"

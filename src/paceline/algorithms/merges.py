@@ -224,11 +224,7 @@ def progress_of(period: int, delay: int, local_weight: float) -> float:
 
 
 def refuse_no_progress(factor: float) -> None:
-    """Refuses merges that drop every local step.
-
-    Raises:
-        UsageError: they do.
-    """
+    """Refuses merges that drop every local step."""
     if factor <= 0:
         raise UsageError(
             "With a delay of a whole period and local_weight 0, every merge drops all that was learnt since the last one, so"

@@ -32,11 +32,7 @@ _REFUSED: Mapping[tuple[Carrier, type[Codec]], str] = {
 
 
 def check_carrier(codec: Codec, carrier: Carrier, where: str, name: str) -> None:
-    """Refuses a codec on a carrier that cannot.
-
-    Raises:
-        UsageError: with the reason and the remedy.
-    """
+    """Refuses a codec on a carrier that cannot."""
     for (refusing, refused), reason in _REFUSED.items():
         if carrier == refusing and isinstance(codec, refused):
             raise UsageError(f"{where} cannot have codec={name}: {reason}.")

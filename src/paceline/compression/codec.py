@@ -165,11 +165,7 @@ class NoCodec(Codec):
 
 
 def check_payload(x: Tensor, dtype: torch.dtype, num_elements: int) -> None:
-    """Refuses a payload of another type or length.
-
-    Raises:
-        ValueError: says what it is, and what it should be.
-    """
+    """Refuses a payload of another type or length."""
     if x.dtype != dtype or x.shape != (num_elements,):
         raise ValueError(f"A payload is {x.dtype} {tuple(x.shape)} where {dtype} ({num_elements},) is expected.")
 

@@ -34,11 +34,7 @@ def probed_codecs() -> list[str]:
 
 
 def check_probed(name: str) -> None:
-    """Refuses a name that is none of them.
-
-    Raises:
-        UsageError: with the closest match.
-    """
+    """Refuses a name that is none of them."""
     if codec_registry[name] not in (NoCodec, Power):
         return
     raise UsageError(f"Codec {name} has no speed of its own: leave it out.")

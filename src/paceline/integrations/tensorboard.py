@@ -87,11 +87,7 @@ class TensorBoard(Throttled):
 
 
 def check_tensorboard() -> None:
-    """Refuses where the package is missing, before any work.
-
-    Raises:
-        UsageError: with the extra.
-    """
+    """Refuses where the package is missing, before any work."""
     try:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError as error:

@@ -38,11 +38,7 @@ _joined = False  # places are taken by processes
 
 
 def check_joinable(algorithm: Algorithm, num_workers: int = 1) -> None:
-    """Refuses algorithms that cannot go on without a worker, or that need shared memory, or servers for so many workers.
-
-    Raises:
-        UsageError: with the remedy.
-    """
+    """Refuses algorithms that cannot go on without a worker, or that need shared memory, or servers for so many workers."""
     needs, spec = algorithm.needs, registry.spec(algorithm)
     needs_servers = needs.servers > 0 and num_workers > 1
     if "kill" in algorithm.tolerates and needs.mailbox and not needs_servers:

@@ -34,11 +34,7 @@ _num_joined = 0  # attach may be used several times in a process; each time has 
 
 
 def check_algorithm(spec: str, needs: Needs) -> None:
-    """Refuses algorithms that these workers cannot run: they share no memory, and may be on several machines.
-
-    Raises:
-        UsageError: with the remedy.
-    """
+    """Refuses algorithms that these workers cannot run: they share no memory, and may be on several machines."""
     if needs.kind not in ("replicated", "served"):
         raise UsageError(
             f"{spec} works on memory that all workers share, and workers that torchrun or another launcher started share none:"

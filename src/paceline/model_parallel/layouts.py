@@ -113,11 +113,7 @@ class LayoutPart(Protocol):
 
 
 def check_layout(layout: AnyLayout, algorithm: Algorithm) -> None:
-    """Refuses an algorithm that a layout does not go with.
-
-    Raises:
-        UsageError: with the remedy.
-    """
+    """Refuses an algorithm that a layout does not go with."""
     if isinstance(layout, Hybrid):
         hybrid.check_algorithm(algorithm)
     else:

@@ -40,9 +40,6 @@ def check_elementwise(optimizer: torch.optim.Optimizer, why: str, otherwise: str
         optimizer: any.
         why: it matters; `{optimizer}` stands for its name.
         otherwise: what helps besides another optimizer.
-
-    Raises:
-        UsageError: with the remedy.
     """
     if type(optimizer) not in ELEMENTWISE:
         why = why.format(optimizer=type(optimizer).__name__)
@@ -55,9 +52,6 @@ def check_linear(optimizers: Iterable[torch.optim.Optimizer], option: str) -> No
     Args:
         optimizers: any.
         option: what multiplies gradients; empty: nothing does.
-
-    Raises:
-        UsageError: with the remedy.
     """
     for one in optimizers:
         if option and type(one) not in _LINEAR:
@@ -65,11 +59,7 @@ def check_linear(optimizers: Iterable[torch.optim.Optimizer], option: str) -> No
 
 
 def check_stateless(optimizers: Iterable[torch.optim.Optimizer], option: str) -> None:
-    """Refuses optimizers that keep gradients in their state, where the update of a gradient may be given up afterwards.
-
-    Raises:
-        UsageError: with the remedy.
-    """
+    """Refuses optimizers that keep gradients in their state, where the update of a gradient may be given up afterwards."""
     for one in optimizers:
         if type(one) is not torch.optim.SGD or any(group["momentum"] for group in one.param_groups):
             with_momentum = " with momentum" if type(one) is torch.optim.SGD else ""

@@ -118,10 +118,6 @@ class SystemModel:
             value=value, low=max(0.0, value - half), high=value + half, extrapolation=self._extrapolation(workers, size)
         )
 
-    def relative_residuals(self) -> np.ndarray:
-        """(points,) measured over predicted, minus 1."""
-        return self.times_s / (system_features(self.workers, self.sizes) @ self.theta) - 1
-
     def _half_width(self, row: np.ndarray, value: float) -> float:
         A, scale, weights = _scaled(self.workers, self.sizes, self.times_s, relative=self.relative)
         _, singular, Vt = np.linalg.svd(A, full_matrices=False)

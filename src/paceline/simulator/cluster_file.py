@@ -90,11 +90,7 @@ def from_table(table: Any, where: str) -> dict[str, Any]:
 
 
 def check_names(table: Any, where: str) -> None:
-    """Refuses unknown names in a file's content, and a number of workers that no cluster has.
-
-    Raises:
-        UsageError: as `from_table`, which sees to the rest.
-    """
+    """Refuses unknown names in a file's content, and a number of workers that no cluster has."""
     if not isinstance(table, Mapping):
         raise UsageError(f"{where} must hold names and values, as workers = 16.")
     for key in table:

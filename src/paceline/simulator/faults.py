@@ -109,11 +109,7 @@ class Faults:
         return tuple(sorted(named))
 
     def check(self, num_workers: int) -> None:
-        """Refuses workers that the cluster does not have.
-
-        Raises:
-            UsageError: names the worker.
-        """
+        """Refuses workers that the cluster does not have."""
         for worker in self.workers:
             COUNT_FROM_0.check("A fault's worker", worker)
             if not 0 <= worker < num_workers:

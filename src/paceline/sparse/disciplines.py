@@ -62,11 +62,7 @@ class Resources(NamedTuple):
 
 
 def check_discipline(discipline: str, *, outputs: int, plan: PassPlan, own_loss: bool) -> None:
-    """Refuse an unknown discipline, and what it is not made for.
-
-    Raises:
-        UsageError: says what to change.
-    """
+    """Refuse an unknown discipline, and what it is not made for."""
     if discipline not in DISCIPLINES:
         raise UsageError(f"discipline must be one of {', '.join(DISCIPLINES)}, not {discipline!r}.")
     if discipline in OTHER and (outputs > 1 or plan.l1 > 0.0 or plan.adagrad or own_loss):

@@ -50,11 +50,7 @@ class Bound:
     below: bool = False
 
     def check(self, name: str, value: object) -> None:
-        """Refuses a value that is no such number.
-
-        Raises:
-            UsageError: says what `name` may be.
-        """
+        """Refuses a value that is no such number."""
         if isinstance(value, bool) or not isinstance(value, Integral if self.whole else Real):
             raise UsageError(f"{name} must be {'a whole number' if self.whole else 'a number'}, not {shown(value)}.")
         number: Any = value if self.whole else as_float(value)
@@ -182,9 +178,6 @@ def check_workers(num_workers: int, *, backend: str, num_servers: int = 0) -> No
         num_workers: how many.
         backend: "processes", "threads" or "programs", which import everything for themselves.
         num_servers: processes or threads beside them.
-
-    Raises:
-        UsageError: says how many there can be.
     """
     num = num_workers + num_servers
     each = {"processes": _PROCESS_BYTES, "threads": _THREAD_BYTES, "programs": _PROGRAM_BYTES}[backend]
@@ -209,9 +202,6 @@ def check_simulation(num_workers: int, held_bytes: float = 0.0) -> None:
     Args:
         num_workers: how many, servers among them.
         held_bytes: by all of them together, besides what each takes whatever it does.
-
-    Raises:
-        UsageError: says how many there can be.
     """
     each = _SIMULATED_BYTES + held_bytes / num_workers
     most = int(available_bytes() / each)
@@ -220,11 +210,7 @@ def check_simulation(num_workers: int, held_bytes: float = 0.0) -> None:
 
 
 def check_vectors(num_vectors: int, num_parameters: int, vector_bytes: int) -> None:
-    """Refuses more copies of a model's parameters than fit, whichever workers and servers hold them.
-
-    Raises:
-        UsageError: they do not fit.
-    """
+    """Refuses more copies of a model's parameters than fit, whichever workers and servers hold them."""
     what = f"{num_vectors:,} vectors of {num_parameters:,} parameters"
     remedy = "start fewer workers, or train a smaller model"
     check_memory(num_vectors * vector_bytes, what, remedy, by_this_process=False)

@@ -16,9 +16,6 @@ def check_new_folder(path: Path, what: str) -> None:
     Args:
         path: of the folder, there or not.
         what: what to call it, "--out runs/first".
-
-    Raises:
-        UsageError: names what stands in the way.
     """
     try:
         nearest = next(one for one in (path, *path.parents) if _exists(one))
@@ -30,11 +27,7 @@ def check_new_folder(path: Path, what: str) -> None:
 
 
 def check_new_file(path: Path, what: str) -> None:
-    """Refuses a file that cannot be written; makes nothing.
-
-    Raises:
-        UsageError: names what stands in the way.
-    """
+    """Refuses a file that cannot be written; makes nothing."""
     try:
         if path.is_dir():
             raise UsageError(f"{what} is a folder; name a file in it.")

@@ -50,11 +50,7 @@ def plan_trials(study: Study) -> StudyPlan:
 
 
 def check_all_used(study: Study, maker: TrialMaker) -> None:
-    """Refuses a factor that no combination had a use for: most likely its name is misspelt.
-
-    Raises:
-        UsageError: names it.
-    """
+    """Refuses a factor that no combination had a use for: most likely its name is misspelt."""
     for name in study.factors:
         if name not in maker.applied:
             head, _, field = name.partition(".")

@@ -38,11 +38,7 @@ class StudyFolder:
         self.trials = path / "trials"
 
     def check(self) -> None:
-        """Refuses a folder that holds something else, before anything is run.
-
-        Raises:
-            UsageError: it does.
-        """
+        """Refuses a folder that holds something else, before anything is run."""
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"{self.path} is a file; name a folder with --out.")
         if not self.path.is_dir() or (self.path / "study.toml").is_file():

@@ -21,11 +21,7 @@ __all__ = ["check_installed", "load_table", "write_tables"]
 
 
 def check_installed() -> None:
-    """Refuses to go on without what tables need.
-
-    Raises:
-        UsageError: with the command that installs it.
-    """
+    """Refuses to go on without what tables need."""
     for name in ("pandas", "pyarrow"):
         try:
             importlib.import_module(name)

@@ -75,11 +75,7 @@ class Topology:
         return 1
 
     def check(self, num_workers: int) -> None:
-        """Refuse a number of workers for which this graph does not exist.
-
-        Raises:
-            UsageError: with the reason and the nearest remedy.
-        """
+        """Refuse a number of workers for which this graph does not exist."""
         if num_workers < 1:
             raise UsageError(f"A topology needs at least 1 worker, not {num_workers}.")
 

@@ -69,11 +69,7 @@ class Mode:
         return False
 
     def check_shards(self, num_shards: int) -> None:
-        """Refuses what cannot be with so many shards.
-
-        Raises:
-            UsageError: with the reason and the remedy.
-        """
+        """Refuses what cannot be with so many shards."""
         if self.one_server and num_shards > 1:
             name = type(self).__name__.lower()
             raise UsageError(
@@ -81,11 +77,7 @@ class Mode:
             )
 
     def check_copies(self) -> None:
-        """Refuses a second copy of a shard where it could not make the same updates.
-
-        Raises:
-            UsageError: with the reason and the remedy.
-        """
+        """Refuses a second copy of a shard where it could not make the same updates."""
         if self.one_server or self.follows_times:
             raise UsageError(
                 "The second copy of a shard hears of updates, not of what they were made from: leave out durability=replica,"
@@ -93,11 +85,7 @@ class Mode:
             )
 
     def check_workers(self, num_workers: int) -> None:
-        """Refuses a number of workers, 2 or more, that the mode cannot run with.
-
-        Raises:
-            UsageError: with the reason and the remedy.
-        """
+        """Refuses a number of workers, 2 or more, that the mode cannot run with."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -140,11 +140,7 @@ class WorkerPart:
 
 
 def check_algorithm(algorithm: Algorithm) -> None:
-    """Refuses one that does not know what to do with shards.
-
-    Raises:
-        UsageError: with the remedy.
-    """
+    """Refuses one that does not know what to do with shards."""
     if not algorithm.takes_shards:
         raise UsageError(
             f"{registry.spec(algorithm)} cannot average shards: hybrid goes with all-reduce without sharded, shares or codec."
@@ -152,11 +148,7 @@ def check_algorithm(algorithm: Algorithm) -> None:
 
 
 def check_optimizer_of(optimizer: torch.optim.Optimizer) -> None:
-    """Refuses an optimizer that looks at more than one element at a time, of which a worker has only some.
-
-    Raises:
-        UsageError: with the remedy.
-    """
+    """Refuses an optimizer that looks at more than one element at a time, of which a worker has only some."""
     check_elementwise(
         optimizer,
         "Under a layout a worker has a part of each cut layer only, and {optimizer} may keep state or make decisions of whole"

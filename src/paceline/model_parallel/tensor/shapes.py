@@ -140,11 +140,7 @@ def parse_mesh(text: str) -> Line | Grid:
 
 
 def check_mode(mode: str, shape: Line | Grid) -> None:
-    """Refuses one that is none, or not this mesh's.
-
-    Raises:
-        UsageError: with the remedy.
-    """
+    """Refuses one that is none, or not this mesh's."""
     if mode not in get_args(Mode):
         raise UsageError(f"{shown(mode)} is no mode of products: choose 'allgather' or 'summa'.")
     if mode == "summa" and isinstance(shape, Line):

@@ -263,11 +263,7 @@ def check_model(model: nn.Module, shape: Line | Grid) -> Mesh:
 
 
 def check_algorithm(algorithm: Algorithm) -> None:
-    """Refuses one that does not go through rounds, or whose workers each measure what all of a mesh must agree on.
-
-    Raises:
-        UsageError: with the remedy.
-    """
+    """Refuses one that does not go through rounds, or whose workers each measure what all of a mesh must agree on."""
     needs, spec = algorithm.needs, registry.spec(algorithm)
     if not algorithm.lockstep or needs.mailbox or needs.kind != "replicated":
         raise UsageError(
