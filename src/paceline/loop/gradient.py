@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,7 +53,7 @@ class AttachedGradient(BaseReplica):
         self._runs_ahead = False  # the program comes to its first gradient before the loop has begun its first step
         self._ahead_at: torch.Tensor | None = None  # where it waits for that step, it wants the gradient here
         self._loss_scale: torch.Tensor | None = None  # of the gradient that is handed out; None: it is not scaled
-        self._handing_out = False  # between a backward pass's first gradient and its end
+        self._end_of_pass = _over  # a reference to what is called at its end, which lives until then or until it raises
         self._call_after_backward = call_after_backward
         self._pending: PendingGradients | None = None  # of a layout
         self._kept: dict[nn.Parameter, torch.Tensor | None] | None = None  # gradients that a step does not find
@@ -244,8 +246,9 @@ class AttachedGradient(BaseReplica):
             self._handed_out = False
             return
         assert self._buckets is not None
-        if not self._handing_out:
-            self._handing_out = True
+        if self._end_of_pass() is None:
+            end = partial(self._end_of_backward)
+            self._end_of_pass = weakref.ref(end)
             self._weigh()
             self._missing = None
             self._loss_scale = scale_of_pass()
@@ -253,13 +256,13 @@ class AttachedGradient(BaseReplica):
                 self.scaled = True
                 self._check_scalable()
             self._buckets.begin(self._pass_on)
-            self._call_after_backward(self._end_of_backward)
+            self._call_after_backward(end)
         if self._pending is None or not self._pending.is_pending(self.binding.parameters[index]):
             self._complete(index)
 
     def _complete(self, index: int) -> None:
         """A parameter's gradient is what it will be when this backward pass has ended."""
-        if not self._handing_out or self._buckets is None:
+        if self._end_of_pass() is None or self._buckets is None:
             return
         if self._buckets.under_way and self._slowness is None:  # a slow worker hands out at the end of its time
             self._buckets.complete(index)
@@ -291,7 +294,7 @@ class AttachedGradient(BaseReplica):
         assert self._g is not None
         if self._pending is not None:
             self._pending.finish()
-        self._handing_out = False
+        self._end_of_pass = _over
         if self._slowness is not None:
             self._slowness.sleep(self._gradient_started_s)
         self._gradient_ended_s = self._now_s()  # what follows are waits
@@ -344,3 +347,7 @@ class AttachedGradient(BaseReplica):
         if self._finish is not None:
             self._finish()
         self.binding.bind_gradients(self._g, self.missing)
+
+
+def _over() -> Any:
+    """No backward pass is under way."""

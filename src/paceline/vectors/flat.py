@@ -199,7 +199,8 @@ class FlatBinding:
             if parameter.grad is None and own not in them:
                 parameter.grad = view.clone()
         pairs = [(p.grad, view) for p, view in zip(self.parameters, views, strict=True) if p.grad is not None]
-        _foreach_copy([gradient for gradient, _ in pairs], [view for _, view in pairs])
+        if pairs:
+            _foreach_copy([gradient for gradient, _ in pairs], [view for _, view in pairs])
 
     def bind_gradients(self, g: torch.Tensor, missing: Ranges = ()) -> None:
         """Makes the parameters' gradients views of `g` (P,), so that backward adds straight into it; `missing` get none."""
