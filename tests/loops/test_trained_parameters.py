@@ -259,3 +259,38 @@ def test_no_hook_stays_behind():
     with pytest.raises(pl.UsageError, match=NOT_GIVEN):
         pl.simulate(lambda: second_optimizer_not_given(pl.attach), workers=2, algorithm="hogwild")
     assert not of_torch._global_optimizer_pre_hooks
+
+
+@pytest.mark.parametrize("algorithm", families.ALL)
+def test_frozen_before_the_first_call(algorithm):
+    def loop():
+        model, optimizer = made()
+        before = model.encoder.weight.detach().clone()
+        with pl.attach(model, optimizer):
+            model.encoder.weight.requires_grad_(False)
+            steps(model, optimizer, batches(3))
+        return torch.equal(model.encoder.weight, before)
+
+    assert all(pl.simulate(loop, workers=2, algorithm=algorithm).returned.values())
+
+
+@pytest.mark.parametrize("has_registered", [True, False])
+def test_layers_that_the_model_has_not_registered_are_named(has_registered):
+    class Stack(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = {"first": nn.Linear(6, 6), "second": nn.Linear(6, 6)}
+            self.last = nn.Linear(6, 6)
+
+        def forward(self, x):
+            return self.last(self.layers["second"](self.layers["first"](x)))
+
+    def loop():
+        model = Stack()
+        own = [p for layer in model.layers.values() for p in layer.parameters()]
+        optimizer = torch.optim.SGD([*own, *(model.last.parameters() if has_registered else ())], lr=0.1)
+        with pl.attach(model, optimizer):
+            steps(model, optimizer, batches(3))
+
+    with pytest.raises(pl.UsageError, match=r"keeps layers in layers, .* nn\.ModuleDict"):
+        pl.simulate(loop, workers=2, algorithm="all-reduce")

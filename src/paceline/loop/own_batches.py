@@ -71,7 +71,9 @@ class OwnBatches:
         """From the first call on: once it has had a hook, a parameter costs every backward pass some 5 us for good."""
         if not self._sees_passes:
             self._sees_passes = True
-            self._hooks += [one.register_post_accumulate_grad_hook(self._backward) for one in self._parameters]
+            self._hooks += [
+                one.register_post_accumulate_grad_hook(self._backward) for one in self._parameters if one.requires_grad
+            ]
 
     def see_pass(self) -> None:
         """A backward pass is under way before any call: its gradients are the first step's."""

@@ -56,6 +56,8 @@ class _Watch:
     def check(self, *, when: str) -> None:
         names = {p: name for name, p in self._model.named_parameters()}
         owned = [p for one in self._optimizers for group in one.param_groups for p in group["params"]]
+        if any(p.requires_grad and p not in self._shared for p in owned):
+            _refuse_unregistered(self._model, set(owned) - names.keys())
         if not self._shared.intersection(owned):
             raise UsageError(
                 "The optimizer has none of the parameters that the model trains, as where one of them was made outside the"
@@ -76,6 +78,19 @@ class _Watch:
 
     def _count(self) -> list[int]:
         return [len(group["params"]) for one in self._optimizers for group in one.param_groups]
+
+
+def _refuse_unregistered(model: nn.Module, others: set[torch.Tensor]) -> None:
+    """Names the list or dict of layers that the model has not registered, if it has the others."""
+    for name, module in model.named_modules():
+        for attribute, held in vars(module).items():
+            held = list(held.values()) if isinstance(held, dict) else held
+            for one in held if isinstance(held, list | tuple) and not attribute.startswith("_") else ():
+                if not others.isdisjoint(one.parameters() if isinstance(one, nn.Module) else [one]):
+                    raise UsageError(
+                        f"The model keeps layers in {f'{name}.{attribute}'.lstrip('.')}, a list or dict in which PyTorch does"
+                        " not see them: make it an nn.ModuleList, nn.ModuleDict or nn.ParameterList."
+                    )
 
 
 def _not_shared(parameter: torch.Tensor, name: str | None, when: str) -> str:
