@@ -1,6 +1,7 @@
 """Workers that seed alike and draw their own batches: they draw different ones, and one worker draws what it did."""
 
 import random
+import warnings
 
 import numpy as np
 import pytest
@@ -133,6 +134,25 @@ def fixed_order(**options):
                 optimizer.step()
 
     return loop
+
+
+@pytest.mark.parametrize("to_sparse", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr])
+@pytest.mark.parametrize("are_equal", [True, False])
+def test_equal_sparse_inputs_are_warned_of(to_sparse, are_equal):
+    def loop():
+        torch.manual_seed(0)
+        model = nn.Linear(6, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pl.attach(model, optimizer):
+            for x in batches(5, worker=0 if are_equal else None):
+                optimizer.zero_grad()
+                model(to_sparse(x.relu())).square().mean().backward()
+                optimizer.step()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pl.simulate(loop, workers=2, algorithm="hogwild")
+    assert sum(SAME in str(one.message) for one in caught) == are_equal
 
 
 @pytest.mark.parametrize("algorithm", families.ALL)

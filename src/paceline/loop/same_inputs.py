@@ -21,7 +21,7 @@ _MASK = (1 << 63) - 1
 class SameInputs:
     """Compares what the workers call their models with in their first steps; worker 0 warns.
 
-    That is the first tensor of each call, and what integers there are.
+    That is the first tensor of each call, and what integers there are; of sparse ones, where their values are.
 
     Costs one pass over the inputs of the first three steps, and a look at the others' after 4, 8, 16 and so on.
 
@@ -87,6 +87,10 @@ class SameInputs:
 def _tensors_in(values: Iterable[Any]) -> Iterable[torch.Tensor]:
     for value in values:
         if isinstance(value, torch.Tensor):
+            if value.layout is torch.sparse_coo:
+                value = value.detach()._indices()
+            elif value.layout in (torch.sparse_csr, torch.sparse_bsr):
+                value = value.col_indices()
             if value.layout is torch.strided and value.numel():
                 yield value
         elif isinstance(value, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Container, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -230,6 +231,15 @@ def _invited() -> Invitation | None:
 def _of_another_launcher() -> LaunchedEnvironment | None:
     """Read from the variables that launchers set; they count where MASTER_ADDR and MASTER_PORT say how workers meet."""
     if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
+        started = os.environ.get(
+            "OMPI_COMM_WORLD_SIZE", "1"
+        )  # Slurm's are there in a batch script, too, that runs once
+        if started != "1" and os.environ.get("OMPI_COMM_WORLD_RANK") == "0":
+            warnings.warn(
+                f"mpirun has started {started} processes, and each trains alone: set MASTER_ADDR and MASTER_PORT, as by"
+                " `mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500`, where they are to be one run's workers.",
+                stacklevel=2,
+            )
         return None
     for rank, size, _ in _LAUNCHERS:
         if rank in os.environ and size in os.environ:
