@@ -24,7 +24,7 @@ def counts(request):
 
 
 def claims(counts, worker_id=0, num_workers=2, num_batches=5, lockstep=False, **more):
-    batches = shared_batches([torch.zeros(1)] * num_batches, 0, counts.agree)
+    batches = shared_batches([torch.zeros(1)] * num_batches, 0)
     return WorkerClaims(batches, worker_id=worker_id, num_workers=num_workers, lockstep=lockstep, counts=counts, **more)
 
 
@@ -106,7 +106,7 @@ class Odd(torch.utils.data.Sampler):
 @pytest.mark.parametrize("lockstep", [False, True])
 def test_epochs_may_differ_in_length(counts, lockstep):
     def made():
-        return shared_batches(DataLoader(range(20), batch_sampler=Odd()), 0, counts.agree)
+        return shared_batches(DataLoader(range(20), batch_sampler=Odd()), 0)
 
     both = [
         WorkerClaims(made(), worker_id=worker, num_workers=2, lockstep=lockstep, counts=counts) for worker in range(2)

@@ -35,7 +35,6 @@ OTHER = [
     ),
     Cell(["penalty_after_backward"], ["all-reduce"], "which this method keeps equal, differ"),
     Cell(["own_plateau"], [*SHARED_LOCKSTEP, *OWN_LOCKSTEP], "the workers' learning rates differ"),
-    Cell(["iterable_dataset"], [*SHARED_LOCKSTEP, *OWN_LOCKSTEP], "need to know how many batches there are"),
     Cell(["two_optimizers", "in_turn", "sparse_table"], TAKE_ONE, "takes one optimizer, and attach was given 2"),
     Cell(["sparse_table"], ["lockstep", "all-reduce"], "averages dense gradients, but the model has sparse ones"),
     Cell(["skipped_step"], [*SHARED_LOCKSTEP, *OWN_LOCKSTEP], "Worker 1 left out"),

@@ -47,7 +47,7 @@ def loader(**settings):
 
 
 def claims_of(one, counts, worker_id=0, num_workers=2, *, lockstep=False):
-    batches = shared_batches(one, 0, counts.agree)
+    batches = shared_batches(one, 0)
     return WorkerClaims(batches, worker_id=worker_id, num_workers=num_workers, lockstep=lockstep, counts=counts)
 
 

@@ -20,7 +20,7 @@ from torch.utils.data.distributed import DistributedSampler
 import paceline as pl
 from loops import families
 from loops.coder import HELD_OUT
-from loops.test_batches_object import ASYNCHRONOUS, LOCKSTEP, in_epoch, leaving_after, seen_by
+from loops.test_batches_object import in_epoch, leaving_after, seen_by
 
 DATA = TensorDataset(HELD_OUT, torch.arange(64))
 
@@ -207,14 +207,8 @@ class Parts(Sampler):
         return 32
 
 
-class Elsewhere(DataLoader):
-    def __iter__(self):
-        return ((x.double(), y) for x, y in super().__iter__())
-
-
 REFUSED = {
     "Parts gives each worker a part of its own": lambda rank: DataLoader(DATA, batch_size=4, sampler=Parts(rank)),
-    "Elsewhere has an __iter__ of its own": lambda rank: Elsewhere(DATA, batch_size=4),
 }
 
 
@@ -230,7 +224,7 @@ class Stream(IterableDataset):
         return ((HELD_OUT[index], index) for index in range(64))
 
 
-@pytest.mark.parametrize("algorithm", ASYNCHRONOUS)
+@pytest.mark.parametrize("algorithm", families.ALL)
 def test_a_stream_is_shared(algorithm):
     def epochs(worker):
         batches = worker.batches(DataLoader(Stream(), batch_size=4))
@@ -241,12 +235,6 @@ def test_a_stream_is_shared(algorithm):
 
     seen = seen_by(algorithm, epochs, workers=3)
     assert in_epoch(seen, 0) == in_epoch(seen, 1) == list(range(64))
-
-
-@pytest.mark.parametrize("algorithm", LOCKSTEP)
-def test_a_stream_is_refused_in_lockstep(algorithm):
-    with pytest.raises(pl.UsageError, match="this DataLoader of Stream, a stream, does not tell"):
-        seen_by(algorithm, lambda worker: [worker.batches(DataLoader(Stream(), batch_size=4))])
 
 
 def test_a_stream_goes_on_where_a_run_was_stopped(tmp_path):

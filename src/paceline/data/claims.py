@@ -68,10 +68,9 @@ class WorkerClaims:
 
     def begin(self, epoch: int) -> None:
         """The loop enters its next epoch, wherever it has left the last one."""
-        self._epoch = epoch
-        self.batches.begin(epoch)
+        self._epoch = self.batches.begin(epoch)
         if self._lockstep:
-            self.taken = self._round = max(self.taken, epoch * self._epoch_rounds)
+            self.taken = self._round = max(self.taken, self._epoch * self._epoch_rounds)
 
     def next(self) -> int:
         """Claims the next batch: its number, ABSENT (a round without a batch for this worker), or END of the epoch."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
@@ -13,15 +12,14 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader
 
 from paceline.data.plan import derived_seed
-from paceline.errors import UsageError
+from paceline.data.same_data import MASK, Told, at_four_places, name_of, sample_digests, told_length
 from paceline.ports.round_shares import RoundShares, divided, num_parts
 from paceline.system.global_randomness import SeparateRandomness
 
-__all__ = ["DrawnBatches", "DrawnShares", "fetcher", "name_of"]
+__all__ = ["DRAWN_EPOCH", "DrawnBatches", "DrawnShares", "fetcher"]
 
 _DRAWN_AT_ONCE = 1024  # more than that are drawn when they are asked for: some samplers never end
-_DRAWN_EPOCH = 1 << 32  # numbers from one drawn epoch to the next, which may have another length
-_drawing = threading.Lock()  # worker threads share the global generators
+DRAWN_EPOCH = 1 << 32  # numbers from one drawn epoch to the next, which may have another length
 
 
 class DrawnBatches:
@@ -29,8 +27,7 @@ class DrawnBatches:
 
     Every worker draws for itself, each epoch from generators that are seeded alike: Python's, NumPy's and torch's, and those
     that samplers keep as `generator`. So a worker that is replaced, or a run that is resumed, needs no other worker to know an
-    epoch's order. What samplers draw from elsewhere has to be equal on all workers; the first epoch's first batches are
-    compared.
+    epoch's order. What samplers draw from elsewhere has to be equal on all workers; they are compared.
 
     Costs: each worker draws the whole order, 1,024 batches at a time. Epochs may differ in length: their numbers leave room.
 
@@ -38,22 +35,18 @@ class DrawnBatches:
         loader: the user's.
         sampler: yields what each batch is fetched by.
         seed: the run's.
-        agree: maps this worker's digest of an order to the first worker's.
-
-    Raises:
-        UsageError: another worker has drawn another order.
     """
 
-    def __init__(self, loader: DataLoader[Any], sampler: Iterable[Any], seed: int, agree: Callable[[int], int]) -> None:
+    def __init__(self, loader: DataLoader[Any], sampler: Iterable[Any], seed: int) -> None:
         self.loader = loader
         self.shares: RoundShares | None = None
         self.device: torch.device | None = None
         self.key: object = "drawn"
         self.length: int | None = None
-        self.epoch_numbers = _DRAWN_EPOCH
+        self.epoch_numbers = DRAWN_EPOCH
         self._sampler = sampler
         self._seed = seed
-        self._agree = agree
+        self._is_batched = loader.batch_sampler is not None
         self._fetch = fetcher(loader)
         self._drawn: list[Any] = []
         self._order: Iterator[Any] | None = None
@@ -61,20 +54,23 @@ class DrawnBatches:
         with contextlib.suppress(TypeError, NotImplementedError):
             self.length = len(sampler)  # type: ignore[arg-type]
 
-    def begin(self, epoch: int) -> None:
+    def begin(self, epoch: int) -> int:
         self._randomness = SeparateRandomness(derived_seed(self._seed, epoch))
         self._drawn, self._order = [], None
         self._draw()
-        if not epoch:
-            digest = 1 + zlib.crc32(repr(self._drawn).encode())
-            if self._agree(digest) != digest:
-                raise UsageError(
-                    f"{name_of(self._sampler)} draws another order on each worker, so they cannot share its batches: let it"
-                    " draw from torch's, NumPy's or Python's global generator, or from one with the same seed on all workers."
-                )
+        return epoch
+
+    def told(self, *, in_processes: bool) -> Told:
+        drawn = self._drawn[:_DRAWN_AT_ONCE]
+        indices = [
+            one[0] if isinstance(one, list) and one and self._is_batched else one for one in at_four_places(drawn)
+        ]
+        samples = sample_digests(self.loader, indices, self._seed, in_processes=in_processes)
+        numbers = told_length(self.length), 1 + zlib.crc32(repr(drawn).encode()) % MASK, *samples
+        return Told(name_of(self._sampler), numbers)
 
     def _draw(self) -> None:
-        with _drawing, self._randomness, _own_generators(self._sampler, self._randomness.generator):
+        with self._randomness, _own_generators(self._sampler, self._randomness.generator):
             self._order = iter(self._sampler) if self._order is None else self._order
             self._drawn += map(_as_data, islice(self._order, _DRAWN_AT_ONCE))
 
@@ -108,10 +104,9 @@ class DrawnShares(DrawnBatches):
         loader: DataLoader[Any],
         sampler: BatchSampler,
         seed: int,
-        agree: Callable[[int], int],
         shares: RoundShares,
     ) -> None:
-        super().__init__(loader, sampler, seed, agree)
+        super().__init__(loader, sampler, seed)
         shares.know_batch_size(sampler.batch_size)
         self.shares, self._round_shares = shares, shares
         self._num_workers, self._first_round = shares.num_workers, 0
@@ -121,10 +116,10 @@ class DrawnShares(DrawnBatches):
             samples -= samples % size if sampler.drop_last else 0
             self.length = num_parts(samples, size, self._num_workers)
 
-    def begin(self, epoch: int) -> None:
-        super().begin(epoch)
+    def begin(self, epoch: int) -> int:
         self._round = (-1, [])
         self._first_round = epoch * -(-self.epoch_numbers // self._num_workers)
+        return super().begin(epoch)
 
     def has(self, place: int) -> bool:
         round, worker_id = divmod(place, self._num_workers)
@@ -186,9 +181,3 @@ class _own_generators:  # noqa: N801  (used like a function)
 def _as_data(drawn: Any) -> Any:
     """What lasts: samplers may reuse their lists, and orders are compared as text."""
     return list(drawn) if isinstance(drawn, list | tuple) else drawn
-
-
-def name_of(sampler: Any) -> str:
-    """What a message calls a sampler, or a batch sampler."""
-    name = type(sampler).__name__
-    return f"{name} of {name_of(sampler.sampler)}" if type(sampler) is BatchSampler else name

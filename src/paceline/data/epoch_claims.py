@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 __all__ = ["CLAIM_BATCHES", "EpochClaims", "LocalEpochClaims", "StoredEpochClaims", "first_said"]
@@ -22,8 +22,11 @@ class EpochClaims(Protocol):
         """The newest epoch of which a batch has been claimed, where late workers begin; 0 at first."""
         ...
 
-    def agree(self, digest: int) -> int:
-        """The digest (above 0) that the first of all workers gave."""
+    def agree(self, epoch: int, numbers: Sequence[int]) -> Sequence[int]:
+        """What the first worker told of an epoch's data, at most seven numbers of 32 bits; this worker's own where it is over.
+
+        A number that is 0 there is not compared.
+        """
         ...
 
     def hold(self, worker_id: int, number: int) -> None:
@@ -51,7 +54,7 @@ class LocalEpochClaims(EpochClaims):
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
-        self._agreed: int | None = None
+        self._agreed: dict[int, Sequence[int]] = {}
 
     def claim(self, epoch: int) -> int:
         self._counts[epoch] += 1
@@ -60,9 +63,8 @@ class LocalEpochClaims(EpochClaims):
     def newest(self) -> int:
         return max(self._counts, default=0)
 
-    def agree(self, digest: int) -> int:
-        self._agreed = self._agreed or digest
-        return self._agreed
+    def agree(self, epoch: int, numbers: Sequence[int]) -> Sequence[int]:
+        return self._agreed.setdefault(epoch, numbers)
 
 
 class StoredEpochClaims(EpochClaims):
@@ -85,10 +87,11 @@ class StoredEpochClaims(EpochClaims):
     def newest(self) -> int:
         return 0
 
-    def agree(self, digest: int) -> int:
-        return first_said(self._store.compare_set, digest)
+    def agree(self, epoch: int, numbers: Sequence[int]) -> Sequence[int]:
+        return first_said(self._store.compare_set, epoch, numbers)
 
 
-def first_said(compare_set: Callable[[str, str, str], bytes], digest: int) -> int:
-    """What the first worker to ask has stored."""
-    return int(compare_set("order of batches", "", str(digest)))
+def first_said(compare_set: Callable[[str, str, str], bytes], epoch: int, numbers: Sequence[int]) -> Sequence[int]:
+    """What the first worker to ask has stored; one's own numbers where that makes no sense."""
+    said = compare_set(f"data of epoch/{epoch}", "", " ".join(map(str, numbers))).split()
+    return [int(one) for one in said] if all(one.isdigit() for one in said) else numbers

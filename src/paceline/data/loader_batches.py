@@ -16,13 +16,14 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from paceline.data.drawn_batches import DrawnBatches, DrawnShares, fetcher, name_of
+from paceline.data.drawn_batches import DRAWN_EPOCH, DrawnBatches, DrawnShares, fetcher
 from paceline.data.plan import BatchPlan
+from paceline.data.same_data import UNKNOWN, Told, at_four_places, digests, name_of, sample_digests, told_length
 from paceline.data.wrappers import device_of, unwrapped_loader
 from paceline.errors import UsageError
 from paceline.ports.round_shares import RoundShares
 
-__all__ = ["DrawnBatches", "LoaderBatches", "PlannedBatches", "shared_batches"]
+__all__ = ["DrawnBatches", "LoaderBatches", "PlannedBatches", "cannot_be_cut", "shared_batches"]
 
 
 class LoaderBatches(Protocol):
@@ -38,14 +39,22 @@ class LoaderBatches(Protocol):
     """
 
     loader: Any
-    key: object
-    length: int | None
-    epoch_numbers: int
-    device: torch.device | None
-    shares: RoundShares | None
+    key: object = "drawn"
+    length: int | None = None
+    epoch_numbers: int = DRAWN_EPOCH
+    device: torch.device | None = None
+    shares: RoundShares | None = None
 
-    def begin(self, epoch: int) -> None:
-        """Draws the epoch's order; called for each epoch, one after the other."""
+    def begin(self, epoch: int) -> int:
+        """Draws the epoch's order; called for each epoch, one after the other; returns which one goes on or begins."""
+        ...
+
+    def told(self, *, in_processes: bool) -> Told:
+        """What workers compare of the epoch.
+
+        Args:
+            in_processes: processes of the loader's fetch.
+        """
         ...
 
     def has(self, place: int) -> bool:
@@ -63,7 +72,7 @@ class LoaderBatches(Protocol):
     def fetch(self, place: int) -> Any: ...
 
 
-class PlannedBatches:
+class PlannedBatches(LoaderBatches):
     """Batches in the order of a `BatchPlan`."""
 
     def __init__(
@@ -71,16 +80,24 @@ class PlannedBatches:
     ) -> None:
         self.loader = loader
         self.shares = shares
-        self.device: torch.device | None = None
-        self.key: object = (plan.num_samples, plan.batch_size)
+        self.key = (plan.num_samples, plan.batch_size)
         self.epoch_numbers = plan.batches_per_epoch
-        self.length: int | None = self.epoch_numbers
+        self.length = self.epoch_numbers
         self._plan = plan
         self._fetch = fetch
         self._first = 0
 
-    def begin(self, epoch: int) -> None:
+    def begin(self, epoch: int) -> int:
         self._first = epoch * self.epoch_numbers
+        return epoch
+
+    def told(self, *, in_processes: bool) -> Told:
+        indices, seed = at_four_places(range(self._plan.num_samples)), self._plan.seed
+        if isinstance(self.loader, DataLoader):
+            samples = sample_digests(self.loader, indices, seed, in_processes=in_processes)
+        else:
+            samples = digests(self.loader.__getitem__, indices, seed)
+        return Told(type(self.loader).__name__, [told_length(self.length), UNKNOWN, *samples])
 
     def has(self, place: int) -> bool:
         """Whether the epoch has this batch."""
@@ -99,15 +116,12 @@ class PlannedBatches:
         return self._fetch(self.indices(place))
 
 
-def shared_batches(
-    loader: Iterable[Any], seed: int, agree: Callable[[int], int], shares: RoundShares | None = None
-) -> LoaderBatches | None:
+def shared_batches(loader: Iterable[Any], seed: int, shares: RoundShares | None = None) -> LoaderBatches | None:
     """The loader's batches one by one; None where it can only be iterated.
 
     Args:
         loader: the user's.
         seed: the run's.
-        agree: as of `DrawnBatches`.
         shares: how the samples of a round of batches are dealt; None: each batch goes to one worker.
 
     Raises:
@@ -115,7 +129,7 @@ def shared_batches(
     """
     plain = unwrapped_loader(loader)
     if isinstance(plain, DataLoader):
-        batches = _of_data_loader(plain, seed, agree, shares)
+        batches = _of_data_loader(plain, seed, shares)
         if batches is not None:
             batches.device = device_of(loader)
         return batches
@@ -126,23 +140,18 @@ def shared_batches(
                 " have filled it."
             )
         if shares is not None:
-            raise _cannot_be_cut(f"a {type(loader).__name__} of batches")
+            raise cannot_be_cut(f"a {type(loader).__name__} of batches")
         plan = BatchPlan(num_samples=len(loader), batch_size=1, seed=seed, shuffle=False)
         return PlannedBatches(loader, plan, lambda indices: loader[indices[0]])
     return None
 
 
-def _of_data_loader(
-    loader: DataLoader[Any], seed: int, agree: Callable[[int], int], shares: RoundShares | None
-) -> LoaderBatches | None:
+def _of_data_loader(loader: DataLoader[Any], seed: int, shares: RoundShares | None) -> LoaderBatches | None:
     dataset: Any = loader.dataset
-    if type(loader).__iter__ is not DataLoader.__iter__:
-        raise UsageError(
-            f"{type(loader).__name__} has an __iter__ of its own, and worker.batches fetches batches without it: give it a"
-            " plain DataLoader, and do in the loop what __iter__ does to a batch."
-        )
     if isinstance(dataset, IterableDataset):
         _refuse_parts(dataset)
+        return None
+    if type(loader).__iter__ is not DataLoader.__iter__:
         return None
     outer: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
     if name_of(outer) == "BatchSamplerShard":  # Accelerate's
@@ -153,7 +162,7 @@ def _of_data_loader(
     if is_plain:
         inner = outer.sampler
     elif shares is not None:
-        raise _cannot_be_cut("a DataLoader without batch_size" if loader.batch_sampler is None else name_of(outer))
+        raise cannot_be_cut("a DataLoader without batch_size" if loader.batch_sampler is None else name_of(outer))
     if is_plain and isinstance(inner, DistributedSampler):
         _warn_of_parts(inner)
         return _planned(loader, outer, seed, shares, shuffle=inner.shuffle)
@@ -163,11 +172,12 @@ def _of_data_loader(
         shuffle = _is_random(inner)
         return _planned(loader, outer, seed, shares, shuffle=shuffle)
     if shares is not None:
-        return DrawnShares(loader, outer, seed, agree, shares)
-    return DrawnBatches(loader, outer, seed, agree)
+        return DrawnShares(loader, outer, seed, shares)
+    return DrawnBatches(loader, outer, seed)
 
 
-def _cannot_be_cut(what: str) -> UsageError:
+def cannot_be_cut(what: str) -> UsageError:
+    """What to raise where rounds are dealt by speed, and batches cannot be divided."""
     return UsageError(
         f"shares=auto deals out each round's samples by the workers' speeds, and the batches of {what} are whole: give"
         " worker.batches a DataLoader with a batch_size, whose sampler may be any, or leave out shares."
@@ -186,7 +196,7 @@ def _refuse_parts(one: Any) -> None:
     if max(_number(one, "num_replicas"), _number(one, "num_processes")) > 1:
         raise UsageError(
             f"{name_of(one)} gives each worker a part of its own, and so does worker.batches: leave {name_of(one)} out, as the"
-            " workers share the whole data set."
+            " workers share the whole data set, or say worker.batches(loader, own=True)."
         )
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "derived_seed",
     "length_of",
     "partition_registry",
+    "samples_in",
 ]
 
 
@@ -309,6 +310,19 @@ def length_of(batch: Any) -> int:
     elif not isinstance(batch, list | tuple):
         return 0
     return next(filter(None, map(length_of, batch)), 0)
+
+
+def samples_in(batch: Any, batch_size: object) -> int:
+    """Samples of a batch: the loader's `batch_size` if any part of it is so long, else the length of the first tensor."""
+    return batch_size if isinstance(batch_size, int) and _has_length(batch, batch_size) else length_of(batch)
+
+
+def _has_length(batch: Any, length: int) -> bool:
+    if isinstance(batch, torch.Tensor):
+        return batch.dim() > 0 and len(batch) == length
+    if isinstance(batch, Mapping):
+        return any(_has_length(one, length) for one in batch.values())
+    return isinstance(batch, list | tuple) and (len(batch) == length or any(_has_length(one, length) for one in batch))
 
 
 class BatchSource(Protocol):

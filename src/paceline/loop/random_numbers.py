@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["alike", "digests_of_states", "go_apart"]
+from paceline.data.plan import derived_seed
+from paceline.system.global_randomness import SeparateRandomness, states_now, undisturbed
+
+__all__ = ["alike", "common_randomness", "digests_of_states", "go_apart"]
 
 _NONE = 0
 _MASK = (1 << 63) - 1
@@ -52,6 +55,29 @@ def go_apart(device: torch.device, states: Sequence[int], equal: Sequence[bool],
         else:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
+
+
+def common_randomness(
+    device: torch.device, rows: Sequence[Sequence[int]] | None, own: Sequence[int]
+) -> Callable[[int], SeparateRandomness]:
+    """Makes the CPU generators' states of an epoch, the same on all workers, for what they all read.
+
+    The first epoch begins with the states as they are now and, where these differ between workers, with states that follow
+    from worker 0's. Later ones follow from worker 0's and the epoch, wherever a worker has left the one before.
+
+    Args:
+        device: the model's.
+        rows: what the workers said of their states; None: all have the same.
+        own: what this worker said.
+    """
+    own = own or digests_of_states(device)
+    of_worker_0 = (rows[0] if rows is not None else own)[:3]
+    differ = [bool(mine) and not equal for mine, equal in zip(own, alike(rows, own), strict=False)]
+    with undisturbed():
+        go_apart(device, of_worker_0, differ)
+        first = states_now()
+    seed = _digest(repr(of_worker_0).encode())
+    return lambda epoch: SeparateRandomness(derived_seed(seed, epoch), None if epoch else first)
 
 
 def _of_numpy(state: Any) -> int:

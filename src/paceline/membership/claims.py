@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 from paceline.data.epoch_claims import CLAIM_BATCHES, EpochClaims, first_said
 from paceline.membership.join_point import Meeting, MeetingLostError
@@ -74,10 +75,12 @@ class JoinedClaims(EpochClaims):
             return max(0, self._meeting.add("epochs begun", 0) - 1)
         return 0
 
-    def agree(self, digest: int) -> int:
+    def agree(self, epoch: int, numbers: Sequence[int]) -> Sequence[int]:
+        """The first worker's numbers; one's own where the join point is gone, or has no room for more epochs."""
         with contextlib.suppress(MeetingLostError):
-            return first_said(self._meeting.compare_set, digest)
-        return digest
+            if not self.by_ids and epoch < _COUNTED_EPOCHS:
+                return first_said(self._meeting.compare_set, epoch, numbers)
+        return numbers
 
     def _owner(self, place: int) -> int:
         owner = place % self._num_workers

@@ -87,6 +87,7 @@ class SupervisedEnvironment(WorkerEnvironment):
         batches_done: batches that a resumed run leaves out.
         done_before: steps and samples of a resumed run's earlier part.
         plan: of a placed model, the same for all workers.
+        streams: where workers that are threads share iterators, by epoch.
         step_deadline_s: how long its workers wait for each other in a step.
     """
 
@@ -104,6 +105,7 @@ class SupervisedEnvironment(WorkerEnvironment):
     batches_done: Container[int] = ()
     done_before: tuple[int, int] = (0, 0)
     plan: object = None
+    streams: dict[int, object] = field(default_factory=dict[int, object])
     step_deadline_s: float = 60.0
     default_algorithm: ClassVar[str] = "hogwild"
 

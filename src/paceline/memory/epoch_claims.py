@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -21,8 +21,8 @@ _PLACES = (1 << _PLACE_BITS) - 1
 class SharedEpochClaims:
     """Implements `EpochClaims` with one word for each epoch: its number, and how many of its batches are claimed.
 
-    A claim is one compare-and-swap. An epoch's word becomes that of the 64th epoch after it; a worker that is so late finds
-    the epoch over.
+    A claim is one compare-and-swap. The words behind it hold what workers compare of the epoch's data. An epoch's words become
+    those of the 64th epoch after it; a worker that is so late finds the epoch over.
 
     Beside them, 256 words for each worker hold what it has claimed ahead. What is released is anybody's; what is held only the
     worker changes, or the supervisor that has seen it die.
@@ -35,15 +35,14 @@ class SharedEpochClaims:
 
     def __init__(self, segment: Segment, offset: int, num_workers: int) -> None:
         self._segment = segment  # whose memory this is
-        self._agreed = segment.address + offset
-        self._num_released = self._agreed + LINE_BYTES
+        self._num_released = segment.address + offset
         self._first = self._num_released + LINE_BYTES
         self._held = self._first + _WORDS * LINE_BYTES
         self._table = segment.array(self._held - segment.address, (num_workers, _MOST_HELD), np.int64)
 
     @staticmethod
     def reserve(layout: Layout, num_workers: int) -> int:
-        return layout.reserve("epoch claims", (2 + _WORDS) * LINE_BYTES + num_workers * _MOST_HELD * WORD_BYTES)
+        return layout.reserve("epoch claims", (1 + _WORDS) * LINE_BYTES + num_workers * _MOST_HELD * WORD_BYTES)
 
     def claim(self, epoch: int) -> int | None:
         word = self._first + epoch % _WORDS * LINE_BYTES
@@ -107,6 +106,14 @@ class SharedEpochClaims:
     def _word(self, worker_id: int, place: int) -> int:
         return self._held + (worker_id * _MOST_HELD + place) * WORD_BYTES
 
-    def agree(self, digest: int) -> int:
-        compare_and_swap(self._agreed, 0, digest)
-        return load(self._agreed)
+    def agree(self, epoch: int, numbers: Sequence[int]) -> Sequence[int]:
+        first = self._first + epoch % _WORDS * LINE_BYTES + WORD_BYTES
+        return [self._agree(first + place * WORD_BYTES, epoch, number) for place, number in enumerate(numbers)]
+
+    def _agree(self, word: int, epoch: int, number: int) -> int:
+        while (found := load(word)) >> _PLACE_BITS <= epoch:
+            if found >> _PLACE_BITS == epoch and found & _PLACES:
+                return found & _PLACES
+            if not number or compare_and_swap(word, found, epoch << _PLACE_BITS | number):
+                break
+        return number

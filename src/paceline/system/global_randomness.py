@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["GlobalRandomness", "SeparateRandomness", "undisturbed"]
+__all__ = ["GlobalRandomness", "SeparateRandomness", "States", "states_now", "undisturbed"]
 
 States = tuple[Any, Any, torch.Tensor]
 
@@ -22,7 +23,7 @@ class GlobalRandomness:
     """
 
     def __init__(self) -> None:
-        self._before = _states()
+        self._before = states_now()
         self._states: dict[int, States] = {}
         self._current: int | None = None
 
@@ -31,7 +32,7 @@ class GlobalRandomness:
         if worker_id == self._current:
             return
         if self._current is not None:
-            self._states[self._current] = _states()
+            self._states[self._current] = states_now()
         self._current = worker_id
         _restore(self._states.get(worker_id, self._before))
 
@@ -43,14 +44,15 @@ class GlobalRandomness:
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Whatever is drawn inside, the generators go on afterwards as if it had not been."""
-    before = _states()
+    before = states_now()
     try:
         yield
     finally:
         _restore(before)
 
 
-def _states() -> States:
+def states_now() -> States:
+    """Of Python's, NumPy's and PyTorch's generators."""
     return random.getstate(), np.random.get_state(), torch.get_rng_state()
 
 
@@ -63,18 +65,27 @@ def _restore(states: States) -> None:
 class SeparateRandomness:
     """The generators as they go on inside each `with`, apart from what others draw meanwhile.
 
+    One thread of a process at a time is inside: threads share the generators.
+
+    Args:
+        seed: with which they begin.
+        states: with which they begin instead.
+
     Attributes:
         generator: one of torch's that nobody else draws from.
     """
 
-    def __init__(self, seed: int) -> None:
+    _one_at_a_time = threading.RLock()
+
+    def __init__(self, seed: int, states: States | None = None) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         self._seed = seed
-        self._inside: States | None = None
-        self._outside = self._inside
+        self._inside = states
+        self._outside: States | None = None
 
     def __enter__(self) -> None:
-        self._outside = _states()
+        self._one_at_a_time.acquire()
+        self._outside = states_now()
         if self._inside is not None:
             _restore(self._inside)
             return
@@ -83,6 +94,7 @@ class SeparateRandomness:
         torch.default_generator.manual_seed(self._seed)
 
     def __exit__(self, *exception: object) -> None:
-        self._inside = _states()
+        self._inside = states_now()
         assert self._outside is not None
         _restore(self._outside)
+        self._one_at_a_time.release()

@@ -22,7 +22,7 @@ from paceline.loop.hidden_hooks import leave_out_of_copies
 from paceline.loop.loaded_weights import Loads, Places, left_weights
 from paceline.loop.never_stepped import StepsAwaited
 from paceline.loop.outside_changes import watch_outside
-from paceline.loop.random_numbers import alike, digests_of_states, go_apart
+from paceline.loop.random_numbers import alike, common_randomness, digests_of_states, go_apart
 from paceline.loop.same_inputs import SameInputs
 from paceline.membership.environment import WorkerEnvironment, current_environment
 from paceline.membership.final_mean import FinalMean, LeftWeights
@@ -194,8 +194,10 @@ class Worker(WholeRun):
     def _draw_apart(self, device: torch.device) -> None:
         """Lets generators that are in the same state on all workers go on elsewhere, but for those of the first worker 0."""
         run = self._membership
+        rows = run.tables.random_states() if run.random_states else None
+        self._randomness = common_randomness(device, rows, run.random_states)
         if run.random_states and (run.draws_as or run.incarnation):
-            equal = alike(run.tables.random_states(), run.random_states)
+            equal = alike(rows, run.random_states)
             go_apart(device, run.random_states, equal, run.draws_as, run.incarnation, run.resumed_from)
 
     def _begin(self) -> None:
@@ -232,6 +234,7 @@ class Worker(WholeRun):
             taken=taken,
             progress=progress,
             bind_newest=self._bind_newest,
+            randomness=self._randomness,
         )
         self._undo.append(self._batches.close)
         self._bind_newest()
@@ -292,20 +295,17 @@ class Worker(WholeRun):
         """Saves the worker's part of the run's last checkpoint, if there are any."""
         self._membership.save_end(self._optimizer, max(0, self._batches.taken_so_far() - is_cut))
 
-    def batches(self, loader: Iterable[Any]) -> Batches:
+    def batches(self, loader: Iterable[Any], *, own: bool = False) -> Batches:
         """This worker's batches; an epoch is shared: each sample goes to one worker, once.
 
         Asynchronous algorithms give the next batch to whoever is free; lockstep ones deal in rounds. Each iteration is the
-        next epoch. A worker that leaves one at a `break` leaves the rest to the others. Alone, the loader itself is used. Of a
-        `DataLoader` all settings are used: its own processes fetch what this worker has claimed, ahead of the loop (threads
-        and simulated workers fetch by themselves); a DistributedSampler is ignored with a warning. A sequence is taken as one
-        of batches. Of any other iterable, and of an IterableDataset, every worker reads all, the same for all, and takes every
-        num_workers-th batch: not in lockstep. Workers of `pl.spark.launch` have loaders of their own, and share nothing.
+        next epoch; what is left at a `break` others get. All workers need the same loader: a `DataLoader`, a sequence of
+        batches, or another iterable, which all read as a whole. With `own`, as where ranks divided the data, it gets all.
 
         Raises:
-            UsageError: when iterated or asked for its length: its batches cannot be shared; the message says why.
+            UsageError: when iterated: the workers' data differ, or cannot be shared.
         """
-        return Batches(loader, self._batches, self._replica.takes_batches)
+        return Batches(loader, self._batches, self._replica.takes_batches, own=own)
 
     def _defer_steps(self) -> deque[tuple[int, Callable[[], None]]]:
         self._batches.deferred = deferred = deque()

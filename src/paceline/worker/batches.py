@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any
 
@@ -14,15 +14,18 @@ from torch.utils.data import DataLoader
 
 from paceline.algorithms import Algorithm
 from paceline.data.claims import WorkerClaims
-from paceline.data.loader_batches import LoaderBatches, shared_batches
+from paceline.data.loader_batches import LoaderBatches, cannot_be_cut, shared_batches
 from paceline.data.loader_processes import LoaderProcesses, ending_with_worker, until_stopped
-from paceline.data.plan import length_of
+from paceline.data.plan import length_of, samples_in
+from paceline.data.same_data import check_same
 from paceline.data.sources import ABSENT, END
+from paceline.data.stream_batches import StreamBatches
 from paceline.data.wrappers import moved_to
 from paceline.errors import UsageError
 from paceline.loop.run_progress import RunProgress
 from paceline.membership.final_mean import Given
 from paceline.ports.round_shares import RoundShares
+from paceline.system.global_randomness import SeparateRandomness
 from paceline.worker.memberships.membership import BatchShare, Membership
 from paceline.worker.own_rounds import OwnRounds
 
@@ -38,26 +41,30 @@ _TWO_AT_ONCE = (
 class Batches:
     """A loader's batches for one worker: each iteration is the run's next epoch, also after one that was left at a `break`.
 
-    Has the length of this worker's share of an epoch: exact in lockstep, elsewhere what it is if all workers are equally
-    fast. What else it is asked for, such as `dataset`, is the loader's.
+    Has the length of this worker's share of an epoch in lockstep; elsewhere the epoch's, of which a worker may get most. What
+    else it is asked for, such as `dataset`, is the loader's.
 
     Args:
         loader: the user's.
         shared: hands out its batches.
         on_epoch: called as an epoch begins.
+        own: the loader's data are this worker's own.
     """
 
-    def __init__(self, loader: Iterable[Any], shared: WorkerBatches, on_epoch: Callable[[], None]) -> None:
+    def __init__(
+        self, loader: Iterable[Any], shared: WorkerBatches, on_epoch: Callable[[], None], *, own: bool = False
+    ) -> None:
         self._loader = loader
+        self._own = own
         self._shared = shared
         self._on_epoch = on_epoch
 
     def __iter__(self) -> Iterator[Any]:
         self._on_epoch()  # from here on, a step begins when its batch is handed out
-        return self._shared.epoch(self._loader)
+        return self._shared.epoch(self._loader, own=self._own)
 
     def __len__(self) -> int:
-        return self._shared.length(self._loader)
+        return self._shared.length(self._loader, own=self._own)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # such as what copies and pickles are made with, before there is a loader
@@ -76,6 +83,7 @@ class WorkerBatches:
         taken: batches that this worker took before (a resumed run, or an earlier incarnation).
         progress: is told what is handed out.
         bind_newest: binds the model to a copy of the newest parameters.
+        randomness: makes the generators' states of an epoch that all workers read alike.
 
     Attributes:
         deferred: samples of each batch handed out, and what begins its step, for a loop that fetches ahead; where a round has
@@ -92,6 +100,7 @@ class WorkerBatches:
         taken: int,
         progress: RunProgress,
         bind_newest: Callable[[], None],
+        randomness: Callable[[int], SeparateRandomness],
     ) -> None:
         self.worker_id, self.num_workers = membership.dealt
         self._leads = membership.worker_id == 0
@@ -107,10 +116,10 @@ class WorkerBatches:
         self._taken = taken
         self._progress = progress
         self._bind_newest = bind_newest
+        self._randomness = randomness
         self._given = Given()
         self._epochs_ended = 0  # not left at a `break`
-        self._left_out = taken  # of a stream
-        self._known: tuple[Any, LoaderBatches | None] | None = None
+        self._known: tuple[Any, LoaderBatches] | None = None
         self._share: BatchShare | None = None
         self._rounds: OwnRounds | None = None
         self._claims: WorkerClaims | None = None
@@ -126,36 +135,50 @@ class WorkerBatches:
         ahead = self._claims.num_given_back if self._claims is not None else 0
         return self._given._replace(taken=self._given.taken + ahead) if self._given.taken >= 0 else self._given
 
-    def batches_of(self, loader: Iterable[Any]) -> LoaderBatches | None:
-        """The loader's batches as the workers share them; None where each worker iterates it for itself."""
-        if not self._membership.deals_batches:
-            return None
+    def batches_of(self, loader: Iterable[Any]) -> LoaderBatches:
+        """The loader's batches as the workers share them."""
         if self._known is None or self._known[0] is not loader:
             self._replica.shares = self._shares
-            agree = self._get_share().counts.agree
-            self._known = loader, shared_batches(loader, self._membership.seed, agree, self._shares)
+            batches = shared_batches(loader, self._membership.seed, self._shares)
+            self._known = loader, self._streamed(loader) if batches is None else batches
         return self._known[1]
 
-    def length(self, loader: Any) -> int:
-        """This worker's share of an epoch: exact in lockstep, and else what it is if all are equally fast.
+    def _streamed(self, loader: Iterable[Any]) -> StreamBatches:
+        """Those of a loader that can only be iterated."""
+        if self._shares is not None:
+            raise cannot_be_cut(f"a {type(loader).__name__} that can only be iterated")
+        run = self._membership
+        reads_alike = run.num_workers > 1 and run.streams is None
+        return StreamBatches(
+            loader,
+            partial(self._stream_of, loader),
+            randomness=self._randomness if reads_alike else None,
+            round_size=self.num_workers if self.algorithm.lockstep else 1,
+            num_compared=self.num_workers if reads_alike else 0,
+            readers=run.streams,
+        )
+
+    def length(self, loader: Any, *, own: bool = False) -> int:
+        """This worker's share of an epoch in lockstep; elsewhere the most that it can get.
 
         Raises:
             TypeError: the loader has no length.
         """
-        batches = self.batches_of(loader)
-        whole = len(loader) if batches is None else batches.length
+        if own or not self._membership.deals_batches:
+            return len(loader)
+        whole = self.batches_of(loader).length
         if whole is None:
             raise TypeError(f"{type(loader).__name__} does not tell how many batches it has")
-        if not self._membership.deals_batches:
-            return whole
-        if self.algorithm.lockstep or batches is None:
-            return len(range(self.worker_id if self.deferred is None else 0, whole, self.num_workers))
-        return -(-whole // self.num_workers)
+        if self.deferred is not None:  # it divides its epochs by this
+            return -(-whole // self.num_workers)
+        return len(range(self.worker_id, whole, self.num_workers)) if self.algorithm.lockstep else whole
 
-    def epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
+    def epoch(self, loader: Iterable[Any], *, own: bool = False) -> Iterator[Any]:
         """The next epoch's batches for this worker."""
-        if self.num_workers == 1 and not self._membership.deals_batches:
-            return self._whole(iter(loader))  # drawn from the generators now, as the loader's own iterator is
+        if own or not self._membership.deals_batches:
+            if self._membership.num_workers == 1:
+                return self._whole(loader, iter(loader))  # drawn now, as the loader's own iterator is
+            return self._own(loader)
         return self._shared_epoch(loader)
 
     def _shared_epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
@@ -165,15 +188,6 @@ class WorkerBatches:
         ):  # a loop of very many epochs goes through those that are left
             return
         batches = self.batches_of(loader)
-        if batches is None:
-            if self.num_workers == 1:
-                yield from self._whole(iter(loader))
-            elif not self._membership.deals_batches:
-                yield from self._own(loader)
-            else:
-                yield from self._every_nth(loader)
-                self._tell_end()
-            return
         claims = self._claims_for(batches)
         claims.begin(epoch)
         given = self._handed_out(claims, epoch)
@@ -192,16 +206,16 @@ class WorkerBatches:
                 batch = batches.fetch(claims.first_of_round)
             if batches.device is not None:
                 batch = moved_to(batches.device, batch)
-            if not self._is_epoch_told and batches.length is not None:
-                self._is_epoch_told = True
-                self._membership.tell_epoch(batches.length * length_of(batch))
-            place = claims.place(number)
-            if number == ABSENT:
-                samples = 0
-            elif batches.shares is not None:  # which differ between the workers: what a batch looks like does not tell
-                samples = len(batches.indices(place))
-            else:
-                samples = length_of(batch) or batches.samples(place) or 1
+            samples = 0
+            if number != ABSENT:
+                place = claims.place(number)
+                # What the loader knows comes first: a batch's first tensor may be a list of edges, or have time first.
+                samples = batches.samples(place) or length_of(batch) or 1
+                if not self._is_epoch_told and batches.length is not None:
+                    self._is_epoch_told = True
+                    self._membership.tell_epoch(batches.length * samples)
+                if batches.shares is not None:
+                    samples = len(batches.indices(place))
             self._begin(started_s, number, samples)
             yield batch
             if self._epoch != epoch + 1 and not self._membership.stopped():
@@ -240,6 +254,7 @@ class WorkerBatches:
                     return
                 if first:
                     first = False
+                    self._check_same(claims.batches, epoch)
                     by_number = not (self.algorithm.lockstep or self.algorithm.same_batches)
                     leads = claims.place(number) == 0 if by_number else self._leads
                     first_batch = epoch * claims.batches.epoch_numbers
@@ -249,9 +264,17 @@ class WorkerBatches:
                 self._tell_progress(claims, epoch, number)
                 yield number, fetch
 
+    def _check_same(self, batches: LoaderBatches, epoch: int) -> None:
+        """Compares the epoch's data with the other workers'; samples that processes fetch in the first epoch only."""
+        processes = self._membership.has_own_process and getattr(batches.loader, "num_workers", 0) > 0
+        if self._membership.num_workers > 1 and not (processes and epoch):
+            told = batches.told(in_processes=processes)
+            check_same(told, self._get_share().counts.agree(epoch, told.numbers))
+
     def _claimed(self, claims: WorkerClaims) -> Generator[tuple[int, Callable[[], Any]]]:
         """By the loader's own processes, if it has some and this worker a process to itself; else in this process."""
-        processes = self._processes_of(claims.batches.loader)
+        is_stream = isinstance(claims.batches, StreamBatches)
+        processes = self._processes_of(claims.batches.loader) if not is_stream else None
         if processes is None:
             while (number := claims.next()) != END:
                 yield number, partial(claims.batches.fetch, claims.place(number))
@@ -336,65 +359,33 @@ class WorkerBatches:
         self._claims.batches = batches
         return self._claims
 
-    def _every_nth(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Of a stream every worker reads all and takes its part; one that goes on leaves out what it has had."""
-        if self.algorithm.lockstep:
-            raise _does_not_tell(loader)
-        iterator = self._stream_of(loader)
-        index = -1
-        while not self._membership.stopped():
-            started_s = self._replica.now_s()
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                return
-            index += 1
-            if index % self.num_workers != self.worker_id:
-                continue
-            if self._left_out:
-                self._left_out -= 1
-                continue
-            self._taken += 1
-            self._begin(started_s, -1, length_of(batch) or 1)
-            yield batch
-
     def _own(self, loader: Any) -> Iterator[Any]:
         """A loader whose samples no other worker has; in lockstep all have as many rounds as the one with the most batches."""
         if not self.algorithm.lockstep:
-            yield from self._whole(iter(loader))
+            yield from self._whole(loader, iter(loader))
         else:
-            try:
+            num_batches: int | None = None
+            with suppress(TypeError, NotImplementedError):
                 num_batches = len(loader)
-            except TypeError:
-                raise _does_not_tell(loader) from None
             self._rounds = self._rounds or OwnRounds(self._replica, self._membership.gatherer.gather)
             self._rounds.begin(num_batches)
-            for batch in self._whole(iter(loader)):
+            for batch in self._whole(loader, iter(loader)):
                 self._rounds.take()
                 yield batch
                 self._rounds.check()
-            while self._rounds.num_left and not self._membership.stopped():
-                self._rounds.take()
+            while not self._membership.stopped() and self._rounds.take(has_batch=False):
                 self._replica.begin(self._replica.now_s(), -1, 0, absent=True)
         if self._replica.idle:
             self._bind_newest()
 
-    def _whole(self, own: Iterator[Any]) -> Iterator[Any]:
+    def _whole(self, loader: Any, own: Iterator[Any]) -> Iterator[Any]:
+        batch_size = getattr(loader, "batch_size", None)
         begin, now_s, is_stopped = self._replica.begin, self._replica.now_s, self._membership.stopped
         started_s = now_s()
         for batch in own:
-            begin(started_s, -1, length_of(batch) or 1)  # one whose length cannot be told weighs as one
+            begin(started_s, -1, samples_in(batch, batch_size) or 1)  # one whose length cannot be told weighs as one
             yield batch
             if is_stopped():
                 break
             started_s = now_s()
         self._tell_end()
-
-
-def _does_not_tell(loader: Any) -> UsageError:
-    of = f" of {type(loader.dataset).__name__}, a stream," if isinstance(loader, DataLoader) else ""
-    return UsageError(
-        f"Lockstep methods need to know how many batches there are, and this {type(loader).__name__}{of} does not tell: give"
-        " worker.batches a DataLoader with a sized data set, or a list of batches; or take an asynchronous method such as"
-        " ad-psgd or hogwild."
-    )

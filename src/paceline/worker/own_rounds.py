@@ -1,4 +1,4 @@
-"""An epoch's rounds in lockstep, where each worker has a loader of its own and some have more batches than others."""
+"""An epoch's rounds in lockstep, where each worker has data of its own and some have more batches than others."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ class OwnRounds:
     A round is a step. A worker that steps more or less than once with a batch, or leaves an epoch early, would be waited for
     in a round while it waits for the others at the next epoch: where numbers of batches differ, both are refused.
 
+    Costs: workers tell each other their numbers once an epoch; where a loader has no length, they meet in each round.
+
     Args:
         replica: the worker's, an `AttachedReplica`.
         gather: brings values of all workers together.
@@ -31,35 +33,45 @@ class OwnRounds:
         self._replica = replica
         self._gather = gather
         self._fewest = self._most = self._num_taken = self._begun_before = 0
+        self._is_counted = True
 
     @property
-    def num_left(self) -> int:
-        """Rounds of this epoch that this worker has not taken part in."""
+    def _num_left(self) -> int:
         return self._most - self._num_taken
 
-    def begin(self, num_batches: int) -> None:
+    def begin(self, num_batches: int | None) -> None:
         """An epoch begins; waits until it begins for all workers.
 
         Args:
-            num_batches: of this worker.
+            num_batches: of this worker; None: it does not know.
 
         Raises:
             UsageError: this worker has left the epoch before early.
             WorkerLostError: a worker did not come within the deadline.
         """
-        if self._is_uneven and (self.num_left or not self._has_stepped):
+        if self._is_uneven and (self._num_left or not self._has_stepped):
             raise UsageError(
                 f"In lockstep all workers end an epoch together, and they have different numbers of batches ({self._range}),"
                 " so none may leave it at a break: give worker.batches a loader of fewer batches, or take an asynchronous"
                 " method such as ad-psgd."
             )
-        numbers = self._gather(num_batches, _EPOCH)
+        numbers = self._gather(-1 if num_batches is None else num_batches, _EPOCH)
+        self._is_counted = min(numbers) >= 0
+        if not self._is_counted:
+            numbers = [0]
         self._fewest, self._most, self._num_taken = min(numbers), max(numbers), 0
         self._begun_before = self._num_steps
 
-    def take(self) -> None:
-        """This worker takes part in the next round, with a batch or without."""
+    def take(self, *, has_batch: bool = True) -> bool:
+        """This worker takes part in the next round, with a batch or without; returns whether there is one."""
+        if not self._is_counted:
+            have = self._gather(int(has_batch), _EPOCH)
+            self._most += any(have)
+            self._fewest += all(have)
+        if not self._num_left:
+            return False
         self._num_taken += 1
+        return True
 
     def check(self) -> None:
         """Call it when the loop is done with a batch.

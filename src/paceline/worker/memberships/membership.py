@@ -48,6 +48,7 @@ class Membership(Protocol):
         deals_batches: whether the run deals out the loader's batches; else the loader is the loop's own.
         has_own_process: whether it is this worker's alone: a fork of one whose threads go on may inherit locks that nobody
             gives back.
+        streams: where workers that are threads of one process share iterators, by epoch; None: each has its own.
         fetches_ahead: whether batches may be fetched before the loop asks for them.
         stopped: tells whether the run is being stopped.
         snapshot: copies the run's newest parameters into a vector (P,).
@@ -68,6 +69,7 @@ class Membership(Protocol):
     done_before: tuple[int, int] = (0, 0)
     deals_batches: bool = True
     has_own_process: bool = True
+    streams: dict[int, object] | None = None
     fetches_ahead: bool = True
     stopped: Callable[[], bool]
     snapshot: Callable[[torch.Tensor], object]

@@ -83,6 +83,7 @@ class SupervisedMembership(Membership):
         self.worker_id, self.num_workers = environment.worker_id, environment.num_workers
         self.incarnation, self.seed = environment.incarnation, environment.seed
         self.has_own_process, self.done_before = environment.own_process, environment.done_before
+        self.streams = None if environment.own_process else environment.streams
         self.random_states = random_states if environment.own_process else ()
         self.resumed_from = environment.resume.name if environment.resume is not None else ""
         self.binding = FlatBinding(model.parameters(), on_any_device=True)
