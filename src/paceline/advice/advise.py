@@ -157,7 +157,6 @@ class _Advising:
         self._has_slow = program.knows_slow or not self.slow  # whether short runs are as slow as what is asked about
 
     def advice(self) -> Advice:
-        """The phases, one after the other."""
         with keep_data(), Pool(self.processes) as pool:
             self._first_step(pool)
             self._weigh_codecs()
@@ -250,7 +249,6 @@ class _Advising:
         self.trials.make(wanted, for_s=self._for_s, seed=self.seed + 1, on_begin=on_begin)
 
     def _without_runs(self) -> None:
-        """Leaves out what could not be run."""
         have = {one.algorithm for one in self.trials.runs}
         gone: dict[str, str] = {}
         for one, why in self.trials.failed.items():

@@ -49,7 +49,6 @@ class LoopProgram:
 
     @contextlib.contextmanager
     def _launched(self) -> Iterator[Any]:
-        """The loop, for processes."""
         if self.scratch is None:
             yield self.function()
         else:

@@ -122,7 +122,6 @@ class MeasuredCluster:
         )
 
     def _codecs(self) -> dict[str, CodecRate]:
-        """Medians over machines."""
         measured = [worker.codecs for worker in self.workers if worker.codecs]
         names = set.intersection(*(set(one) for one in measured)) if measured else set()
         return {
@@ -195,7 +194,6 @@ class MeasuredCluster:
         return found
 
     def _machine(self, machine: int, hosts: bool) -> str:
-        """One machine, and the workers on it."""
         ids = [number for number, worker in enumerate(self.workers) if worker.machine == machine]
         first = self.workers[ids[0]]
         named = f" ({first.host})" if hosts else ""

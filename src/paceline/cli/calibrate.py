@@ -91,7 +91,6 @@ class _Found:
     as_json: bool
 
     def alone(self, workers: int | None, measure: dict[str, Any]) -> None:
-        """This machine is measured."""
         from paceline.calibration import machine as calibration
         from paceline.calibration.measurements import describe
 
@@ -105,7 +104,6 @@ class _Found:
             print_json(calibration.as_json(measured, cluster, self.file))
 
     def together(self, measured: MeasuredCluster, *, hosts: bool) -> None:
-        """What the workers of a launcher have measured."""
         from paceline.calibration import machine as calibration
 
         cluster = measured.as_cluster()

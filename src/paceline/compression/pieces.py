@@ -212,7 +212,6 @@ class _PiecesMean:
         self._second = owner.collectives.start_all_gather(part, self._taken.view(-1))
 
     def wait(self) -> Totals:
-        """Decodes the mean, as all do."""
         self.advance()
         owner, slot, vector = self._owner, self._slot, self._vector
         if self._is_empty:

@@ -195,7 +195,6 @@ class HogwildLinear(SparseCoefMixin, BaseEstimator, ABC):
         self.intercept_ = model.intercepts.astype(model.dtype)
 
     def _warn(self) -> None:
-        """Say, after a fit, when it did not end as it should."""
         message = ""
         if self.passes_[-1].limited:
             message = "The fit diverged: slopes had to be limited. Scale the data, or make eta0 smaller."
@@ -205,7 +204,6 @@ class HogwildLinear(SparseCoefMixin, BaseEstimator, ABC):
             warnings.warn(message, ConvergenceWarning, stacklevel=3)
 
     def _split(self, targets: np.ndarray, random: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Rows to learn from, and rows to stop by."""
         kind = StratifiedShuffleSplit if isinstance(self, ClassifierMixin) else ShuffleSplit
         split = kind(1, test_size=self.validation_fraction, random_state=random)
         try:

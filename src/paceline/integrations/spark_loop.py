@@ -30,26 +30,16 @@ FAILURE = "failure.json"
 
 @dataclass(frozen=True)
 class Loop:
-    """What a task sends to the process that it has started.
-
-    Args:
-        function: the user's, pickled; called with the task's rows.
-        environment: which worker this is.
-        rows: descriptor of the file that they are in.
-        partition: whose they are.
-        seed: of their order.
-        threads: inside one PyTorch operation.
-        folder: for what the worker writes.
-        variables: of the environment, by which workers in lockstep meet.
-    """
+    """What a task sends to the process that it has started."""
 
     function: bytes
     environment: WorkerEnvironment
-    rows: int
+    rows: int  # descriptor of the file that they are in
     partition: int
     seed: int
     threads: int
     folder: Path
+    #: Of the environment, by which workers in lockstep meet.
     variables: dict[str, str] = field(default_factory=dict[str, str])
 
 

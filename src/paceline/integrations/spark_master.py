@@ -56,13 +56,6 @@ class Ledger(Admission):
 class Master:
     """The model at the driver, and its server.
 
-    Args:
-        model: the user's; its parameters become views of the server's vector.
-        descent: applies an update to it.
-        algorithm: the workers'.
-        meeting: the join point.
-        on_progress: told of the training, by the server's thread, at most four times a second.
-
     Attributes:
         ledger: what has been applied.
         counts: of the server's messages, once it serves.
@@ -143,7 +136,6 @@ class _Serving(Served):
     shards: int = 1
 
     def serve(self, shard_id: int, ports: ServerPorts) -> None:
-        """Until the training is over."""
         self.master.counts = ports.counts
         Shard(shard_id, self.rules, ports).run()
 

@@ -78,21 +78,7 @@ class NamedUpdates:
 
 @dataclass(frozen=True)
 class PartitionTask:
-    """A task, as data that Spark sends to its executors; the key is in there, and nowhere else.
-
-    Args:
-        address: of the driver's join point.
-        keys: of the run.
-        model: as it is at the start.
-        gradient: the user's.
-        descent: the user's.
-        algorithm: how often to fetch and push.
-        num_members: places at the servers: one for each partition, and the driver's, which never comes.
-        epochs: passes over the partition.
-        batch_size: rows of a step.
-        seed: of the rows' order.
-        deadline_s: how long to look for the driver.
-    """
+    """A task, as data that Spark sends to its executors; the key is in there, and nowhere else."""
 
     address: str
     keys: Keys
@@ -100,7 +86,7 @@ class PartitionTask:
     gradient: Gradient
     descent: Descent
     algorithm: Downpour
-    num_members: int
+    num_members: int  # places at the servers: one for each partition, and the driver's, which never comes
     epochs: int
     batch_size: int
     seed: int

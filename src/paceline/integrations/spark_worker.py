@@ -37,29 +37,17 @@ _dist: Any = dist  # its type stubs do not name the stores
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """A task, as data that Spark sends to its executors; the key is in there, and nowhere else.
-
-    Args:
-        address: of the driver's join point.
-        keys: of the run.
-        function: the user's, pickled.
-        algorithm: spec.
-        workers: of the run.
-        in_barrier: whether all tasks run in a barrier stage, and meet as torchrun's workers do; else they come and go.
-        seed: of the rows' order.
-        reach_s: how long to look for the driver.
-        deadline_s: how long workers wait for each other.
-    """
+    """A task, as data that Spark sends to its executors; the key is in there, and nowhere else."""
 
     address: str
     keys: Keys
     function: bytes
     algorithm: str
     workers: int
-    in_barrier: bool
+    in_barrier: bool  # all tasks are in a barrier stage and meet as torchrun's workers do; else they come and go
     seed: int
-    reach_s: float
-    deadline_s: float
+    reach_s: float  # how long to look for the driver
+    deadline_s: float  # how long workers wait for each other
 
     def run(self, batches: Iterator[Any]) -> list[dict[str, Any]]:
         """Has the loop train on this partition; returns what its worker wrote, or nothing if it came too late."""
@@ -136,7 +124,6 @@ class WorkerTask:
             raise _LoopError(told["said"], "follows" if told["follows"] else "raised", is_ours=told["is_ours"])
 
     def _failure(self, meeting: Meeting, partition: int, sentence: str, kind: Kind) -> Exception:
-        """What the task is to fail by; the driver is told."""
         tell(meeting, partition, sentence, kind)
         until_s = time.monotonic() + _CAUSE_S
         ends_job = self.in_barrier and kind == "follows"  # with a task whose end is not the cause

@@ -272,7 +272,6 @@ class _Point:
         self._thread.start()
 
     def close(self) -> None:
-        """Answers nobody any more."""
         os.eventfd_write(self._end, 1)
         self._thread.join()
         self._free()

@@ -85,7 +85,6 @@ class SegmentPart(Generic[Plan]):
         raise NotImplementedError
 
     def _word(self, area: str, index: int = 0) -> int:
-        """Address of a word."""
         return self._segment.address + self._plan.at[area] + index * LINE_BYTES
 
     def _vector(self, area: str) -> torch.Tensor:

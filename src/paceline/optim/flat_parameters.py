@@ -112,7 +112,6 @@ class FlatParameters:
                 shared[name].copy_(value)
 
     def _cut(self, size: int, ranges: Ranges) -> None:
-        """Makes stretches, and gives each its part of the state."""
         blocks = self._blocks if len(self._blocks) > 1 else [slice(0, size)]
         places = [
             (slice(max(first, block.start), min(last, block.stop)), (first, last), number)

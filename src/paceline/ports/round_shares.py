@@ -49,10 +49,6 @@ class RoundShares:
     All begin with equal batches. Every worker keeps a copy; as all change theirs alike, and from the same round on, they cut
     every round alike.
 
-    Args:
-        worker_id: this worker.
-        num_workers: of the run.
-
     Attributes:
         sizes: of the batches of a whole round, as they were changed last.
         next_round: the first round of which this worker has not claimed its batch.

@@ -57,7 +57,6 @@ class AfterBackward:
             setattr(_autograd, _ENTRY, self._original)
 
     def _take(self) -> list[Callable[[], None]]:
-        """What was asked for in this pass."""
         me = getcurrent()
         mine = [what for maker, what in self._pending if maker is me]
         self._pending = [one for one in self._pending if one[0] is not me]

@@ -193,7 +193,6 @@ class SimulatedMachine:
         return Ports(**self._given(core))
 
     def _given(self, core: Core) -> dict[str, Any]:
-        """Of the ports of a worker's or server's program."""
         worker_id, counts = core.worker_id, Counts()
         incarnation = self._incarnations.get(worker_id, 0)
         mailbox = concurrency = None
@@ -259,7 +258,6 @@ class SimulatedMachine:
 
     @property
     def _declared_bytes(self) -> int | None:
-        """Of a message's vector, where there is none."""
         return self._vector_bytes // max(1, self._num_servers) if self._is_timing_only else None
 
     def _collectives(self, core: Core, counts: Counts) -> Any:

@@ -176,7 +176,6 @@ class SimulatedMailbox:
         self._network.contacts[peer].add(self._worker_id)
 
     def _is_news(self, event: Event) -> bool:
-        """Notes that a peer has left or is back."""
         if isinstance(event, PeerLeft):
             if event.peer in self._left:
                 return False

@@ -80,7 +80,6 @@ class CollectiveCosts:
         return self._rounds(2 * self._num_rounds, num_bytes)
 
     def _half(self, num_bytes: float) -> Cost:
-        """Cost of a reduce-scatter, an all-gather or an all-to-all."""
         n = self._num_workers
         if self._kind == "ring":
             return self._rounds(n - 1, num_bytes / n)

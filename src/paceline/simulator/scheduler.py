@@ -326,7 +326,6 @@ class Scheduler:
         self._ended = True
 
     def _throw(self, program: Program) -> None:
-        """Ends a program where it is."""
         self.current = program
         if program.serve is None:
             program.greenlet.throw(GreenletExit)

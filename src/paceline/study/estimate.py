@@ -118,7 +118,6 @@ class _Costs:
         return self._num_samples
 
     def _gradient(self, batch_size: int) -> float:
-        """Seconds of forward and backward of one batch."""
         if batch_size not in self._gradient_s:
             with intra_op_threads(1):
                 self._gradient_s[batch_size] = self._measured(batch_size)

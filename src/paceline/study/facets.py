@@ -91,7 +91,6 @@ class Facets:
         return level_text(self.down, down) if self.down else ""
 
     def _trial_cells(self, row: int) -> list[Any]:
-        """What names a trial in a CSV file."""
         levels = [column[row] for column in self.trials.column_of.values()]
         return [str(self.trials.frame["trial"].iloc[row]), *levels, str(self.trials.outcomes[row])]
 

@@ -91,15 +91,7 @@ def make_axes(
     timeout_s: float,
     make: Callable[[Any, Sequence[int]], AxisCollectives],
 ) -> dict[str, AxisCollectives]:
-    """This worker's collectives along each axis, without those along which it is alone; all call it alike.
-
-    Args:
-        axes: which workers are along each.
-        worker_id: this worker.
-        num_workers: N.
-        timeout_s: of the process groups.
-        make: collectives of a process group of these workers.
-    """
+    """This worker's collectives along each axis, without those along which it is alone; all call it alike."""
     found: dict[str, AxisCollectives] = {}
     for name, shape in axes.items():
         for ranks in shape.lists(num_workers) if shape.size > 1 else ():

@@ -174,7 +174,6 @@ class StagedMailbox:
         return self._inner.peers()
 
     def _buffer(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """A buffer that nobody uses, for the caller alone."""
         with self._lock:
             still_used = []
             for copy, pinned in self._used:

@@ -312,7 +312,6 @@ class ZmqMailbox:
             peer.met = True
 
     def _leave(self, peer: Peer, why: str) -> None:
-        """Ends what there is of connections in both directions."""
         if peer.here:
             self._pending.add(PeerLeft(peer.worker_id, peer.incarnation, "ended" if peer.ended else why))
             peer.why_left = why

@@ -122,7 +122,6 @@ class _Sum:
 
     @property
     def weight(self) -> float:
-        """sum_i n_i / n_1."""
         return self.samples / self._unit
 
     def mean(self) -> Tensor:
@@ -130,7 +129,6 @@ class _Sum:
         return self.x / self.weight
 
     def state(self, name: str, *about: int) -> dict[str, Tensor]:
-        """As tensors whose names begin so."""
         numbers = torch.tensor([[self.samples, self._unit, self.gradients, *about]])
         missing = numbered(self.missing, len(self.x))
         return {f"{name}.x": self.x.clone(), f"{name}.missing": missing, f"{name}.about": numbers}

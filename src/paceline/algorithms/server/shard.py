@@ -120,7 +120,6 @@ class Shard:
         return {**cloned(state), "rule": rule}
 
     def _state(self) -> dict[str, Any]:
-        """The same, with the live tensors."""
         return {
             "range": self._shared.ranges[self._id],
             "x": self._x,
@@ -155,7 +154,6 @@ class Shard:
             self._link.begin(_FIRST_DEADLINE_S)
 
     def _load(self, kept: dict[str, Any]) -> None:
-        """Takes over a state, all but the parameters."""
         self._load_rule(kept["rule"])
         self._told.counted["backups"] = kept["backups"]
         self._known = {worker: Known(*one) for worker, one in kept["known"].items()}
@@ -309,7 +307,6 @@ class Shard:
         return version
 
     def _skip(self) -> None:
-        """Ends a step whose gradients are lost with their workers."""
         self._log("copy-skip", about=self._id)
         self._admission.over(self._shared.advance())
 

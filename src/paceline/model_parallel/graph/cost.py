@@ -122,7 +122,6 @@ class _Runner(fx.Interpreter):
         self._kinds = {one.name: one for one in traced.nodes}
 
     def whole(self, arguments: dict[str, Any]) -> float:
-        """Seconds of one step in one piece."""
         self._clear()
         begun_s = time.perf_counter()
         out = self.module(**arguments)  # type: ignore[operator]
@@ -130,7 +129,6 @@ class _Runner(fx.Interpreter):
         return time.perf_counter() - begun_s
 
     def group(self, names: Sequence[str]) -> tuple[float, float]:
-        """Seconds of a group's forward and backward pass."""
         self._clear()
         self._prepare(names)
         begun_s = time.perf_counter()

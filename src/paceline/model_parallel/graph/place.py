@@ -203,11 +203,9 @@ class _Partial:
         return self.problem.groups[group].step_s * self.problem.devices[device].slowness
 
     def free_s(self, device: int) -> float:
-        """When the last group there ends."""
         return self._busy[device][-1][1] if self._busy[device] else 0.0
 
     def arrival_s(self, group: int, device: int) -> float:
-        """When all that it reads is there."""
         ready_s = 0.0
         for t in self.problem.reads[group]:
             tensor = self.problem.tensors[t]
@@ -218,7 +216,6 @@ class _Partial:
         return ready_s
 
     def start_s(self, group: int, device: int, *, fills_gaps: bool = False) -> float:
-        """When it can start there."""
         ready_s, busy = self.arrival_s(group, device), self._busy[device]
         if not fills_gaps:
             return max(ready_s, self.free_s(device))

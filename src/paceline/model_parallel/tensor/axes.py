@@ -169,7 +169,6 @@ class GroupAxis:
                     raise self._lost(what, "another worker has given up") from error
 
     def _lost(self, what: str, why: Exception | str) -> WorkerLostError:
-        """The sentence for a collective that has failed."""
         answers = self._roll_call.give_up()
         why = first_line(why) if isinstance(why, Exception) else why
         remedy = "start all workers again from the last checkpoint"

@@ -50,10 +50,6 @@ class GradientMeans:
 
     Costs: an all-reduce for each bucket and axis; beside the gradients, memory for what is on its way.
 
-    Args:
-        axes: of the mesh.
-        bucket_bytes: of gradients in one all-reduce, at least.
-
     Attributes:
         completed: called with a parameter once its gradient is the mean.
     """

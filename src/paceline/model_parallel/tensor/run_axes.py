@@ -64,7 +64,6 @@ class RunAxis:
         return self._start(x, lambda piece: self._collectives.start_reduce(piece, to))
 
     def _start(self, x: Tensor, start: Callable[[Tensor], Handle]) -> Started:
-        """Begins what changes `x` in place."""
         flat = x.contiguous().view(-1)
         return _Changed([start(flat[piece]) for piece in self._pieces(flat)], x, flat)
 

@@ -52,7 +52,6 @@ class MemoryBus:
         return min(self._core_bytes_per_s, self._bus_bytes_per_s / len(self._transfers))
 
     def _serve(self) -> None:
-        """Brings `_served` up to now."""
         now_s = self._scheduler.now_s
         if self._transfers:
             self._served += (now_s - self._served_at_s) * self._rate

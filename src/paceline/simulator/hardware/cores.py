@@ -154,7 +154,6 @@ class Cores:
         self._running[turn.then] = turn
 
     def _advance(self) -> None:
-        """Brings `_done` up to now."""
         now_s = self._scheduler.now_s
         if self._running:
             self._done += (now_s - self._done_at_s) * self._rates[len(self._running)]
