@@ -109,10 +109,11 @@ def test_what_was_refused_can_be_used_again(start):
 
 def test_twice_at_once_alone():
     model, optimizer = made()
-    with pl.attach(model, optimizer):
-        with pytest.raises(pl.UsageError, match="inside another attach already"), pl.attach(model, optimizer):
+    spec = "sequential(delay=constant(updates_late=1))"
+    with pl.attach(model, optimizer, spec):
+        with pytest.raises(pl.UsageError, match="inside another attach already"), pl.attach(model, optimizer, spec):
             pass
-        with pl.attach(*made()):  # another model
+        with pl.attach(*made(), spec):  # another model
             assert threading.active_count()
-    with pl.attach(model, optimizer):
+    with pl.attach(model, optimizer, spec):
         pass

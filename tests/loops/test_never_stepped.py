@@ -8,11 +8,7 @@ from loops import families
 from loops.coder import batches, loss_of, made, own_id
 
 SAYS = "never called optimizer.step"
-
-
-def alone(loop, algorithm):
-    del algorithm
-    loop()
+DELAYED = "sequential(delay=constant(updates_late=1))"  # which is watched without a launcher, too
 
 
 def simulated(loop, algorithm):
@@ -75,9 +71,9 @@ NEVER = [by_hand, by_data, forgotten, forgotten_and_zeroed, another_optimizer]
 
 @pytest.mark.parametrize("uses_batches", [True, False], ids=["batches", "own batches"])
 @pytest.mark.parametrize("train", NEVER)
-def test_alone(train, uses_batches):
+def test_of_one_worker(train, uses_batches):
     with pytest.raises(pl.UsageError, match=SAYS):
-        attached(train, None, uses_batches)()
+        pl.simulate(attached(train, None, uses_batches), workers=1)
 
 
 @pytest.mark.parametrize("start", [simulated, launched])
@@ -152,13 +148,13 @@ def accumulated(model, optimizer, own):
     ],
 )
 def test_what_is_no_error(train, uses_batches):
-    attached(train, None, uses_batches)()
+    attached(train, DELAYED, uses_batches)()
 
 
 def test_gradients_from_before_are_not_the_loop_s():
     model, optimizer = made()
     loss_of(model, batches(1)[0]).backward()
-    with pl.attach(model, optimizer):
+    with pl.attach(model, optimizer, DELAYED):
         nothing_but_evaluation(model, optimizer, batches(3))
 
 
@@ -168,7 +164,7 @@ def test_a_loop_s_own_error_is_the_one_that_is_seen():
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        attached(fails, None, True)()
+        attached(fails, DELAYED, True)()
 
 
 @pytest.mark.parametrize("algorithm", ["hogwild", "ad-psgd", "parameter-server(mode=async)"])
@@ -184,15 +180,19 @@ def test_a_worker_whose_batches_do_not_fill_a_step_beside_one_whose_do(algorithm
 
 def test_adversaries_of_whom_one_never_steps_the_other_s_gradients():
     """The critic's pass leaves gradients in the generator, which are thrown away."""
-    generator, of_generator = made()
-    critic = torch.nn.Linear(6, 1)
-    of_critic = torch.optim.SGD(critic.parameters(), lr=0.01)
-    with pl.attach(generator, of_generator):
-        for number, x in enumerate(batches(8), start=1):
-            of_critic.zero_grad()
-            critic(generator(x)).mean().backward()
-            of_critic.step()
-            if number % 4 == 0:
-                of_generator.zero_grad()
-                (-critic(generator(x)).mean()).backward()
-                of_generator.step()
+
+    def loop():
+        generator, of_generator = made()
+        critic = torch.nn.Linear(6, 1)
+        of_critic = torch.optim.SGD(critic.parameters(), lr=0.01)
+        with pl.attach(generator, of_generator):
+            for number, x in enumerate(batches(8), start=1):
+                of_critic.zero_grad()
+                critic(generator(x)).mean().backward()
+                of_critic.step()
+                if number % 4 == 0:
+                    of_generator.zero_grad()
+                    (-critic(generator(x)).mean()).backward()
+                    of_generator.step()
+
+    pl.simulate(loop, workers=1)

@@ -182,7 +182,7 @@ def test_alone_it_is_the_value_and_outside_it_is_refused():
     assert kept[0] == [(2.5, 2.5)] * 2
     model, optimizer = made()
     with pytest.raises(pl.UsageError, match="inside `with"):
-        pl.attach(model, optimizer).sum(1.0)
+        pl.simulate(lambda: pl.attach(model, optimizer).sum(1.0), workers=1)
 
 
 def test_through_a_store_whose_workers_end_or_do_not_come():

@@ -211,7 +211,7 @@ def test_a_schedule_that_is_stepped_twice_or_goes_by_a_measure_is_refused():
         with pytest.raises(pl.UsageError, match="step the one that it returned"):
             optimizer.step()
     with pytest.raises(pl.UsageError, match="inside `with"):
-        pl.attach(model, optimizer).follow(scheduler)
+        pl.simulate(lambda: pl.attach(model, optimizer).follow(scheduler), workers=1)
 
 
 def per_epoch(optimizer):

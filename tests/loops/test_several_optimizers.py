@@ -84,7 +84,7 @@ def test_a_worker_without_a_batch_steps_with_all_of_them(algorithm):
 def test_elsewhere_they_are_refused_by_name(algorithm):
     model, _ = made()
     with pytest.raises(pl.UsageError, match=r"takes one optimizer, and attach was given 2: choose hogwild") as raised:
-        pl.attach(model, halves(model), algorithm)
+        pl.simulate(lambda: pl.attach(model, halves(model)), workers=1, algorithm=algorithm)
     assert str(raised.value).startswith(algorithm.partition("(")[0])
 
 
@@ -98,7 +98,7 @@ def test_one_that_steps_twice_is_told_of_the_other(algorithm):
 
     model, _ = made()
     with pytest.raises(pl.UsageError, match=r"optimizer 0 \(Adam\) has stepped and optimizer 1 \(SGD\) has not"):
-        loop(model, halves(model))
+        pl.simulate(lambda: loop(model, halves(model)), workers=1)
 
 
 @pytest.mark.parametrize("where", ["next batch", "end"])
@@ -113,7 +113,7 @@ def test_one_that_never_steps(where):
 
     model, _ = made()
     with pytest.raises(pl.UsageError, match=r"has stepped and optimizer 1"):
-        loop(model, halves(model))
+        pl.simulate(lambda: loop(model, halves(model)), workers=1)
 
 
 @pytest.mark.parametrize("algorithm", [None, *TAKE_SEVERAL])
@@ -126,7 +126,7 @@ def test_a_pass_of_its_own_for_each_is_refused(algorithm):
 
     model, _ = made()
     with pytest.raises(pl.UsageError, match=r"A backward pass came when optimizer 0 \(Adam\) had stepped"):
-        loop(model, halves(model))
+        pl.simulate(lambda: loop(model, halves(model)), workers=1)
 
 
 def test_clearing_between_their_steps_is_plain():
@@ -310,7 +310,7 @@ def test_a_scaler_of_several_that_step_together_is_refused():
 
     model, _ = made()
     with pytest.raises(pl.UsageError, match="use bfloat16"):
-        loop(model, halves(model))
+        pl.simulate(lambda: loop(model, halves(model)), workers=1)
 
 
 @pytest.mark.parametrize("algorithm", [None, *TAKE_SEVERAL])

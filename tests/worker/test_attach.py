@@ -1,4 +1,4 @@
-"""A user's own loop under `attach`, alone: plain PyTorch bit for bit, and everything as before on exit."""
+"""A user's own loop under `attach`, with one launched worker: plain PyTorch bit for bit, and everything as before on exit."""
 
 import contextlib
 import copy
@@ -53,8 +53,8 @@ def pieces(optimizer="sgd"):
     torch.manual_seed(3)
     model = Net()
     data = torch.utils.data.TensorDataset(torch.randn(50, 7), torch.randint(0, 3, (50,)))
-    loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)
-    return model, OPTIMIZERS[optimizer](model.parameters()), loader
+    batches = list(torch.utils.data.DataLoader(data, batch_size=8))
+    return model, OPTIMIZERS[optimizer](model.parameters()), batches
 
 
 def train(model, optimizer, batches, scheduler=None, epochs=3, seen=None):
@@ -98,12 +98,20 @@ def plain(optimizer, scheduler=None):
     return model, optimizer, seen
 
 
+def launched(loop, algorithm=None):
+    """What the loop returns as the only worker of a run."""
+    return pl.simulate(loop, workers=1, algorithm=algorithm).returned[0]
+
+
 def attached(row, optimizer, scheduler=None):
-    seen = []
-    model, optimizer, loader = pieces(optimizer)
-    with pl.attach(model, optimizer, algorithm=row.algorithm) as worker:
-        train(model, optimizer, lambda: worker.batches(loader), scheduler, seen=seen)
-    return model, optimizer, seen
+    def loop():
+        seen = []
+        model, own, loader = pieces(optimizer)
+        with pl.attach(model, own) as worker:
+            train(model, own, lambda: worker.batches(loader), scheduler, seen=seen)
+        return model, own, seen
+
+    return launched(loop, row.algorithm)
 
 
 def check(one, other):
@@ -119,25 +127,28 @@ def check(one, other):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("row", ONE_OF_EACH, ids=[row.spec for row in ONE_OF_EACH])
-def test_alone_equals_plain_pytorch(row, optimizer):
+def test_one_worker_equals_plain_pytorch(row, optimizer):
     check(plain(optimizer), attached(row, optimizer))
 
 
 @pytest.mark.parametrize("scheduler", [name for name in SCHEDULERS if name != "none"])
 @pytest.mark.parametrize("row", EXACT_ROWS, ids=[row.spec for row in EXACT_ROWS])
-def test_alone_equals_plain_pytorch_under_a_scheduler(row, scheduler):
+def test_one_worker_equals_plain_pytorch_under_a_scheduler(row, scheduler):
     check(plain("momentum", scheduler), attached(row, "momentum", scheduler))
 
 
 @rows(lambda row: not row.scales_fresh_updates and not row.own_rule)
 def test_a_loop_that_fetches_its_batches_itself(row):
     kind = "momentum" if row.algorithm.weighting(1) else "adamw"
-    one = plain(kind)
-    model, optimizer, loader = pieces(kind)
-    seen = []
-    with pl.attach(model, optimizer, algorithm=row.spec):
-        train(model, optimizer, lambda: loader, seen=seen)
-    check(one, (model, optimizer, seen))
+
+    def loop():
+        model, optimizer, loader = pieces(kind)
+        seen = []
+        with pl.attach(model, optimizer):
+            train(model, optimizer, lambda: loader, seen=seen)
+        return model, optimizer, seen
+
+    check(plain(kind), launched(loop, row.algorithm))
 
 
 def accumulate(model, optimizer, batches):
@@ -153,10 +164,14 @@ def accumulate(model, optimizer, batches):
 def test_accumulated_gradients(row):
     one, its_optimizer, loader = pieces("momentum")
     accumulate(one, its_optimizer, loader)
-    other, optimizer, loader = pieces("momentum")
-    with pl.attach(other, optimizer, algorithm=row.algorithm) as worker:
-        accumulate(other, optimizer, worker.batches(loader))
-    assert_same(one.state_dict(), other.state_dict())
+
+    def loop():
+        other, optimizer, loader = pieces("momentum")
+        with pl.attach(other, optimizer) as worker:
+            accumulate(other, optimizer, worker.batches(loader))
+        return other
+
+    assert_same(one.state_dict(), launched(loop, row.algorithm).state_dict())
 
 
 @pytest.mark.parametrize("row", ONE_OF_EACH, ids=[row.spec for row in ONE_OF_EACH])
@@ -169,36 +184,42 @@ def test_parameter_groups_with_rates_of_their_own(row):
 
     one, optimizer, loader = grouped()
     train(one, optimizer, lambda: loader)
-    other, optimizer, loader = grouped()
-    with pl.attach(other, optimizer, algorithm=row.algorithm) as worker:
-        train(other, optimizer, lambda: worker.batches(loader))
-    assert_same(one.state_dict(), other.state_dict())
+
+    def loop():
+        other, optimizer, loader = grouped()
+        with pl.attach(other, optimizer) as worker:
+            train(other, optimizer, lambda: worker.batches(loader))
+        return other
+
+    assert_same(one.state_dict(), launched(loop, row.algorithm).state_dict())
 
 
 @pytest.mark.parametrize("row", ONE_OF_EACH, ids=[row.spec for row in ONE_OF_EACH])
 def test_everything_is_as_before_on_exit(row):
-    model, optimizer, loader = pieces("adamw")
-    parameters, keys = list(model.parameters()), list(model.state_dict())
     before = leftovers.everything()
-    with pl.attach(model, optimizer, algorithm=row.algorithm) as worker:
-        assert (worker.worker_id, worker.num_workers) == (0, 1)
+
+    def loop():
+        model, optimizer, loader = pieces("adamw")
+        parameters, keys = list(model.parameters()), list(model.state_dict())
+        with pl.attach(model, optimizer) as worker:
+            assert (worker.worker_id, worker.num_workers) == (0, 1)
+            assert list(model.state_dict()) == keys
+            train(model, optimizer, lambda: worker.batches(loader), epochs=1)
+        assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
         assert list(model.state_dict()) == keys
-        train(model, optimizer, lambda: worker.batches(loader), epochs=1)
-    assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
-    assert list(model.state_dict()) == keys
+        return model, optimizer, loader
+
+    model, optimizer, loader = launched(loop, row.algorithm)
     for tensor in (*model.parameters(), *model.buffers()):
         assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size(), "a view of something larger"
     assert not optimizer._optimizer_step_pre_hooks
     assert not optimizer._optimizer_step_post_hooks
     assert not model._forward_pre_hooks
     values = copy.deepcopy(model.state_dict())
-    del worker
     gc.collect()
     leftovers.assert_nothing_new(before)
     assert_same(values, model.state_dict())  # not in memory that went with the run
-    train(model, optimizer, lambda: loader, epochs=1)  # and it can go on without us, or be attached again
-    with pl.attach(model, optimizer, algorithm=row.algorithm) as worker:
-        train(model, optimizer, lambda: worker.batches(loader), epochs=1)
+    train(model, optimizer, lambda: loader, epochs=1)  # and it can go on without us
 
 
 @pytest.mark.parametrize("row", ONE_OF_EACH, ids=[row.spec for row in ONE_OF_EACH])
@@ -207,7 +228,7 @@ def test_an_exception_in_the_loop_leaves_nothing_attached(row, where):
     model, optimizer, loader = pieces()
 
     def loop():
-        with pl.attach(model, optimizer, algorithm=row.algorithm) as worker:
+        with pl.attach(model, optimizer) as worker:
             for number, (x, y) in enumerate(worker.batches(loader)):
                 optimizer.zero_grad()
                 loss = nn.functional.cross_entropy(model(x), y)
@@ -221,7 +242,7 @@ def test_an_exception_in_the_loop_leaves_nothing_attached(row, where):
                     raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        loop()
+        launched(loop, row.algorithm)
     assert not optimizer._optimizer_step_pre_hooks
     train(model, optimizer, lambda: loader, epochs=1)
 
@@ -243,10 +264,15 @@ def test_a_closure_that_is_evaluated_twice_is_refused():
         loss.backward()
         return loss
 
-    with pl.attach(model, optimizer) as worker:
-        x, y = next(iter(worker.batches(loader)))
-        with pytest.raises(pl.UsageError, match="evaluates its closure several times"):
+    def loop():
+        nonlocal x, y
+        with pl.attach(model, optimizer) as worker:
+            x, y = next(iter(worker.batches(loader)))
             optimizer.step(closure)
+
+    x, y = loader[0]
+    with pytest.raises(pl.UsageError, match="evaluates its closure several times"):
+        launched(loop)
 
 
 @pytest.mark.parametrize("by_keyword", [False, True])
@@ -284,13 +310,14 @@ def test_steps_inside_backward_are_refused(together):
     optimizers = [torch.optim.SGD(some, lr=0.1) for some in ([trained] if together else [[p] for p in trained])]
     for parameter in trained:
         parameter.register_post_accumulate_grad_hook(lambda _: optimizers[0].step())
-    x, y = next(iter(loader))
-    with pl.attach(model, optimizers):
-        loss = nn.functional.cross_entropy(model(x), y)
-        with pytest.raises(pl.UsageError, match=r"call step\(\) after backward\(\)"):
-            loss.backward()
-        for one in optimizers:
-            one.zero_grad()
+
+    def loop():
+        x, y = loader[0]
+        with pl.attach(model, optimizers):
+            nn.functional.cross_entropy(model(x), y).backward()
+
+    with pytest.raises(pl.UsageError, match=r"call step\(\) after backward\(\)"):
+        launched(loop)
 
 
 def test_a_reported_loss_that_is_not_finite_ends_the_run():
@@ -333,10 +360,13 @@ def test_losses_are_reported_before_the_step_or_after_it(row, after):
     ],
 )
 def test_models_that_cannot_be_shared(make, message):
-    model = make()
-    optimizer = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.zeros(1))], lr=0.1)
-    with pytest.raises(pl.UsageError, match=message), pl.attach(model, optimizer):
-        pass
+    def loop():
+        model = make()
+        with pl.attach(model, torch.optim.SGD([*model.parameters(), nn.Parameter(torch.zeros(1))], lr=0.1)):
+            pass
+
+    with pytest.raises(pl.UsageError, match=message):
+        launched(loop)
 
 
 def test_sequential_alone_needs_no_launcher_and_unknown_algorithms_are_named():

@@ -1,4 +1,4 @@
-"""A lone worker whose model is on a device, a GPU or its stand-in on the CPU; and what is refused there."""
+"""A launched lone worker whose model is on a device, a GPU or its stand-in on the CPU; and what is refused there."""
 
 import pytest
 import torch
@@ -6,12 +6,13 @@ from torch import nn
 
 import paceline as pl
 from lazy_copies import LazyCopies, needs_gpu
-from paceline.membership.environment import SupervisedEnvironment
+from paceline.membership.environment import LaunchedEnvironment, SupervisedEnvironment, set_environment
 from paceline.memory.private import PrivateVector
 from paceline.ports.replica import Piece
 from paceline.replica.sharded import OwnedPieces, _like
 from paceline.vectors.flat import FlatBinding
 from paceline.worker.memberships.supervised import SupervisedMembership
+from processes.join_programs import free_address
 
 
 def made(device="cpu"):
@@ -43,8 +44,19 @@ def on_device(monkeypatch):
     return copies
 
 
+@pytest.fixture
+def launched(monkeypatch):
+    """This process is the only worker of another launcher."""
+    host, _, port = free_address().rpartition(":")
+    monkeypatch.setenv("MASTER_ADDR", host)
+    monkeypatch.setenv("MASTER_PORT", port)
+    set_environment(LaunchedEnvironment(deadline_s=60.0))
+    yield
+    set_environment(None)
+
+
 LONE = [
-    *(None, "hogwild(reads=copy)", "sequential", "lockstep", "all-reduce", "all-reduce(sharded=true)"),
+    *("lockstep", "all-reduce", "all-reduce(sharded=true)"),
     *("local-sgd(period=2, warmup_steps=3)", "d-psgd", "ad-psgd"),
 ]
 
@@ -63,7 +75,7 @@ def trained_as_plainly(algorithm, device):
 
 
 @pytest.mark.parametrize("algorithm", LONE)
-def test_a_lone_worker_on_a_device_equals_plain_training_bit_for_bit(on_device, algorithm):
+def test_a_lone_worker_on_a_device_equals_plain_training_bit_for_bit(on_device, launched, algorithm):
     trained_as_plainly(algorithm, "cpu")
     of_the_loop = ["averaging"] if algorithm == "ad-psgd" else []
     assert on_device.streams == of_the_loop  # on the stream of the one that trains
@@ -71,12 +83,12 @@ def test_a_lone_worker_on_a_device_equals_plain_training_bit_for_bit(on_device, 
 
 @needs_gpu
 @pytest.mark.parametrize("algorithm", LONE)
-def test_a_lone_worker_on_a_gpu_equals_plain_training_bit_for_bit(algorithm):
+def test_a_lone_worker_on_a_gpu_equals_plain_training_bit_for_bit(launched, algorithm):
     trained_as_plainly(algorithm, "cuda")
 
 
 @pytest.mark.parametrize("algorithm", ["leashed", "locked(kind=mutex)", "parameter-server"])
-def test_methods_on_shared_memory_are_refused_on_a_device(on_device, algorithm):
+def test_methods_on_shared_memory_are_refused_on_a_device(on_device, launched, algorithm):
     model, optimizer = made()
     says = r"keeps the parameters in the CPU's memory: move the model there with model\.cpu\(\), or choose all-reduce"
     with pytest.raises(pl.UsageError, match=says), pl.attach(model, optimizer, algorithm=algorithm):
@@ -90,7 +102,7 @@ def test_workers_that_share_memory_are_refused_on_a_device(on_device, monkeypatc
         SupervisedMembership(SupervisedEnvironment(), made()[0], pl.algorithms.registry.build("all-reduce"))
 
 
-def test_a_device_that_is_neither_cpu_nor_gpu_is_refused():
+def test_a_device_that_is_neither_cpu_nor_gpu_is_refused(launched):
     model = nn.Linear(3, 2, device="meta")
     with (
         pytest.raises(pl.UsageError, match="CPU or on CUDA GPUs, and this one is on meta"),
@@ -99,7 +111,7 @@ def test_a_device_that_is_neither_cpu_nor_gpu_is_refused():
         pass
 
 
-def test_parameters_on_two_devices_are_refused():
+def test_parameters_on_two_devices_are_refused(launched):
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2, device="meta"))
     with (
         pytest.raises(

@@ -24,6 +24,7 @@ class AdaptiveRevision(Served):
     A server knows which gradients it has applied since a worker read the parameters. Where a late gradient agrees with them,
     all of them together went too far: rates fall by that, and the steps already made are corrected. Where they contradict each
     other, lateness does no harm, and rates stay. Without delay, and so with one worker, it is AdaGrad whose sums begin at 1.
+    Without a launcher a loop is plain PyTorch: this rule does not run.
 
     Costs per step: a gradient sent and the parameters received by every worker, and as much again for the sum of gradients
     that travels with them (`echo`); or a vector at the server for each version that a worker may still answer (`snapshot`).

@@ -47,8 +47,9 @@ class DiLoCo(Algorithm):
     Differs from the paper: fragments are whole tensors, dealt so that all are about as large, as a flat vector knows no
     layers. Changes are quantised only where `codec` says so, and not to floats of 4 bits. The model that is evaluated, and
     that the run ends with, is the mean of the workers' models, which is the outer model after every merge without a delay;
-    later it has their local steps, too. The local optimizer's state, such as momentum, stays each worker's own. A lone worker
-    makes outer steps as well, by a fixed delay late; `auto` is then 0.
+    later it has their local steps, too. The local optimizer's state, such as momentum, stays each worker's own. One launched
+    worker makes outer steps as well, by a fixed delay late; `auto` is then 0. Without a launcher a loop is plain PyTorch: the
+    outer optimizer does not run.
 
     Reference: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023, arXiv:2311.08105,
         Algorithm 1; "Streaming DiLoCo with overlapping communication", 2025, arXiv:2501.18512, Algorithm 2.

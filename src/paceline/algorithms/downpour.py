@@ -37,8 +37,9 @@ class Downpour(Served):
 
     Between two fetches a worker takes its own optimizer's steps on its own copy. What it has accrued is sent as one sum and is
     one update; AdaGrad gives each parameter a rate of its own, which falls with the gradients that it has seen.
-    A lone worker needs no server and has none: its gradients are applied one by one. What is accrued when a worker has no more
-    data is pushed then; what a killed worker had accrued is lost, and not counted as trained on.
+    One launched worker needs no server and has none: AdaGrad applies its gradients one by one. Without a launcher a loop is
+    plain PyTorch: AdaGrad does not run. What is accrued when a worker has no more data is pushed then; what a killed worker
+    had accrued is lost, and not counted as trained on.
 
     Costs per step: 1/push of a gradient sent and 1/fetch of the parameters received by every worker; one vector of AdaGrad's
     state at the servers, and one of accrued gradients per worker where push is above 1.

@@ -20,32 +20,36 @@ __all__ = ["as_one_model", "as_one_optimizer"]
 
 def as_one_optimizer(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-    algorithm: Algorithm,
+    algorithm: Algorithm | None,
     environment: WorkerEnvironment | None,
     *,
     in_turn: bool,
 ) -> torch.optim.Optimizer:
     """What `attach` was given, as one.
 
+    Args:
+        optimizer: one or several.
+        algorithm: that must go with them; None: any does.
+        environment: of the worker.
+        in_turn: whether several step in turn.
+
     Raises:
         UsageError: it is no optimizer and no list of optimizers, or the algorithm takes one, or another kind.
     """
-    num_workers = (environment or WorkerEnvironment()).num_workers
     if isinstance(optimizer, torch.optim.Optimizer):
-        own = unwrapped_optimizer(optimizer)
-        algorithm.check_optimizers([own], num_workers)
-        return own
+        optimizer = [optimizer]
     if not isinstance(optimizer, list | tuple) or not optimizer or not all(map(_is_optimizer, optimizer)):
         raise UsageError(
             f"attach needs an optimizer of torch.optim, or a list of them, and was given {_in_words(optimizer)}."
         )
     members = [unwrapped_optimizer(one) for one in optimizer]
-    algorithm.check_optimizers(members, num_workers)
+    if algorithm is not None:
+        algorithm.check_optimizers(members, (environment or WorkerEnvironment()).num_workers)
     if len({id(one) for one in members}) < len(members):
         raise UsageError("attach was given the same optimizer twice: leave one out.")
     if len(members) == 1:
         return members[0]
-    if not algorithm.takes_several_optimizers:
+    if algorithm is not None and not algorithm.takes_several_optimizers:
         raise UsageError(
             f"{registry.spec(algorithm)} takes one optimizer, and attach was given {len(members)}: choose hogwild, locked"
             " or leashed, which paceline.launch starts, or lockstep, all-reduce or local-sgd, which torchrun starts, too; or"

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ from paceline.replica.grad_scaler import ask_for_every_step
 from paceline.worker.arguments import as_one_model, as_one_optimizer
 from paceline.worker.batches import Batches, WorkerBatches
 from paceline.worker.chosen_algorithm import chosen_algorithm
-from paceline.worker.memberships.entry import Entry, enter
+from paceline.worker.memberships.entry import Entry, enter, is_plain
 from paceline.worker.memberships.membership import Membership
 from paceline.worker.optimizer_states import check_states
 from paceline.worker.whole_run import WholeRun
@@ -59,9 +60,9 @@ def attach(
     """Lets a training loop take part in a run: `with paceline.attach(model, optimizer) as worker:`.
 
     Inside, the model's parameters live in memory that all workers share, and `optimizer.step()` does what the algorithm says.
-    Outside any launcher it is a run of one worker, equal to plain training bit for bit. On exit, which waits for
-    workers that still train, model and optimizer are as before, with the run's last values, or with what worker 0's loop has
-    put into its model after its last step.
+    On exit, which waits for workers that still train, model and optimizer are as before, with the run's last values, or with
+    what worker 0's loop has put into its model after its last step. Without a launcher the loop is plain PyTorch: nothing is
+    replaced, hooked or flattened, whatever the algorithm, except for `sequential(delay=...)`.
 
     Workers that torchrun, Ray Train or TorchDistributor started, or Slurm or Open MPI where MASTER_ADDR and MASTER_PORT are
     set, meet at that address. All start with worker 0's model; buffers then stay each worker's own, and worker 0's are the
@@ -79,17 +80,14 @@ def attach(
     all skip it, though the scale falls on that worker only. Where workers have models of their own, it leaves out its update.
     A parameter without a gradient makes no step: no weight decay, no momentum, no state. Where workers make one
     update together, it makes one if it has a gradient on any of them.
-
-    A loop may fetch its batches by itself, without `worker.batches`. Each step then begins when the last one ends, whatever
-    parts of the model it calls, and calls without gradients count for nothing. Its samples are those that the model, or the
-    first part of it, is called with.
+    A loop may fetch its batches by itself. Its samples are then those that the model, or the first part of it, is called with.
 
     Workers that are seeded alike would draw the same batches. So a global generator (Python's, NumPy's, PyTorch's on the CPU
     and on the model's GPU) that has the same state on all workers as they attach goes on from a state that follows from that
     one and the worker; worker 0's stays. A replaced worker's is another than its predecessor's. Threads share one generator,
     which stays. Other generators are the loop's own: where all workers begin with the same inputs, a warning says so.
 
-    Costs per step: hooks and six switches of a greenlet, 20 to 60 us by processor, besides the algorithm's own cost.
+    Costs per step: 20 to 60 us by processor, besides the algorithm's own cost; without a launcher nothing.
 
     Args:
         model: its parameters that require gradients are trained; all of one floating-point type, on the CPU, or
@@ -116,26 +114,26 @@ def attach(
     """
     environment = current_environment()
     chosen = chosen_algorithm(Placed() if algorithm is None and isinstance(model, Part) else algorithm, environment)
+    plain = is_plain(environment, chosen)
     if isinstance(model, Part) or isinstance(chosen, Placed):
         from paceline.worker.placed import worker_of_part
 
-        return worker_of_part(model, optimizer, chosen, environment, evaluate)
-    optimizer = as_one_optimizer(optimizer, chosen, environment, in_turn=not isinstance(model, nn.Module))
-    module, evaluate = as_one_model(model, evaluate)
-    if layout is not None or example_inputs is not None:
-        from paceline.worker.cut_worker import CutWorker
+        worker = worker_of_part(model, optimizer, chosen, environment, evaluate)
+    else:
+        in_turn = not isinstance(model, nn.Module)
+        optimizer = as_one_optimizer(optimizer, None if plain else chosen, environment, in_turn=in_turn)
+        module, evaluate = as_one_model(model, evaluate)
+        kind: Any = Worker
+        if layout is not None or example_inputs is not None:
+            from paceline.worker.cut_worker import CutWorker
 
-        return CutWorker(
-            module,
-            optimizer,
-            chosen,
-            environment,
-            evaluate,
-            same_random=same_random,
-            layout=layout,
-            example_inputs=example_inputs,
-        )
-    return Worker(module, optimizer, chosen, environment, evaluate, same_random=same_random)
+            kind = partial(CutWorker, layout=layout, example_inputs=example_inputs)
+        worker = kind(module, optimizer, chosen, environment, evaluate, same_random=same_random)
+    if plain:
+        from paceline.worker.lone import LoneWorker
+
+        return LoneWorker(worker)
+    return worker
 
 
 class Worker(WholeRun):
@@ -314,8 +312,7 @@ class Worker(WholeRun):
     def report(self, loss: torch.Tensor | float, samples: int | None = None) -> None:
         """Tells the run this step's loss, for its curves and targets, and to end it as diverged when it is not finite.
 
-        Call it before or after `optimizer.step()`, until the next batch is asked for; without `batches`, until the model is
-        called again.
+        Call it before or after `optimizer.step()`, until the next batch is asked for, or the model is called again.
 
         Args:
             loss: of this step.
@@ -326,9 +323,12 @@ class Worker(WholeRun):
             DivergedError: the loss is not finite.
         """
         value = loss.item() if isinstance(loss, torch.Tensor) else loss
-        step = self._replica.report(value, samples)
+        step = self._note_loss(value, samples)
         if not math.isfinite(value):
             raise DivergedError(f"The loss became {value} at step {step}.")
+
+    def _note_loss(self, loss: float, samples: int | None) -> int:
+        return self._replica.report(loss, samples)
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:

@@ -51,9 +51,7 @@ class Batches:
         own: the loader's data are this worker's own.
     """
 
-    def __init__(
-        self, loader: Iterable[Any], shared: WorkerBatches, on_epoch: Callable[[], None], *, own: bool = False
-    ) -> None:
+    def __init__(self, loader: Iterable[Any], shared: Any, on_epoch: Callable[[], None], *, own: bool = False) -> None:
         self._loader = loader
         self._own = own
         self._shared = shared

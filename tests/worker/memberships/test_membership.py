@@ -25,8 +25,8 @@ def made():
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def alone(monkeypatch):
-    with pl.attach(*made()) as worker:
+def delayed(monkeypatch):
+    with pl.attach(*made(), "sequential(delay=constant(updates_late=1))") as worker:
         yield worker._membership
 
 
@@ -71,7 +71,7 @@ def joined(monkeypatch):
 
 
 WAYS = {
-    "alone": alone,
+    "delayed": delayed,
     "supervised": attached_by(lambda program: pl.launch(program, workers=1, backend="threads")),
     "launched": launched,
     "joined": joined,

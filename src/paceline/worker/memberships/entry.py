@@ -24,13 +24,13 @@ from paceline.membership.environment import (
 from paceline.membership.rendezvous import common_store, own_part, wait_for_readers
 from paceline.vectors.flat import model_words
 from paceline.worker.gathering import Gatherer, StoreGatherer, SupervisedGatherer
-from paceline.worker.memberships.alone import AloneMembership
+from paceline.worker.memberships.delayed import DelayedMembership
 from paceline.worker.memberships.elastic import ElasticMembership, report
 from paceline.worker.memberships.launched import LaunchedMembership
 from paceline.worker.memberships.membership import Membership
 from paceline.worker.memberships.supervised import SupervisedMembership
 
-__all__ = ["Entry", "SimulatedEnvironment", "enter", "meeting_beside"]
+__all__ = ["Entry", "SimulatedEnvironment", "enter", "is_plain", "meeting_beside"]
 
 #: Called with the model, the algorithm, digests of the generators' states, and the loop's `evaluate`.
 Join = Callable[[nn.Module, Algorithm, tuple[int, ...], Evaluate | None], Membership]
@@ -55,6 +55,11 @@ class SimulatedEnvironment(WorkerEnvironment):
     join: Join
 
 
+def is_plain(environment: WorkerEnvironment | None, algorithm: Algorithm) -> bool:
+    """Whether a loop is plain PyTorch: no launcher has started it, and its algorithm does not change a lone worker."""
+    return environment is None and not (algorithm.max_workers == 1 and algorithm.lets_gradients_wait)
+
+
 def enter(environment: WorkerEnvironment | None, model: nn.Module, algorithm: Algorithm) -> Entry:
     """A worker's place in its run; one that is invited is given one now.
 
@@ -63,8 +68,7 @@ def enter(environment: WorkerEnvironment | None, model: nn.Module, algorithm: Al
     """
     match environment:
         case None:
-            algorithm.check(1)
-            return Entry(0, 1, AloneMembership)
+            return Entry(0, 1, DelayedMembership)
         case Invitation():
             run = JoinedRun(environment, algorithm, model_words(model))
             report(run, environment.out, "started")

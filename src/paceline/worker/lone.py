@@ -1,0 +1,192 @@
+"""A worker without a launcher: its loop is plain PyTorch, in which nothing is replaced, hooked or flattened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain, repeat
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import BatchSampler, IterableDataset
+
+from paceline.data.plan import length_of
+from paceline.data.wrappers import unwrapped_optimizer
+from paceline.errors import UsageError
+from paceline.loop.hidden_hooks import leave_out_of_copies
+from paceline.loop.own_batches import OwnBatches
+from paceline.loop.schedules import FollowedScheduler
+from paceline.optim.several_optimizers import members_of
+from paceline.worker.attach import Worker
+from paceline.worker.batches import Batches
+
+__all__ = ["LoneWorker"]
+
+_VERSION = attrgetter("_version")  # PyTorch's count of a tensor's changes in place
+
+
+class LoneWorker(Worker):
+    """The only worker of its run, which is over as its loop is.
+
+    Costs: counting each batch's samples, and until `progress` is asked for some 50 ns per parameter and batch.
+
+    Args:
+        worker: what `attach` was given, checked.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker._held, worker._optimizer, worker.algorithm, None)
+        if (layout := getattr(worker, "layout", None)) is not None:
+            self.layout = layout
+        self._samples = _Samples(self._held, members_of(self._optimizer), self._undo)
+        self._num_reports = 0
+
+    def __enter__(self) -> LoneWorker:
+        return self
+
+    def __exit__(self, *of_error: object) -> bool:
+        while self._undo:
+            self._undo.pop()()
+        return False
+
+    def batches(self, loader: Iterable[Any], *, own: bool = False) -> Batches:
+        """The loader's own."""
+        return Batches(loader, self._samples, self._samples.take_batches)
+
+    def _note_loss(self, loss: float, samples: int | None) -> int:
+        self._num_reports += 1
+        if samples is not None:
+            self._samples.tell(samples)
+        return self._num_reports
+
+    def accumulate(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        """Nothing: no gradients are sent."""
+        return nullcontext()
+
+    def summary(self) -> dict[str, Any]:
+        """Nothing: no figures are kept."""
+        return {}
+
+    def clip_grad_norm_(self, max_norm: float) -> float:
+        """As of `Worker`."""
+        return float(nn.utils.clip_grad_norm_([p for p in self._held.parameters() if p.requires_grad], max_norm))
+
+    @property
+    def progress(self) -> int:
+        """As of `Worker`."""
+        return self._samples.in_steps()
+
+    def follow(self, scheduler: Any, *, samples_per_step: int | None = None) -> Any:
+        """Steps a scheduler with its optimizer, from now on; else as of `Worker`."""
+        optimizer = unwrapped_optimizer(getattr(scheduler, "optimizer", members_of(self._optimizer)[-1]))
+        begun_at, num_steps = self._samples.in_steps() if samples_per_step is not None else 0, 0
+
+        def position() -> float:
+            return num_steps if samples_per_step is None else (self.progress - begun_at) / samples_per_step
+
+        def after_step(*_: object) -> None:
+            nonlocal num_steps
+            num_steps += 1
+            followed.advance()
+
+        followed = FollowedScheduler(scheduler, position)
+        self._undo.append(optimizer.register_step_post_hook(after_step).remove)
+        return followed
+
+    def _gathered(self, value: Any) -> list[Any]:
+        return [value.detach() if isinstance(value, torch.Tensor) else value]
+
+
+class _Samples:
+    """Counts samples as batches are handed out; which of them the loop has stepped on, hooks tell once somebody has asked.
+
+    Until then it goes by whether parameters have changed.
+
+    Args:
+        model: the loop's.
+        optimizers: those that train it.
+        undo: takes what removes the hooks.
+    """
+
+    def __init__(self, model: nn.Module, optimizers: Iterable[Optimizer], undo: list[Callable[[], None]]) -> None:
+        self._model, self._optimizers, self._undo = model, optimizers, undo
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._given = self._in_steps = 0  # samples: of all batches so far, of those that the loop has stepped on
+        self._num_changes = sum(map(_VERSION, self._parameters))
+        self._is_hooked = False
+        self._own: OwnBatches | None = None  # of a loop without `worker.batches`
+        self._told: int | None = None  # of its present step
+
+    def epoch(self, loader: Iterable[Any], *, own: bool) -> Iterator[Any]:
+        """The loader's own iterator, whose batches are counted."""
+        return map(self._hand_out, iter(loader), _sizes(loader))
+
+    def length(self, loader: Any, *, own: bool) -> int:
+        """As the loader has it."""
+        return len(loader)
+
+    def take_batches(self) -> None:
+        """The loop uses `worker.batches` from now on."""
+        if self._own is not None:
+            self._own.close()
+            self._own = None
+
+    def _hand_out(self, batch: Any, size: int) -> Any:
+        if not self._is_hooked:
+            self._look_for_step()
+        self._given += size or length_of(batch) or 1
+        return batch
+
+    def _look_for_step(self) -> None:
+        num_changes = sum(map(_VERSION, self._parameters))
+        if num_changes != self._num_changes:
+            self._num_changes, self._in_steps = num_changes, self._given
+
+    def tell(self, samples: int) -> None:
+        """The loop counts those of the step under way by itself."""
+        if not self._is_hooked:
+            self._look_for_step()
+        if self._own is not None:
+            self._told = samples
+        elif self._given > self._in_steps:
+            self._given = self._in_steps + samples
+
+    def in_steps(self) -> int:
+        """Samples of all steps so far.
+
+        Raises:
+            UsageError: there were steps of a loop without `worker.batches`, and nobody has asked before.
+        """
+        if not self._is_hooked:
+            before = self._num_changes
+            self._look_for_step()
+            if not self._given:
+                if self._num_changes != before:
+                    raise UsageError(
+                        "worker.progress was not asked for before the first step, and this loop fetches its batches by itself,"
+                        " so that nobody has counted: ask for it before the loop begins, or use worker.batches(loader)."
+                    )
+                self._own = own = OwnBatches(self._model, self._parameters, lambda: None)
+                self._undo += [leave_out_of_copies(self._model), own.close]
+            self._is_hooked = True
+            self._undo += [one.register_step_post_hook(self._after_step).remove for one in self._optimizers]
+        return self._in_steps
+
+    def _after_step(self, *of_hook: object) -> None:
+        if self._own is not None:
+            self._given += self._own.samples if self._told is None else self._told
+            self._told = None
+            self._own.begin_step()
+        self._in_steps = self._given
+
+
+def _sizes(loader: Any) -> Iterator[int]:
+    """Samples of each batch, as a loader knows them; 0: it does not."""
+    sampler = getattr(loader, "batch_sampler", None)
+    if type(sampler) is not BatchSampler or isinstance(loader.dataset, IterableDataset):
+        return repeat(0)
+    num_samples, size = len(sampler.sampler), sampler.batch_size  # pyright: ignore[reportArgumentType]
+    return chain(repeat(size, num_samples // size), repeat(num_samples % size))
