@@ -43,7 +43,12 @@ OTHER = [
     Cell(["head_only"], ALL, "No optimizer that attach was given has the parameter"),
     Cell(["own_checkpoint"], SHARDED, "has the state of this worker's own part alone", True),
     Cell(["own_checkpoint"], SERVED_BY_OPTIMIZER, "lacks what it has come to, such as momentum", True),
-    Cell(["lbfgs"], [*ALL, ALONE], "LBFGS evaluates several gradients per step"),
+    Cell(
+        ["lbfgs"],
+        [name for name in ALL if name not in ("lockstep", "all-reduce")],
+        "LBFGS chooses its steps by the loss",
+    ),
+    Cell(["sharpness"], [*SHARDED, *SERVED], "evaluates its closure several times in a step"),
 ]
 
 

@@ -238,7 +238,7 @@ def test_launched(algorithm):
 
 @pytest.mark.parametrize("num_workers", [2, 3, 16, 39, 40, 100, 202, 203, 1000])
 def test_what_all_say_is_exact_in_float32(num_workers):
-    replica = SimpleNamespace(round=0, step=1, rates=7)
+    replica = SimpleNamespace(round=0, step=1, rates=7, closure=None)
     rounds = SameRounds(replica, SimpleNamespace(num_workers=num_workers, worker_id=0))
     rounds.note([torch.arange(8.0)])
     number = rounds.number(changed=True, absent=True)
@@ -246,7 +246,7 @@ def test_what_all_say_is_exact_in_float32(num_workers):
     assert total == num_workers * number < EXACT
     assert rounds.heard(total) == (num_workers, num_workers)
     assert not rounds._differs
-    others = SameRounds(SimpleNamespace(round=0, step=1, rates=8), rounds._ports)
+    others = SameRounds(SimpleNamespace(round=0, step=1, rates=8, closure=None), rounds._ports)
     others.note([torch.arange(8.0)])
     if num_workers <= 100:  # digests of more have few bits, and may be equal
         rounds.heard(total - number + others.number(changed=True, absent=True))

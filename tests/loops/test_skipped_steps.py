@@ -189,7 +189,7 @@ def test_all_workers_are_told_the_same():
     places = [(7, 6), (6, 6), (6, 6), (7, 6)]
     rounds = [
         SameRounds(
-            SimpleNamespace(round=round_, step=step, rates=0),
+            SimpleNamespace(round=round_, step=step, rates=0, closure=None),
             SimpleNamespace(worker_id=worker, num_workers=4, collectives=board),
         )
         for worker, (round_, step) in enumerate(places)

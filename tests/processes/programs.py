@@ -1,7 +1,9 @@
 """Training functions that go wrong, for `launch`; they are found by name in worker processes."""
 
+import contextlib
 import os
 import sys
+from functools import partial
 
 import torch
 from torch import nn
@@ -99,6 +101,48 @@ def never_attaches():
 
 def exits():
     raise SystemExit(3)
+
+
+class _Impatient(torch.optim.LBFGS):
+    """Evaluates its closure once more on worker 1."""
+
+    def step(self, closure):
+        if worker_id() == 1:
+            closure()
+        return super().step(closure)
+
+
+def minimizes_by_a_line_search(kind=torch.optim.LBFGS):
+    """LBFGS with five batches for three workers, against LBFGS with a round's batches as one."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(40, 4, generator=generator, dtype=torch.float64)
+    y = x.sum(1, keepdim=True).sin()
+
+    def train(kind, batches):
+        model = nn.Linear(4, 1).double()
+        for parameter in model.parameters():  # threads share the generators
+            nn.init.constant_(parameter, 0.1)
+        optimizer = kind(model.parameters(), max_iter=3, line_search_fn="strong_wolfe")
+
+        def closure(x_i, y_i):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x_i), y_i)
+            loss.backward()
+            return loss
+
+        with contextlib.ExitStack() as stack:
+            for batch in batches(stack, model, optimizer):
+                optimizer.step(partial(closure, *batch))
+        return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    expected = train(torch.optim.LBFGS, lambda *_: [(x[:24], y[:24]), (x[24:], y[24:])])
+    rows = list(zip(x.split(8), y.split(8), strict=True))
+    found = train(kind, lambda stack, *attached: stack.enter_context(pl.attach(*attached)).batches(rows))
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-10)
+
+
+def minimizes_unequally():
+    minimizes_by_a_line_search(_Impatient)
 
 
 def returns_its_model():

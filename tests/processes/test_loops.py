@@ -31,6 +31,18 @@ def test_a_lockstep_loop_may_break_out_of_an_epoch():
     assert run.result["updates_per_worker"] == [15, 15]
 
 
+@pytest.mark.parametrize(("algorithm", "backend"), [("lockstep", "threads"), ("all-reduce", "processes")])
+def test_evaluations_of_a_closure_are_rounds_of_all_workers(algorithm, backend):
+    run = pl.launch(programs.minimizes_by_a_line_search, workers=3, algorithm=algorithm, backend=backend)
+    assert run.result["samples"] == 40
+
+
+def test_unequal_evaluations_of_a_closure_end_the_run():
+    with pytest.raises(pl.UsageError, match="decide by what the closure returns") as raised:
+        pl.launch(programs.minimizes_unequally, workers=3, algorithm="all-reduce")
+    raised.value.__traceback__ = None
+
+
 def test_attaching_twice_in_one_launch_is_refused():
     with pytest.raises(pl.UsageError, match="call launch for every training"):
         pl.launch(programs.attaches_twice, workers=1, algorithm="hogwild", backend="threads")

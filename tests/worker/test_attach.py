@@ -247,34 +247,6 @@ def test_an_exception_in_the_loop_leaves_nothing_attached(row, where):
     train(model, optimizer, lambda: loader, epochs=1)
 
 
-class Sam(torch.optim.SGD):
-    """As sharpness-aware minimization: two gradients per step."""
-
-    def step(self, closure):
-        closure()
-        return super().step(closure)
-
-
-def test_a_closure_that_is_evaluated_twice_is_refused():
-    model, _, loader = pieces()
-    optimizer = Sam(model.parameters(), lr=0.1)
-
-    def closure():
-        loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        return loss
-
-    def loop():
-        nonlocal x, y
-        with pl.attach(model, optimizer) as worker:
-            x, y = next(iter(worker.batches(loader)))
-            optimizer.step(closure)
-
-    x, y = loader[0]
-    with pytest.raises(pl.UsageError, match="evaluates its closure several times"):
-        launched(loop)
-
-
 @pytest.mark.parametrize("by_keyword", [False, True])
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adagrad])
 def test_a_closure_is_evaluated_once_and_its_loss_returned(kind, by_keyword):

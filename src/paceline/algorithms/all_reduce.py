@@ -9,8 +9,9 @@ from typing import Annotated, ClassVar, Literal
 import torch
 
 from paceline.algorithms.agreed_gradient import AgreedGradient
-from paceline.algorithms.base import Algorithm
+from paceline.algorithms.base import Algorithm, Closures
 from paceline.algorithms.coded_gradient import work_coded
+from paceline.algorithms.evaluations import Evaluations
 from paceline.algorithms.plain import work_plainly
 from paceline.algorithms.strips import OwnedStrips
 from paceline.compression.carriers import check_carrier
@@ -98,6 +99,12 @@ class AllReduce(Algorithm):
         """In buckets."""
         return True
 
+    def closures(self, num_workers: int) -> Closures:
+        """Together, where every worker has the whole mean gradient."""
+        if num_workers == 1:
+            return "in place"
+        return "once" if self.sharded or self.is_coded else "in rounds"
+
     @property
     def takes_several_optimizers(self) -> bool:
         """Where each steps on whole parameters."""
@@ -127,12 +134,17 @@ def _work_whole(
     shared = ports.shared
     gradient = AgreedGradient(replica, ports, by_speed=by_speed)
     mean = _OverlappedMean(replica, collectives, gradient, ports)
-    for _ in gradient.steps():
-        version = shared.version
-        replica.gradient(at=shared.x, version=version, ready=mean.begin, finish=mean.finish)
+
+    def average() -> None:
         if mean.num_absent:  # they must be told what the others' loops have made of the mean, such as to clip it
             mean.meet(steps=True)
             gradient.average(weight=float(replica.samples > 0))
+
+    Evaluations(replica, ports, gradient.rounds, average)
+    for _ in gradient.steps():
+        version = shared.version
+        replica.gradient(at=shared.x, version=version, ready=mean.begin, finish=mean.finish)
+        average()
         with shared.writing():
             replica.apply(to=shared.x)
             replica.applied(shared.advance(), gradient_version=version)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from paceline.errors import AlgorithmWarning, OverrideWarning, UsageError
-from paceline.optim.settings import check_linear
+from paceline.optim.settings import check_linear, check_no_line_search
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs
@@ -17,7 +17,9 @@ from paceline.specs.types import check_fields
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Algorithm"]
+__all__ = ["Algorithm", "Closures"]
+
+Closures = Literal["in place", "in rounds", "on a copy", "once"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +108,12 @@ class Algorithm:
         """Whether a loop may have several optimizers; programs that send messages know of one."""
         return not self.needs.mailbox
 
+    def closures(self, num_workers: int) -> Closures:
+        """How an optimizer may evaluate a closure: several times, alone, together or on a copy of the parameters; or once."""
+        if self.needs.kind == "served" or self.same_batches or self.lets_gradients_wait:
+            return "once"
+        return "on a copy" if num_workers > 1 else "in place"
+
     @property
     def takes_shards(self) -> bool:
         """Whether a layout may cut parameters over groups of workers: the program averages shards across groups."""
@@ -118,6 +126,8 @@ class Algorithm:
     def check_optimizers(self, optimizers: Sequence[torch.optim.Optimizer], num_workers: int) -> None:
         """Refuses optimizers whose state would be wrong under this algorithm; call it before the first step."""
         check_linear(optimizers, self.weighting(num_workers))
+        if num_workers > 1 and self.closures(num_workers) != "in rounds":
+            check_no_line_search(optimizers)
 
     @property
     def lets_gradients_wait(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from paceline.algorithms.base import Algorithm
+from paceline.algorithms.base import Algorithm, Closures
 from paceline.algorithms.fragments import Averages, Schedule, train
 from paceline.algorithms.merges import MeanOfModels, rule_of_models
 from paceline.compression.carriers import check_carrier
@@ -54,6 +54,10 @@ class LocalSGD(Algorithm):
     def clips_before_the_mean(self) -> bool:
         """In the warm-up."""
         return self.warmup_steps > 0
+
+    def closures(self, num_workers: int) -> Closures:
+        """A warm-up averages one gradient per step."""
+        return "once" if self.warmup_steps and num_workers > 1 else super().closures(num_workers)
 
     @property
     def needs(self) -> Needs:

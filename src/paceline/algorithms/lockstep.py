@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from paceline.algorithms.agreed_gradient import AgreedGradient
-from paceline.algorithms.base import Algorithm
+from paceline.algorithms.base import Algorithm, Closures
+from paceline.algorithms.evaluations import Evaluations
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs, ReplicatedParameters
@@ -56,6 +57,10 @@ class Lockstep(Algorithm):
     def by_speed(self) -> bool:
         return self.shares == "auto"
 
+    def closures(self, num_workers: int) -> Closures:
+        """Together: replicas are equal."""
+        return "in rounds" if num_workers > 1 else "in place"
+
     @property
     def needs(self) -> Needs:
         return Needs("replicated", collectives=True)
@@ -63,6 +68,7 @@ class Lockstep(Algorithm):
     def work(self, replica: Replica, ports: Ports[ReplicatedParameters]) -> None:
         """x: this worker's parameters (P,), g: its gradient, then the average of all (P,)."""
         shared, gradient = ports.shared, AgreedGradient(replica, ports, by_speed=self.by_speed)
+        Evaluations(replica, ports, gradient.rounds, lambda: gradient.average(weight=replica.samples))
         for _ in gradient.steps():
             version = shared.version
             replica.gradient(at=shared.x, version=version)

@@ -14,7 +14,7 @@ from paceline.ports.shared import SharedParameters
 from paceline.vectors.flat import Ranges
 from paceline.vectors.half_types import sum_type
 
-__all__ = ["EXACT", "SameRounds", "check_rates", "left_out"]
+__all__ = ["EXACT", "UNEQUAL_EVALUATIONS", "SameRounds", "check_rates", "left_out"]
 
 EXACT = 2**24  # float32 holds whole numbers up to here
 
@@ -38,6 +38,10 @@ _ONLY_ROUNDED = (
     "At step {step} the workers' parameters differ by rounding, as between machines with other processors: all go on with"
     " worker 0's, and will when it happens again. This is said once."
 )
+UNEQUAL_EVALUATIONS = (
+    "In one step some workers' optimizers evaluated their closure more often than others', and all must evaluate it equally"
+    " often: let an optimizer decide by what the closure returns, the mean loss of all workers."
+)
 
 
 class SameRounds:
@@ -58,8 +62,14 @@ class SameRounds:
     workers there are fewer bits, and above 202 none. A difference of rounding, as between machines with other instructions,
     is warned of once, and all go on with worker 0's; any other ends the run.
 
-    Costs: nothing as long as nobody is surprised, and a pass over memory where a digest is made; else one all-reduce of four
+    Whether the loops give `step` a closure, which a worker without a batch cannot know, is told along with it.
+
+    Costs: nothing as long as nobody is surprised, and a pass over memory where a digest is made; else one all-reduce of five
     numbers for each worker.
+
+    Attributes:
+        has_closure: whether they do, as far as all have told.
+        is_evaluating: the workers meet within a step, as their optimizers evaluate closures.
     """
 
     def __init__(self, replica: Replica, ports: Ports[SharedParameters]) -> None:
@@ -75,6 +85,7 @@ class SameRounds:
         self._num_notes = self._equal_at = self._digest = 0
         self._differs = False  # from some other worker, as the last sum of digests says
         self._takes_first = self._has_warned = False
+        self.has_closure = self.is_evaluating = False
 
     def note(self, vectors: Sequence[torch.Tensor], ranges: Ranges | None = None) -> None:
         """From now on all workers should have the same `vectors`, which are views, and the same learning rates.
@@ -122,6 +133,8 @@ class SameRounds:
         if self._replica.round is None:
             return False
         self._look()
+        if self._replica.closure not in (None, self.has_closure):
+            return True
         expected = self._followed.get(self._meetings)
         if expected is not None:
             return self._since != expected
@@ -129,12 +142,14 @@ class SameRounds:
         return not steps or rounds not in (0, steps)
 
     def told(self) -> torch.Tensor:
-        """Where this worker is, and what it has, to be added up over all (4 * num_workers,)."""
+        """Where this worker is, and what it has, to be added up over all (5 * num_workers,)."""
         return self._place(self._replica.step, self._digests())
 
     def _place(self, step: float, digests: tuple[float, float] = (0.0, 0.0)) -> torch.Tensor:
-        place = torch.zeros(4, self._ports.num_workers, dtype=torch.float64)
-        place[:, self._ports.worker_id] = torch.tensor([self._replica.round or 0, step, *digests], dtype=torch.float64)
+        place = torch.zeros(5, self._ports.num_workers, dtype=torch.float64)
+        closure = 0 if self._replica.closure is None else 1 + self._replica.closure
+        own = [self._replica.round or 0, step, *digests, closure]
+        place[:, self._ports.worker_id] = torch.tensor(own, dtype=torch.float64)
         return place.view(-1)
 
     def _digests(self) -> tuple[float, float]:
@@ -149,12 +164,19 @@ class SameRounds:
             UsageError: they are not at the same place; the message says who has left out which step. Or what they should have
                 alike differs by more than rounding.
         """
-        rounds, steps, digests, rates = (row.tolist() for row in places.view(4, -1))
+        rounds, steps, digests, rates, closures = (row.tolist() for row in places.view(5, -1))
         behind = [round_ - step for round_, step in zip(rounds, steps, strict=True)]
         if min(behind) != max(behind) or min(rounds) != max(rounds):
             who = [worker for worker, by in enumerate(behind) if by == max(behind)]
             last = int(steps[who[0]])
             raise left_out(who, last, first=min(max(1, (self._step if since is None else since) + 1), last))
+        if {1, 2} <= set(closures):
+            raise UsageError(
+                "In one step some workers' loops gave step() a closure and others' did not: give it one on all workers, or on"
+                " none."
+            )
+        if any(closures):
+            self.has_closure = 2 in closures
         check_rates(rates, self._replica.step)
         if len(set(digests)) > 1:
             self._compare()
@@ -166,7 +188,7 @@ class SameRounds:
             told += _are_apart(vector, self._of_first(vector), ranges, self._num_notes - self._equal_at)
         self._add_up(told)
         if told:
-            raise UsageError(_NOT_ALIKE.format(step=self._replica.step))
+            raise UsageError(UNEQUAL_EVALUATIONS if self.is_evaluating else _NOT_ALIKE.format(step=self._replica.step))
         self._takes_first = True  # not now, as a step is under way
         if not self._has_warned and not self._ports.worker_id:
             self._has_warned = True

@@ -1,62 +1,242 @@
-"""Closures that a loop gives to `step`: evaluated once, before anything else of the step, as one gradient is one step."""
+"""Closures that a loop gives to `step`: the optimizer calls them when and as often as it likes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from paceline.errors import UsageError
+from paceline.algorithms.base import Closures
+from paceline.errors import RunStopped, UsageError, WorkerLostError
+from paceline.loop.gradient import AttachedGradient
+from paceline.loop.step_calls import graph_task, refuse_step
+from paceline.optim.settings import raw_step, scaled_step
 
-__all__ = ["Evaluated", "evaluate_first"]
+__all__ = ["ClosureGradient"]
+
+_SEVERAL_TIMES = (
+    "This optimizer evaluates its closure several times in a step, or after a gradient that is there, and this algorithm makes"
+    " one gradient per step: take lockstep or all-reduce, not sharded and without a codec, or an optimizer that evaluates its"
+    " closure once, such as SGD or AdamW."
+)
 
 
-class Evaluated:
-    """A closure that has been evaluated, as the optimizer sees it: it has the loss, and no second gradient.
+class ClosureGradient(AttachedGradient):
+    """A gradient that a closure makes when the optimizer asks for it.
+
+    An optimizer of `torch.optim`, LBFGS aside, evaluates its closure once, before anything else of its step: the first
+    evaluation is the gradient of the step. What another optimizer does is not known:
+
+    - *In place*, alone: all evaluations come while the program applies the gradient, at the parameters that are trained.
+    - *In rounds*: the same, and each is a round of all workers. The closure returns the mean loss and leaves the mean
+      gradient, both weighted by samples. A worker without a batch lets its own optimizer step, and has weight 0.
+    - *On a copy*: the whole step is made on a private copy of the parameters, outside any lock. The program then applies the
+      difference that it has made.
+    - *Once*: a second evaluation is refused, and so is one at parameters that the optimizer has moved.
 
     Args:
-        loss: what the closure has returned.
+        optimizer: the loop's.
+        base: as for `BaseReplica`.
+
+    Attributes:
+        evaluates: which of these.
+        look: called with the optimizer when a closure has made a gradient, before any mean is taken.
     """
 
-    def __init__(self, loss: Any) -> None:
-        self._loss = loss
-        self._is_asked = False
+    def __init__(self, optimizer: torch.optim.Optimizer, **base: Any) -> None:
+        super().__init__(**base)
+        self._optimizer = optimizer
+        self._inside = False  # the replica itself is stepping: its hooks keep still
+        self.evaluates: Closures = "once"
+        self.look: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
+        self._closure: _Closure | None = None  # of the step under way
+        # A class may call its base's `step`, which has hooks of its own.
+        self._stepping: torch.optim.Optimizer | None = None
+        self._nested = 0
+        self._difference: torch.Tensor | None = None  # that a step on a copy has made
+
+    def apply_difference(self, optimizer: torch.optim.Optimizer, difference: torch.Tensor) -> None:
+        """A step on a copy has made this `difference` (P,), which the program applies now."""
+        self._difference = difference
+        self.prepare_step(optimizer)
+        self._difference = None
+
+    def prepare_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """The gradient is ready: the program says on what it is applied."""
+        raise NotImplementedError
+
+    def before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The optimizer is about to step: the gradient is ready, or a closure makes it; returns other arguments of `step`."""
+        if self._inside or optimizer is self._stepping:
+            self._nested += not self._inside
+            return None
+        if graph_task() >= 0:
+            refuse_step()
+        self.awaited = None
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        self.closure = callable(closure) if self.evaluates == "in rounds" else None
+        if callable(closure):
+            kind = _Once if self.evaluates == "once" or _evaluates_once(optimizer) else _KINDS[self.evaluates]
+            self._closure = kind(self, optimizer, closure)
+            args, kwargs = args[2:], {**kwargs, "closure": self._closure}
+        else:
+            self.prepare_step(optimizer)
+        self._stepping = optimizer
+        return None if self._closure is None else ((optimizer, *args), kwargs)
+
+    def evaluate(self, closure: Callable[[], Any] | None, average: Callable[[], None]) -> Any:
+        """Another gradient of the step under way; returns the loss.
+
+        Args:
+            closure: makes it; None: this worker has no batch.
+            average: makes it the mean of all, as far as it is not by then.
+        """
+        before, self._state = self._state, "gradient"
+        self._handed_out = self._g_is_mine = False
+        self._missing, loss = None, None
+        if closure is None:
+            self._missing = self.ranges
+            if self._ready is not None:
+                self._hand_out_nothing(self._ready)
+        else:
+            if self._own is not None:
+                self._own.forget()
+            loss = closure()
+            self._weigh()
+            self.look(self._optimizer)
+            if self._ready is not None and not self._handed_out:
+                self._hand_out_all()
+        average()
+        if self._g_is_mine:
+            self.binding.scatter_gradients(self.g, self.missing)
+        self._state = before
+        return loss
+
+    def mean_loss(self, loss: Any) -> Any:
+        """The mean of what the closures of all workers have returned, where evaluations are rounds; else as it is."""
+        if self.evaluates != "in rounds":
+            return loss
+        assert self.evaluations is not None
+        value = loss.item() if isinstance(loss, torch.Tensor) else loss
+        mean = self.evaluations.mean(value, self.samples)
+        if mean is None or isinstance(loss, float):
+            return mean
+        return torch.tensor(
+            mean, dtype=loss.dtype if loss is not None else self.binding.dtype, device=self.binding.device
+        )
+
+    def _step_by_itself(self, scale: float) -> None:
+        """A step that the loop does not call, as this worker has no batch: with a closure if the others' have one."""
+        step = raw_step(self._optimizer)
+        closure: _Closure | None = None
+        if self.evaluations is not None and self.evaluations.are_due:
+            closure = (_Once if _evaluates_once(self._optimizer) else _InRounds)(self, self._optimizer, None)
+            step = partial(step, closure)
+        self._inside = True
+        try:
+            with torch.no_grad():
+                scaled_step(step, self._optimizer, scale)
+        finally:
+            self._inside = False
+        if closure is not None:
+            closure.end()
+
+    def raise_if_stopped(self, cause: Exception | None = None) -> None:
+        """Raises `RunStopped` where the run is over."""
+        if self._stopped():
+            raise RunStopped("the run was stopped") from cause
+
+
+class _Closure:
+    """What an optimizer gets in place of the loop's closure, for one step.
+
+    Args:
+        replica: whose step it is.
+        optimizer: that evaluates it.
+        closure: the loop's; None: this worker has no batch.
+    """
+
+    def __init__(
+        self, replica: ClosureGradient, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None
+    ) -> None:
+        self._replica, self._optimizer, self._closure = replica, optimizer, closure
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._closure is not None:
+            self._replica.prepare_step(self._optimizer)
 
     def __call__(self) -> Any:
-        """The loss.
+        try:
+            return self._evaluate()
+        except WorkerLostError as error:  # others have seen before this worker that the run is over, and left
+            self._replica.raise_if_stopped(error)
+            raise
 
-        Raises:
-            UsageError: the optimizer asks again.
-        """
-        if self._is_asked:
+    def _evaluate(self) -> Any:
+        return self._replica.evaluate(self._closure, lambda: None)
+
+    def end(self) -> None:
+        """The optimizer has made its step."""
+
+
+class _Once(_Closure):
+    """The only evaluation is the gradient of the step."""
+
+    def _begin(self) -> None:
+        self._is_evaluated = False
+        parameters = self._replica.binding.parameters
+        is_known = _evaluates_once(self._optimizer)
+        self._at = [] if is_known else [(one, one.detach().clone()) for one in parameters]
+
+    def _evaluate(self) -> Any:
+        if self._is_evaluated or not all(torch.equal(*pair) for pair in self._at):
+            raise UsageError(_SEVERAL_TIMES)
+        self._is_evaluated, loss = True, None
+        if self._closure is not None:
+            loss = self._closure()
+            self._replica.look(self._optimizer)
+            self._replica.prepare_step(self._optimizer)
+        return self._replica.mean_loss(loss)
+
+    def end(self) -> None:
+        if not self._is_evaluated:
             raise UsageError(
-                "This optimizer evaluates its closure several times in a step; attach needs one gradient per step: take an"
-                " optimizer that evaluates it once, such as SGD or AdamW."
+                f"{type(self._optimizer).__name__} did not evaluate the closure that step() was given, so there is no"
+                " gradient: call backward() before step(), and give it no closure."
             )
-        self._is_asked = True
-        return self._loss
 
 
-def evaluate_first(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    """Has the closure of every step evaluated before all hooks that are registered later; what it returns ends that.
+class _InRounds(_Closure):
+    def _evaluate(self) -> Any:
+        replica, evaluations = self._replica, self._replica.evaluations
+        evaluations.begin()
+        return replica.mean_loss(replica.evaluate(self._closure, evaluations.average))
 
-    Raises:
-        UsageError: the optimizer is LBFGS, which evaluates it several times; at its first step.
-    """
+    def end(self) -> None:
+        self._replica.evaluations.end()
 
-    def evaluate(of: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if len(args) == 1 and not kwargs:  # the optimizer alone
-            return None
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if closure is None or isinstance(closure, Evaluated):
-            return None
-        if isinstance(of, torch.optim.LBFGS):
-            raise UsageError(
-                "LBFGS evaluates several gradients per step; attach needs one: take another optimizer, such as AdamW."
-            )
-        with torch.enable_grad():
-            evaluated = Evaluated(closure())
-        return (of, *args[2:]), {**kwargs, "closure": evaluated}
 
-    return optimizer.register_step_pre_hook(evaluate).remove
+class _OnCopy(_Closure):
+    def _begin(self) -> None:
+        self._replica.settle_outside()
+        binding = self._replica.binding
+        self._at = binding.bound_to
+        assert self._at is not None
+        self._before, self._copy = self._at.clone(), self._at.clone()
+        binding.bind(self._copy)
+
+    def end(self) -> None:
+        assert self._at is not None
+        self._replica.binding.bind(self._at)
+        self._replica.apply_difference(self._optimizer, self._copy.sub_(self._before))
+
+
+_KINDS: dict[Closures, type[_Closure]] = {"in place": _Closure, "in rounds": _InRounds, "on a copy": _OnCopy}
+
+
+def _evaluates_once(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it is known to, before anything else of its step."""
+    return type(optimizer).__module__.startswith("torch.optim.") and not isinstance(optimizer, torch.optim.LBFGS)

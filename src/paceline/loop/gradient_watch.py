@@ -24,8 +24,8 @@ _WARNING = (
 
 def watch_gradients(
     parameters: Sequence[nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]
-) -> Callable[[], None]:
-    """Warns once where a loop changes gradients between the end of backward and the optimizer's step; returns the undoing.
+) -> tuple[Callable[[torch.optim.Optimizer], None], Callable[[], None]]:
+    """Warns once where a loop changes gradients between the end of backward and the optimizer's step.
 
     A change shows in PyTorch's count of changes in place, or in a gradient that lies elsewhere. Not meant are what a later
     backward pass adds, what GradScaler unscales, and gradients that are set to zero. Hooks of the optimizer that are
@@ -36,6 +36,9 @@ def watch_gradients(
     Args:
         parameters: that the loop trains.
         optimizers: the loop's; the warning is given where one steps.
+
+    Returns:
+        what to call where a closure has made a gradient, with the optimizer; and the undoing.
     """
     # By parameter: where its gradient lay when backward ended, and PyTorch's count of changes.
     backward_left: dict[int, tuple[int, int]] = {}
@@ -46,8 +49,10 @@ def watch_gradients(
         if gradient is not None and gradient.layout == torch.strided:
             backward_left[index] = gradient.data_ptr(), gradient._version
 
-    def look(stepping: torch.optim.Optimizer, *_: Any) -> None:
+    def look(stepping: torch.optim.Optimizer, args: Sequence[Any] = (), kwargs: Any = None) -> None:
         nonlocal num_steps
+        if len(args) > 1 or kwargs:  # the gradient comes from a closure
+            return
         num_steps += 1
         scaled = _counted_by_scaler(parameters[0].device) if hasattr(stepping, "found_inf") else 0
         for index, (address, version) in backward_left.items():
@@ -74,7 +79,7 @@ def watch_gradients(
 
     hooks = [one.register_post_accumulate_grad_hook(partial(note, index)) for index, one in enumerate(parameters)]
     looking = [one.register_step_pre_hook(look) for one in optimizers]
-    return undo
+    return look, undo
 
 
 @cache

@@ -93,6 +93,7 @@ class OwnBatches:
     def forget(self) -> None:
         """The passes so far are accounted for."""
         self._before = self._pass = 0
+        self._backward.came = False
 
     def _called(self, args: Sequence[Any], kwargs: dict[str, Any], *, is_whole: bool) -> None:
         if is_in_backward():  # it recomputes what was checkpointed, which may have been called without gradients before

@@ -17,13 +17,12 @@ import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 from torch import nn
 
-from paceline.errors import DivergedError, NoGradient, RunStopped, UsageError, WorkerLostError
-from paceline.loop.gradient import AttachedGradient
+from paceline.errors import DivergedError, NoGradient, UsageError, WorkerLostError
+from paceline.loop.closures import ClosureGradient
 from paceline.loop.loss_scales import watch_scales
 from paceline.loop.own_batches import OwnBatches
 from paceline.loop.same_inputs import SameInputs
-from paceline.loop.step_calls import graph_task, refuse_step
-from paceline.optim.settings import OptimizerSettings, raw_step, scaled_step, settings_of, state_of
+from paceline.optim.settings import OptimizerSettings, scaled_step, settings_of, state_of
 from paceline.optim.several_optimizers import SeveralOptimizers
 from paceline.ports.ports import Collectives
 from paceline.ports.replica import Piece
@@ -43,7 +42,7 @@ _NAN = math.nan
 _CHECK_EVERY_STEPS = 64  # how often parameters are checked for infinities, as the loop need not report its loss
 
 
-class AttachedReplica(AttachedGradient):
+class AttachedReplica(ClosureGradient):
     """A replica whose gradients come from the user's loop.
 
     Args:
@@ -56,7 +55,7 @@ class AttachedReplica(AttachedGradient):
     def __init__(
         self, optimizer: torch.optim.Optimizer, *, alone: bool = False, lockstep: bool = False, **base: Any
     ) -> None:
-        super().__init__(**base)
+        super().__init__(optimizer, **base)
         self._in_rounds = lockstep and not alone
         self._records = LateLosses(self._append or (lambda *fields: None))
         if self._append is not None:
@@ -65,12 +64,9 @@ class AttachedReplica(AttachedGradient):
             self._waits = []  # of which nobody asks
         self.num_begun = 0
         self._batch_samples = 0  # of the last batch, with which a loop may step again, or for the first time
-        self._optimizer = optimizer
         self._several = optimizer if isinstance(optimizer, SeveralOptimizers) else None
         self._waits_for_step = self._several is not None and self._several.in_turn
-        self._raw_step = raw_step(optimizer)
         self._ended = False
-        self._inside = False  # the replica itself is stepping: its hooks keep still
         self._ranges: dict[Any, tuple[int, int]] = {}  # where each parameter lies in the flat vector, once asked for
         self._owned: OwnedPieces | None = None
         # To switch to the program and back; not under no_grad, which would cost as much as all else that a hook does: the
@@ -89,7 +85,7 @@ class AttachedReplica(AttachedGradient):
                 with suppress(NoGradient):
                     program()
             except WorkerLostError as error:  # others have seen before this worker that the run is over, and left
-                self._raise_if_stopped(error)
+                self.raise_if_stopped(error)
                 raise
 
         loop = getcurrent()
@@ -133,6 +129,7 @@ class AttachedReplica(AttachedGradient):
         """Begins a step with so many samples: the program reads the parameters that the gradient will be computed at."""
         if self.awaited is not None:
             self.awaited.look()
+        self._stepping, self._nested = None, 0
         if self._several is not None:
             self._several.check_begin(absent=absent)
         self._batch_samples = self._batch_samples if absent else samples
@@ -154,6 +151,7 @@ class AttachedReplica(AttachedGradient):
         self._batch = batch_number
         self.samples = samples
         self._absent = absent
+        self.closure: bool | None = None
         self.scaled = self.skipped = self._overflowed = False
         self._begin_step(started_s)
         at, self._ahead_at = self._ahead_at, None
@@ -192,7 +190,7 @@ class AttachedReplica(AttachedGradient):
 
     def _called(self) -> None:
         assert self._own is not None
-        self._raise_if_stopped()
+        self.raise_if_stopped()
         if self.awaited is not None:
             self.awaited.look(self._own.num_passes)
         if self._state == "idle":
@@ -204,7 +202,7 @@ class AttachedReplica(AttachedGradient):
 
     def _begin_next(self) -> None:
         assert self._own is not None
-        self._raise_if_stopped()
+        self.raise_if_stopped()
         self._own.begin_step()
         self._told_samples = 0
         if self._state == "idle":  # else GradScaler has left the step out, and the program still waits for a gradient
@@ -212,10 +210,6 @@ class AttachedReplica(AttachedGradient):
 
     def _begin_without_batch(self, samples: int = 0) -> None:
         self._begin(self._now_s(), -1, samples)
-
-    def _raise_if_stopped(self, cause: Exception | None = None) -> None:
-        if self._stopped():
-            raise RunStopped("the run was stopped") from cause
 
     @property
     def _is_untouched(self) -> bool:
@@ -238,13 +232,8 @@ class AttachedReplica(AttachedGradient):
         self._records.settle(loss, samples)
         return self.step - (self._state == "gradient")
 
-    def before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The optimizer is about to step: the gradient is ready, and the program says on what it is applied."""
-        if self._inside:
-            return
-        if graph_task() >= 0:
-            refuse_step()
-        self.awaited = None
+    def prepare_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """The gradient is ready, and the program says on what it is applied."""
         if self._several is not None and not self._several.begins(optimizer):
             return
         if self._state == "idle":  # nothing of the model was called, or the loop makes several steps with one batch
@@ -278,8 +267,13 @@ class AttachedReplica(AttachedGradient):
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The optimizer has stepped."""
-        if self._inside:
+        if self._inside or self._nested:
+            self._nested -= not self._inside
             return
+        closure, self._closure = self._closure, None
+        if closure is not None:
+            closure.end()
+        self._stepping = None
         if self._kept is not None:
             self._show_gradients(None if self._several is None else self._several.parameters(optimizer))
         if self._several is not None and not self._several.ends(optimizer):
@@ -323,6 +317,10 @@ class AttachedReplica(AttachedGradient):
         to = to if of is None else to.copy_(of)
         if to is not self.binding.rests_on:
             self.binding.bind(to)
+        if self._difference is not None:
+            to.add_(self._difference, alpha=scale * weight)
+            self._end_apply(to, begun_s)
+            return
         self.skipped = (self.scaled or self._absent) and self._is_left_out()
         if self.skipped:
             self._end_apply(to, begun_s)
@@ -364,15 +362,6 @@ class AttachedReplica(AttachedGradient):
         """At the end: where the optimizer has kept state for some elements only, it gets that of all."""
         if self._owned is not None and collectives is not None:
             self._owned.make_whole(collectives)
-
-    def _step_by_itself(self, scale: float) -> None:
-        """A step that the loop does not call, as this worker has no batch."""
-        self._inside = True
-        try:
-            with torch.no_grad():
-                scaled_step(self._raw_step, self._optimizer, scale)
-        finally:
-            self._inside = False
 
     def _end_apply(self, x: torch.Tensor, begun_s: float) -> None:
         self._state = "idle"

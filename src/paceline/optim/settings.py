@@ -18,7 +18,8 @@ from paceline.vectors.flat import Ranges
 
 __all__ = [
     "ELEMENTWISE", "FlatOptimizer", "OptimizerSettings", "SettingsGroup", "check_elementwise", "check_linear",
-    "check_stateless", "cut_state", "is_plain_sgd", "not_linear", "raw_step", "scaled_step", "settings_of", "state_of",
+    "check_no_line_search", "check_stateless", "cut_state", "is_plain_sgd", "not_linear", "raw_step", "scaled_step",
+    "settings_of", "state_of",
 ]  # fmt: skip
 
 # With these, every element of a parameter is updated from its own gradient and state alone, so one step over the whole flat
@@ -56,6 +57,19 @@ def check_linear(optimizers: Iterable[torch.optim.Optimizer], option: str) -> No
     for one in optimizers:
         if option and type(one) not in _LINEAR:
             raise not_linear(option, type(one).__name__, "choose SGD, with momentum or without")
+
+
+def check_no_line_search(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Refuses LBFGS, whose steps of several workers cannot be added up: each is as long as its own loss allows.
+
+    Raises:
+        UsageError: with the remedy.
+    """
+    if any(isinstance(one, torch.optim.LBFGS) for one in optimizers):
+        raise UsageError(
+            "LBFGS chooses its steps by the loss, and steps that workers choose by their own diverge: take lockstep or"
+            " all-reduce, not sharded and without a codec, whose closures return the mean loss; or another optimizer."
+        )
 
 
 def check_stateless(optimizers: Iterable[torch.optim.Optimizer], option: str) -> None:
@@ -328,7 +342,7 @@ class FlatOptimizer:
         return one.state[probe]
 
 
-def raw_step(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
+def raw_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
     """The optimizer's own step without PyTorch's wrappers (profiler range, hooks, gradient mode): the caller is under no_grad.
 
     The wrappers cost about a tenth of a small model's step. A class of the user's own keeps them: it may rely on them.

@@ -6,7 +6,7 @@ Shapes: as there; P is the number of the model's parameters.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -40,6 +40,8 @@ class Replica(Protocol):
         bool  # the loop scales its loss by GradScaler, which skips a step if the gradient that comes back is not finite
     )
     skipped: bool  # GradScaler has left out the last `apply`, on all workers that share the gradient
+    closure: bool | None  # whether the loop gave its step one; None: it has not stepped, or this is not asked for
+    evaluations: Any  # the program's, where closures are evaluated in rounds (`algorithms/evaluations.py`)
     before_meeting: Callable[[], None] | None  # called before this worker waits for all others in `worker.sum`
 
     @property

@@ -81,11 +81,12 @@ class BaseReplica:
         self._append = recorder.append if recorder is not None else None
         self._accruals: Accruals | None = None
         self._waits, self._staleness = waits, staleness
-        self._stopped, self._incarnation = stopped, incarnation
+        self._stopped, self._incarnation, self._bucket_bytes = stopped, incarnation, bucket_bytes
         self._counts = NewCounts(counts) if counts is not None else None
         self._private: torch.Tensor | None = None
         self._slowness = Slowness(slow, stopped) if slow > 1 else None
-        self._bucket_bytes = bucket_bytes
+        self.closure: bool | None = None
+        self.evaluations: Any = None
         self._buckets: GradientBuckets | None = None
         self._hands_out = False  # the present gradient, in buckets
         self._missing: Ranges | None = None
@@ -158,9 +159,7 @@ class BaseReplica:
 
     def _begin_step(self, started_s: float) -> None:
         self.step += 1
-        self._started_s = started_s
-        self._apply_s = 0.0
-        self.loss = _NAN
+        self._started_s, self._apply_s, self.loss = started_s, 0.0, _NAN
         for wait in self._waits:
             wait.waited_s = 0.0
         self._input_s = self._now_s() - started_s

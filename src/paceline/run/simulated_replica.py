@@ -65,6 +65,17 @@ class SimulatedAttachedReplica(AttachedReplica):
             self._core.know_batch_size(samples)
         return samples
 
+    def evaluate(self, closure: Callable[[], Any] | None, average: Callable[[], None]) -> Any:
+        """Another gradient of the step under way takes the time of the step's batch once more."""
+        if closure is not None and not self._uncomputed:
+            self._uncomputed.append(self.samples)
+
+        def computed() -> None:
+            self._compute()
+            average()
+
+        return super().evaluate(closure, computed)
+
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         """Copies `x` (P,) into this worker's private vector."""
         begun_s = self._now_s()

@@ -16,7 +16,6 @@ from torch import nn
 from paceline.algorithms import Algorithm, Placed
 from paceline.errors import DivergedError, UsageError
 from paceline.evaluation.user import Evaluate
-from paceline.loop.closures import evaluate_first
 from paceline.loop.gradient_watch import watch_gradients
 from paceline.loop.held_by_one import hold
 from paceline.loop.hidden_hooks import leave_out_of_copies
@@ -93,11 +92,10 @@ def attach(
         model: its parameters that require gradients are trained; all of one floating-point type, on the CPU, or
             on one CUDA GPU where workers share no memory; the loop then uses one stream, and recorded times are the host's.
             A tuple of models, such as (generator, discriminator), has the parameters of all.
-        optimizer: any torch.optim optimizer over them, but LBFGS; a closure given to `step` is evaluated once. Of a list of
-            optimizers each steps once, and then a step of the run is over, made with one gradient. Where models are a tuple,
-            too, the optimizers step in turn, each with a gradient of its own: every step of one of them is a step of the run,
-            in which the parameters of the others have no gradient, and under all-reduce means are taken as it steps. Several
-            are for `hogwild`, `locked`, `leashed`, `lockstep`, `all-reduce` (not sharded) and `local-sgd`.
+        optimizer: any torch.optim optimizer over them; LBFGS for `lockstep` and `all-reduce`. Of a list each steps once, and
+            then a step of the run is over, made with one gradient. Where models are a tuple, too, they step in turn, each with
+            its own gradient: every step of one is a step of the run, in which the others' parameters have none, and all-reduce
+            averages as it steps. Several are for `hogwild`, `locked`, `leashed`, `lockstep`, whole `all-reduce`, `local-sgd`.
         algorithm: how the workers agree; None: what the launcher or PACELINE_ALGORITHM says, else Hogwild!, or all-reduce
             under a launcher that is not ours.
         evaluate: maps a model to its test accuracy, from 0 to 1, or to a mapping with "accuracy", "loss" or both. It is what
@@ -199,16 +197,18 @@ class Worker(WholeRun):
             go_apart(device, run.random_states, equal, run.draws_as, run.incarnation, run.resumed_from)
 
     def _begin(self) -> None:
-        run = self._membership
-        parameters, members = run.binding.parameters, members_of(self._optimizer)
-        self._undo += [evaluate_first(one) for one in members]
-        if self.worker_id == 0 and not run.incarnation:
-            self.algorithm.warn(self.num_workers, stacklevel=4)
-            if self.num_workers > 1 and self.algorithm.clips_before_the_mean:
-                self._undo.append(watch_gradients(parameters, members))
+        run, members = self._membership, members_of(self._optimizer)
+        parameters = run.binding.parameters
         taken = self._restore(run)
         check_states(run, self.algorithm, self._optimizer)
         self._replica = replica = run.replica(self._optimizer)
+        if run.part is None and len(members) == 1:
+            replica.evaluates = self.algorithm.closures(self.num_workers)
+        if self.worker_id == 0 and not run.incarnation:
+            self.algorithm.warn(self.num_workers, stacklevel=4)
+            if self.num_workers > 1 and self.algorithm.clips_before_the_mean:
+                replica.look, undo = watch_gradients(parameters, members)
+                self._undo.append(undo)
         if isinstance(self._optimizer, SeveralOptimizers):
             self._undo.append(self._optimizer.watch(parameters))
         self._undo += [ask_for_every_step(one) for one in members]

@@ -1,4 +1,4 @@
-"""A closure given to `step`, which makes the gradient: evaluated once."""
+"""A closure given to `step`, which makes the gradient: evaluated once, as by SGD."""
 
 import torch.nn.functional as F
 
