@@ -275,5 +275,6 @@ def left_out(workers: list[int], step: int, first: int | None = None) -> UsageEr
     return UsageError(
         f"{who[0].upper()}{who[1:]} left out {which} and went on to another batch, and the rest did not, as where a loop meets"
         " `continue` or `break` on some workers only: their steps would no longer be of the same rounds. Let all decide alike,"
-        " as by worker.sum, or make the step with a loss times 0; ad-psgd and hogwild have no rounds."
+        " as by worker.sum, or make the step with a loss times 0. Or the loop accumulates gradients, and an epoch's batches"
+        " cannot be shared equally: leave out the last ones. ad-psgd and hogwild have no rounds."
     )
