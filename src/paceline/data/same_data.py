@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -56,7 +57,7 @@ class Told(NamedTuple):
 
 
 def check_same(told: Told, first: Sequence[int]) -> None:
-    """Compares what this worker has told with the numbers of the worker that told them first.
+    """Compares what this worker has told with the numbers of the worker that told them first; warns where it cannot.
 
     Raises:
         UsageError: they differ; the message says in what.
@@ -76,6 +77,11 @@ def check_same(told: Told, first: Sequence[int]) -> None:
         )
     if told.is_repeatable():
         raise UsageError(f"This worker's {name} has other samples than another worker's: {_REMEDY}")
+    warnings.warn(
+        f"{name} gives other samples whenever it is iterated, whatever the global generators draw: if that is their order, the"
+        " workers use some twice and others never. Let it draw from Python's, NumPy's or torch's generator, or a seeded one.",
+        stacklevel=2,
+    )
 
 
 def at_four_places(one: Sequence[Any]) -> list[Any]:
