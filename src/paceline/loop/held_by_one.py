@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline.errors import UsageError
+from paceline.loop.aliases import check_aliases
 from paceline.loop.trained_parameters import watch_trained
 
 __all__ = ["hold"]
@@ -52,6 +53,7 @@ def hold(
                 else "The workers share one model, as it was made outside the function that each of them runs: make the"
                 " model and the optimizer inside the function."
             )
+        check_aliases(model, warns=worker_id == 0)
         unwatch = watch_trained(model, optimizers) if num_workers > 1 else _nothing
         _held.update(dict.fromkeys(mine | parts, worker_id))
         _watch_others(_shared | of_several)

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
-__all__ = ["HiddenHook", "leave_out_of_copies"]
+__all__ = ["HiddenHook", "hookable", "leave_out_of_copies"]
 
 _DICTIONARIES = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_load_state_dict_pre_hooks")
 
@@ -29,6 +30,11 @@ class HiddenHook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
+def hookable(model: nn.Module) -> list[nn.Module]:
+    """The modules that take hooks: TorchScript's take none, and the loop's calls of them are not seen."""
+    return [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+
+
 def leave_out_of_copies(model: nn.Module) -> Callable[[], None]:
     """From here on, `copy`, `pickle` and `torch.save` leave hidden hooks out of the model's modules.
 
@@ -37,7 +43,7 @@ def leave_out_of_copies(model: nn.Module) -> Callable[[], None]:
     Returns:
         what to call when the hooks are removed.
     """
-    classes = {type(module) for module in model.modules()}
+    classes = {type(module) for module in hookable(model)}
     with _lock:
         ours = {one for one in classes if one in _classes or one not in copyreg.dispatch_table}
         for one in ours:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.loop.hidden_hooks import HiddenHook
+from paceline.loop.hidden_hooks import HiddenHook, hookable
 from paceline.membership.final_mean import LeftWeights
 from paceline.vectors.flat import FlatBinding
 from paceline.vectors.model_state import dense_buffers
@@ -37,7 +37,7 @@ class Places:
         trained = set(parameters)
         self._places = [
             (module._parameters, name, parameter)
-            for module in model.modules()
+            for module in hookable(model)
             for name, parameter in module._parameters.items()
             if parameter in trained
         ]
@@ -98,7 +98,7 @@ class Loads:
         self.were_any = False
         self._loaded: dict[torch.Tensor, tuple[int, torch.Tensor]] = {}
         hook = _OnLoad(self._on_load)
-        self._handles = [module.register_load_state_dict_pre_hook(hook) for module in model.modules()]
+        self._handles = [module.register_load_state_dict_pre_hook(hook) for module in hookable(model)]
 
     @property
     def any(self) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from paceline.data.plan import length_of
-from paceline.loop.hidden_hooks import HiddenHook
+from paceline.loop.hidden_hooks import HiddenHook, hookable
 from paceline.loop.same_inputs import SameInputs
 from paceline.loop.step_calls import is_in_backward
 
@@ -44,7 +44,7 @@ class OwnBatches:
         self._parameters = parameters
         self._hooks: list[Any] = [
             module.register_forward_pre_hook(_Call(self._called, is_whole=module is model), with_kwargs=True)
-            for module in model.modules()
+            for module in hookable(model)
         ]
         self._sees_passes = False
         self._before = self._pass = 0  # samples of the passes before, and of the present one

@@ -238,6 +238,8 @@ def _with_its_own_storage(view: torch.Tensor) -> torch.Tensor:
     """The same memory, as a storage that ends where the parameter does: `torch.save` writes whole storages."""
     if type(view) is not torch.Tensor or not view.is_cpu:
         return view
+    if not view.numel():
+        return torch.empty_like(view)
     memory = view.as_strided((view.numel(),), (1,)).view(torch.uint8).numpy()
     return torch.from_numpy(memory).view(view.dtype).as_strided(view.shape, view.stride())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, repeat
-from operator import attrgetter
+from operator import attrgetter, length_hint
 from typing import Any
 
 import torch
@@ -186,7 +186,7 @@ class _Samples:
 def _sizes(loader: Any) -> Iterator[int]:
     """Samples of each batch, as a loader knows them; 0: it does not."""
     sampler = getattr(loader, "batch_sampler", None)
-    if type(sampler) is not BatchSampler or isinstance(loader.dataset, IterableDataset):
+    if type(sampler) is not BatchSampler or isinstance(getattr(loader, "dataset", None), IterableDataset):
         return repeat(0)
-    num_samples, size = len(sampler.sampler), sampler.batch_size  # pyright: ignore[reportArgumentType]
+    num_samples, size = length_hint(sampler.sampler), sampler.batch_size
     return chain(repeat(size, num_samples // size), repeat(num_samples % size))

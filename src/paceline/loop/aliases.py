@@ -1,0 +1,87 @@
+"""What refers to a trained parameter's memory from before attach, which gives the parameters other memory."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.errors import UsageError
+
+__all__ = ["check_aliases"]
+
+# How many tensors, and Python's view of it, hold a storage. Without it, what others hold is not warned of; PyTorch 2.1 has it.
+_use_count: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda storage: 0)
+
+
+def check_aliases(model: nn.Module, *, warns: bool) -> None:
+    """Refuses what the model holds beside a trained parameter in the same memory, and warns of what others hold.
+
+    Raises:
+        UsageError: with the remedy.
+    """
+    held = list(_held_by(model))
+    trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+    known = Counter(_storage(one) for _, one in held if _has_memory(one))
+    is_shared = False
+    for name, parameter in trained:
+        if not _has_memory(parameter):
+            continue
+        storage = _storage(parameter)
+        if known[storage] > 1:
+            for other, one in held:
+                if (
+                    other
+                    and one is not parameter
+                    and _has_memory(one)
+                    and _storage(one) == storage
+                    and _overlap(parameter, one)
+                ):
+                    raise UsageError(
+                        f"{other} and {name} share memory, as after `b.weight.data = a.weight.data`, and would part: tie the"
+                        " parameters themselves, as in `b.weight = a.weight`, and make views in forward."
+                    )
+        is_shared |= _use_count(storage) > known[storage] + 1
+    if is_shared and warns:
+        warnings.warn(
+            "Something outside the model refers to its parameters' memory, such as a state_dict(), detach() or a NumPy array"
+            " from before attach: inside the `with` the parameters have other memory, and it no longer follows them. Copy it,"
+            " or make it inside the `with`.",
+            stacklevel=4,
+        )
+
+
+def _held_by(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters, buffers, and tensors in attributes of modules; without a name, if a hook remakes them."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+    for prefix, module in model.named_modules():
+        remade = {getattr(hook, "name", None) for hook in module._forward_pre_hooks.values()}  # by spectral_norm
+        for name, value in vars(module).items():
+            if name.startswith("_"):
+                continue
+            values: Any = value.values() if isinstance(value, dict) else value
+            for one in values if isinstance(value, dict | list | tuple) else [value]:
+                if isinstance(one, torch.Tensor) and not isinstance(one, nn.Parameter):
+                    yield "" if name in remade else f"{prefix}.{name}".lstrip("."), one
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and tensor.numel() > 0 and tensor.device.type in ("cpu", "cuda")
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of a storage have an element in common: rows or columns of one matrix have none."""
+    if one.dtype != other.dtype:
+        return True
+    mask = torch.zeros(one.untyped_storage().nbytes() // one.element_size(), dtype=torch.bool)
+    mask.as_strided(one.shape, one.stride(), one.storage_offset()).fill_(True)
+    return bool(mask.as_strided(other.shape, other.stride(), other.storage_offset()).any())
