@@ -1,5 +1,8 @@
 """What a loop does to its parameters outside the step lasts, as in plain PyTorch, or is refused in a sentence."""
 
+import contextlib
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -129,6 +132,7 @@ def test_alone_what_happens_once_after_many_steps_lasts(algorithm, place, uses_b
 
 
 ALIKE, SHARDED = families.SHARED_LOCKSTEP, "all-reduce(sharded=true)"
+SEEN, ON_A_COPY = ["hogwild", "leashed"], "computes on a copy of the parameters"
 LIVE = ["hogwild", "hogwild(reads=copy)", "locked", "ad-psgd"]  # the trained vector, right after a step
 
 
@@ -229,7 +233,73 @@ def test_of_real_workers(algorithm):
 @pytest.mark.parametrize("place", ["before", "top", "step", "epoch"])
 @pytest.mark.parametrize("algorithm", families.ALL)
 def test_weights_that_are_swapped_for_an_evaluation_are_no_change(algorithm, place, uses_batches):
-    simulated(lambda: trained(pl.attach, swap, place, uses_batches=uses_batches, number=30), algorithm)
+    is_seen = algorithm in SEEN and (place == "top" or (not uses_batches and place != "before"))
+    with pytest.warns(pl.errors.AlgorithmWarning, match=ON_A_COPY) if is_seen else contextlib.nullcontext():
+        simulated(lambda: trained(pl.attach, swap, place, uses_batches=uses_batches, number=30), algorithm)
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+@pytest.mark.parametrize("algorithm", SEEN)
+def test_what_is_moved_and_put_back_within_a_step_is_seen_once(algorithm, replaces):
+    barrier, seen = threading.Barrier(2, timeout=60.0), []
+
+    def loop():
+        model, optimizer = made()
+        with pl.attach(model, optimizer) as worker:
+            for number, x in enumerate(worker.batches(batches(8, worker=0))):
+                own = [p.detach().clone() for p in model.parameters()]
+                if worker.worker_id == 0:
+                    with torch.no_grad():
+                        for p in model.parameters():
+                            p.add_(1000.0 if number else 0.0)  # from the first step on it is known
+                barrier.wait()
+                if worker.worker_id == 1 and number:
+                    seen.append(vector(model).abs().max().item())
+                barrier.wait()
+                if worker.worker_id == 0:
+                    for p, value in zip(model.parameters(), own, strict=True):
+                        if replaces:
+                            p.data = value
+                        else:
+                            with torch.no_grad():
+                                p.copy_(value)
+                barrier.wait()
+                optimizer.zero_grad()
+                loss_of(model, x).backward()
+                optimizer.step()
+
+    with pytest.warns(pl.errors.AlgorithmWarning, match=ON_A_COPY):
+        pl.launch(loop, workers=2, algorithm=algorithm, backend="threads")
+    assert len(seen) == 3
+    assert max(seen) < 500
+
+
+@pytest.mark.parametrize("change", CHANGES[1:])
+def test_what_is_changed_within_a_step_of_hogwild_lasts(change):
+    with pytest.warns(pl.errors.AlgorithmWarning, match=ON_A_COPY):
+        found = simulated(lambda: trained(pl.attach, change, "backward"), "hogwild")
+    for x in found.values():
+        assert x.abs().max() < 1.5 * BOUND
+
+
+@pytest.mark.parametrize("place", ["top", "backward", "step", "epoch"])
+@pytest.mark.parametrize("algorithm", families.ALL)
+def test_parameters_replaced_by_equal_ones_are_put_back(algorithm, place):
+    def same(model):
+        for p in model.parameters():
+            p.data = p.data.clone()
+
+    simulated(lambda: trained(pl.attach, same, place), algorithm)
+
+
+@pytest.mark.parametrize("halves", [False, True])
+def test_gradients_that_are_replaced_or_removed_are_changed(halves):
+    def change(model):
+        for p in model.parameters():
+            p.grad = p.grad / 2 if halves else None
+
+    with pytest.raises(pl.UsageError, match="own part of the mean gradient only"):
+        simulated(lambda: trained(pl.attach, change, "backward"), SHARDED)
 
 
 @pytest.mark.parametrize("algorithm", families.ALL)

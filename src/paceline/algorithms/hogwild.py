@@ -25,7 +25,8 @@ class Hogwild(Algorithm):
     Not: `leashed`, whose workers never see a torn vector and never lose a component.
 
     Args:
-        reads: compute the gradient on the `live` vector (it may change under the forward pass) or on a private `copy`.
+        reads: compute the gradient on the `live` vector (it may change under the forward pass) or on a private `copy`. A
+            worker whose loop moves parameters while a step is under way goes on with a copy, and a warning says so.
         step_size: factor on each gradient by its staleness; SGD can follow, and Adam cannot.
 
     Differs from the paper: it assumes that each addition to a component is atomic. Here an update is a vectorised
@@ -53,7 +54,7 @@ class Hogwild(Algorithm):
         shared = ports.shared
         for _ in replica.steps():
             read_version = shared.version
-            x = replica.copy(shared.x) if self.reads == "copy" else shared.x
+            x = replica.copy(shared.x) if self.reads == "copy" or replica.moves else shared.x
             replica.gradient(at=x, version=read_version)
             ready_version = shared.version
             tau = ready_version - read_version

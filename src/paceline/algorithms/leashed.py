@@ -73,7 +73,8 @@ class Leashed(Algorithm):
         for _ in replica.steps():
             view = pool.latest()
             try:
-                replica.gradient(at=view.x, version=view.version)
+                x = replica.copy(view.x) if replica.moves else view.x
+                replica.gradient(at=x, version=view.version)
             finally:  # a loop may end here, between a forward pass and the step that never comes
                 pool.leave()
             self._publish(replica, ports, read_version=view.version)

@@ -20,6 +20,7 @@ from paceline.loop.run_progress import RunProgress
 from paceline.loop.step_calls import call_after_backward
 from paceline.replica.base import BaseReplica
 from paceline.replica.buckets import GradientBuckets, PendingGradients
+from paceline.vectors.flat import Ranges
 from paceline.vectors.half_types import is_finite
 
 __all__ = ["AttachedGradient"]
@@ -59,6 +60,7 @@ class AttachedGradient(BaseReplica):
         self._kept: dict[nn.Parameter, torch.Tensor | None] | None = None  # gradients that a step does not find
         self._handed_out = False  # what the gradients hold has been handed out, and is what came back
         self._g_version = 0  # PyTorch's count of changes of `g` when it was handed out
+        self._g_missing: Ranges = ()  # the parameters that got none of it
         self._own: OwnBatches | None = None  # of a loop that fetches its batches by itself, as long as it seems to
         self._told_samples = 0  # by the loop, of this step
         self._waited_within_s = 0.0  # before the last backward pass ended
@@ -176,6 +178,7 @@ class AttachedGradient(BaseReplica):
         """The program is about to go on with what the loop has made of its parameters."""
         if self.outside is not None:
             self.changed_outside |= self.outside.settle()
+            self.moves = self.outside.moves
 
     def absent(self, version: int) -> None:
         """As of `Replica`; schedules of this worker's steps are behind from now on."""
@@ -306,7 +309,7 @@ class AttachedGradient(BaseReplica):
         if self._loss_scale is not None:
             self._g.mul_(self._loss_scale)  # which GradScaler divides by, in its step or before
         self.binding.bind_gradients(self._g, self.missing)
-        self._g_version = self._g._version
+        self._g_version, self._g_missing = self._g._version, self.missing
         self._handed_out = True
 
     def _hand_out_empty(self, ready: Callable[[torch.Tensor], None], take_part: Callable[[], None]) -> None:
@@ -329,8 +332,13 @@ class AttachedGradient(BaseReplica):
 
     @property
     def has_changed_gradients(self) -> bool:
-        """Whether the loop has changed, before its step, what came back from the others."""
-        return self._handed_out and self._g is not None and self._g._version != self._g_version
+        """Whether the loop has changed, replaced or removed, before its step, what came back from the others."""
+        if not self._handed_out or self._g is None:
+            return False
+        gradients = [None if p.grad is None else p.grad.data_ptr() for p in self.binding.parameters]
+        views = zip(self.binding.views(self._g), self.ranges, strict=True)
+        returned = [None if own in self._g_missing else view.data_ptr() for view, own in views]
+        return self._g._version != self._g_version or gradients != returned
 
     def accept_gradients(self) -> None:
         """All workers have changed them alike."""

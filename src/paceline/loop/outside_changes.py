@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
 
 from paceline.algorithms import ADPSGD, DPSGD, Algorithm, AllReduce, registry
-from paceline.errors import UsageError
+from paceline.errors import AlgorithmWarning, UsageError
 from paceline.loop.loaded_weights import Loads
 from paceline.vectors.flat import FlatBinding
 
 __all__ = ["Fate", "OutsideChanges", "watch_outside"]
 
-Fate = Literal["lasts", "lasts if alike", "moves", "lost"]
+Fate = Literal["lasts", "lasts if alike", "moves", "is added", "lost"]
 
 _data_ptr = torch.Tensor.data_ptr
 
 _PROBES = 32  # 8-byte words of the vector that are looked at every time
 _WHOLE_AT_FIRST = 50  # times that the whole vector is looked at; after that, every tenth
 _WHOLE_EVERY = 10
+_SEEN_MOVING = (
+    "The loop moves its parameters while a step is under way, where other workers of {} see them: from the next step on this"
+    " worker computes on a copy of the parameters."
+)
 
 
 class OutsideChanges:
@@ -30,14 +35,17 @@ class OutsideChanges:
 
     - *The vector that is trained*, which other workers write at any time (`hogwild`, and right after a step `locked` and
       `ad-psgd`): it takes effect as it is made, as an update does, and others may write over it. Nothing could be compared.
+      While a step is under way, others would compute at what may be put back: where PyTorch's counts or addresses show a
+      change, a warning says so once, and this worker computes on a copy from then on. What it leaves changed there is added
+      to the trained vector. Not seen is a change by `p.data`, such as `p.data.add_`, before that.
     - *The worker's own model* (`local-sgd`, `d-psgd`): it takes effect like a step of this worker, and counts in means as one.
       Under `d-psgd` that is so until the neighbours are sent this model, which is when the next step begins.
     - *The worker's replica of the common model* (`lockstep`, `all-reduce`): it takes effect if all workers change theirs
       alike. Where one of them has seen a change, all compare their parameters (`SameRounds`). Sharded, each steps on a part
       only, and gets the rest from the others: while a step is under way, a change would be lost in part.
     - *A copy*: that of a gradient, what servers have sent, what the loop has before its first batch and between two epochs,
-      or a version that is published (`leashed`). A lone worker's, or that of a replica, is written back; another would be
-      lost, or would undo what others have done meanwhile, and is refused.
+      or a version that is published (`leashed`, and its copy after a warning as above). A lone worker's, or that of a replica,
+      is written back; another would be lost, or would undo what others have done meanwhile, and is refused.
 
     A fingerprint has the addresses of the parameters, which replacing `p.data` changes; PyTorch's counts of changes, which
     in-place operations and `load_state_dict` move; 32 words of the vector; and a sum over all of it where a change would be
@@ -65,6 +73,7 @@ class OutsideChanges:
         lasting: a lone worker's vector on which its racing program computes, as long as the parameters are views of it. It
             need not be taken again, and `settle` is needed only before a step is applied: nobody reads it before that. None:
             there is no such vector.
+        moves: whether the loop has been seen to change parameters that others see, while a step is under way.
     """
 
     def __init__(
@@ -88,7 +97,9 @@ class OutsideChanges:
         self._newest = newest
         self._is_alone, self._is_racing = is_alone, is_racing
         self._parameters = binding.parameters
+        self._written, self._taken = written_by_others, written_by_others
         self._others = written_by_others.data_ptr() if written_by_others is not None else None
+        self.moves = self._is_seen = False
         # By a vector's address: those of its parameters, its words, some of these, and what becomes of a change of it.
         self._known: dict[int, tuple[list[int], torch.Tensor, torch.Tensor, tuple[Fate, Fate]]] = {}
         self._num_taken = 0
@@ -128,6 +139,9 @@ class OutsideChanges:
         self._addresses, words, probe, fates = known
         self._fate, self._is_idle = fates[idle], idle
         self._words = self._sum = self._version = self.lasting = None
+        self._is_seen = not (idle or self.moves or self._is_alone) and (key == self._others or self._newest is not None)
+        if self.moves and self._is_racing and not idle:
+            self._fate, self._taken = "is added", x.clone()
         if self._fate == "lasts" and self._is_alone:
             if self._is_racing and not idle and not self._loads.were_any:
                 self.lasting = x
@@ -144,7 +158,7 @@ class OutsideChanges:
         self._compares &= x.is_cpu
         if x.is_cpu:
             self._probe, self._probed = probe, int(probe.sum())
-        if self._compares or (self._fate in ("lost", "moves") and x.is_cpu):
+        if self._compares or (self._fate in ("lost", "moves", "is added") and x.is_cpu):
             self._sum = int(words.sum())
         self._words = words
 
@@ -152,12 +166,12 @@ class OutsideChanges:
         """Whether the loop has changed its parameters since then; what it has changed and put back does not count."""
         if not self._addresses:
             return False
-        if self._are_elsewhere():
+        if self._are_replaced():
             return True
         if self._is_alone and self._fate == "lasts":
             return False
         # Looked at once: where others may write the vector anew meanwhile, a second look may find what the first has not.
-        may_have = [parameter._version for parameter in self._parameters] != self._counts or self._has_probed()
+        may_have = self._have_counts_moved() or self._has_probed()
         if self._words is not None and self._sum is not None and (self._compares or may_have):
             return int(self._words.sum()) != self._sum and self._is_still_newest()
         return may_have
@@ -171,6 +185,10 @@ class OutsideChanges:
         Raises:
             UsageError: that would be lost.
         """
+        is_seen = self._is_seen and bool(self._addresses) and self._have_counts_moved() | self._are_replaced()
+        if is_seen and not (self._fate == "lost" and self.found()):
+            self.moves = True
+            warnings.warn(_SEEN_MOVING.format(self._spec), AlgorithmWarning, stacklevel=2)
         if self._fate == "lasts" and (not self._addresses or [*map(_data_ptr, self._parameters)] == self._addresses):
             if self.lasting is None or self._loads.were_any:
                 self._addresses, self.lasting = [], None
@@ -192,12 +210,37 @@ class OutsideChanges:
                     )
                 view.copy_(parameter.detach())
             self._binding.rebind(x)
-        if self._fate != "lasts":
+        if self._fate == "is added":
+            assert self._written is not None
+            assert self._taken is not None
+            self._written.add_(x - self._taken)
+        elif self._fate != "lasts":
             self._put(x)
         return self._fate == "lasts if alike"
 
     def _are_elsewhere(self) -> bool:
         return bool(self._addresses) and _addresses(self._parameters) != self._addresses
+
+    def _are_replaced(self) -> bool:
+        """Whether the parameters lie elsewhere with other values than they had; with the same, they are bound as before."""
+        x = self._binding.bound_to
+        if x is None or not self._are_elsewhere():
+            return False
+        if any(map(lambda one, view: one.shape != view.shape, self._parameters, self._binding.views(x))):
+            return True
+        values = self._binding.zeros()
+        self._binding.read(values)
+        if self._sum is None and not torch.equal(values, x):
+            return True
+        if self._sum is not None:
+            if int(values.view(torch.int64).sum()) != self._sum:
+                return True
+            x.copy_(values)
+        self._binding.rebind(x)
+        return False
+
+    def _have_counts_moved(self) -> bool:
+        return [parameter._version for parameter in self._parameters] != self._counts
 
     def _has_probed(self) -> bool:
         return self._words is not None and self._probe is not None and int(self._probe.sum()) != self._probed

@@ -146,7 +146,7 @@ class AttachedReplica(ClosureGradient):
         if self.on_progress:
             self._move_on()
         if self.outside is not None and self.outside.lasting is None:
-            self.changed_outside |= self.outside.settle()
+            self.settle_outside()
         self.num_begun += 1
         self._batch = batch_number
         self.samples = samples
@@ -240,8 +240,7 @@ class AttachedReplica(ClosureGradient):
             self._begin_without_batch(self._batch_samples if self._own is None else 0)
         if self._records.without_loss is not None:
             self._records.settle(_NAN)
-        if self.outside is not None:
-            self.changed_outside |= self.outside.settle()
+        self.settle_outside()
         if self._own is not None:
             self._weigh()
         if not self._handed_out:

@@ -33,6 +33,7 @@ class Replica(Protocol):
 
     step: int  # the one under way, from 1
     changed_outside: bool  # the loop has changed parameters by itself, and not all workers know it yet
+    moves: bool  # the loop moves parameters while a step is under way: it must not be given what other workers read
     round: int | None  # of batches in lockstep, that the loop has gone on to; None: its steps are never left out
     round_samples: int  # of all workers, where a mean over them has told the program, which tells it here
     shares: RoundShares | None  # of each round's samples, where batches are dealt by speed

@@ -74,7 +74,8 @@ class BaseReplica:
         self.samples = self.round_samples = 0
         self.step, self.update_time_s, self.loss = 0, 0.0, math.nan
         self.round: int | None = None  # every round is a step
-        self.changed_outside = self.scaled = self.skipped = False  # only a loop of the user's does such things
+        # Only a loop of the user's does such things.
+        self.changed_outside = self.moves = self.scaled = self.skipped = False
         self.shares: RoundShares | None = None  # batches are dealt alike
         self.before_meeting: Callable[[], None] | None = None
         self.without_batch: Callable[[], None] | None = None  # takes part in others' passes, where layers are cut
