@@ -109,6 +109,16 @@ def test_every_learning_rate_learns_several_classes(learning_rate):
     assert model.coef_.shape == (3, 4)
 
 
+@pytest.mark.parametrize("kind", [HogwildClassifier, HogwildRegressor])
+def test_early_stopping_that_cannot_be_is_one_sentence(kind, two_classes):
+    X, y = two_classes
+    more = {"classes": np.unique(y)} if kind is HogwildClassifier else {}
+    with pytest.raises(UsageError, match="early_stopping should be False with partial_fit"):
+        kind(early_stopping=True).partial_fit(X, y, **more)
+    with pytest.raises(UsageError, match="holds out have weight 0"):
+        kind(early_stopping=True, random_state=0).fit(X, y, sample_weight=np.arange(len(y)) == 0)
+
+
 def test_early_stopping_holds_out_a_part(two_classes):
     X, y = two_classes
     model = HogwildClassifier(early_stopping=True, n_iter_no_change=3, random_state=0).fit(X, y)

@@ -117,6 +117,10 @@ class HogwildLinear(SparseCoefMixin, BaseEstimator, ABC):
     ) -> None:
         """Make passes from the present coefficients, or from zero if `fresh`."""
         self._check_numbers()
+        if self.early_stopping and not stopping:
+            raise UsageError(
+                "early_stopping should be False with partial_fit, which is one pass over a part of the data."
+            )
         dense = isinstance(X, np.ndarray)
         watching = stopping and (self.tol is not None or self.early_stopping or bool(self.verbose))
         plan = self.plan(dense=dense, tracking=watching or self.learning_rate == "adaptive")
@@ -129,6 +133,11 @@ class HogwildLinear(SparseCoefMixin, BaseEstimator, ABC):
         subset = validation = None
         if self.early_stopping and stopping:
             subset, validation = self._split(targets, random)
+            if weights is not None and not weights[validation].any():
+                raise UsageError(
+                    "All examples that early_stopping holds out have weight 0, and say nothing of the fit: leave examples of"
+                    " weight 0 out, or hold out more of them with validation_fraction."
+                )
         model = self._model(X.shape[1], outputs, X.dtype, fresh)
         with Team(1 if self.deterministic else threads) as team:
             learning = model.learn(

@@ -8,7 +8,8 @@ What differs from those:
 * Several classes are learned in one pass over the data, one against the rest, and stop together.
 * Penalties are proximal steps, and L1 is exact: all that is due is applied to each weight.
 * `learning_rate` may also be "decay" (times `decay` after every pass, as in the Hogwild! paper) and "adagrad"; `loss`
-  may also be a `paceline.sparse.Loss` of one's own. There is no averaging.
+  may also be a `paceline.sparse.Loss` of one's own. There is no `average`.
+* `fit` takes no `coef_init` and `intercept_init`: `warm_start=True` and `partial_fit` go on from coefficients.
 
 Differences from the Hogwild! paper (Niu et al., 2011, arXiv:1106.5730): there, all threads write one vector of weights.
 That is `discipline="shared"`. The default, `discipline="copies"`, is not Hogwild! as published: each thread updates weights
