@@ -52,6 +52,13 @@ def test_functions_that_are_launched_learn(algorithm, tmp_path):
     assert first["accuracy"] > 0.8
 
 
+@pytest.mark.parametrize(("workers", "steps"), [(1, 16), (2, 8)])
+def test_accumulation_makes_a_step_with_the_last_batch(workers, steps, tmp_path):
+    pl.launch(partial(programs.count_steps, str(tmp_path)), workers=workers, algorithm="all-reduce")
+    found = told(tmp_path)
+    assert [one["steps"] for one in found] == [steps] * workers
+
+
 def test_a_script_under_paceline_launch_learns(tmp_path):
     done = paceline_launch("--workers", "2", "--out", tmp_path / "run", "--", PROGRAM, tmp_path)
     assert done.returncode == 0, done.stderr

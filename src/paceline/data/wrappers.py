@@ -5,6 +5,7 @@ Neither package is needed: their classes are known by their names.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from paceline.errors import UsageError
 
-__all__ = ["device_of", "moved_to", "unwrapped_loader", "unwrapped_model", "unwrapped_optimizer"]
+__all__ = ["device_of", "moved_to", "telling_end", "unwrapped_loader", "unwrapped_model", "unwrapped_optimizer"]
 
 _OPTIMIZERS = {"AcceleratedOptimizer": "optimizer", "_FabricOptimizer": "optimizer"}
 _MODELS = {"_FabricModule": "module"}
@@ -62,6 +63,20 @@ def device_of(loader: Any) -> torch.device | None:
 def moved_to(device: torch.device, batch: Any) -> Any:
     """A batch with all its tensors there."""
     return tree_map(lambda one: one.to(device) if isinstance(one, torch.Tensor) else one, batch)
+
+
+def telling_end(loader: Any, batches: Iterator[Any], length: int) -> Iterator[Any]:
+    """So many batches of an Accelerate loader, which is told the last one: accumulation then makes its step."""
+    loader.begin()
+    loader.remainder = (
+        -1
+    )  # by which `gather_for_metrics` would cut the last batch: it knows the last of the whole epoch only
+    try:
+        for number, batch in enumerate(batches, start=1):
+            loader.end_of_dataloader = number == length
+            yield batch
+    finally:
+        loader.end()
 
 
 def _inside(one: Any, places: dict[str, str]) -> Any:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, suppress
 from functools import partial
+from operator import length_hint
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from paceline.data.plan import length_of, samples_in
 from paceline.data.same_data import check_same
 from paceline.data.sources import ABSENT, END
 from paceline.data.stream_batches import StreamBatches
-from paceline.data.wrappers import moved_to
+from paceline.data.wrappers import moved_to, telling_end
 from paceline.errors import UsageError
 from paceline.loop.run_progress import RunProgress
 from paceline.membership.final_mean import Given
@@ -59,7 +60,12 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         self._on_epoch()  # from here on, a step begins when its batch is handed out
-        return self._shared.epoch(self._loader, own=self._own)
+        batches = self._shared.epoch(self._loader, own=self._own)
+        return (
+            telling_end(self._loader, batches, length_hint(self))
+            if hasattr(self._loader, "gradient_state")
+            else batches
+        )
 
     def __len__(self) -> int:
         return self._shared.length(self._loader, own=self._own)
