@@ -35,7 +35,7 @@ class Descent(torch.optim.Optimizer):
         self.change = change
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure=None, changed_outside=False):
         for number, p in enumerate(self.param_groups[0]["params"]):
             p.sub_(p.grad, alpha=self.param_groups[0]["lr"])
             self.change(number, p)
@@ -108,6 +108,31 @@ def test_noise_in_a_step_ends_the_run(algorithm, workers):
 def test_a_gradient_of_this_worker_after_the_mean_ends_the_run(algorithm, uses_batches):
     loop = lambda: trained(before_step=of_this_worker, uses_batches=uses_batches)  # noqa: E731
     assert refused_at(loop, algorithm, APART) in (3, 4)
+
+
+@pytest.mark.parametrize("algorithm", ["lockstep", "all-reduce", "all-reduce(codec=qsgd(bits=4))"])
+def test_perturbed_while_the_gradient_is_computed(algorithm):
+    """Each worker by its own batch, and put back before the step: nobody looks meanwhile, however long it goes on."""
+
+    def loop():
+        model, optimizer = made()
+        parameters = list(model.parameters())
+        with pl.attach(model, optimizer) as worker:
+            for x in worker.batches(batches(80, worker=0)):
+                before = [p.detach().clone() for p in parameters]
+                with torch.no_grad():
+                    for p in parameters:
+                        p.add_(0.01 * x.mean())
+                optimizer.zero_grad()
+                loss_of(model, x).backward()
+                with torch.no_grad():
+                    for p, own in zip(parameters, before, strict=True):
+                        p.copy_(own)
+                optimizer.step()
+        return vector(model)
+
+    a, b = simulated(loop, algorithm).values()
+    assert torch.equal(a, b)
 
 
 def test_before_the_mean_it_is_part_of_it():
@@ -238,7 +263,7 @@ def test_launched(algorithm):
 
 @pytest.mark.parametrize("num_workers", [2, 3, 16, 39, 40, 100, 202, 203, 1000])
 def test_what_all_say_is_exact_in_float32(num_workers):
-    replica = SimpleNamespace(round=0, step=1, rates=7, closure=None)
+    replica = SimpleNamespace(round=0, step=1, rates=7, closure=None, changed_outside=False)
     rounds = SameRounds(replica, SimpleNamespace(num_workers=num_workers, worker_id=0))
     rounds.note([torch.arange(8.0)])
     number = rounds.number(changed=True, absent=True)
@@ -246,7 +271,7 @@ def test_what_all_say_is_exact_in_float32(num_workers):
     assert total == num_workers * number < EXACT
     assert rounds.heard(total) == (num_workers, num_workers)
     assert not rounds._differs
-    others = SameRounds(SimpleNamespace(round=0, step=1, rates=8, closure=None), rounds._ports)
+    others = SameRounds(SimpleNamespace(round=0, step=1, rates=8, closure=None, changed_outside=False), rounds._ports)
     others.note([torch.arange(8.0)])
     if num_workers <= 100:  # digests of more have few bits, and may be equal
         rounds.heard(total - number + others.number(changed=True, absent=True))

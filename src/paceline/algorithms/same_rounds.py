@@ -21,7 +21,7 @@ EXACT = 2**24  # float32 holds whole numbers up to here
 _FIRST, _EVERY = 10, 100  # replicas are compared so many times at first, and then once in so many
 _SHORT = 2**8
 _DIGESTS = 2**50  # so that one of them is exact in float64
-_ROUNDING = 8  # so many times the type's precision for each step, but at most:
+_ROUNDING = 16  # so many times the type's precision for each step, but at most:
 _MOST_ROUNDING = 2.0**-5
 
 _NOT_ALIKE = (
@@ -185,7 +185,7 @@ class SameRounds:
         told = torch.zeros(1, dtype=torch.float64)
         for vector in self._vectors:
             ranges = self._ranges if self._ranges is not None else ((0, len(vector)),)
-            told += _are_apart(vector, self._of_first(vector), ranges, self._num_notes - self._equal_at)
+            told += _are_apart(vector, self._of_first(vector), ranges, 1 + self._num_notes - self._equal_at)
         self._add_up(told)
         if told:
             raise UsageError(UNEQUAL_EVALUATIONS if self.is_evaluating else _NOT_ALIKE.format(step=self._replica.step))

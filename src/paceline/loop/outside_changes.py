@@ -103,6 +103,7 @@ class OutsideChanges:
         # By a vector's address: those of its parameters, its words, some of these, and what becomes of a change of it.
         self._known: dict[int, tuple[list[int], torch.Tensor, torch.Tensor, tuple[Fate, Fate]]] = {}
         self._num_taken = 0
+        self._moves = False  # the loop moves its parameters, and perhaps puts them back
         self._addresses: list[int] = []
         self._counts: list[int] = []
         self._fate: Fate = "lasts"
@@ -154,7 +155,9 @@ class OutsideChanges:
                 return
             self._version = version
         self._num_taken += 1
-        self._compares = whole or self._num_taken <= _WHOLE_AT_FIRST or self._num_taken % _WHOLE_EVERY == 0
+        self._compares = (
+            whole or self._moves or self._num_taken <= _WHOLE_AT_FIRST or self._num_taken % _WHOLE_EVERY == 0
+        )
         self._compares &= x.is_cpu
         if x.is_cpu:
             self._probe, self._probed = probe, int(probe.sum())
@@ -172,6 +175,7 @@ class OutsideChanges:
             return False
         # Looked at once: where others may write the vector anew meanwhile, a second look may find what the first has not.
         may_have = self._have_counts_moved() or self._has_probed()
+        self._moves |= may_have
         if self._words is not None and self._sum is not None and (self._compares or may_have):
             return int(self._words.sum()) != self._sum and self._is_still_newest()
         return may_have
