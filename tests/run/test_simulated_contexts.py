@@ -98,10 +98,11 @@ def test_backward_and_step_inside_a_context(kind, algorithm):
     def trained(context):
         def train():
             torch.manual_seed(0)
+            data = list(torch.randn(6, 3, 4))
             model = parametrizations.weight_norm(nn.Linear(4, 2))
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             with pl.attach(model, optimizer) as worker:
-                for x in worker.batches(list(torch.randn(6, 3, 4))):
+                for x in worker.batches(data):
                     optimizer.zero_grad()
                     with context():
                         model(x).square().mean().backward()

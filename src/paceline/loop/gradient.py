@@ -55,7 +55,6 @@ class AttachedGradient(BaseReplica):
         self._ahead_at: torch.Tensor | None = None  # where it waits for that step, it wants the gradient here
         self._loss_scale: torch.Tensor | None = None  # of the gradient that is handed out; None: it is not scaled
         self._end_of_pass = _over  # a reference to what is called at its end, which lives until then or until it raises
-        self._call_after_backward = call_after_backward
         self._pending: PendingGradients | None = None  # of a layout
         self._kept: dict[nn.Parameter, torch.Tensor | None] | None = None  # gradients that a step does not find
         self._handed_out = False  # what the gradients hold has been handed out, and is what came back
@@ -73,11 +72,19 @@ class AttachedGradient(BaseReplica):
         self._published = 0  # version of the last step
         self.accumulates = self.rates_may_differ = False
 
+    _call_after_backward = staticmethod(call_after_backward)
+
     def wait_for_sums(self, pending: PendingGradients) -> None:
         """From now on gradients are handed out that other workers have added theirs to."""
         numbers = {parameter: index for index, parameter in enumerate(self.binding.parameters)}
         self._pending = pending
         pending.completed.append(lambda parameter: self._complete(numbers[parameter]))
+
+    def _forget(self) -> None:
+        """The program has ended: what it has left here refers to this replica, and would keep its memory."""
+        self._ready = self._finish = self.evaluations = None
+        self.without_batch: Callable[[], None] | None = None
+        self.before_meeting: Callable[[], None] | None = None
 
     @property
     def idle(self) -> bool:

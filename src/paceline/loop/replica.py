@@ -87,6 +87,8 @@ class AttachedReplica(ClosureGradient):
             except WorkerLostError as error:  # others have seen before this worker that the run is over, and left
                 self.raise_if_stopped(error)
                 raise
+            finally:
+                self._forget()
 
         loop = getcurrent()
         self._program = greenlet(run, parent=loop)
@@ -103,10 +105,7 @@ class AttachedReplica(ClosureGradient):
         return watch_scales()
 
     def end(self, *, failed: bool = False) -> None:
-        """Ends the program: its steps are over, also one that was begun and gets no gradient; or, if that has failed, at once.
-
-        Either way it releases what it holds.
-        """
+        """Ends the program, which releases what it holds: a step that has begun gets no gradient; at once if that `failed`."""
         self._ended = True
         self._records.settle(self.loss)
         if self._buckets is not None:

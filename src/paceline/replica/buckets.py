@@ -161,6 +161,7 @@ class GradientBuckets:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self._ready = _nobody
 
     @torch.no_grad()
     def _hand_out(self) -> None:

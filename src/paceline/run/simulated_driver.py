@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,6 +36,11 @@ class Simulation(Protocol):
         """Of its programs."""
         ...
 
+    @property
+    def machine(self) -> SimulatedMachine | None:
+        """What they run on; None: none of them has begun to train."""
+        ...
+
     def run(self, interruption: Interruption) -> RunData:
         """Runs its programs, until a signal has ended them at the latest."""
         ...
@@ -60,7 +66,7 @@ def drive(
     with run_folder(out):
         simulation = make()
         began, began_s = time.time(), time.perf_counter()
-        with noted() as interruption, interruption.calls(simulation.scheduler.cut):
+        with noted() as interruption, interruption.calls(simulation.scheduler.cut), _released(simulation):
             run = simulation.run(interruption)
             if out is not None:
                 workers = min(max(1, len(run.records)), _TRACED_WORKERS)
@@ -82,6 +88,18 @@ def drive(
                     },
                 )
             return run
+
+
+@contextlib.contextmanager
+def _released(simulation: Simulation) -> Iterator[None]:
+    """Frees what is simulated at the end, without a garbage collection."""
+    try:
+        yield
+    finally:
+        if simulation.machine is not None:
+            simulation.machine.release()
+        vars(simulation.scheduler).clear()
+        vars(simulation).clear()
 
 
 def machine_for(algorithm: Algorithm, cluster: Cluster, **named: Any) -> SimulatedMachine:

@@ -37,7 +37,6 @@ class SimulatedAttachedReplica(AttachedReplica):
         super().__init__(optimizer, **base)
         self._core = core
         self._after_backward = after_backward
-        self._call_after_backward = self._hand_out_after_backward
         self._held_back: list[torch.Tensor] = []  # buckets that are complete, until their time has come
         self._uncomputed: list[int] = []  # samples of the batches whose time has not passed
         self._goes_on = False  # whether the step has computed before
@@ -97,7 +96,7 @@ class SimulatedAttachedReplica(AttachedReplica):
             super().gradient(at, version, self._held_back.append, partial(self._hand_out, ready, finish))
         self._compute()
 
-    def _hand_out_after_backward(self, end_of_backward: Callable[[], None]) -> None:
+    def _call_after_backward(self, end_of_backward: Callable[[], None]) -> None:
         def returned() -> None:
             self._in_backward = True
             end_of_backward()

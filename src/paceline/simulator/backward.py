@@ -55,6 +55,7 @@ class AfterBackward:
         """Puts PyTorch's entry back, unless somebody else has wrapped it since and not put ours back."""
         if getattr(_autograd, _ENTRY) is self._wrapped:
             setattr(_autograd, _ENTRY, self._original)
+        del self._wrapped
 
     def _take(self) -> list[Callable[[], None]]:
         me = getcurrent()

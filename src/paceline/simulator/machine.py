@@ -293,6 +293,11 @@ class SimulatedMachine:
             name = shard if server < self._num_servers else f"the second copy of {shard}"
             self.scheduler.start(self.cluster.workers + server, run, is_main=False, server=name)
 
+    def release(self) -> None:
+        """Forgets its programs and vectors, which refer to each other in many ways."""
+        self._network.boxes.clear()
+        vars(self).clear()
+
     def end(self, worker_id: int) -> None:
         """A worker's program ends at this instant: so do its further programs, and the others learn of it."""
         self._num_ended += 1

@@ -338,5 +338,6 @@ class Scheduler:
         for program in self._programs:
             if not program.over:
                 self._throw(program)
+            program.serve = None  # it refers to the program
         while self._idle_greenlets:
             self._idle_greenlets.pop().throw(GreenletExit)

@@ -57,6 +57,8 @@ class _Program:
                 self._program()
         except BaseException as error:
             self.error = error
+        finally:
+            del self._program  # which may refer to this
 
     def failed(self) -> bool:
         return self.error is not None

@@ -264,8 +264,8 @@ class Worker(WholeRun):
     def _leave(self, *, failed: bool, is_cut: bool = False) -> None:
         left = self._left_by_loop() if not (failed or is_cut) else None
         never_stepped = self._never_stepped() if not (failed or is_cut) else None
-        for undo in self._undo:
-            undo()
+        while self._undo:
+            self._undo.pop(0)()
         self._leave_sums()
         try:
             if self._replica is not None:

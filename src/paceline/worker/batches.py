@@ -310,7 +310,8 @@ class WorkerBatches:
         return until_stopped(self._stream[1], self._membership.stopped)
 
     def close(self) -> None:
-        """Ends the loader's own processes."""
+        """Ends the loader's own processes, and refers to the worker no more."""
+        self._bind_newest = lambda: None
         self._processes = self._stream = None
 
     def _tell_progress(self, claims: WorkerClaims, epoch: int, number: int) -> None:

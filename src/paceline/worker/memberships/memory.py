@@ -160,6 +160,9 @@ class WorkerMemory:
     def close(self) -> None:
         """Gives the model memory of its own again."""
         self.close_peers()
+        if self.ports.storage is not None:
+            self.ports.storage.keep(dict, 0)
+        self.ports = replace(self.ports, mailbox=None, concurrency=None)  # they refer to this, and so keep its memory
         self.binding.release()
 
 
