@@ -27,7 +27,7 @@ from real_data import needs_mnist  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")
 # A pair of processes for all of them: one that forks loaders after others have trained in it is left to those alone.
-OF_TWO = [name for name in scenarios.SCENARIOS if name not in ("without a length", "copies")]
+OF_TWO = [name for name in scenarios.SCENARIOS if name != "copies"]
 OWN_TO_TWO = ("frequency", "averaging", "estimated steps", "collectives")
 
 
@@ -154,6 +154,8 @@ def of_two(tmp_path_factory):
         for rank, file in zip("01", said, strict=True)
     ]
     codes = [worker.wait(timeout=AGAINST_HANGS_S) for worker in workers]
+    for file in said:
+        file.close()
     assert codes == [0, 0], [(folder / rank).read_text()[-2000:] for rank in "01"]
     return lambda name: [json.loads((folder / f"{name} {rank}.json").read_text()) for rank in "01"]
 
