@@ -178,9 +178,10 @@ def _fork(path, arguments, descriptors):
         return pid
     try:
         multiprocessing.forkserver._forkserver._lock = threading.Lock()  # our caller holds the other, for good
-        keep = sorted({0, 1, 2, *descriptors})
-        for low, high in zip(keep, [*keep[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
-            os.closerange(low + 1, high)
+        # In place of the caller's files, whose objects here may yet close their numbers, but not what has them next.
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number in {*map(int, os.listdir("/proc/self/fd"))} - {0, 1, 2, nothing, *descriptors}:
+            os.dup2(nothing, number, inheritable=False)
         exec(arguments[arguments.index("-c") + 1], {})
     except SystemExit:
         os._exit(0)

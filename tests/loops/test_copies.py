@@ -52,7 +52,7 @@ def copies(kept, uses_batches):
         keep_here = keep if own_id() == 0 else vector
         with pl.attach(model, optimizer) as worker:
             keep_here(model)
-            for x in worker.batches(batches(4)) if uses_batches else batches(2):
+            for x in worker.batches(batches(4), own=True) if uses_batches else batches(2):
                 optimizer.zero_grad()
                 loss = loss_of(model, x)
                 keep_here(model)

@@ -6,7 +6,6 @@ Knows nothing of PyTorch itself, so that a command can start it before it import
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import tempfile
@@ -103,8 +102,7 @@ def _start() -> None:
         if Path(name).parent != Path(folder):
             return
         if _address is not None:
-            with contextlib.suppress(OSError):  # it is closed in a fork that keeps no files
-                os.close(_address)  # of one that has died
+            os.close(_address)  # of one that has died
         _address = os.open(name, os.O_PATH | os.O_CLOEXEC)
         server._forkserver_address = f"/proc/self/fd/{_address}"
         _loaded_with = wanted

@@ -59,8 +59,9 @@ def loop(
                 gradients.append(whole_gradient(more.grad, mesh))
                 gains.append(model.norm.weight.detach().clone())
                 step += 1
-        counts, traffic = worker._membership.ports.counts, worker._membership.part.traffic if layout else None
-        sent = counts.messages, counts.sent_bytes, dict(traffic.operations) if traffic else {}
+        if worker.num_workers > 1:
+            counts, traffic = worker._membership.ports.counts, worker._membership.part.traffic if layout else None
+            sent = counts.messages, counts.sent_bytes, dict(traffic.operations) if traffic else {}
     state = {name: dict(one.state.get(parameter, {})) for name, parameter in model.named_parameters()}
     found = {
         "losses": losses, "gradients": gradients, "norms": norms, "model": model.state_dict(), "state": state,
