@@ -180,7 +180,7 @@ def _fork(path, arguments, descriptors):
         multiprocessing.forkserver._forkserver._lock = threading.Lock()  # our caller holds the other, for good
         # In place of the caller's files, whose objects here may yet close their numbers, but not what has them next.
         nothing = os.open(os.devnull, os.O_RDWR)
-        for number in {*map(int, os.listdir("/proc/self/fd"))} - {0, 1, 2, nothing, *descriptors}:
+        for number in {int(one.name) for one in Path("/proc/self/fd").iterdir()} - {0, 1, 2, nothing, *descriptors}:
             os.dup2(nothing, number, inheritable=False)
         exec(arguments[arguments.index("-c") + 1], {})
     except SystemExit:
