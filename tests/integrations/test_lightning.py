@@ -102,7 +102,8 @@ def test_all_workers_learn_mnist(algorithm, rate, workers, tmp_path):
     module = programs.mnist_classifier()
     torch.nn.utils.vector_to_parameters(torch.from_numpy(vectors[0]), module.parameters())
     x, y = programs.mnist()[1].tensors
-    assert (module.net(x).argmax(1) == y).double().mean() > 0.95
+    # Without rounds, how far a run comes depends on when its workers ran.
+    assert (module.net(x).argmax(1) == y).double().mean() > 0.9
 
 
 @pytest.mark.parametrize("algorithm", ["all-reduce", "hogwild"])

@@ -162,6 +162,20 @@ def test_different_data_are_refused(algorithm, which):
     assert "worker.batches(loader, own=True)" in str(refused.value)
 
 
+@pytest.mark.parametrize("algorithm", ["all-reduce", "hogwild"])
+def test_each_uses_its_share_of_a_list_that_it_has_drawn(algorithm):
+    """As small programs do: random batches, drawn within the `with`."""
+
+    def epochs(worker):
+        numbers = [torch.arange(4) + 4 * index for index in range(8 * own_id(), 8 * own_id() + 8)]
+        return [worker.batches([(HELD_OUT[one], one) for one in numbers])]
+
+    with pytest.warns(UserWarning, match=r"of which each uses its share.*own=True"):
+        seen = seen_by(algorithm, epochs)
+    used = [sample for (epoch,) in seen.values() for batch in epoch for sample in batch]
+    assert len(used) == len(set(used)) == 32
+
+
 def test_a_later_epoch_is_compared_too():
     def epochs(worker):
         for epoch in range(2):

@@ -14,9 +14,8 @@ from paceline.membership.environment import current_environment
 
 
 def pieces(inputs=4):
-    torch.manual_seed(0)
-    model = nn.Linear(inputs, 1)
-    data = torch.utils.data.TensorDataset(torch.randn(64, inputs), torch.randn(64, 1))
+    model, draw = nn.Linear(inputs, 1), torch.Generator().manual_seed(0)  # threads share the global one
+    data = torch.utils.data.TensorDataset(torch.randn(64, inputs, generator=draw), torch.randn(64, 1, generator=draw))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     return model, optimizer, torch.utils.data.DataLoader(data, batch_size=2, shuffle=True)
 
@@ -195,7 +194,7 @@ def attaches_twice():
 
 def has_sparse_gradients():
     model = nn.Sequential(nn.Embedding(8, 4, sparse=True), nn.Flatten(), nn.Linear(8, 1))
-    loader = [(torch.randint(8, (2, 2)), torch.randn(2, 1))] * 8
+    loader = [(torch.arange(4).view(2, 2), torch.ones(2, 1))] * 8
     loop(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
 
 

@@ -18,7 +18,16 @@ from torch.utils.data.distributed import DistributedSampler
 
 from paceline.data.drawn_batches import DRAWN_EPOCH, DrawnBatches, DrawnShares, fetcher
 from paceline.data.plan import BatchPlan
-from paceline.data.same_data import UNKNOWN, Told, at_four_places, digests, name_of, sample_digests, told_length
+from paceline.data.same_data import (
+    UNKNOWN,
+    Told,
+    at_four_places,
+    digest_of_all,
+    digests,
+    name_of,
+    sample_digests,
+    told_length,
+)
 from paceline.data.wrappers import device_of, unwrapped_loader
 from paceline.errors import UsageError
 from paceline.ports.round_shares import RoundShares
@@ -97,7 +106,8 @@ class PlannedBatches(LoaderBatches):
             samples = sample_digests(self.loader, indices, seed, in_processes=in_processes)
         else:
             samples = digests(self.loader.__getitem__, indices, seed)
-        return Told(type(self.loader).__name__, [told_length(self.length), UNKNOWN, *samples])
+        of_all = digest_of_all(self.loader) if isinstance(self.loader, list | tuple) else UNKNOWN
+        return Told(type(self.loader).__name__, [told_length(self.length), of_all, *samples], is_list=of_all != UNKNOWN)
 
     def has(self, place: int) -> bool:
         """Whether the epoch has this batch."""

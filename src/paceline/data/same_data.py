@@ -22,6 +22,7 @@ __all__ = [
     "at_four_places",
     "check_same",
     "digest",
+    "digest_of_all",
     "digests",
     "name_of",
     "sample_digests",
@@ -30,6 +31,7 @@ __all__ = [
 
 UNKNOWN = 0  # a number that is not compared
 MASK = (1 << 32) - 1
+_LONGEST_LIST = 4096
 _NUM_ELEMENTS = 1024  # of a tensor or a sequence, evenly spaced
 _REMEDY = (
     "workers share each epoch, so build the loader in the same way on every worker and let it shuffle by itself; if each"
@@ -49,11 +51,13 @@ class Told(NamedTuple):
         name: of the loader, or of its sampler.
         numbers: length, order and digests.
         is_repeatable: whether the digests are the same if this worker reads once more.
+        is_list: whether the second number is of all batches of a list, in whatever order.
     """
 
     name: str
     numbers: Sequence[int]
     is_repeatable: Callable[[], bool] = lambda: True
+    is_list: bool = False
 
 
 def check_same(told: Told, first: Sequence[int]) -> None:
@@ -70,18 +74,27 @@ def check_same(told: Told, first: Sequence[int]) -> None:
         raise UsageError(
             f"This worker's {name} has {own[0] - 1:,} batches, and another worker's has {first[0] - 1:,}: {_REMEDY}"
         )
+    others = f"This worker's {name} has other samples than another worker's"
+    if differ[1] and told.is_list:
+        warnings.warn(f"{others}, of which each uses its share. If that is not meant, {_REMEDY}", stacklevel=2)
+        return
     if differ[1]:
         raise UsageError(
             f"{name} draws another order on each worker, so they cannot share its batches: let it draw from torch's, NumPy's"
             " or Python's global generator, or from one with the same seed on all workers."
         )
     if told.is_repeatable():
-        raise UsageError(f"This worker's {name} has other samples than another worker's: {_REMEDY}")
+        raise UsageError(f"{others}: {_REMEDY}")
     warnings.warn(
         f"{name} gives other samples whenever it is iterated, whatever the global generators draw: if that is their order, the"
         " workers use some twice and others never. Let it draw from Python's, NumPy's or torch's generator, or a seeded one.",
         stacklevel=2,
     )
+
+
+def digest_of_all(batches: Sequence[Any]) -> int:
+    """A number for the batches of a list, in whatever order; UNKNOWN for long lists, of which it would take its time."""
+    return (sum(map(digest, batches)) & MASK) or 1 if len(batches) <= _LONGEST_LIST else UNKNOWN
 
 
 def at_four_places(one: Sequence[Any]) -> list[Any]:

@@ -190,14 +190,15 @@ class OutsideChanges:
             UsageError: that would be lost.
         """
         is_seen = self._is_seen and bool(self._addresses) and self._have_counts_moved() | self._are_replaced()
-        if is_seen and not (self._fate == "lost" and self.found()):
+        looked = self.found() if is_seen and self._fate == "lost" else None
+        if is_seen and not looked:
             self.moves = True
             warnings.warn(_SEEN_MOVING.format(self._spec), AlgorithmWarning, stacklevel=2)
         if self._fate == "lasts" and (not self._addresses or [*map(_data_ptr, self._parameters)] == self._addresses):
             if self.lasting is None or self._loads.were_any:
                 self._addresses, self.lasting = [], None
             return False
-        has_changed = self.found()
+        has_changed = self.found() if looked is None else looked
         are_elsewhere, self._addresses, self.lasting = self._are_elsewhere(), [], None
         if not has_changed:
             return False
