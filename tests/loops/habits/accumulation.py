@@ -1,4 +1,4 @@
-"""Gradients of several batches before each step."""
+"""Gradients of several batches are accumulated before each step."""
 
 import torch.nn.functional as F
 

@@ -1,4 +1,4 @@
-"""A buffer that `forward` replaces: `self.mean = 0.9 * self.mean + 0.1 * x.mean(0)`."""
+"""`forward` assigns a new tensor to a buffer: `self.mean = 0.9 * self.mean + 0.1 * x.mean(0)`."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""BatchNorm, whose running statistics `eval` uses."""
+"""BatchNorm, evaluated with its running statistics."""
 
 import torch.nn.functional as F
 from torch import nn

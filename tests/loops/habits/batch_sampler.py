@@ -1,4 +1,4 @@
-"""A batch sampler of one's own: samples of similar kind together."""
+"""A custom batch sampler, which puts similar samples together."""
 
 import torch
 import torch.nn.functional as F

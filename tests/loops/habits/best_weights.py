@@ -1,4 +1,4 @@
-"""The best weights are kept, and loaded back at the end."""
+"""The best weights are kept, and loaded at the end."""
 
 import copy
 

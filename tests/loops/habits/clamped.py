@@ -1,4 +1,4 @@
-"""Weights are clamped after each step, as a critic's are, or projected."""
+"""Weights are clamped or projected after each step, as a critic's are."""
 
 import torch.nn.functional as F
 

@@ -1,4 +1,4 @@
-"""A closure given to `step`, which makes the gradient: evaluated once, as by SGD."""
+"""`step` is given a closure, which SGD evaluates once."""
 
 import torch.nn.functional as F
 

@@ -1,4 +1,4 @@
-"""A collate function of one's own."""
+"""A custom collate function."""
 
 import torch
 import torch.nn.functional as F

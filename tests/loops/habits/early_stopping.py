@@ -1,4 +1,4 @@
-"""The loop ends when the loss on held-out data, `worker.mean` of all workers', no longer falls."""
+"""Early stopping by the validation loss, averaged over workers with `worker.mean`."""
 
 import torch.nn.functional as F
 

@@ -1,4 +1,4 @@
-"""A moving average of the weights, in a deepcopy made before."""
+"""A moving average of the weights, in a deepcopy made before `attach`."""
 
 import copy
 

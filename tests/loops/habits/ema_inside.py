@@ -1,4 +1,4 @@
-"""AveragedModel, made inside: a deepcopy."""
+"""A moving average of the weights, by `AveragedModel` inside the `with`."""
 
 import torch.nn.functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn

@@ -1,4 +1,4 @@
-"""Episodes of various lengths without a loader, as REINFORCE has them: one step for each."""
+"""Episodes of varying length without a loader, one step each, as in REINFORCE."""
 
 import torch
 import torch.nn.functional as F

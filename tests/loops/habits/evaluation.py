@@ -1,4 +1,4 @@
-"""The model is evaluated on held-out data within the loop, also in the middle of an epoch."""
+"""The model is evaluated inside the loop, also in the middle of an epoch."""
 
 import torch.nn.functional as F
 

@@ -1,4 +1,4 @@
-"""OneCycle or cosine, batch by batch, with `worker.follow(scheduler)`."""
+"""OneCycle or cosine, stepped per batch, with `worker.follow(scheduler)`."""
 
 import torch
 import torch.nn.functional as F

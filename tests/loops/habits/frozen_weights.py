@@ -1,4 +1,4 @@
-"""A part of the model does not require gradients, and is random: without a seed, each worker draws its own."""
+"""A part of the model is frozen at random weights, and the script sets no seed."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""`worker.batches(loader)` is made once, and iterated in every epoch."""
+"""`worker.batches(loader)` is created once, and iterated in every epoch."""
 
 import torch.nn.functional as F
 

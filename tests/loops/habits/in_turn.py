@@ -1,4 +1,4 @@
-"""Two models and two optimizers that step in turn, each after a `backward` of its own, as adversarial models do."""
+"""Two models and two optimizers that step in turn, each after its own `backward`, as in a GAN."""
 
 import torch
 import torch.nn.functional as F

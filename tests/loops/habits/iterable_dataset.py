@@ -1,4 +1,4 @@
-"""An IterableDataset, whose length nobody knows."""
+"""An IterableDataset of unknown length."""
 
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, IterableDataset

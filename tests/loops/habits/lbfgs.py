@@ -1,4 +1,4 @@
-"""LBFGS, which evaluates its closure several times in a step."""
+"""LBFGS evaluates its closure several times in a step."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""A DataLoader with processes of its own, and a collate function of one's own."""
+"""A DataLoader with `num_workers` and a custom collate function."""
 
 import torch.nn.functional as F
 

@@ -1,4 +1,4 @@
-"""A loss with parameters of its own, given to `attach` beside the model."""
+"""A loss with parameters, given to `attach` beside the model."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""A global seed and a `get_batch` of one's own, as language models are trained."""
+"""A global seed and the script's own `get_batch`, as in nanoGPT."""
 
 import torch
 import torch.nn.functional as F

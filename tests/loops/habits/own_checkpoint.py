@@ -1,4 +1,4 @@
-"""The loop's own checkpoint of model and optimizer, loaded before `attach`, saved inside."""
+"""The loop's own checkpoint of model and optimizer: loaded before `attach`, saved inside."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""ReduceLROnPlateau, by each worker's own loss of each step."""
+"""ReduceLROnPlateau follows each worker's own loss, step by step."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""The model is used by its parts, and never called as a whole; batches are the loop's own."""
+"""The loop calls the model's parts and never the whole model, and draws its own batches."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""The gradient of a penalty, computed apart, is added to the gradients after `backward`."""
+"""A penalty's gradient is added to `p.grad` after `backward`."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""ReduceLROnPlateau, by the loss on held-out data after each epoch."""
+"""ReduceLROnPlateau follows the validation loss after each epoch."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""A sharpness-aware optimizer, whose `step` evaluates its closure where it has moved the parameters to."""
+"""A sharpness-aware optimizer evaluates its closure again, at perturbed parameters."""
 
 import torch
 import torch.nn.functional as F

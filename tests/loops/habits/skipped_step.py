@@ -1,4 +1,4 @@
-"""A `continue` after `backward` on one worker, as where its gradient is too large."""
+"""One worker skips a step with `continue` after `backward`, as where its gradient is too large."""
 
 import torch.nn.functional as F
 

@@ -1,4 +1,4 @@
-"""An embedding with sparse gradients and SparseAdam, beside Adam for the rest, as recommenders have them."""
+"""SparseAdam for an embedding with sparse gradients, and Adam for the rest, as in recommenders."""
 
 import torch
 import torch.nn.functional as F

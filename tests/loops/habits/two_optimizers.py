@@ -1,4 +1,4 @@
-"""Two optimizers, each over a part of the model, that step after the same `backward`."""
+"""Two optimizers, each over a part of the model, step after the same `backward`."""
 
 import torch
 import torch.nn.functional as F
