@@ -167,22 +167,31 @@ def digest(value: Any, begun: int = 0) -> int:
 
 def _parts(value: Any) -> Iterator[bytes]:
     yield type(value).__name__.encode()
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        value = value.unbind()
     if isinstance(value, torch.Tensor):
         yield repr((tuple(value.shape), value.dtype)).encode()
-        if value.layout == torch.strided and not value.is_quantized:
-            flat = value.detach().reshape(-1)
-            yield flat[:: max(1, len(flat) // _NUM_ELEMENTS)].cpu().contiguous().view(torch.uint8).numpy().tobytes()
-    elif isinstance(value, np.ndarray) and value.dtype != object:
-        flat = value.reshape(-1)
+        if value.layout == torch.strided and not value.is_quantized and not value.is_meta:
+            some = _some(value.detach().resolve_conj().reshape(-1))
+            yield some.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    elif isinstance(value, np.ndarray):
         yield repr((value.shape, value.dtype)).encode()
-        yield flat[:: max(1, len(flat) // _NUM_ELEMENTS)].tobytes()
+        some = _some(value.reshape(-1))
+        if value.dtype.hasobject:
+            yield from _parts(some.tolist())
+        else:
+            yield some.tobytes()
     elif isinstance(value, Mapping):
         yield from _parts(list(value.items()))
-    elif isinstance(value, list | tuple | np.ndarray):
+    elif isinstance(value, list | tuple):
         yield str(len(value)).encode()
-        for one in value[:: max(1, len(value) // _NUM_ELEMENTS)]:
+        for one in _some(value):
             yield from _parts(one)
     elif isinstance(value, str | bytes | int | float | complex | np.generic | None):
         yield repr(value).encode()
     elif hasattr(value, "tobytes"):  # an image
         yield value.tobytes()[::_NUM_ELEMENTS]
+
+
+def _some(elements: Any) -> Any:
+    return elements[:: max(1, len(elements) // _NUM_ELEMENTS)]
