@@ -86,6 +86,14 @@ def parts_of_one_matrix():
     return model
 
 
+def parts_of_one_vector():
+    """After `vector_to_parameters`, all parameters are views of one vector, here of 40 MB."""
+    model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(150)])
+    vector = torch.cat([p.detach().flatten() for p in model.parameters()])
+    nn.utils.vector_to_parameters(vector, model.parameters())
+    return model
+
+
 def spectral():
     return nn.utils.spectral_norm(nn.Linear(3, 3))
 
@@ -105,6 +113,7 @@ def loaded_by_assignment():
         lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)),
         tied,
         parts_of_one_matrix,
+        pytest.param(parts_of_one_vector, marks=pytest.mark.timeout(10)),
         spectral,
         loaded_by_assignment,
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,28 +24,22 @@ def check_aliases(model: nn.Module, *, warns: bool) -> None:
     Raises:
         UsageError: with the remedy.
     """
-    held = list(_held_by(model))
-    trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
-    known = Counter(_storage(one) for _, one in held if _has_memory(one))
+    by_storage: dict[int, list[tuple[str, torch.Tensor, range]]] = defaultdict(list)
+    for name, one in _held_by(model):
+        if _has_memory(one):
+            by_storage[one.untyped_storage()._cdata].append((name, one, _bytes_of(one)))
     is_shared = False
-    for name, parameter in trained:
-        if not _has_memory(parameter):
-            continue
-        storage = _storage(parameter)
-        if known[storage] > 1:
-            for other, one in held:
-                if (
-                    other
-                    and one is not parameter
-                    and _has_memory(one)
-                    and _storage(one) == storage
-                    and _overlap(parameter, one)
-                ):
+    for storage, held in by_storage.items():
+        trained = [row for row in held if isinstance(row[1], nn.Parameter) and row[1].requires_grad]
+        for name, parameter, own in trained:
+            for other, one, theirs in held:
+                is_near = own.start < theirs.stop and theirs.start < own.stop
+                if other and is_near and one is not parameter and _overlap(parameter, one):
                     raise UsageError(
                         f"{other} and {name} share memory, as after `b.weight.data = a.weight.data`, and would part: tie the"
                         " parameters themselves, as in `b.weight = a.weight`, and make views in forward."
                     )
-        is_shared |= _use_count(storage) > known[storage] + 1
+        is_shared |= bool(trained) and _use_count(storage) > len(held) + 1
     if is_shared and warns:
         warnings.warn(
             "Something outside the model refers to its parameters' memory, such as a state_dict(), detach() or a NumPy array"
@@ -74,8 +68,11 @@ def _has_memory(tensor: torch.Tensor) -> bool:
     return tensor.layout == torch.strided and tensor.numel() > 0 and tensor.device.type in ("cpu", "cuda")
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+def _bytes_of(tensor: torch.Tensor) -> range:
+    """From a tensor's first byte in its storage to its last one; bytes between them may be another tensor's."""
+    first, size = tensor.storage_offset(), tensor.element_size()
+    last = first + sum((num - 1) * stride for num, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return range(first * size, (last + 1) * size)
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
