@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 __all__ = ["dense_buffers", "digest", "from_bytes", "to_bytes", "untrained"]
 
-_WORDS_PER_ROW = 256
+_ROW_BYTES = 8 * 1021  # a prime number of words: the rows of a permutation matrix of 256 would all have the same sum
 
 
 def dense_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -56,19 +56,18 @@ def from_bytes(tensor: torch.Tensor, raw: torch.Tensor) -> None:
 
 
 def digest(tensor: torch.Tensor) -> tuple[int, int]:
-    """How many bytes `to_bytes` has of a tensor, and 64 bits that differ where these or their order do.
+    """The number of bytes that `to_bytes` returns, and a 64-bit hash of them.
 
-    Costs two passes over it, where it is: of a large one only sums over rows and columns are hashed.
+    Costs two passes over the tensor on its own device, which sum its rows and columns; only the sums are hashed.
     """
-    found = hashlib.blake2b(digest_size=8)
     raw = _memory(tensor) if _is_dense(tensor) else to_bytes(tensor)
-    whole = raw.numel() // (8 * _WORDS_PER_ROW) * 8 * _WORDS_PER_ROW
-    if whole and raw.storage_offset() % 8 == 0:
-        words = raw[:whole].view(torch.int64).view(-1, _WORDS_PER_ROW)
-        parts = [words.sum(0), words.sum(1), raw[whole:]]
-    else:
-        parts = [raw]
-    for part in parts:
+    if raw.storage_offset() % 8:
+        raw = raw.clone()
+    num_rows = raw.numel() // _ROW_BYTES
+    rows, rest = raw[: num_rows * _ROW_BYTES], raw[num_rows * _ROW_BYTES :]
+    words = rows.view(torch.int64).view(num_rows, _ROW_BYTES // 8)
+    found = hashlib.blake2b(digest_size=8)
+    for part in (words.sum(0), words.sum(1), rest):
         found.update(part.cpu().numpy().tobytes())
     return raw.numel(), int.from_bytes(found.digest(), "little", signed=True)
 
