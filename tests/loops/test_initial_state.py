@@ -224,3 +224,24 @@ def test_optimizer_state_that_differs_is_refused_in_lockstep(loads, algorithm, s
     with pytest.raises(pl.UsageError, match="optimizer of workers 1 and 2 begins with other state") as raised:
         start(loop, algorithm)
     raised.value.__traceback__ = None
+
+
+@STARTS
+def test_objects_in_an_optimizer_s_state_are_compared_by_their_class(start):
+    """GaLore's optimizers keep a projector of each parameter there."""
+
+    class Projector:
+        pass
+
+    def loop():
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        optimizer.state[model.weight]["projector"] = Projector()
+        with pl.attach(model, optimizer) as worker:
+            for x in worker.batches([torch.ones(2, 3)] * 6):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+
+    assert start(loop, "all-reduce").result["outcome"] == "stopped"

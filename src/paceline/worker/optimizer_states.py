@@ -42,4 +42,6 @@ def _plain(value: Any) -> Any:
         return tuple(value.shape), digest(value)
     if isinstance(value, dict):
         return sorted((repr(key), _plain(one)) for key, one in value.items())
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return type(value) if type(value).__repr__ is object.__repr__ else value  # that one shows an address
