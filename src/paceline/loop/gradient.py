@@ -69,7 +69,7 @@ class AttachedGradient(BaseReplica):
         self.on_progress: list[Callable[[], None]] = []  # called before a step and after it
         self.awaited: StepsAwaited | None = None  # until the loop's first step
         self.outside: OutsideChanges | None = None  # what the loop does to its parameters by itself; None: not begun
-        self._published = 0  # version of the last step
+        self.rest: Callable[[], None] | None = None  # gives the loop a copy of the newest parameters between two steps
         self.accumulates = self.rates_may_differ = False
 
     _call_after_backward = staticmethod(call_after_backward)
@@ -82,7 +82,7 @@ class AttachedGradient(BaseReplica):
 
     def _forget(self) -> None:
         """The program has ended: what it has left here refers to this replica, and would keep its memory."""
-        self._ready = self._finish = self.evaluations = None
+        self._ready = self._finish = self.evaluations = self.rest = None
         self.without_batch: Callable[[], None] | None = None
         self.before_meeting: Callable[[], None] | None = None
 
@@ -101,7 +101,7 @@ class AttachedGradient(BaseReplica):
 
     def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
         self.samples += 0 if self._told_samples else self._weighed
-        self._weighed, self._published = 0, applied_version
+        self._weighed = 0
         if self._progress is not None:
             self._progress.add(self.samples, self.round_samples)
         self.round_samples = 0
@@ -180,6 +180,15 @@ class AttachedGradient(BaseReplica):
         if self._g is None:
             self._g = self.binding.zeros()
         return torch.sub(after, before, out=self._g)
+
+    def leave_published(self) -> None:
+        """Before the loop loads weights: others read a version that is published, so this worker goes on with a copy."""
+        x = self.binding.bound_to
+        if self.rest is None or self.outside is None or self.outside.is_idle or x is None or x is self._private:
+            return
+        self._private = x.clone() if self._private is None else self._private.copy_(x)
+        self.binding.bind(self._private)
+        self.outside.take(whole=True)
 
     def settle_outside(self) -> None:
         """The program is about to go on with what the loop has made of its parameters."""

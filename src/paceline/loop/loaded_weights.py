@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -91,11 +91,13 @@ class Loads:
         model: the loop's.
 
     Attributes:
+        before: called before each module loads.
         were_any: whether anything was loaded since the beginning.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.were_any = False
+        self.before: Callable[[], None] | None = None
         self._loaded: dict[torch.Tensor, tuple[int, torch.Tensor]] = {}
         hook = _OnLoad(self._on_load)
         self._handles = [module.register_load_state_dict_pre_hook(hook) for module in hookable(model)]
@@ -113,6 +115,7 @@ class Loads:
         """Looks on no more."""
         for handle in self._handles:
             handle.remove()
+        self.before = None
         self.forget()
 
     def value_of(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -121,6 +124,8 @@ class Loads:
         return value if tensor._version == count else tensor.detach()
 
     def _on_load(self, module: nn.Module, state: dict[str, Any], prefix: str) -> None:
+        if self.before is not None:
+            self.before()
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             value = state.get(prefix + name)
             if tensor is not None and isinstance(value, torch.Tensor) and value.shape == tensor.shape:

@@ -43,17 +43,17 @@ class OutsideChanges:
     - *The worker's replica of the common model* (`lockstep`, `all-reduce`): it takes effect if all workers change theirs
       alike. Where one of them has seen a change, all compare their parameters (`SameRounds`). Sharded, each steps on a part
       only, and gets the rest from the others: while a step is under way, a change would be lost in part.
-    - *A copy*: that of a gradient, what servers have sent, what the loop has before its first batch and between two epochs,
-      or a version that is published (`leashed`, and its copy after a warning as above). A lone worker's, or that of a replica,
-      is written back; another would be lost, or would undo what others have done meanwhile, and is refused.
+    - *A copy*: that of a gradient, what servers have sent, what the loop has before its first batch, between two epochs, and
+      under `leashed` between two steps and where it loads weights. A lone worker's, or that of a replica, is written back;
+      another would be lost, or would undo what others have done meanwhile, and is refused. So is a change of the published
+      version that `leashed` computes on, which is seen and warned of as above.
 
     A fingerprint has the addresses of the parameters, which replacing `p.data` changes; PyTorch's counts of changes, which
     in-place operations and `load_state_dict` move; 32 words of the vector; and a sum over all of it where a change would be
     refused, elsewhere the first 50 times and every tenth time after that. The sum is compared the first 50 times, every tenth
     time, and where counts have moved: what is changed and put back is no change. So later on a change by `p.data` that happens
     once and misses the 32 words can go unseen; what a loop does in every step cannot. On a GPU, which would have to be waited
-    for, there are addresses and counts alone. A published version that others have replaced meanwhile may be written anew, and
-    is not compared.
+    for, there are addresses and counts alone.
 
     Costs some 8 us a step for ten parameters, 3 us for a lone worker, where addresses are looked at once a step; a pass over
     memory for each sum, of which there are two a step where the loop has batches of the worker's.
@@ -64,7 +64,7 @@ class OutsideChanges:
         spec: the algorithm, for messages.
         fate: what becomes of a change of the vector (P,) that the parameters are views of, and whether between two steps.
         put: gives the trained vector the values of a copy (P,).
-        newest: the newest version, where parameters may be views of a published one.
+        is_published: whether a gradient is computed on a vector that others read, too.
         written_by_others: a vector that other workers or programs write, too; None: there is none.
         is_alone: whether there are no others.
         is_racing: whether the parameters are of the racing kind, whose program reads them for gradients and nothing else.
@@ -73,6 +73,7 @@ class OutsideChanges:
         lasting: a lone worker's vector on which its racing program computes, as long as the parameters are views of it. It
             need not be taken again, and `settle` is needed only before a step is applied: nobody reads it before that. None:
             there is no such vector.
+        is_idle: whether the loop has the parameters between two steps.
         moves: whether the loop has been seen to change parameters that others see, while a step is under way.
     """
 
@@ -84,7 +85,7 @@ class OutsideChanges:
         spec: str,
         fate: Callable[[torch.Tensor, bool], Fate],
         put: Callable[[torch.Tensor], None],
-        newest: Callable[[], int] | None = None,
+        is_published: bool = False,
         written_by_others: torch.Tensor | None = None,
         is_alone: bool = False,
         is_racing: bool = False,
@@ -94,7 +95,7 @@ class OutsideChanges:
         self._spec = spec
         self._fate_of = fate
         self._put = put
-        self._newest = newest
+        self._is_published = is_published
         self._is_alone, self._is_racing = is_alone, is_racing
         self._parameters = binding.parameters
         self._written, self._taken = written_by_others, written_by_others
@@ -107,21 +108,19 @@ class OutsideChanges:
         self._addresses: list[int] = []
         self._counts: list[int] = []
         self._fate: Fate = "lasts"
-        self._is_idle = self._compares = False
+        self.is_idle = self._compares = False
         self.lasting: torch.Tensor | None = None
-        self._version: int | None = None
         self._words: torch.Tensor | None = None
         self._probe: torch.Tensor | None = None
         self._sum: int | None = None
         self._probed = 0
 
-    def take(self, *, idle: bool = False, whole: bool = False, version: int | None = None) -> None:
+    def take(self, *, idle: bool = False, whole: bool = False) -> None:
         """The loop gets the parameters as they are bound now.
 
         Args:
             idle: between two steps.
-            whole: with the sum.
-            version: where they are a version that this worker has published, which.
+            whole: with the sum; they are a copy, which others do not see.
         """
         if self._loads.were_any:
             self._loads.forget()
@@ -138,9 +137,11 @@ class OutsideChanges:
                 (self._fate_of(x, False), self._fate_of(x, True)),
             )
         self._addresses, words, probe, fates = known
-        self._fate, self._is_idle = fates[idle], idle
-        self._words = self._sum = self._version = self.lasting = None
-        self._is_seen = not (idle or self.moves or self._is_alone) and (key == self._others or self._newest is not None)
+        self._fate, self.is_idle = fates[idle], idle
+        self._words = self._sum = self.lasting = None
+        self._is_seen = not (idle or whole or self.moves or self._is_alone) and (
+            key == self._others or self._is_published
+        )
         if self.moves and self._is_racing and not idle:
             self._fate, self._taken = "is added", x.clone()
         if self._fate == "lasts" and self._is_alone:
@@ -150,10 +151,6 @@ class OutsideChanges:
         self._counts = [parameter._version for parameter in self._parameters]
         if key == self._others:
             return
-        if idle and self._newest is not None and not whole:
-            if self._newest() != version:
-                return
-            self._version = version
         self._num_taken += 1
         self._compares = (
             whole or self._moves or self._num_taken <= _WHOLE_AT_FIRST or self._num_taken % _WHOLE_EVERY == 0
@@ -177,7 +174,7 @@ class OutsideChanges:
         may_have = self._have_counts_moved() or self._has_probed()
         self._moves |= may_have
         if self._words is not None and self._sum is not None and (self._compares or may_have):
-            return int(self._words.sum()) != self._sum and self._is_still_newest()
+            return int(self._words.sum()) != self._sum
         return may_have
 
     def settle(self) -> bool:
@@ -250,13 +247,10 @@ class OutsideChanges:
     def _has_probed(self) -> bool:
         return self._words is not None and self._probe is not None and int(self._probe.sum()) != self._probed
 
-    def _is_still_newest(self) -> bool:
-        return self._version is None or self._newest is None or self._newest() == self._version
-
     def _refusal(self) -> str:
         when = (
             "between two steps"
-            if self._is_idle
+            if self.is_idle
             else "while a step was under way, as without worker.batches one always is,"
         )
         return (
@@ -300,7 +294,7 @@ def watch_outside(
         spec=registry.spec(algorithm),
         fate=fate,
         put=put,
-        newest=(lambda: shared.version) if kind == "slots" else None,
+        is_published=kind == "slots",
         written_by_others=trained if is_raced and not is_alone else None,
         is_alone=is_alone,
         is_racing=kind == "racing",

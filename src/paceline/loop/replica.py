@@ -283,8 +283,10 @@ class AttachedReplica(ClosureGradient):
             self._move_on()
         if self._own is not None:
             self._begin_next()
+        elif self.rest is not None:
+            self.rest()
         elif self.outside is not None and self.outside.lasting is not self.binding.bound_to:
-            self.outside.take(idle=True, version=self._published)
+            self.outside.take(idle=True)
 
     # The program's side
 

@@ -72,19 +72,15 @@ def attach(
     Workers that find an address in PACELINE_JOIN, which `paceline launch` sets, join the run there and outlive each other; see
     `paceline.membership.elastic`. The algorithm is then `ad-psgd` unless one is named, and a process joins once.
 
-    With `all-reduce`, gradients are the mean of all workers when `backward` returns. So clipping acts on the mean, and
-    where one worker's gradients overflow, GradScaler finds the infinity on all workers, all skip that step, and codecs
-    remember what they did before it. Gradients travel unscaled: the workers' scales may differ. Elsewhere clipping acts on
-    the worker's own gradient; a `ClippingWarning` says so once where an update is the mean of several. Under `lockstep`, too,
-    all skip it, though the scale falls on that worker only. Where workers have models of their own, it leaves out its update.
-    A parameter without a gradient makes no step: no weight decay, no momentum, no state. Where workers make one
-    update together, it makes one if it has a gradient on any of them.
-    A loop may fetch its batches by itself. Its samples are then those that the model, or the first part of it, is called with.
+    With `all-reduce`, gradients are the mean of all workers when `backward` returns, and clipping acts on the mean. Elsewhere
+    it acts on the worker's own gradient; a `ClippingWarning` says so once where an update is the mean of several. Where one
+    worker's scaled gradients overflow, all skip that step if they make one update together; else this worker does.
+    A parameter without a gradient on any worker that takes part in the update makes no step: no weight decay, no state.
+    A loop may fetch its batches by itself. Its samples are then those that the model, or its first part, is called with.
 
     Workers that are seeded alike would draw the same batches. So a global generator (Python's, NumPy's, PyTorch's on the CPU
-    and on the model's GPU) that has the same state on all workers as they attach goes on from a state that follows from that
-    one and the worker; worker 0's stays. A replaced worker's is another than its predecessor's. Threads share one generator,
-    which stays. Other generators are the loop's own: where all workers begin with the same inputs, a warning says so.
+    and on the model's GPU) with the same state on all workers gets another one on each but worker 0, and on a replaced one.
+    Threads share one, which stays. Other generators are the loop's: equal first inputs on all workers are warned of.
 
     Costs per step: 20 to 60 us by processor, besides the algorithm's own cost; without a launcher nothing.
 
@@ -222,6 +218,8 @@ class Worker(WholeRun):
         replica.watch(self._model, inputs)
         progress = self._begin_progress()
         self._places, self._loads = Places(self._model, parameters, members), Loads(self._model)
+        if self.algorithm.needs.kind == "slots" and self.num_workers > 1:
+            replica.rest, self._loads.before = self._bind_newest, replica.leave_published
         replica.outside = watch_outside(run.binding, run.ports.shared, self.algorithm, self._loads, self.num_workers)
         self._undo += [self._loads.close, self._places.close, leave_out_of_copies(self._model)]
         self._batches = WorkerBatches(
