@@ -180,6 +180,58 @@ def test_a_closure_may_return_nothing(algorithm):
     pl.simulate(body, workers=3, algorithm=algorithm)
 
 
+@pytest.mark.parametrize("algorithm", [*TOGETHER, "hogwild"])
+@pytest.mark.parametrize(
+    ("made_of", "expected"),
+    [
+        (lambda loss: 3, float),
+        (lambda loss: (loss, "accuracy"), tuple),
+        (lambda loss: loss.detach().view(1, 1), torch.Tensor),
+    ],
+)
+def test_a_closure_may_return_any_value(algorithm, made_of, expected):
+    """The mean of numbers, in the tensor's shape; everything else is the worker's own."""
+    returned = []
+
+    def body():
+        model, optimizer = made("sgd")
+        with pl.attach(model, optimizer) as worker:
+            for x, y in worker.batches(batches([4] * 4)):
+
+                def closure(x=x, y=y):
+                    optimizer.zero_grad()
+                    loss = (model(x) - y).square().mean()
+                    loss.backward()
+                    return made_of(loss)
+
+                returned.append(optimizer.step(closure))
+
+    pl.simulate(body, workers=2, algorithm=algorithm)
+    assert all(isinstance(one, (expected, int)) for one in returned)
+    if expected is torch.Tensor:
+        assert {tuple(one.shape) for one in returned} == {(1, 1)}
+
+
+class OwnSignature(torch.optim.SGD):
+    """Its closure has another name, and another argument goes before or after it."""
+
+    def step(self, evaluate=None, factor=1.0):
+        assert factor == 2.0
+        return super().step(evaluate)
+
+
+def test_an_optimizer_may_name_its_closure_otherwise():
+    def body():
+        model, _ = made("sgd")
+        optimizer = OwnSignature(model.parameters(), lr=0.1)
+        with pl.attach(model, optimizer) as worker:
+            for x, y in worker.batches(batches([4] * 4)):
+                optimizer.step(lambda x=x, y=y: (model(x) - y).square().mean().backward(), 2.0)
+                optimizer.zero_grad()
+
+    assert pl.simulate(body, workers=2, algorithm="lockstep").result["steps"] == 2
+
+
 def test_a_closure_on_some_workers_only_is_refused():
     def body():
         model, optimizer = made("sgd")

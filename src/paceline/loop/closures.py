@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 
@@ -80,11 +80,14 @@ class ClosureGradient(AttachedGradient):
         if callable(closure):
             kind = _Once if self.evaluates == "once" or _evaluates_once(optimizer) else _KINDS[self.evaluates]
             self._closure = kind(self, optimizer, closure)
-            args, kwargs = args[2:], {**kwargs, "closure": self._closure}
         else:
             self.prepare_step(optimizer)
         self._stepping = optimizer
-        return None if self._closure is None else ((optimizer, *args), kwargs)
+        if self._closure is None:
+            return None
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": self._closure}
+        return (optimizer, self._closure, *args[2:]), kwargs
 
     def evaluate(self, closure: Callable[[], Any] | None, average: Callable[[], None]) -> Any:
         """Another gradient of the step under way; returns the loss.
@@ -119,13 +122,16 @@ class ClosureGradient(AttachedGradient):
         if self.evaluates != "in rounds":
             return loss
         assert self.evaluations is not None
-        value = loss.item() if isinstance(loss, torch.Tensor) else loss
+        if isinstance(loss, torch.Tensor):
+            value = loss.item() if loss.numel() == 1 else None
+        else:
+            value = float(loss) if isinstance(loss, SupportsFloat) else None
         mean = self.evaluations.mean(value, self.samples)
-        if mean is None or isinstance(loss, float):
-            return mean
-        return torch.tensor(
-            mean, dtype=loss.dtype if loss is not None else self.binding.dtype, device=self.binding.device
-        )
+        if mean is None:
+            return loss
+        if isinstance(loss, torch.Tensor):
+            return torch.full_like(loss, mean)
+        return torch.tensor(mean, dtype=self.binding.dtype, device=self.binding.device) if value is None else mean
 
     def _step_by_itself(self, scale: float) -> None:
         """A step that the loop does not call, as this worker has no batch: with a closure if the others' have one."""
