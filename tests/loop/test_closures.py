@@ -1,5 +1,6 @@
 """A closure belongs to the optimizer: several evaluations are rounds of all workers, steps on a copy, or refused."""
 
+import contextlib
 import threading
 
 import pytest
@@ -230,6 +231,57 @@ def test_an_optimizer_may_name_its_closure_otherwise():
                 optimizer.zero_grad()
 
     assert pl.simulate(body, workers=2, algorithm="lockstep").result["steps"] == 2
+
+
+def after_an_error(kind, algorithm, *, breaks="closure", workers=(0, 1)):
+    """Every worker fetches four batches by itself; a step of the second raises an error, which the loop catches."""
+    ends = []
+
+    class Breaks(torch.optim.SGD):
+        def step(self, closure=None):
+            if self.fails:
+                raise ZeroDivisionError
+            return super().step(closure)
+
+    def body():
+        model, optimizer = made(kind)
+        if breaks == "step":
+            optimizer = Breaks(model.parameters(), lr=0.1)
+        with pl.attach(model, optimizer) as worker:
+            for step, (x, y) in enumerate(batches([4] * 8)[worker.worker_id :: 2]):
+                optimizer.fails = step == 1 and worker.worker_id in workers
+
+                def closure(x=x, y=y):
+                    optimizer.zero_grad()
+                    loss = (model(x) - y).square().mean()
+                    if optimizer.fails and breaks == "closure":
+                        raise ZeroDivisionError
+                    loss.backward()
+                    return loss
+
+                with contextlib.suppress(ZeroDivisionError):
+                    if breaks == "step":
+                        closure()
+                    optimizer.step(*[closure] * (breaks == "closure"))
+        ends.append(vector(model))
+
+    run = pl.simulate(body, workers=2, algorithm=algorithm)
+    return run.result["steps"], ends
+
+
+@pytest.mark.parametrize("breaks", ["closure", "step"])
+@pytest.mark.parametrize("algorithm", [*TOGETHER, "hogwild", "local-sgd"])
+def test_a_step_that_raises_an_error_is_over(algorithm, breaks):
+    steps, ends = after_an_error("sgd", algorithm, breaks=breaks)
+    assert steps >= (2 if algorithm in TOGETHER else 6)
+    assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize("workers", [(1,), (0, 1)])
+@pytest.mark.parametrize("algorithm", TOGETHER)
+def test_no_step_follows_a_round_that_a_closure_has_broken_off(algorithm, workers):
+    with pytest.raises(pl.UsageError, match="closure of the last step raised an error"):
+        after_an_error("lbfgs", algorithm, workers=workers)
 
 
 def test_a_closure_on_some_workers_only_is_refused():

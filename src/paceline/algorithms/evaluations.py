@@ -48,6 +48,11 @@ class Evaluations:
         """Whether the loops of the workers with a batch gave the present step a closure."""
         return self._rounds.has_closure
 
+    @property
+    def under_way(self) -> bool:
+        """Whether an optimizer has evaluated its closure in a step that has not ended."""
+        return self._rounds.is_evaluating
+
     def begin(self) -> None:
         """This worker's optimizer evaluates its closure.
 

@@ -21,6 +21,10 @@ _SEVERAL_TIMES = (
     " one gradient per step: take lockstep or all-reduce, not sharded and without a codec, or an optimizer that evaluates its"
     " closure once, such as SGD or AdamW."
 )
+_RAISED = (
+    "The closure of the last step raised an error, and the other workers wait for its gradient: let the error end the loop, or"
+    " catch it inside the closure."
+)
 
 
 class ClosureGradient(AttachedGradient):
@@ -74,7 +78,9 @@ class ClosureGradient(AttachedGradient):
             return None
         if graph_task() >= 0:
             refuse_step()
-        self.awaited = None
+        if self.evaluations is not None and self.evaluations.under_way:
+            raise UsageError(_RAISED)
+        self.awaited = self._closure = None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         self.closure = callable(closure) if self.evaluates == "in rounds" else None
         if callable(closure):
@@ -88,6 +94,10 @@ class ClosureGradient(AttachedGradient):
         if "closure" in kwargs:
             return args, {**kwargs, "closure": self._closure}
         return (optimizer, self._closure, *args[2:]), kwargs
+
+    def forget_step(self) -> None:
+        """The last step is over, also if it has raised an error that the loop has caught."""
+        self._stepping, self._nested = None, 0
 
     def evaluate(self, closure: Callable[[], Any] | None, average: Callable[[], None]) -> Any:
         """Another gradient of the step under way; returns the loss.
@@ -168,6 +178,7 @@ class _Closure:
         self, replica: ClosureGradient, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None
     ) -> None:
         self._replica, self._optimizer, self._closure = replica, optimizer, closure
+        self.is_running = False
         self._begin()
 
     def _begin(self) -> None:
@@ -175,11 +186,16 @@ class _Closure:
             self._replica.prepare_step(self._optimizer)
 
     def __call__(self) -> Any:
+        self.is_running = True
         try:
             return self._evaluate()
-        except WorkerLostError as error:  # others have seen before this worker that the run is over, and left
-            self._replica.raise_if_stopped(error)
+        except BaseException as error:
+            self._replica.forget_step()
+            if isinstance(error, WorkerLostError):  # others saw first that the run is over, and left
+                self._replica.raise_if_stopped(error)
             raise
+        finally:
+            self.is_running = False
 
     def _evaluate(self) -> Any:
         return self._replica.evaluate(self._closure, lambda: None)

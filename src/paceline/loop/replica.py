@@ -128,7 +128,7 @@ class AttachedReplica(ClosureGradient):
         """Begins a step with so many samples: the program reads the parameters that the gradient will be computed at."""
         if self.awaited is not None:
             self.awaited.look()
-        self._stepping, self._nested = None, 0
+        self.forget_step()
         if self._several is not None:
             self._several.check_begin(absent=absent)
         self._batch_samples = self._batch_samples if absent else samples
@@ -190,6 +190,8 @@ class AttachedReplica(ClosureGradient):
     def _called(self) -> None:
         assert self._own is not None
         self.raise_if_stopped()
+        if self._closure is None or not self._closure.is_running:
+            self.forget_step()
         if self.awaited is not None:
             self.awaited.look(self._own.num_passes)
         if self._state == "idle":
