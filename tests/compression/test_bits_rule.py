@@ -87,6 +87,14 @@ def test_rounded_bits_that_alternate_keep_to_a_budget_between_two():
         assert set(bits) == {math.floor(target), math.ceil(target)}
 
 
+@pytest.mark.parametrize("target", [2, 4, 7.7])
+@pytest.mark.parametrize("norms", ["constant", "falls 16 times", "swings"])
+def test_a_run_may_be_longer_than_total_steps(norms, target):
+    bits = taken(NORMS[norms], Budget(target, alpha=0.9, total_steps=T // 4))
+    assert set(bits) <= set(range(2, 9))
+    assert np.mean(bits[T // 4 :]) == pytest.approx(target, rel=0.03)
+
+
 @pytest.mark.parametrize("total", [None, T])
 @pytest.mark.parametrize("norms", ["swings", "swings slowly"])
 def test_sizes_that_swing_make_less_error_once_they_have_come_back(norms, total):

@@ -87,7 +87,7 @@ class Budget:
         """Bits of the present step, and the whole number for them."""
         history, left = self.history, self._total - self.history.steps
         if not self._rise or left <= 0:
-            return self._target, round(history.owed + self._target)
+            return self._target, round(self._within(self._target + min(1.0, max(-1.0, history.owed))))
         rise = 0.0
         if history.count >= _STEPS:
             rise = min(self._rise, max(0.0, history.products / history.squares))
