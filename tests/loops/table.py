@@ -33,7 +33,7 @@ OTHER = [
         "acts on each worker's own gradient, before their mean",
         True,
     ),
-    Cell(["penalty_after_backward"], ["all-reduce"], "which this method keeps equal, differ"),
+    Cell(["penalty_after_backward"], ["all-reduce"], "parameters differ, and this method keeps them equal"),
     Cell(["own_plateau"], [*SHARED_LOCKSTEP, *OWN_LOCKSTEP], "the workers' learning rates differ"),
     Cell(["two_optimizers", "in_turn", "sparse_table"], TAKE_ONE, "takes one optimizer, and attach was given 2"),
     Cell(["sparse_table"], ["lockstep", "all-reduce"], "averages dense gradients, but the model has sparse ones"),

@@ -14,7 +14,7 @@ from loops.coder import batches, loss_of, made, own_id, vector
 from paceline.algorithms.merges import OuterStep
 from paceline.algorithms.same_rounds import EXACT, SameRounds
 
-APART = r"At step (\d+) the workers' parameters, which this method keeps equal, differ"
+APART = r"At step (\d+) the workers' parameters differ, and this method keeps them equal"
 RATES = r"At step (\d+) the workers' learning rates differ"
 ROUNDED = "differ by rounding"
 SHARED = ["lockstep", "all-reduce", "all-reduce(codec=qsgd(bits=4))"]

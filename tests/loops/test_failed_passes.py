@@ -8,7 +8,7 @@ from loops import families
 from loops.coder import batches, made, own_id, vector
 from loops.habits import plain_attach
 
-SENT = "after a part of its gradients had been sent"
+SENT = "after some of its gradients were sent"
 
 
 class Refusing(torch.autograd.Function):

@@ -24,8 +24,7 @@ class AgreedGradient:
 
     Every worker remembers what it told the others last, which before the first step is that all parameters have gradients. A
     number travels with each mean and says how many workers would tell something else now; only if it is not 0, all of them
-    tell it anew. Whether all come from the same round, with the same parameters and learning rates (`SameRounds`), is told
-    along with it.
+    tell each other. `SameRounds` uses the same number and exchange for rounds, equal parameters and learning rates.
 
     Costs: nothing as long as the same parameters have gradients; after a change on any worker, one small all-reduce.
 
@@ -49,7 +48,7 @@ class AgreedGradient:
         self._agreed: Ranges = ()
 
     def steps(self) -> Iterator[int]:
-        """The replica's steps, where all workers have equal replicas, of which the others are told."""
+        """The replica's steps; before each, notes the parameters that all workers should have alike."""
         x, shards = self._ports.shared.x, self._ports.shards
         equal = [x if shards is None else x[: shards.first]]
         for step in self._replica.steps():
@@ -65,19 +64,19 @@ class AgreedGradient:
         self.settle(rest)
 
     def number(self) -> float:
-        """What this worker has to say, to be added up over all, exactly also in float32."""
+        """This worker's number, whose sum over all workers is exact in float32, too."""
         replica = self._replica
         has_changed = replica.changed_outside or replica.missing != self._told
         return self.rounds.number(changed=has_changed, absent=not replica.samples)
 
     def settle(self, total: float) -> int:
-        """Tells the replica what all agree on, after they have told each other anew if their numbers' `total` says so.
+        """Gives the replica what all workers agree on; they first exchange it if the `total` of their numbers says so.
 
         Returns:
-            how many workers have no batch.
+            the number of workers without a batch.
 
         Raises:
-            UsageError: some have left out a step that others have not; or their parameters or learning rates differ.
+            UsageError: some workers have left out a step, or parameters or learning rates differ.
         """
         num_changed, num_absent = self.rounds.heard(total)
         if num_changed:

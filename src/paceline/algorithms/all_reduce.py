@@ -100,7 +100,7 @@ class AllReduce(Algorithm):
         return True
 
     def closures(self, num_workers: int) -> Closures:
-        """Together, where every worker has the whole mean gradient."""
+        """In rounds, where every worker gets the whole mean gradient."""
         if num_workers == 1:
             return "in place"
         return "once" if self.sharded or self.is_coded else "in rounds"
@@ -140,7 +140,7 @@ def _work_whole(
             mean.meet(steps=True)
             gradient.average(weight=float(replica.samples > 0))
 
-    Evaluations(replica, ports, gradient.rounds, average)
+    replica.evaluations = Evaluations(ports, gradient.rounds, average)
     for _ in gradient.steps():
         version = shared.version
         replica.gradient(at=shared.x, version=version, ready=mean.begin, finish=mean.finish)

@@ -109,7 +109,7 @@ class Algorithm:
         return not self.needs.mailbox
 
     def closures(self, num_workers: int) -> Closures:
-        """How an optimizer may evaluate a closure: several times, alone, together or on a copy of the parameters; or once."""
+        """How an optimizer's closure is evaluated, as `ClosureGradient` lists it."""
         if self.needs.kind == "served" or self.same_batches or self.lets_gradients_wait:
             return "once"
         return "on a copy" if num_workers > 1 else "in place"

@@ -94,7 +94,15 @@ class DPSGD(Algorithm):
     ) -> torch.Tensor:
         """The model (P,) that neighbour `j` had at the beginning of round `k`.
 
-        It came there with batches of the same round as this worker, and with equal learning rates: `place`.
+        Args:
+            j: the neighbour.
+            k: steps that both have made.
+            x: this worker's model.
+            place: its round of batches and digest of learning rates, which the neighbour's must equal.
+            ports: of its program.
+
+        Raises:
+            UsageError: they differ.
         """
         round_, rates = place
         assert ports.mailbox is not None

@@ -1,4 +1,4 @@
-"""Further gradients of one step, where the optimizers of all workers evaluate closures: each evaluation is a round."""
+"""Rounds within a step, in which the optimizers of all workers evaluate their closures."""
 
 from __future__ import annotations
 
@@ -9,30 +9,27 @@ import torch
 from paceline.algorithms.same_rounds import UNEQUAL_EVALUATIONS, SameRounds
 from paceline.errors import UsageError
 from paceline.ports.ports import Ports
-from paceline.ports.replica import Replica
 from paceline.ports.shared import ReplicatedParameters
 
 __all__ = ["Evaluations"]
 
 
 class Evaluations:
-    """What a program of equal replicas offers an optimizer that evaluates its closure as often as it likes.
+    """Lets the optimizers of equal replicas evaluate their closures several times per step.
 
-    Equal parameters, losses and gradients let all optimizers decide alike. Before each evaluation, and at the end of the step,
-    all workers tell which of the two comes.
+    Equal parameters, losses and gradients make all optimizers decide alike. Before each evaluation, and at the end of a step,
+    the workers check that all do the same.
 
     Costs: per evaluation, what a gradient of the method costs, and two small all-reduces.
 
     Args:
-        replica: this worker's, which finds this in its `evaluations`.
-        ports: of its program.
+        ports: of this worker's program.
         rounds: where all workers are.
-        average: makes the replica's gradient the mean of all, as far as it is not yet.
+        average: averages the replica's gradient over all workers, unless `backward` has done so.
     """
 
     def __init__(
         self,
-        replica: Replica,
         ports: Ports[ReplicatedParameters],
         rounds: SameRounds,
         average: Callable[[], None],
@@ -41,11 +38,10 @@ class Evaluations:
         self._collectives, self._num_workers = ports.collectives, ports.num_workers
         self._rounds = rounds
         self.average = average
-        replica.evaluations = self
 
     @property
     def are_due(self) -> bool:
-        """Whether the loops of the workers with a batch gave the present step a closure."""
+        """Whether the loops of workers with a batch pass a closure to `step`."""
         return self._rounds.has_closure
 
     @property
@@ -54,16 +50,16 @@ class Evaluations:
         return self._rounds.is_evaluating
 
     def begin(self) -> None:
-        """This worker's optimizer evaluates its closure.
+        """Begins an evaluation.
 
         Raises:
-            UsageError: another worker's has made its step by now.
+            UsageError: another worker's optimizer has ended its step.
         """
         self._tell(evaluates=True)
         self._rounds.is_evaluating = True
 
     def end(self) -> None:
-        """This worker's optimizer has made its step; raises as `begin`."""
+        """Ends the step; raises as `begin`."""
         self._tell(evaluates=False)
         self._rounds.is_evaluating = False
 
@@ -73,7 +69,7 @@ class Evaluations:
             raise UsageError(UNEQUAL_EVALUATIONS)
 
     def mean(self, loss: float | None, weight: float) -> float | None:
-        """The mean of all workers' losses, weighted by samples; None: no worker has one."""
+        """The mean of all workers' losses by their weights; None: no worker has one."""
         total, weights = self._sum(*((0.0, 0.0) if loss is None or not weight else (weight * loss, weight)))
         return total / weights if weights else None
 

@@ -25,8 +25,8 @@ class Hogwild(Algorithm):
     Not: `leashed`, whose workers never see a torn vector and never lose a component.
 
     Args:
-        reads: compute the gradient on the `live` vector (it may change under the forward pass) or on a private `copy`. A
-            worker whose loop moves parameters while a step is under way goes on with a copy, and a warning says so.
+        reads: compute the gradient on the `live` vector (it may change under the forward pass) or on a private `copy`. If a
+            loop moves parameters during a step, its worker switches to a copy, with a warning.
         step_size: factor on each gradient by its staleness; SGD can follow, and Adam cannot.
 
     Differs from the paper: it assumes that each addition to a component is atomic. Here an update is a vectorised

@@ -58,7 +58,7 @@ class Lockstep(Algorithm):
         return self.shares == "auto"
 
     def closures(self, num_workers: int) -> Closures:
-        """Together: replicas are equal."""
+        """In rounds, as replicas are equal."""
         return "in rounds" if num_workers > 1 else "in place"
 
     @property
@@ -68,7 +68,7 @@ class Lockstep(Algorithm):
     def work(self, replica: Replica, ports: Ports[ReplicatedParameters]) -> None:
         """x: this worker's parameters (P,), g: its gradient, then the average of all (P,)."""
         shared, gradient = ports.shared, AgreedGradient(replica, ports, by_speed=self.by_speed)
-        Evaluations(replica, ports, gradient.rounds, lambda: gradient.average(weight=replica.samples))
+        replica.evaluations = Evaluations(ports, gradient.rounds, lambda: gradient.average(weight=replica.samples))
         for _ in gradient.steps():
             version = shared.version
             replica.gradient(at=shared.x, version=version)

@@ -59,7 +59,7 @@ class Rule(Protocol):
         ...
 
     def common(self, fragment: int) -> list[torch.Tensor]:
-        """What of it all workers have alike, of as many elements (n,) each."""
+        """The vectors (n,) of its state that are equal on all workers."""
         ...
 
     def state(self) -> dict[str, Any]:

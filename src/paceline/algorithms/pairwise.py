@@ -108,7 +108,7 @@ class PairwiseAveraging:
         self._mailbox.send(self._ports.worker_id, _TURN)
 
     def take_model(self) -> None:
-        """Copies a neighbour's model, for a worker that comes late; keeps its own where nobody answers."""
+        """Copies a neighbour's model, for a worker that comes late; keeps its own if none answers."""
         for peer in self._partners.now():
             if peer not in self._mailbox.peers():
                 continue

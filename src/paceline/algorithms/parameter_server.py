@@ -45,8 +45,8 @@ class ParameterServer(Served):
     A dead worker is not waited for, one that ends early says goodbye, and one that comes late gets the current parameters. A
     server that dies is replaced, and goes on from a snapshot; updates since then are lost, counted and reported. With
     `durability=replica` every update is made exactly once, whichever of the two processes of a shard dies; if both do before
-    another copy is up to date, the run ends and says so. A lone worker needs no server and has none; without
-    a launcher a loop is plain PyTorch, and `apply` does not run.
+    another copy is up to date, the run ends and says so. A lone worker needs no server and has none; without a launcher a loop
+    is plain PyTorch, and `apply` does not run.
 
     Costs per step: a gradient sent and the parameters received by every worker; each passes the servers' network, which is the
     bottleneck when workers are many: use more shards, on machines of their own. The optimizer's state exists once, at the

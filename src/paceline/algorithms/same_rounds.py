@@ -1,4 +1,4 @@
-"""Whether all workers go through the same rounds, with equal replicas: a step left out shifts one's against the others'."""
+"""Checks that all workers go through the same rounds, and that their replicas stay equal."""
 
 from __future__ import annotations
 
@@ -18,29 +18,28 @@ __all__ = ["EXACT", "UNEQUAL_EVALUATIONS", "SameRounds", "check_rates", "left_ou
 
 EXACT = 2**24  # float32 holds whole numbers up to here
 
-_FIRST, _EVERY = 10, 100  # replicas are compared so many times at first, and then once in so many
+_FIRST, _EVERY = 10, 100  # replicas are compared in the first 10 rounds, then in every 100th
 _SHORT = 2**8
 _DIGESTS = 2**50  # so that one of them is exact in float64
 _ROUNDING = 16  # so many times the type's precision for each step, but at most:
 _MOST_ROUNDING = 2.0**-5
 
 _NOT_ALIKE = (
-    "At step {step} the workers' parameters, which this method keeps equal, differ: the loops have changed them other than by"
-    " optimizer.step(), and not all workers alike; or have changed gradients after backward, each by data of its own; or the"
-    " optimizer's step draws noise. Let all workers do the same, by what all know, such as worker.mean or an equal seed, or"
-    " take local-sgd or hogwild."
+    "At step {step} the workers' parameters differ, and this method keeps them equal. Either the loops changed them outside"
+    " optimizer.step(), and not all alike; or each changed gradients after backward by its own data; or the optimizer's step"
+    " draws noise. Make all workers do the same, such as by worker.mean or an equal seed, or use local-sgd or hogwild."
 )
 _OTHER_RATES = (
-    "At step {step} the workers' learning rates differ, as where ReduceLROnPlateau goes by each worker's own loss, or a"
-    " scheduler is stepped on some workers only: step it by worker.mean(loss), or use worker.follow(scheduler)."
+    "At step {step} the workers' learning rates differ. Either ReduceLROnPlateau follows each worker's own loss, or only some"
+    " workers step a scheduler: step it by worker.mean(loss), or use worker.follow(scheduler)."
 )
 _ONLY_ROUNDED = (
-    "At step {step} the workers' parameters differ by rounding, as between machines with other processors: all go on with"
-    " worker 0's, and will when it happens again. This is said once."
+    "At step {step} the workers' parameters differ by rounding, as between machines with different processors. All workers"
+    " continue with worker 0's, now and whenever this happens again, without another warning."
 )
 UNEQUAL_EVALUATIONS = (
-    "In one step some workers' optimizers evaluated their closure more often than others', and all must evaluate it equally"
-    " often: let an optimizer decide by what the closure returns, the mean loss of all workers."
+    "In one step some workers' optimizers evaluated their closure more often than others, and all must do so equally often:"
+    " let the optimizer decide by what the closure returns, which is the mean loss of all workers."
 )
 
 
@@ -57,19 +56,18 @@ class SameRounds:
     Every worker expects that the others do what followed last time after as many meetings within one step, so that
     accumulation is no surprise. A number that travels anyway says how many are surprised; only then all tell where they are.
 
-    What should be equal on all workers, by `note`, is compared too: that number carries 8 bits of a digest of it, the first
-    10 times and then every 100th. If their sum is not this worker's times all, it is surprised the next time. Above 39
-    workers there are fewer bits, and above 202 none. A difference of rounding, as between machines with other instructions,
-    is warned of once, and all go on with worker 0's; any other ends the run.
+    Vectors that should be equal on all workers (`note`) are compared, too. In the first 10 rounds and then in every 100th,
+    the number carries 8 bits of their digest: fewer above 39 workers, and none above 202. If the sum shows that another
+    worker's digest differs, all tell each other at the next meeting. If the vectors differ by rounding, as between machines
+    with different processors, all continue with worker 0's, with one warning; any other difference ends the run.
 
-    Whether the loops give `step` a closure, which a worker without a batch cannot know, is told along with it.
+    Workers also tell whether their loops pass a closure to `step`, which a worker without a batch cannot know.
 
-    Costs: nothing as long as nobody is surprised, and a pass over memory where a digest is made; else one all-reduce of five
-    numbers for each worker.
+    Costs: a pass over memory for each digest; if a worker is surprised, one all-reduce of five numbers per worker.
 
     Attributes:
-        has_closure: whether they do, as far as all have told.
-        is_evaluating: the workers meet within a step, as their optimizers evaluate closures.
+        has_closure: whether they do, by the last exchange.
+        is_evaluating: the workers meet within a step, where their optimizers evaluate closures.
     """
 
     def __init__(self, replica: Replica, ports: Ports[SharedParameters]) -> None:
@@ -91,8 +89,8 @@ class SameRounds:
         """From now on all workers should have the same `vectors`, which are views, and the same learning rates.
 
         Args:
-            vectors: on all workers of the same lengths.
-            ranges: of their tensors, each of which has a scale of its own; None: each is one.
+            vectors: of the same lengths on all workers.
+            ranges: of their tensors, each with its own scale; None: each vector is one tensor.
         """
         num_workers = self._ports.num_workers
         if self._replica.round is None or num_workers == 1:
@@ -108,7 +106,7 @@ class SameRounds:
         self._digest = hash(self._digests()) % num_digests if is_due else 0
 
     def number(self, *, changed: bool = False, absent: bool = False) -> float:
-        """What is to be added up over all workers, below `EXACT`, for `heard`.
+        """This worker's number; `heard` reads the sum over all workers, which is below `EXACT`.
 
         Args:
             changed: whether this worker has something else to tell.
@@ -119,7 +117,7 @@ class SameRounds:
         return float(tells + base * absent + base**2 * self._digest)
 
     def heard(self, total: float) -> tuple[int, int]:
-        """How many workers have something to tell, and how many have no batch; `total`: of the numbers of all."""
+        """From the `total` of all numbers: how many workers have something to tell, and how many have no batch."""
         base = 1 + self._ports.num_workers
         digests, rest = divmod(round(total), base**2)
         self._differs = digests != self._ports.num_workers * self._digest
@@ -142,7 +140,7 @@ class SameRounds:
         return not steps or rounds not in (0, steps)
 
     def told(self) -> torch.Tensor:
-        """Where this worker is, and what it has, to be added up over all (5 * num_workers,)."""
+        """This worker's place and digests (5 * num_workers,), for a sum over all workers."""
         return self._place(self._replica.step, self._digests())
 
     def _place(self, step: float, digests: tuple[float, float] = (0.0, 0.0)) -> torch.Tensor:
@@ -161,8 +159,8 @@ class SameRounds:
         """Looks at what all have told; `since`: the last step of which all are known to have made it.
 
         Raises:
-            UsageError: they are not at the same place; the message says who has left out which step. Or what they should have
-                alike differs by more than rounding.
+            UsageError: they are not at the same place, and the message says who has left out which step; or replicas differ
+                by more than rounding.
         """
         rounds, steps, digests, rates, closures = (row.tolist() for row in places.view(5, -1))
         behind = [round_ - step for round_, step in zip(rounds, steps, strict=True)]
@@ -223,7 +221,7 @@ class SameRounds:
             self.met()
 
     def meet_after(self, total: float) -> None:
-        """Where nothing else has to be told: all tell where they are if anybody was surprised; `total`: of their numbers.
+        """Meets with nothing else to tell: if the numbers' `total` shows a surprised worker, all tell where they are.
 
         Raises:
             UsageError: as of `check`.
@@ -245,7 +243,7 @@ class SameRounds:
 
 
 def _sum_of_words(vector: torch.Tensor) -> int:
-    """Of its 8-byte words; what is left over is less than one."""
+    """The sum of 8-byte words; elements after the last whole word do not count."""
     return int(vector[: len(vector) - len(vector) % (8 // vector.itemsize)].view(torch.int64).sum())
 
 
@@ -259,7 +257,7 @@ def _are_apart(own: torch.Tensor, first: torch.Tensor, ranges: Ranges, num_steps
 
 
 def check_rates(rates: Sequence[float], step: int) -> None:
-    """Compares digests of all workers' learning rates, but of those that are 0.
+    """Compares the workers' digests of learning rates; those that are 0 may differ.
 
     Raises:
         UsageError: they differ.

@@ -21,15 +21,13 @@ _NEWEST = 0.3  # weight of the newest size in the size expected next
 _STEPS = 20  # before a trend of sizes is believed, and between two saved bits that steps of usual size take
 
 
-def error_of(bits: float) -> float:
-    """The bound for a gradient of size 1; between whole numbers, of bits that alternate.
+def error_of(bits: int) -> float:
+    """The bound for a gradient of size 1.
 
-    >>> error_of(3), error_of(2.5) == (error_of(2) + error_of(3)) / 2
-    (0.027777777777777776, True)
+    >>> error_of(3)
+    0.027777777777777776
     """
-    below = math.floor(bits)
-    error, share = 0.25 / (2 ** (below - 1) - 1) ** 2, bits - below
-    return error if not share else error + share * (0.25 / (2**below - 1) ** 2 - error)
+    return 0.25 / (2 ** (bits - 1) - 1) ** 2
 
 
 def half_log2(size: float) -> float:

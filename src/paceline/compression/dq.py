@@ -38,8 +38,8 @@ class DQ(Codec):
     Args:
         target_bits: mean bits per element; 4 where `target_error` is not given.
         target_error: bound of the mean squared error that rounding adds to the mean gradient of a step (of each backward
-            pass; of each average of `local-sgd` and its like), as it counts at the end where `alpha` is below 1. A step that
-            needs more than `max_bits` gets `max_bits`, with one warning.
+            pass; of each average of models), as it counts at the end where `alpha` is below 1. A step that needs more than
+            `max_bits` gets `max_bits`, with one warning.
         alpha: share of a step's error that is left after a step, for problems that shrink it; 1: all of it, as for networks.
             Below 1 later steps get more bits.
         total_steps: T, for `alpha` below 1. The budget holds to 2 % without it.

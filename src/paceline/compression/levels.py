@@ -33,7 +33,7 @@ class BucketCodec(Codec):
         raise TypeError(f"{type(self).__name__} must define read")
 
     def parts(self, num_elements: int, x: Tensor | None = None) -> Buckets:
-        """Of a payload; None: of a new one."""
+        """The parts of the payload `x`; None: of a new one."""
         return Buckets(num_elements, self.bucket, self.code_bytes(num_elements), x)
 
     def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:

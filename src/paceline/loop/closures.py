@@ -1,4 +1,4 @@
-"""Closures that a loop gives to `step`: the optimizer calls them when and as often as it likes."""
+"""Closures that a loop passes to `step`, which the optimizer evaluates once or several times."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from paceline.optim.settings import raw_step, scaled_step
 __all__ = ["ClosureGradient"]
 
 _SEVERAL_TIMES = (
-    "This optimizer evaluates its closure several times in a step, or after a gradient that is there, and this algorithm makes"
-    " one gradient per step: take lockstep or all-reduce, not sharded and without a codec, or an optimizer that evaluates its"
-    " closure once, such as SGD or AdamW."
+    "This optimizer evaluates its closure several times in a step, or after it has moved the parameters, and this algorithm"
+    " computes one gradient per step: use lockstep or all-reduce, not sharded and without a codec, or an optimizer that"
+    " evaluates its closure once, such as SGD or AdamW."
 )
 _RAISED = (
     "The closure of the last step raised an error, and the other workers wait for its gradient: let the error end the loop, or"
@@ -28,25 +28,25 @@ _RAISED = (
 
 
 class ClosureGradient(AttachedGradient):
-    """A gradient that a closure makes when the optimizer asks for it.
+    """A gradient that a closure computes when the optimizer asks for it.
 
-    An optimizer of `torch.optim`, LBFGS aside, evaluates its closure once, before anything else of its step: the first
-    evaluation is the gradient of the step. What another optimizer does is not known:
+    The optimizers of `torch.optim`, except LBFGS, evaluate their closure once, at the start of a step. Other optimizers may
+    evaluate it at any time and as often as they like:
 
-    - *In place*, alone: all evaluations come while the program applies the gradient, at the parameters that are trained.
-    - *In rounds*: the same, and each is a round of all workers. The closure returns the mean loss and leaves the mean
-      gradient, both weighted by samples. A worker without a batch lets its own optimizer step, and has weight 0.
-    - *On a copy*: the whole step is made on a private copy of the parameters, outside any lock. The program then applies the
-      difference that it has made.
-    - *Once*: a second evaluation is refused, and so is one at parameters that the optimizer has moved.
+    - *In place*, with one worker: the closure runs at the trained parameters, while the program applies the gradient.
+    - *In rounds*: likewise, and each evaluation is a round of all workers. The closure returns the mean loss and leaves the
+      mean gradient, both weighted by samples. The optimizer of a worker without a batch steps as well; its weight is 0.
+    - *On a copy*: the optimizer steps on a private copy of the parameters, outside any lock. The program then applies the
+      difference.
+    - *Once*: a second evaluation raises an error, and so does one after the optimizer has moved the parameters.
 
     Args:
         optimizer: the loop's.
         base: as for `BaseReplica`.
 
     Attributes:
-        evaluates: which of these.
-        look: called with the optimizer when a closure has made a gradient, before any mean is taken.
+        evaluates: one of these.
+        look: called with the optimizer after a closure has computed a gradient, before workers average it.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, **base: Any) -> None:
@@ -62,17 +62,17 @@ class ClosureGradient(AttachedGradient):
         self._difference: torch.Tensor | None = None  # that a step on a copy has made
 
     def apply_difference(self, optimizer: torch.optim.Optimizer, difference: torch.Tensor) -> None:
-        """A step on a copy has made this `difference` (P,), which the program applies now."""
+        """Lets the program apply the `difference` (P,) that a step on a copy has made."""
         self._difference = difference
         self.prepare_step(optimizer)
         self._difference = None
 
     def prepare_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """The gradient is ready: the program says on what it is applied."""
+        """Hands the gradient to the program, which chooses the parameters to apply it to."""
         raise NotImplementedError
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The optimizer is about to step: the gradient is ready, or a closure makes it; returns other arguments of `step`."""
+        """Prepares a step, or its closure; returns other arguments for `step`, or None."""
         if self._inside or optimizer is self._stepping:
             self._nested += not self._inside
             return None
@@ -100,11 +100,11 @@ class ClosureGradient(AttachedGradient):
         self._stepping, self._nested = None, 0
 
     def evaluate(self, closure: Callable[[], Any] | None, average: Callable[[], None]) -> Any:
-        """Another gradient of the step under way; returns the loss.
+        """Computes another gradient of the step under way; returns the loss.
 
         Args:
-            closure: makes it; None: this worker has no batch.
-            average: makes it the mean of all, as far as it is not by then.
+            closure: computes it; None: this worker has no batch.
+            average: averages it over all workers, unless `backward` has done so.
         """
         before, self._state = self._state, "gradient"
         self._handed_out = self._g_is_mine = False
@@ -128,7 +128,7 @@ class ClosureGradient(AttachedGradient):
         return loss
 
     def mean_loss(self, loss: Any) -> Any:
-        """The mean of what the closures of all workers have returned, where evaluations are rounds; else as it is."""
+        """Averages the losses of all workers' closures, where evaluations are rounds."""
         if self.evaluates != "in rounds":
             return loss
         assert self.evaluations is not None
@@ -144,7 +144,7 @@ class ClosureGradient(AttachedGradient):
         return torch.tensor(mean, dtype=self.binding.dtype, device=self.binding.device) if value is None else mean
 
     def _step_by_itself(self, scale: float) -> None:
-        """A step that the loop does not call, as this worker has no batch: with a closure if the others' have one."""
+        """A step that the loop does not call, as this worker has no batch; with a closure if the other loops pass one."""
         step = raw_step(self._optimizer)
         closure: _Closure | None = None
         if self.evaluations is not None and self.evaluations.are_due:
@@ -169,8 +169,8 @@ class _Closure:
     """What an optimizer gets in place of the loop's closure, for one step.
 
     Args:
-        replica: whose step it is.
-        optimizer: that evaluates it.
+        replica: the worker's.
+        optimizer: evaluates it.
         closure: the loop's; None: this worker has no batch.
     """
 
@@ -201,7 +201,7 @@ class _Closure:
         return self._replica.evaluate(self._closure, lambda: None)
 
     def end(self) -> None:
-        """The optimizer has made its step."""
+        """Ends the optimizer's step."""
 
 
 class _Once(_Closure):
@@ -260,5 +260,5 @@ _KINDS: dict[Closures, type[_Closure]] = {"in place": _Closure, "in rounds": _In
 
 
 def _evaluates_once(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it is known to, before anything else of its step."""
+    """Whether the optimizer is known to evaluate its closure once, at the start of its step."""
     return type(optimizer).__module__.startswith("torch.optim.") and not isinstance(optimizer, torch.optim.LBFGS)

@@ -34,7 +34,7 @@ class AttachedGradient(BaseReplica):
 
     Attributes:
         accumulates: backward passes only add: a later one hands out what they add up to.
-        rates_may_differ: the learning rates go by what workers do not have alike: progress as each sees it, or steps made.
+        rates_may_differ: learning rates follow this worker's own view of the progress, or its own steps.
     """
 
     _optimizer: torch.optim.Optimizer
@@ -54,7 +54,7 @@ class AttachedGradient(BaseReplica):
         self._runs_ahead = False  # the program comes to its first gradient before the loop has begun its first step
         self._ahead_at: torch.Tensor | None = None  # where it waits for that step, it wants the gradient here
         self._loss_scale: torch.Tensor | None = None  # of the gradient that is handed out; None: it is not scaled
-        self._end_of_pass = _over  # a reference to what is called at its end, which lives until then or until it raises
+        self._end_of_pass = _over  # a weak reference to what a backward pass calls at its end: it dies if that raises
         self._pending: PendingGradients | None = None  # of a layout
         self._kept: dict[nn.Parameter, torch.Tensor | None] | None = None  # gradients that a step does not find
         self._handed_out = False  # what the gradients hold has been handed out, and is what came back
@@ -81,7 +81,7 @@ class AttachedGradient(BaseReplica):
         pending.completed.append(lambda parameter: self._complete(numbers[parameter]))
 
     def _forget(self) -> None:
-        """The program has ended: what it has left here refers to this replica, and would keep its memory."""
+        """Drops what the ended program has left here, which refers to this replica and would keep its memory."""
         self._ready = self._finish = self.evaluations = self.rest = None
         self.without_batch: Callable[[], None] | None = None
         self.before_meeting: Callable[[], None] | None = None
@@ -197,13 +197,13 @@ class AttachedGradient(BaseReplica):
             self.moves = self.outside.moves
 
     def absent(self, version: int) -> None:
-        """As of `Replica`; schedules of this worker's steps are behind from now on."""
+        """As for `Replica`; from now on, schedules by this worker's steps lag behind."""
         self.rates_may_differ = True
         super().absent(version)
 
     @property
     def rates(self) -> int:
-        """A digest of the learning rates, but for their last digits, which other processors may compute otherwise."""
+        """A digest of the learning rates to 6 digits, as processors may differ in the last ones."""
         if self.rates_may_differ:
             return 0
         rates = [f"{float(group['lr']):.6g}" for group in self._optimizer.param_groups if "lr" in group]
@@ -348,7 +348,7 @@ class AttachedGradient(BaseReplica):
 
     @property
     def has_changed_gradients(self) -> bool:
-        """Whether the loop has changed, replaced or removed, before its step, what came back from the others."""
+        """Whether the loop has changed, replaced or removed gradients since the others returned them."""
         if not self._handed_out or self._g is None:
             return False
         gradients = [None if p.grad is None else p.grad.data_ptr() for p in self.binding.parameters]

@@ -77,7 +77,7 @@ def _marked(scaled: Any, scale: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 class _Scale:
-    """Lives as long as the backward pass at whose end it would be called, also where that pass raises."""
+    """A loss scale that a backward pass keeps alive until it ends or raises an error, as it would call this at its end."""
 
     def __init__(self, scale: torch.Tensor) -> None:
         self.scale = scale

@@ -60,15 +60,15 @@ def go_apart(device: torch.device, states: Sequence[int], equal: Sequence[bool],
 def common_randomness(
     device: torch.device, rows: Sequence[Sequence[int]] | None, own: Sequence[int]
 ) -> Callable[[int], SeparateRandomness]:
-    """Makes the CPU generators' states of an epoch, the same on all workers, for what they all read.
+    """Makes the CPU generators' states for each epoch, equal on all workers, for data that all of them read.
 
-    The first epoch begins with the states as they are now and, where these differ between workers, with states that follow
-    from worker 0's. Later ones follow from worker 0's and the epoch, wherever a worker has left the one before.
+    The first epoch begins with the present states; one that differs between workers is derived from worker 0's. Later epochs
+    begin with states derived from worker 0's and the epoch, wherever the epoch before ended.
 
     Args:
         device: the model's.
-        rows: what the workers said of their states; None: all have the same.
-        own: what this worker said.
+        rows: the workers' digests of their states; None: all have the same.
+        own: this worker's digests.
     """
     own = own or digests_of_states(device)
     of_worker_0 = (rows[0] if rows is not None else own)[:3]

@@ -21,7 +21,7 @@ _MASK = (1 << 63) - 1
 class SameInputs:
     """Compares what the workers call their models with in their first steps; worker 0 warns.
 
-    That is the first tensor of each call, and what integers there are; of sparse ones, where their values are.
+    That is the first tensor of each call, and all integers; of sparse tensors, the indices.
 
     Costs one pass over the inputs of the first three steps, and a look at the others' after 4, 8, 16 and so on.
 

@@ -81,7 +81,7 @@ class _Watch:
 
 
 def _refuse_unregistered(model: nn.Module, others: set[torch.Tensor]) -> None:
-    """Names the list or dict of layers that the model has not registered, if it has the others."""
+    """Refuses a list or dict of layers that the model has not registered, if it holds some of these parameters."""
     for name, module in model.named_modules():
         for attribute, held in vars(module).items():
             held = list(held.values()) if isinstance(held, dict) else held

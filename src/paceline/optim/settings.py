@@ -60,15 +60,15 @@ def check_linear(optimizers: Iterable[torch.optim.Optimizer], option: str) -> No
 
 
 def check_no_line_search(optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Refuses LBFGS, whose steps of several workers cannot be added up: each is as long as its own loss allows.
+    """Refuses LBFGS: workers that choose their steps by their own losses diverge when the steps are added up.
 
     Raises:
         UsageError: with the remedy.
     """
     if any(isinstance(one, torch.optim.LBFGS) for one in optimizers):
         raise UsageError(
-            "LBFGS chooses its steps by the loss, and steps that workers choose by their own diverge: take lockstep or"
-            " all-reduce, not sharded and without a codec, whose closures return the mean loss; or another optimizer."
+            "LBFGS chooses its steps by the loss, and workers that go by their own losses diverge: use lockstep or"
+            " all-reduce, not sharded and without a codec, whose closures return the mean loss, or another optimizer."
         )
 
 

@@ -120,15 +120,15 @@ class GradientBuckets:
         return tuple(self._ranges[index] for index in sorted(self._without))
 
     def begin(self, ready: Callable[[torch.Tensor], None]) -> None:
-        """A backward pass begins whose buckets go to `ready`.
+        """Begins a backward pass, whose buckets go to `ready`.
 
         Raises:
-            UsageError: the last one has raised, and some of its buckets were handed out.
+            UsageError: the last pass raised an error after some of its buckets were handed out.
         """
         if 0 < self._num_out < len(self.vectors):
             raise UsageError(
-                "A backward pass raised an error after a part of its gradients had been sent, and the loop makes another:"
-                " put `with worker.accumulate():` around passes that may fail, or take lockstep."
+                "A backward pass raised an error after some of its gradients were sent, and the loop runs another: put"
+                " `with worker.accumulate():` around passes that may fail, or use lockstep."
             )
         self._ready = ready
         self._awaited = [set(members) for members in self._members]

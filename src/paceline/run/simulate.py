@@ -166,7 +166,7 @@ class _Simulation:
         except ProgramError as error:
             if self.record is not None and isinstance(error.cause, DivergedError):
                 self.record.end("diverged", f"Worker {error.worker_id}: {error.cause}")
-            elif not interruption:  # which also ends the processes of a worker's loader, and so fails its next batch
+            elif not interruption:  # signals also end the processes of a worker's loader, whose next batch then fails
                 raise error.cause from None
         finally:
             states.leave()
@@ -221,7 +221,7 @@ class _Simulation:
         random_states: tuple[int, ...],
         evaluate: Evaluate | None,
     ) -> SimulatedMembership:
-        """Worker 0 comes first and brings what all begin with, and all wait for the last."""
+        """Worker 0 joins first, with the initial state of all workers; all wait for the last one."""
         binding = FlatBinding(model.parameters())
         if self.machine is None:
             if worker_id:

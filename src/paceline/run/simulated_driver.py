@@ -38,7 +38,7 @@ class Simulation(Protocol):
 
     @property
     def machine(self) -> SimulatedMachine | None:
-        """What they run on; None: none of them has begun to train."""
+        """The simulated machine; None: no worker has attached."""
         ...
 
     def run(self, interruption: Interruption) -> RunData:
@@ -92,7 +92,7 @@ def drive(
 
 @contextlib.contextmanager
 def _released(simulation: Simulation) -> Iterator[None]:
-    """Frees what is simulated at the end, without a garbage collection."""
+    """Frees the simulation's memory at the end, without a garbage collection."""
     try:
         yield
     finally:

@@ -41,8 +41,8 @@ class SimulatedRun:
         ending: where they wait for each other at the end.
         epoch_claims: counts of batches.
         after_backward: where they wait after a backward pass.
-        model: worker 0's, with what all begin with.
-        buffers: running statistics that all of them share, by name; worker 0's where each has its own.
+        model: worker 0's, with the initial state of all workers.
+        buffers: running statistics by name: shared by all workers, or worker 0's where each has its own.
         tables: what they tell each other.
         left: what worker 0's loop has left in its model.
         tell_epoch: takes about how many samples an epoch has.

@@ -294,7 +294,7 @@ class SimulatedMachine:
             self.scheduler.start(self.cluster.workers + server, run, is_main=False, server=name)
 
     def release(self) -> None:
-        """Forgets its programs and vectors, which refer to each other in many ways."""
+        """Drops programs and vectors, which refer to each other."""
         self._network.boxes.clear()
         vars(self).clear()
 

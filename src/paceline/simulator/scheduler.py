@@ -47,7 +47,7 @@ class Scheduler:
 
     Args:
         runs_torch: whether programs may compute with PyTorch (otherwise hand-overs need not look after its state).
-        outside: makes of a hand-over one outside the contexts of the program that waits; for a user's code.
+        outside: wraps a hand-over so that it leaves the PyTorch contexts of the waiting program, which runs a user's code.
 
     Attributes:
         now_s: virtual time in seconds; the programs begin at 0.

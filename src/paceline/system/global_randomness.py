@@ -65,11 +65,11 @@ def _restore(states: States) -> None:
 class SeparateRandomness:
     """The generators as they go on inside each `with`, apart from what others draw meanwhile.
 
-    One thread of a process at a time is inside: threads share the generators.
+    Threads share the generators, so only one at a time is inside.
 
     Args:
-        seed: with which they begin.
-        states: with which they begin instead.
+        seed: the generators begin with it.
+        states: the generators begin with these instead.
 
     Attributes:
         generator: one of torch's that nobody else draws from.

@@ -168,7 +168,7 @@ def _end_at_once(signum: int) -> None:
 
 
 def leave_to_supervisor() -> None:
-    """In a worker's process, or one that starts such: signals to the whole group, or job, are the supervisor's to heed."""
+    """Leaves signals to a whole process group or job to the supervisor; for workers' processes and those that start them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _pass)
     signal.siginterrupt(signal.SIGTERM, False)
@@ -180,7 +180,7 @@ def _pass(signum: int, frame: FrameType | None) -> None:
 
 
 def _hear_again() -> None:
-    """In a forked process, which the user's code ends by signals, as loaders and pools do: our handlers stay behind."""
+    """Restores default handlers in a forked process, as loaders and pools end their processes by signals."""
     global _current
     _current = None
     for one, default in zip(_SIGNALS, (signal.default_int_handler, signal.SIG_DFL), strict=True):

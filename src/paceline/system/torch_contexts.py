@@ -1,6 +1,7 @@
-"""What a `with` around PyTorch code sets for its thread or process, kept apart where simulated workers take turns.
+"""PyTorch's contexts, such as autocast: each simulated worker has its own, though all take turns in one process.
 
-The one file for what PyTorch has no public way to read or to set; without it such a `with` of one worker holds for the others.
+PyTorch has no public functions to read and set most of them, so only this file uses its private ones. Without it, a `with` of
+one worker would apply to the others, too.
 """
 
 from __future__ import annotations
@@ -83,14 +84,14 @@ _VARIABLES: tuple[tuple[Any, str], ...] = (
 
 
 class TorchContexts:
-    """The caller's contexts, to which `outside` goes back for as long as a function takes. Costs: some microseconds a call."""
+    """The contexts in which this is made; `outside` runs functions in them. Costs: some microseconds per call."""
 
     def __init__(self) -> None:
         self._inference = torch.is_inference_mode_enabled()
         self._outside = _read()
 
     def outside(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, called outside the contexts that it is called in; these hold again afterwards."""
+        """Wraps a function so that it runs outside its caller's contexts."""
 
         def call(*arguments: Any) -> Any:
             inside = _read()
@@ -105,7 +106,7 @@ class TorchContexts:
         return call
 
     def leave(self) -> None:
-        """Leaves all contexts for good."""
+        """Leaves all contexts that were entered since."""
         _write(self._outside)
         parametrize._cache = {}  # type: ignore[attr-defined]  # not what one worker's `cached()` has filled
 
