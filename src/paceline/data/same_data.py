@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader
 
 from paceline.errors import UsageError
-from paceline.system.global_randomness import SeparateRandomness
+from paceline.system.global_randomness import SeparateRandomness, seed_all
 
 __all__ = [
     "MASK",
@@ -31,7 +30,7 @@ __all__ = [
 
 UNKNOWN = 0  # a number that is not compared
 MASK = (1 << 32) - 1
-_LONGEST_LIST = 4096
+_LONGEST_LIST = 512  # batches; a digest of one of two small tensors takes 20 us, so that an epoch begins 10 ms later
 _NUM_ELEMENTS = 1024  # of a tensor or a sequence, evenly spaced
 _REMEDY = (
     "workers share each epoch, so build the loader in the same way on every worker and let it shuffle by itself; if each"
@@ -93,7 +92,7 @@ def check_same(told: Told, first: Sequence[int]) -> None:
 
 
 def digest_of_all(batches: Sequence[Any]) -> int:
-    """A number for the batches of a list, in whatever order; UNKNOWN for long lists, of which it would take its time."""
+    """A digest of a list's batches that does not depend on their order; UNKNOWN for lists of more than 512."""
     return (sum(map(digest, batches)) & MASK) or 1 if len(batches) <= _LONGEST_LIST else UNKNOWN
 
 
@@ -128,13 +127,14 @@ def sample_digests(loader: DataLoader[Any], indices: Sequence[Any], seed: int, *
 
 def digests(fetch: Callable[[Any], Any], indices: Sequence[Any], seed: int) -> list[int]:
     """The same of what `fetch` gives in this process."""
-    twice = [(_fetched(fetch, one, seed), _fetched(fetch, one, seed)) for one in indices]
-    return [one if one == again else UNKNOWN for one, again in twice]
 
-
-def _fetched(fetch: Callable[[Any], Any], index: Any, seed: int) -> int:
-    with SeparateRandomness(seed):
+    def fetched(index: Any) -> int:
+        seed_all(seed)
         return digest(fetch(index))
+
+    with SeparateRandomness(seed):
+        twice = [(fetched(one), fetched(one)) for one in indices]
+    return [one if one == again else UNKNOWN for one, again in twice]
 
 
 class _Seeded(list[Any]):
@@ -145,9 +145,7 @@ class _Seeded(list[Any]):
         self._seed = seed
 
     def __iter__(self) -> Iterator[Any]:
-        random.seed(self._seed)
-        np.random.seed(self._seed % 2**32)
-        torch.default_generator.manual_seed(self._seed)
+        seed_all(self._seed)
         return super().__iter__()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["GlobalRandomness", "SeparateRandomness", "States", "states_now", "undisturbed"]
+__all__ = ["GlobalRandomness", "SeparateRandomness", "States", "seed_all", "states_now", "undisturbed"]
 
 States = tuple[Any, Any, torch.Tensor]
 
@@ -56,6 +56,12 @@ def states_now() -> States:
     return random.getstate(), np.random.get_state(), torch.get_rng_state()
 
 
+def seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+
+
 def _restore(states: States) -> None:
     random.setstate(states[0])
     np.random.set_state(states[1])
@@ -88,10 +94,8 @@ class SeparateRandomness:
         self._outside = states_now()
         if self._inside is not None:
             _restore(self._inside)
-            return
-        random.seed(self._seed)
-        np.random.seed(self._seed % 2**32)
-        torch.default_generator.manual_seed(self._seed)
+        else:
+            seed_all(self._seed)
 
     def __exit__(self, *exception: object) -> None:
         self._inside = states_now()
