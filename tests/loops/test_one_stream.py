@@ -170,7 +170,7 @@ def test_each_uses_its_share_of_a_list_that_it_has_drawn(algorithm):
         numbers = [torch.arange(4) + 4 * index for index in range(8 * own_id(), 8 * own_id() + 8)]
         return [worker.batches([(HELD_OUT[one], one) for one in numbers])]
 
-    with pytest.warns(UserWarning, match=r"of which each uses its share.*own=True"):
+    with pytest.warns(UserWarning, match=r"each worker uses its share.*own=True"):
         seen = seen_by(algorithm, epochs)
     used = [sample for (epoch,) in seen.values() for batch in epoch for sample in batch]
     assert len(used) == len(set(used)) == 32

@@ -204,10 +204,10 @@ def test_equal_workers_keep_equal_batches(algorithm):
 
 
 def test_batches_that_cannot_be_divided_are_refused_by_name():
-    with pytest.raises(pl.UsageError, match=r"shares=auto .* a list of batches are whole"):
+    with pytest.raises(pl.UsageError, match=r"shares=auto .* cannot divide the batches of a list of batches"):
         simulated("lockstep(shares=auto)", [(torch.arange(4), torch.randn(4, 4))] * 6)
     pairs = Pairs(RandomSampler(range(40)), 2, False)
-    with pytest.raises(pl.UsageError, match="the batches of Pairs are whole"):
+    with pytest.raises(pl.UsageError, match="cannot divide the batches of Pairs"):
         simulated("lockstep(shares=auto)", DataLoader(Numbered(40), batch_sampler=pairs))
     with pytest.raises(pl.UsageError, match="a DataLoader without batch_size"):
         simulated("lockstep(shares=auto)", DataLoader(Numbered(40), batch_size=None))

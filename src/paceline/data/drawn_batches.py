@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader
 
 from paceline.data.plan import derived_seed
-from paceline.data.same_data import MASK, Told, at_four_places, name_of, sample_digests, told_length
+from paceline.data.same_data import MASK, Fingerprint, at_four_places, compared_length, name_of, sample_digests
 from paceline.ports.round_shares import RoundShares, divided, num_parts
 from paceline.system.global_randomness import SeparateRandomness
 
@@ -27,7 +27,7 @@ class DrawnBatches:
 
     Every worker draws for itself, each epoch from generators that are seeded alike: Python's, NumPy's and torch's, and those
     that samplers keep as `generator`. So a worker that is replaced, or a run that is resumed, needs no other worker to know an
-    epoch's order. What samplers draw from elsewhere has to be equal on all workers; they are compared.
+    epoch's order. What samplers draw from elsewhere must be equal on all workers, which compare it.
 
     Costs: each worker draws the whole order, 1,024 batches at a time. Epochs may differ in length: their numbers leave room.
 
@@ -60,14 +60,14 @@ class DrawnBatches:
         self._draw()
         return epoch
 
-    def told(self, *, in_processes: bool) -> Told:
+    def fingerprint(self, *, in_processes: bool) -> Fingerprint:
         drawn = self._drawn[:_DRAWN_AT_ONCE]
         indices = [
             one[0] if isinstance(one, list) and one and self._is_batched else one for one in at_four_places(drawn)
         ]
         samples = sample_digests(self.loader, indices, self._seed, in_processes=in_processes)
-        numbers = told_length(self.length), 1 + zlib.crc32(repr(drawn).encode()) % MASK, *samples
-        return Told(name_of(self._sampler), numbers)
+        numbers = compared_length(self.length), 1 + zlib.crc32(repr(drawn).encode()) % MASK, *samples
+        return Fingerprint(name_of(self._sampler), numbers)
 
     def _draw(self) -> None:
         with self._randomness, _own_generators(self._sampler, self._randomness.generator):
@@ -85,7 +85,6 @@ class DrawnBatches:
         return self._drawn[place]
 
     def samples(self, place: int) -> int:
-        """As many as were drawn for it."""
         drawn = self._drawn[place]
         return len(drawn) if isinstance(drawn, Sequence) else 0
 
@@ -94,18 +93,12 @@ class DrawnBatches:
 
 
 class DrawnShares(DrawnBatches):
-    """Rounds of drawn batches, whose samples are dealt anew."""
+    """Rounds of drawn batches, whose samples are divided by the workers' speeds."""
 
     length: int | None
     shares: RoundShares | None
 
-    def __init__(
-        self,
-        loader: DataLoader[Any],
-        sampler: BatchSampler,
-        seed: int,
-        shares: RoundShares,
-    ) -> None:
+    def __init__(self, loader: DataLoader[Any], sampler: BatchSampler, seed: int, shares: RoundShares) -> None:
         super().__init__(loader, sampler, seed)
         shares.know_batch_size(sampler.batch_size)
         self.shares, self._round_shares = shares, shares
@@ -132,7 +125,7 @@ class DrawnShares(DrawnBatches):
         return drawn[part.start : part.stop]
 
     def samples(self, place: int) -> int:
-        """As many as it has if all are equally fast."""
+        """For equally fast workers."""
         round, worker_id = divmod(place, self._num_workers)
         return divided(len(self._drawn_for(round)), (1,) * self._num_workers)[worker_id]
 

@@ -20,13 +20,13 @@ from paceline.data.drawn_batches import DRAWN_EPOCH, DrawnBatches, DrawnShares, 
 from paceline.data.plan import BatchPlan
 from paceline.data.same_data import (
     UNKNOWN,
-    Told,
+    Fingerprint,
     at_four_places,
+    compared_length,
     digest_of_all,
     digests,
     name_of,
     sample_digests,
-    told_length,
 )
 from paceline.data.wrappers import device_of, unwrapped_loader
 from paceline.errors import UsageError
@@ -55,14 +55,14 @@ class LoaderBatches(Protocol):
     shares: RoundShares | None = None
 
     def begin(self, epoch: int) -> int:
-        """Draws the epoch's order; called for each epoch, one after the other; returns which one goes on or begins."""
+        """Begins an epoch, and draws its order; returns its number, which is an earlier one where that epoch continues."""
         ...
 
-    def told(self, *, in_processes: bool) -> Told:
-        """What workers compare of the epoch.
+    def fingerprint(self, *, in_processes: bool) -> Fingerprint:
+        """Of the epoch that has begun.
 
         Args:
-            in_processes: processes of the loader's fetch.
+            in_processes: whether the loader's processes fetch the samples.
         """
         ...
 
@@ -75,7 +75,7 @@ class LoaderBatches(Protocol):
         ...
 
     def samples(self, place: int) -> int:
-        """How many that batch has, without its being fetched; 0: nobody knows. By speed, only a round's sum is right."""
+        """How many samples that batch has, without fetching it; 0: unknown. By speed, only a round's sum is right."""
         ...
 
     def fetch(self, place: int) -> Any: ...
@@ -100,17 +100,18 @@ class PlannedBatches(LoaderBatches):
         self._first = epoch * self.epoch_numbers
         return epoch
 
-    def told(self, *, in_processes: bool) -> Told:
+    def fingerprint(self, *, in_processes: bool) -> Fingerprint:
         indices, seed = at_four_places(range(self._plan.num_samples)), self._plan.seed
         if isinstance(self.loader, DataLoader):
             samples = sample_digests(self.loader, indices, seed, in_processes=in_processes)
         else:
             samples = digests(self.loader.__getitem__, indices, seed)
         of_all = digest_of_all(self.loader) if isinstance(self.loader, list | tuple) else UNKNOWN
-        return Told(type(self.loader).__name__, [told_length(self.length), of_all, *samples], is_list=of_all != UNKNOWN)
+        return Fingerprint(
+            type(self.loader).__name__, [compared_length(self.length), of_all, *samples], is_list=of_all != UNKNOWN
+        )
 
     def has(self, place: int) -> bool:
-        """Whether the epoch has this batch."""
         return place < self.epoch_numbers
 
     def indices(self, place: int) -> list[int]:
@@ -119,7 +120,6 @@ class PlannedBatches(LoaderBatches):
         return indices.tolist()
 
     def samples(self, place: int) -> int:
-        """How many it has, where the loader makes batches of samples."""
         return self._plan.size(place) if isinstance(self.loader, DataLoader) else 0
 
     def fetch(self, place: int) -> Any:
@@ -187,9 +187,9 @@ def _of_data_loader(loader: DataLoader[Any], seed: int, shares: RoundShares | No
 
 
 def cannot_be_cut(what: str) -> UsageError:
-    """What to raise where rounds are dealt by speed, and batches cannot be divided."""
+    """The error for batches that `shares=auto` cannot divide."""
     return UsageError(
-        f"shares=auto deals out each round's samples by the workers' speeds, and the batches of {what} are whole: give"
+        f"shares=auto divides each round's samples by the workers' speeds, and cannot divide the batches of {what}: give"
         " worker.batches a DataLoader with a batch_size, whose sampler may be any, or leave out shares."
     )
 

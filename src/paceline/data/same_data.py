@@ -1,4 +1,4 @@
-"""Whether all workers have the same data: an epoch's length, its order and a few of its samples, as numbers to compare."""
+"""Fingerprints of an epoch's data, which workers compare: its length, its order, and digests of a few samples."""
 
 from __future__ import annotations
 
@@ -17,40 +17,39 @@ from paceline.system.global_randomness import SeparateRandomness, seed_all
 __all__ = [
     "MASK",
     "UNKNOWN",
-    "Told",
+    "Fingerprint",
     "at_four_places",
     "check_same",
+    "compared_length",
     "digest",
     "digest_of_all",
     "digests",
     "name_of",
     "sample_digests",
-    "told_length",
 ]
 
-UNKNOWN = 0  # a number that is not compared
+UNKNOWN = 0  # is not compared
 MASK = (1 << 32) - 1
 _LONGEST_LIST = 512  # batches; a digest of one of two small tensors takes 20 us, so that an epoch begins 10 ms later
-_NUM_ELEMENTS = 1024  # of a tensor or a sequence, evenly spaced
+_NUM_ELEMENTS = 1024  # digested of a longer tensor or sequence, evenly spaced; up to twice as many
 _REMEDY = (
     "workers share each epoch, so build the loader in the same way on every worker and let it shuffle by itself; if each"
     " worker has data of its own, as by its rank, say worker.batches(loader, own=True)."
 )
 
 
-def told_length(length: int | None) -> int:
-    """The number that is compared."""
+def compared_length(length: int | None) -> int:
     return UNKNOWN if length is None else min(length + 1, MASK)
 
 
-class Told(NamedTuple):
-    """What a worker tells of an epoch's data.
+class Fingerprint(NamedTuple):
+    """An epoch's data as numbers of 32 bits.
 
     Args:
-        name: of the loader, or of its sampler.
-        numbers: length, order and digests.
-        is_repeatable: whether the digests are the same if this worker reads once more.
-        is_list: whether the second number is of all batches of a list, in whatever order.
+        name: the loader's class, or its sampler's.
+        numbers: the length, a digest of the order, and digests of samples.
+        is_repeatable: returns whether reading the data once more gives the same digests.
+        is_list: whether the second number digests all batches of a list instead of their order.
     """
 
     name: str
@@ -59,34 +58,39 @@ class Told(NamedTuple):
     is_list: bool = False
 
 
-def check_same(told: Told, first: Sequence[int]) -> None:
-    """Compares what this worker has told with the numbers of the worker that told them first; warns where it cannot.
+def check_same(own: Fingerprint, first: Sequence[int]) -> None:
+    """Compares this worker's fingerprint with the numbers of the first worker that began the epoch.
+
+    Warns where workers may have divided the data on purpose, and where the data differ with each iteration.
 
     Raises:
-        UsageError: they differ; the message says in what.
+        UsageError: the data differ; the message names the difference.
     """
-    name, own = told.name, told.numbers
-    differ = [UNKNOWN != mine != theirs != UNKNOWN for mine, theirs in zip(own, first, strict=False)]
+    name, numbers = own.name, own.numbers
+    differ = [UNKNOWN != mine != theirs != UNKNOWN for mine, theirs in zip(numbers, first, strict=False)]
     if not any(differ):
         return
     if differ[0]:
         raise UsageError(
-            f"This worker's {name} has {own[0] - 1:,} batches, and another worker's has {first[0] - 1:,}: {_REMEDY}"
+            f"This worker's {name} has {numbers[0] - 1:,} batches, and another worker's has {first[0] - 1:,}: {_REMEDY}"
         )
     others = f"This worker's {name} has other samples than another worker's"
-    if differ[1] and told.is_list:
-        warnings.warn(f"{others}, of which each uses its share. If that is not meant, {_REMEDY}", stacklevel=2)
+    if differ[1] and own.is_list:
+        warnings.warn(
+            f"{others}, and each worker uses its share of them. If you did not intend that, {_REMEDY}", stacklevel=2
+        )
         return
     if differ[1]:
         raise UsageError(
-            f"{name} draws another order on each worker, so they cannot share its batches: let it draw from torch's, NumPy's"
-            " or Python's global generator, or from one with the same seed on all workers."
+            f"{name} draws another order on each worker, so workers cannot share its batches: let it draw from torch's,"
+            " NumPy's or Python's global generator, or from a generator with the same seed on all workers."
         )
-    if told.is_repeatable():
+    if own.is_repeatable():
         raise UsageError(f"{others}: {_REMEDY}")
     warnings.warn(
-        f"{name} gives other samples whenever it is iterated, whatever the global generators draw: if that is their order, the"
-        " workers use some twice and others never. Let it draw from Python's, NumPy's or torch's generator, or a seeded one.",
+        f"{name} gives other samples whenever it is iterated, though the global generators have the same states. If it shuffles,"
+        " workers use some samples twice and others never: let it draw from Python's, NumPy's or torch's global generator, or"
+        " from a seeded one.",
         stacklevel=2,
     )
 
@@ -97,24 +101,24 @@ def digest_of_all(batches: Sequence[Any]) -> int:
 
 
 def at_four_places(one: Sequence[Any]) -> list[Any]:
-    """Its first element, its last, and two between them."""
+    """The first element, the last, and two between them."""
     return [one[(len(one) - 1) * place // 3] for place in range(4)] if len(one) else []
 
 
 def sample_digests(loader: DataLoader[Any], indices: Sequence[Any], seed: int, *, in_processes: bool) -> list[int]:
-    """Digests of these samples; UNKNOWN for one that is another when it is fetched a second time under the same states.
+    """Digests of samples, each fetched twice with the same random states; UNKNOWN if the two differ.
 
     Args:
         loader: the user's.
-        indices: of the samples, as its sampler draws them.
-        seed: of the generators' states while one is fetched, the same on all workers.
-        in_processes: a loader's process fetches, and another one the second time: none may inherit files that this one has
-            opened, and what one does by its id is no difference.
+        indices: the samples', as its sampler draws them.
+        seed: sets the random states before each fetch; the same on all workers.
+        in_processes: whether two processes of the loader fetch. The dataset then opens no files in this process, which later
+            processes would inherit; and a sample that depends on the process's number is not compared.
     """
     dataset: Any = loader.dataset
     many = loader.batch_sampler is not None and hasattr(dataset, "__getitems__")
     if in_processes:
-        from paceline.data.loader_processes import ending_with_worker  # which knows of claims, and these of loaders
+        from paceline.data.loader_processes import ending_with_worker  # imports claims, which import this
 
         twin = ending_with_worker(loader)
         twin.num_workers, twin.generator, twin.collate_fn = 2, torch.Generator().manual_seed(seed), digest
@@ -126,7 +130,7 @@ def sample_digests(loader: DataLoader[Any], indices: Sequence[Any], seed: int, *
 
 
 def digests(fetch: Callable[[Any], Any], indices: Sequence[Any], seed: int) -> list[int]:
-    """The same of what `fetch` gives in this process."""
+    """As `sample_digests`, of what `fetch` returns in this process."""
 
     def fetched(index: Any) -> int:
         seed_all(seed)
@@ -138,7 +142,7 @@ def digests(fetch: Callable[[Any], Any], indices: Sequence[Any], seed: int) -> l
 
 
 class _Seeded(list[Any]):
-    """Indices that a loader's process fetches under states that follow from the seed."""
+    """Indices of samples: a loader's process sets its random states from the seed before it fetches them."""
 
     def __init__(self, indices: Sequence[Any], seed: int) -> None:
         super().__init__(indices)
@@ -153,13 +157,13 @@ class _Seeded(list[Any]):
 
 
 def name_of(sampler: Any) -> str:
-    """What a message calls a sampler, or a batch sampler."""
+    """A sampler's name in messages, or a batch sampler's."""
     name = type(sampler).__name__
     return f"{name} of {name_of(sampler.sampler)}" if type(sampler) is BatchSampler else name
 
 
 def digest(value: Any, begun: int = 0) -> int:
-    """31 bits of a sample or a batch, however nested, and never UNKNOWN; of objects that show no values their class."""
+    """A 32-bit digest of a sample or a batch, never UNKNOWN; of objects whose values it cannot read, of their class."""
     return zlib.crc32(b"".join(_parts(value)), begun) or 1
 
 

@@ -1,4 +1,4 @@
-"""Batches of what can only be iterated: every worker reads the same ones, and takes those that it has claimed."""
+"""Batches of iterables: every worker reads all of them in the same order, and keeps those that it has claimed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.data.loader_batches import LoaderBatches
 from paceline.data.plan import samples_in
-from paceline.data.same_data import UNKNOWN, Told, digest, told_length
+from paceline.data.same_data import UNKNOWN, Fingerprint, compared_length, digest
 from paceline.system.global_randomness import SeparateRandomness
 
 __all__ = ["StreamBatches"]
@@ -21,18 +21,18 @@ _KNOWN_SIZES = 1024
 class StreamBatches(LoaderBatches):
     """Batches of an iterable, such as an IterableDataset, a generator or a wrapped loader.
 
-    Every worker iterates for itself, with states of the global generators that are the same on all workers and apart from the
-    loop's own. Workers that are threads share the generators, and so read through one iterator.
+    Every process iterates for itself. Meanwhile the global generators have states that are equal on all workers, apart from
+    the loop's own. Workers that are threads share the generators, and read through one iterator.
 
-    Costs: each worker reads all batches, but for threads; 0.15 ms to swap the states for each batch that it takes.
+    Costs: each process reads all batches. Swapping the states takes 0.15 ms for each batch that a worker takes.
 
     Args:
         loader: the user's.
         open_iterator: begins to iterate it.
-        randomness: makes the generators' states of an epoch; None: the stream draws from those of the loop.
-        round_size: batches that are read at once: in lockstep as many as there are workers.
-        num_compared: the first batches of an epoch whose digest is kept.
-        readers: those of the worker's threads, by epoch; None: no other worker reads here.
+        randomness: makes an epoch's random states; None: the stream draws from the loop's.
+        round_size: how many batches to read at once: in lockstep, one for each worker.
+        num_compared: how many of an epoch's first batches the fingerprint digests.
+        readers: the iterators that threads share, by epoch; None: this worker reads alone.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class StreamBatches(LoaderBatches):
         self._reader = self._read_anew()
 
     def begin(self, epoch: int) -> int:
-        """Iterates anew; but of an iterator there is one epoch, which goes on."""
+        """Iterates the loader again; an iterator has one epoch, which continues."""
         if self._is_begun and isinstance(self.loader, Iterator):
             return self._epoch
         self._epoch, self._is_begun = epoch, True
@@ -71,32 +71,28 @@ class StreamBatches(LoaderBatches):
         return _Reader(self._open, randomness, self._num_compared, getattr(self.loader, "batch_size", None))
 
     def has(self, place: int) -> bool:
-        """Whether the epoch has this batch."""
         begin = place - place % self._round_size
-        # Threads do not know which batches before this one others have yet to take.
+        # Other threads may still take batches before this one.
         self._reader.read(begin + self._round_size, keep_from=begin if self._readers is None else 0)
         return place < self._reader.num_read
 
     def indices(self, place: int) -> Any:
-        """Nobody fetches a stream's batches by number."""
+        """A stream's batches have none."""
 
     def samples(self, place: int) -> int:
-        """How many the batch has, of a round that was read."""
         return self._reader.sizes.get(place, 0)
 
     def fetch(self, place: int) -> Any:
-        """The batch itself, once."""
+        """A batch can be fetched once."""
         return self._reader.take(place, is_shared=self._readers is not None)
 
-    def told(self, *, in_processes: bool) -> Told:
-        """As of `LoaderBatches`: the first batches instead of samples."""
-        self._reader.read(self._num_compared, keep_from=0)
-        numbers = told_length(self.length), UNKNOWN, self._reader.digest
-        return Told(type(self.loader).__name__, numbers, self._is_repeatable)
+    def fingerprint(self, *, in_processes: bool) -> Fingerprint:
+        """Digests the first batches, which have been read since the first one was claimed."""
+        numbers = compared_length(self.length), UNKNOWN, self._reader.digest
+        return Fingerprint(type(self.loader).__name__, numbers, self._is_repeatable)
 
     def _is_repeatable(self) -> bool:
-        """An iterator cannot tell."""
-        if isinstance(self.loader, Iterator):
+        if isinstance(self.loader, Iterator):  # which cannot be read twice
             return True
         again = self._read_anew()
         again.read(self._num_compared, keep_from=self._num_compared)
@@ -107,9 +103,9 @@ class _Reader:
     """One iteration.
 
     Attributes:
-        num_read: batches so far.
-        sizes: samples of the last of them, by their places.
-        digest: of the first ones.
+        num_read: how many batches have been read.
+        sizes: how many samples the last of these have, by place.
+        digest: of the first batches.
     """
 
     def __init__(
@@ -130,7 +126,7 @@ class _Reader:
         self._kept: dict[int, Any] = {}
 
     def read(self, end: int, keep_from: int) -> None:
-        """Reads on until `end` batches have been read, and those compared, and keeps those from `keep_from` on."""
+        """Reads until `end` batches have been read, at least those compared, and keeps those from `keep_from` on."""
         with self._lock:
             end = max(end, self._num_compared)
             if self.num_read >= end or self._is_over:
@@ -153,7 +149,7 @@ class _Reader:
                         self._kept[place] = batch
 
     def take(self, place: int, *, is_shared: bool) -> Any:
-        """A batch that was kept; who reads alone needs none before it any more."""
+        """Returns a batch that was kept; a worker that reads alone then forgets those before it."""
         with self._lock:
             batch = self._kept.pop(place)
             if not is_shared:

@@ -148,7 +148,6 @@ class WorkerBatches:
         return self._known[1]
 
     def _streamed(self, loader: Iterable[Any]) -> StreamBatches:
-        """Those of a loader that can only be iterated."""
         if self._shares is not None:
             raise cannot_be_cut(f"a {type(loader).__name__} that can only be iterated")
         run = self._membership
@@ -187,9 +186,7 @@ class WorkerBatches:
 
     def _shared_epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
         epoch, self._epoch = self._epoch, self._epoch + 1
-        if (
-            self._epoch > 1 and self._membership.stopped()
-        ):  # a loop of very many epochs goes through those that are left
+        if self._epoch > 1 and self._membership.stopped():  # a loop goes through the epochs that are left
             return
         batches = self.batches_of(loader)
         claims = self._claims_for(batches)
@@ -269,11 +266,11 @@ class WorkerBatches:
                 yield number, fetch
 
     def _check_same(self, batches: LoaderBatches, epoch: int) -> None:
-        """Compares the epoch's data with the other workers'; samples that processes fetch in the first epoch only."""
+        """Compares the epoch's data with the other workers'; where processes fetch, the first epoch's only."""
         processes = self._membership.has_own_process and getattr(batches.loader, "num_workers", 0) > 0
         if self._membership.num_workers > 1 and not (processes and epoch):
-            told = batches.told(in_processes=processes)
-            check_same(told, self._get_share().counts.agree(epoch, told.numbers))
+            own = batches.fingerprint(in_processes=processes)
+            check_same(own, self._get_share().counts.agree(epoch, own.numbers))
 
     def _claimed(self, claims: WorkerClaims) -> Generator[tuple[int, Callable[[], Any]]]:
         """By the loader's own processes, if it has some and this worker a process to itself; else in this process."""
@@ -301,7 +298,7 @@ class WorkerBatches:
         return self._processes[1]
 
     def _stream_of(self, loader: Any) -> Iterator[Any]:
-        """What a loader that cannot be shared yields; its own processes, if it has some, end with this one."""
+        """Iterates a loader that cannot be indexed; its processes, if it has some, end with this one."""
         is_plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
         if not (is_plain and loader.num_workers and self._membership.has_own_process):
             return iter(loader)
