@@ -147,7 +147,7 @@ def test_all_begin_with_worker_0s_state_frozen_parameters_and_all_buffers_includ
 
 def test_optimizer_state_of_worker_0_alone_is_refused_in_lockstep():
     for result in run("loads_its_optimizer_on_worker_0", 2).values():
-        assert "optimizer of worker 1 begins with other state than worker 0's" in failure(result)
+        assert "optimizer of worker 1 begins with another state than worker 0's" in failure(result)
 
 
 def test_ad_psgd_on_a_device_ends_with_one_model():

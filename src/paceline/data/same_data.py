@@ -39,6 +39,7 @@ _REMEDY = (
 
 
 def compared_length(length: int | None) -> int:
+    """An epoch's length as a number of its fingerprint."""
     return UNKNOWN if length is None else min(length + 1, MASK)
 
 
@@ -88,9 +89,9 @@ def check_same(own: Fingerprint, first: Sequence[int]) -> None:
     if own.is_repeatable():
         raise UsageError(f"{others}: {_REMEDY}")
     warnings.warn(
-        f"{name} gives other samples whenever it is iterated, though the global generators have the same states. If it shuffles,"
-        " workers use some samples twice and others never: let it draw from Python's, NumPy's or torch's global generator, or"
-        " from a seeded one.",
+        f"{name} gives other samples whenever it is iterated, though the global generators have the same states. If it"
+        " shuffles, workers use some samples twice and others never: let it draw from Python's, NumPy's or torch's global"
+        " generator, or from a seeded one.",
         stacklevel=2,
     )
 

@@ -57,6 +57,7 @@ def states_now() -> States:
 
 
 def seed_all(seed: int) -> None:
+    """Seeds Python's, NumPy's and PyTorch's generators."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.default_generator.manual_seed(seed)

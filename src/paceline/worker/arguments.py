@@ -29,7 +29,7 @@ def as_one_optimizer(
 
     Args:
         optimizer: one or several.
-        algorithm: that must go with them; None: any does.
+        algorithm: must support them; None: nothing to check.
         environment: of the worker.
         in_turn: whether several step in turn.
 

@@ -42,14 +42,14 @@ _TWO_AT_ONCE = (
 class Batches:
     """A loader's batches for one worker: each iteration is the run's next epoch, also after one that was left at a `break`.
 
-    Has the length of this worker's share of an epoch in lockstep; elsewhere the epoch's, of which a worker may get most. What
-    else it is asked for, such as `dataset`, is the loader's.
+    Its length is that of this worker's share of an epoch in lockstep, and elsewhere the epoch's, of which a worker may get
+    most. Its other attributes, such as `dataset`, are the loader's.
 
     Args:
         loader: the user's.
         shared: hands out its batches.
         on_epoch: called as an epoch begins.
-        own: the loader's data are this worker's own.
+        own: whether the loader's data belong to this worker alone.
     """
 
     def __init__(self, loader: Iterable[Any], shared: Any, on_epoch: Callable[[], None], *, own: bool = False) -> None:
@@ -61,11 +61,8 @@ class Batches:
     def __iter__(self) -> Iterator[Any]:
         self._on_epoch()  # from here on, a step begins when its batch is handed out
         batches = self._shared.epoch(self._loader, own=self._own)
-        return (
-            telling_end(self._loader, batches, length_hint(self))
-            if hasattr(self._loader, "gradient_state")
-            else batches
-        )
+        is_accelerated = hasattr(self._loader, "gradient_state")
+        return telling_end(self._loader, batches, length_hint(self)) if is_accelerated else batches
 
     def __len__(self) -> int:
         return self._shared.length(self._loader, own=self._own)
@@ -87,11 +84,12 @@ class WorkerBatches:
         taken: batches that this worker took before (a resumed run, or an earlier incarnation).
         progress: is told what is handed out.
         bind_newest: binds the model to a copy of the newest parameters.
-        randomness: makes the generators' states of an epoch that all workers read alike.
+        randomness: makes an epoch's random states, equal on all workers.
 
     Attributes:
-        deferred: samples of each batch handed out, and what begins its step, for a loop that fetches ahead; where a round has
-            no batch for it, it gets one again, with 0 samples. None: a step begins as its batch is handed out.
+        deferred: for a loop that fetches ahead: of each batch handed out, its number of samples, and a function that begins
+            its step. In a round without a batch for this worker, the loop gets a batch again, with 0 samples. None: a step
+            begins when its batch is handed out.
     """
 
     def __init__(
@@ -172,7 +170,7 @@ class WorkerBatches:
         whole = self.batches_of(loader).length
         if whole is None:
             raise TypeError(f"{type(loader).__name__} does not tell how many batches it has")
-        if self.deferred is not None:  # it divides its epochs by this
+        if self.deferred is not None:  # the loop ends its epochs by this
             return -(-whole // self.num_workers)
         return len(range(self.worker_id, whole, self.num_workers)) if self.algorithm.lockstep else whole
 
@@ -210,7 +208,7 @@ class WorkerBatches:
             samples = 0
             if number != ABSENT:
                 place = claims.place(number)
-                # What the loader knows comes first: a batch's first tensor may be a list of edges, or have time first.
+                # The loader's number first: a batch's first tensor may hold edges, or have time as its first dimension.
                 samples = batches.samples(place) or length_of(batch) or 1
                 if not self._is_epoch_told and batches.length is not None:
                     self._is_epoch_told = True
@@ -307,7 +305,7 @@ class WorkerBatches:
         return until_stopped(self._stream[1], self._membership.stopped)
 
     def close(self) -> None:
-        """Ends the loader's own processes, and refers to the worker no more."""
+        """Ends the loader's own processes, and drops the reference to the worker."""
         self._bind_newest = lambda: None
         self._processes = self._stream = None
 
@@ -385,7 +383,7 @@ class WorkerBatches:
         begin, now_s, is_stopped = self._replica.begin, self._replica.now_s, self._membership.stopped
         started_s = now_s()
         for batch in own:
-            begin(started_s, -1, samples_in(batch, batch_size) or 1)  # one whose length cannot be told weighs as one
+            begin(started_s, -1, samples_in(batch, batch_size) or 1)  # a batch of unknown length counts as one sample
             yield batch
             if is_stopped():
                 break

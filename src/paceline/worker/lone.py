@@ -1,4 +1,4 @@
-"""A worker without a launcher: its loop is plain PyTorch, in which nothing is replaced, hooked or flattened."""
+"""A worker without a launcher: its loop stays plain PyTorch, without replaced parameters or hooks."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _VERSION = attrgetter("_version")  # PyTorch's count of a tensor's changes in pl
 
 
 class LoneWorker(Worker):
-    """The only worker of its run, which is over as its loop is.
+    """The only worker of its run, which ends with its loop.
 
-    Costs: counting each batch's samples, and until `progress` is asked for some 50 ns per parameter and batch.
+    Costs: counting each batch's samples, and about 50 ns per parameter and batch until the loop reads `progress`.
 
     Args:
-        worker: what `attach` was given, checked.
+        worker: made of the arguments of `attach`, which it has checked.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -53,7 +53,6 @@ class LoneWorker(Worker):
         return False
 
     def batches(self, loader: Iterable[Any], *, own: bool = False) -> Batches:
-        """The loader's own."""
         return Batches(loader, self._samples, self._samples.take_batches)
 
     def _note_loss(self, loss: float, samples: int | None) -> int:
@@ -63,24 +62,22 @@ class LoneWorker(Worker):
         return self._num_reports
 
     def accumulate(self) -> AbstractContextManager[None]:  # type: ignore[override]
-        """Nothing: no gradients are sent."""
+        """Does nothing: no gradients are sent."""
         return nullcontext()
 
     def summary(self) -> dict[str, Any]:
-        """Nothing: no figures are kept."""
+        """Is empty: no figures are recorded."""
         return {}
 
     def clip_grad_norm_(self, max_norm: float) -> float:
-        """As of `Worker`."""
         return float(nn.utils.clip_grad_norm_([p for p in self._held.parameters() if p.requires_grad], max_norm))
 
     @property
     def progress(self) -> int:
-        """As of `Worker`."""
         return self._samples.in_steps()
 
     def follow(self, scheduler: Any, *, samples_per_step: int | None = None) -> Any:
-        """Steps a scheduler with its optimizer, from now on; else as of `Worker`."""
+        """As of `Worker`; without `samples_per_step` the scheduler steps with its optimizer."""
         optimizer = unwrapped_optimizer(getattr(scheduler, "optimizer", members_of(self._optimizer)[-1]))
         begun_at, num_steps = self._samples.in_steps() if samples_per_step is not None else 0, 0
 
@@ -101,35 +98,34 @@ class LoneWorker(Worker):
 
 
 class _Samples:
-    """Counts samples as batches are handed out; which of them the loop has stepped on, hooks tell once somebody has asked.
+    """Counts the samples of batches, and of steps.
 
-    Until then it goes by whether parameters have changed.
+    Recognizes steps by changed parameters until the loop asks for `progress`, and from then on by hooks.
 
     Args:
         model: the loop's.
         optimizers: those that train it.
-        undo: takes what removes the hooks.
+        undo: gets functions that remove the hooks.
     """
 
     def __init__(self, model: nn.Module, optimizers: Iterable[Optimizer], undo: list[Callable[[], None]]) -> None:
         self._model, self._optimizers, self._undo = model, optimizers, undo
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._given = self._in_steps = 0  # samples: of all batches so far, of those that the loop has stepped on
+        self._given = self._in_steps = 0  # samples of all batches so far, and of those that the loop has stepped on
         self._num_changes = sum(map(_VERSION, self._parameters))
         self._is_hooked = False
         self._own: OwnBatches | None = None  # of a loop without `worker.batches`
-        self._told: int | None = None  # of its present step
+        self._reported: int | None = None  # samples of its present step
 
     def epoch(self, loader: Iterable[Any], *, own: bool) -> Iterator[Any]:
-        """The loader's own iterator, whose batches are counted."""
+        """Counts the loader's batches."""
         return map(self._hand_out, iter(loader), _sizes(loader))
 
     def length(self, loader: Any, *, own: bool) -> int:
-        """As the loader has it."""
         return len(loader)
 
     def take_batches(self) -> None:
-        """The loop uses `worker.batches` from now on."""
+        """Stops counting by the model's calls: the loop uses `worker.batches` from now on."""
         if self._own is not None:
             self._own.close()
             self._own = None
@@ -146,11 +142,11 @@ class _Samples:
             self._num_changes, self._in_steps = num_changes, self._given
 
     def tell(self, samples: int) -> None:
-        """The loop counts those of the step under way by itself."""
+        """Sets how many samples the present step has, as the loop reports."""
         if not self._is_hooked:
             self._look_for_step()
         if self._own is not None:
-            self._told = samples
+            self._reported = samples
         elif self._given > self._in_steps:
             self._given = self._in_steps + samples
 
@@ -158,7 +154,7 @@ class _Samples:
         """Samples of all steps so far.
 
         Raises:
-            UsageError: there were steps of a loop without `worker.batches`, and nobody has asked before.
+            UsageError: the loop fetches its own batches, and has made steps before it first asked.
         """
         if not self._is_hooked:
             before = self._num_changes
@@ -166,8 +162,8 @@ class _Samples:
             if not self._given:
                 if self._num_changes != before:
                     raise UsageError(
-                        "worker.progress was not asked for before the first step, and this loop fetches its batches by itself,"
-                        " so that nobody has counted: ask for it before the loop begins, or use worker.batches(loader)."
+                        "This loop fetches its own batches, and read worker.progress only after its first step, so samples are"
+                        " not counted: ask for it before the loop begins, or use worker.batches(loader)."
                     )
                 self._own = own = OwnBatches(self._model, self._parameters, lambda: None)
                 self._undo += [leave_out_of_copies(self._model), own.close]
@@ -177,14 +173,14 @@ class _Samples:
 
     def _after_step(self, *of_hook: object) -> None:
         if self._own is not None:
-            self._given += self._own.samples if self._told is None else self._told
-            self._told = None
+            self._given += self._own.samples if self._reported is None else self._reported
+            self._reported = None
             self._own.begin_step()
         self._in_steps = self._given
 
 
 def _sizes(loader: Any) -> Iterator[int]:
-    """Samples of each batch, as a loader knows them; 0: it does not."""
+    """How many samples each batch has by the loader's sampler; 0: unknown."""
     sampler = getattr(loader, "batch_sampler", None)
     if type(sampler) is not BatchSampler or isinstance(getattr(loader, "dataset", None), IterableDataset):
         return repeat(0)

@@ -1,4 +1,4 @@
-"""Whether all workers' optimizers begin with the same state."""
+"""In lockstep, all workers' optimizers must begin with the same state."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _CALL = Call("attach", "all workers must call it, so not under `if rank == 0`.")
 
 
 def check_states(run: Membership, algorithm: Algorithm, optimizer: torch.optim.Optimizer) -> None:
-    """In lockstep, refuses state that differs, such as a checkpoint's that one worker has loaded. All workers call it.
+    """Compares the states, of which one may be a checkpoint's that only one worker has loaded. All workers call it.
 
     Raises:
-        UsageError: on all workers.
+        UsageError: on all workers, if states differ.
     """
     if run.num_workers == 1 or not algorithm.lockstep or run.resumed_from:
         return
@@ -32,8 +32,8 @@ def check_states(run: Membership, algorithm: Algorithm, optimizer: torch.optim.O
     differing = [worker for worker, one in enumerate(digests) if one != digests[0]]
     if differing:
         raise UsageError(
-            f"The optimizer of {name_workers(differing)} begins with other state than worker 0's, and workers in lockstep"
-            " would part: load a checkpoint of the optimizer on every worker before attach, not under `if rank == 0`."
+            f"The optimizer of {name_workers(differing)} begins with another state than worker 0's, so models would"
+            " diverge in lockstep: load a checkpoint of the optimizer on every worker before attach, not under `if rank == 0`."
         )
 
 
@@ -44,4 +44,4 @@ def _plain(value: Any) -> Any:
         return sorted((repr(key), _plain(one)) for key, one in value.items())
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
-    return type(value) if type(value).__repr__ is object.__repr__ else value  # that one shows an address
+    return type(value) if type(value).__repr__ is object.__repr__ else value  # which shows an address

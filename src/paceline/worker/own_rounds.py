@@ -22,7 +22,7 @@ class OwnRounds:
     A round is a step. A worker that steps more or less than once with a batch, or leaves an epoch early, would be waited for
     in a round while it waits for the others at the next epoch: where numbers of batches differ, both are refused.
 
-    Costs: workers tell each other their numbers once an epoch; where a loader has no length, they meet in each round.
+    Costs: workers exchange their numbers once an epoch, or in each round if a loader has no length.
 
     Args:
         replica: the worker's, an `AttachedReplica`.
@@ -43,7 +43,7 @@ class OwnRounds:
         """An epoch begins; waits until it begins for all workers.
 
         Args:
-            num_batches: of this worker; None: it does not know.
+            num_batches: of this worker; None: unknown.
 
         Raises:
             UsageError: this worker has left the epoch before early.
@@ -63,7 +63,7 @@ class OwnRounds:
         self._begun_before = self._num_steps
 
     def take(self, *, has_batch: bool = True) -> bool:
-        """This worker takes part in the next round, with a batch or without; returns whether there is one."""
+        """Takes part in the next round, with a batch or without; returns whether there is a round."""
         if not self._is_counted:
             have = self._gather(int(has_batch), _EPOCH)
             self._most += any(have)

@@ -37,7 +37,7 @@ __all__ = ["Done", "Failure", "Hello", "NotSaved", "Ready", "Welcome", "join_run
 class Hello:
     """A worker names what it wants to train; all must want the same.
 
-    `untrained` are name, bytes and digest of what its model holds beside.
+    `untrained` has the name, the bytes and the digest of each frozen parameter and of each buffer that is no dense tensor.
     """
 
     algorithm: str
@@ -104,7 +104,7 @@ def join_run(
     Args:
         environment: this worker.
         hello: what it wants to train.
-        initial: writes the initial parameters into a flat vector, and what else the others take into the arena; called in
+        initial: writes the initial parameters into a flat vector, and the model's other tensors into the arena; called in
             worker 0.
         tell: writes what all shall know of each other when they begin; called in every worker.
 

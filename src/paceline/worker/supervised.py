@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 NO_WORKER_0 = (
-    "Worker 0 ended without calling paceline.attach, and all workers begin with its model: call attach on every worker."
+    "Worker 0 ended without calling paceline.attach, and all workers need its model: call attach on every worker."
 )
 
 

@@ -1,4 +1,4 @@
-"""A worker without a launcher whose algorithm changes its steps by its name: `sequential(delay=...)`."""
+"""A worker without a launcher whose algorithm delays its gradients: `sequential(delay=...)`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,7 @@ __all__ = ["DelayedMembership"]
 
 
 class DelayedMembership(Membership):
-    """Its gradients wait; nothing is recorded.
-
-    Args:
-        model: on the CPU or on a GPU.
-        algorithm: what delays gradients.
-    """
+    """Keeps parameters and waiting gradients in private memory, and records nothing."""
 
     deals_batches = False
 
@@ -40,20 +35,16 @@ class DelayedMembership(Membership):
         self.tables, self.gatherer = SharedTables(local_tables(1).__getitem__, 0), NoGatherer()
 
     def batches(self) -> BatchShare:
-        """As of `Membership`; nobody claims any."""
         return BatchShare(LocalEpochClaims())
 
     def has_updates(self) -> bool:
-        """As of `Membership`."""
         return self.ports.shared.version > 0
 
     def final_model(self, out: torch.Tensor, given: Given, left: LeftWeights | None) -> FinalMean | None:
-        """As of `Membership`."""
         if left is not None:
             self.ports.shared.replace(left.x)
         self.snapshot(out)
         return None
 
     def close(self, *, failed: bool) -> None:
-        """As of `Membership`."""
         self._memory.close()

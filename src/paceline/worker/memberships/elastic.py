@@ -35,7 +35,7 @@ def report(run: JoinedRun, folder: Path | None, state: str, **figures: Any) -> N
 
 
 class ElasticMembership(Membership):
-    """A worker with a model of its own, of which the run's is the mean; one that comes late begins with a neighbour's.
+    """A worker with a model of its own; the run's is the mean of all. A worker that joins late begins with a neighbour's.
 
     Args:
         run: that it joined.

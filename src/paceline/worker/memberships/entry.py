@@ -56,7 +56,7 @@ class SimulatedEnvironment(WorkerEnvironment):
 
 
 def is_plain(environment: WorkerEnvironment | None, algorithm: Algorithm) -> bool:
-    """Whether a loop is plain PyTorch: no launcher has started it, and its algorithm does not change a lone worker."""
+    """Whether a loop stays plain PyTorch: it has no launcher, and its algorithm does not delay a lone worker's gradients."""
     return environment is None and not (algorithm.max_workers == 1 and algorithm.lets_gradients_wait)
 
 
@@ -89,10 +89,9 @@ def enter(environment: WorkerEnvironment | None, model: nn.Module, algorithm: Al
 
 
 def meeting_beside(environment: WorkerEnvironment | None, stopped: Callable[[], bool]) -> Gatherer | None:
-    """Brings values of all workers together from before they attach to the end of their processes, unless the run is stopped.
+    """A gatherer that works before `attach` and after its `with`, until the processes end or the run is stopped.
 
-    None for a lone worker, where workers come and go, and for one that has taken a dead one's place: the others are past its
-    beginning, and do not wait for it.
+    None for a lone worker, where workers join and leave, and for a replaced worker, for which the others do not wait.
     """
     match environment:
         case SupervisedEnvironment():
@@ -107,7 +106,7 @@ def meeting_beside(environment: WorkerEnvironment | None, stopped: Callable[[], 
     return None
 
 
-@cache  # what is brought there has numbers
+@cache  # its calls are numbered
 def _in_store(environment: LaunchedEnvironment) -> Gatherer:
     store, workers = own_part(common_store(environment), "beside"), environment.num_workers
     gatherer = StoreGatherer(store, environment.worker_id, workers, environment.deadline_s)

@@ -48,7 +48,7 @@ class Membership(Protocol):
         deals_batches: whether the run deals out the loader's batches; else the loader is the loop's own.
         has_own_process: whether it is this worker's alone: a fork of one whose threads go on may inherit locks that nobody
             gives back.
-        streams: where workers that are threads of one process share iterators, by epoch; None: each has its own.
+        streams: iterators that workers share which are threads of one process, by epoch; None: each has its own.
         fetches_ahead: whether batches may be fetched before the loop asks for them.
         stopped: tells whether the run is being stopped.
         snapshot: copies the run's newest parameters into a vector (P,).

@@ -162,7 +162,9 @@ class WorkerMemory:
         self.close_peers()
         if self.ports.storage is not None:
             self.ports.storage.keep(dict, 0)
-        self.ports = replace(self.ports, mailbox=None, concurrency=None)  # they refer to this, and so keep its memory
+        self.ports = replace(
+            self.ports, mailbox=None, concurrency=None
+        )  # they refer to this object, which has its memory
         self.binding.release()
 
 

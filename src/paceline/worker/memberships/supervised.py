@@ -99,7 +99,7 @@ class SupervisedMembership(Membership):
             if evaluate is not None and self.worker_id == 0:
                 evaluator = loop_evaluator(model, evaluate, needs_accuracy=goal.target_accuracy is not None)
         is_evaluated = is_evaluated_elsewhere or (goal is not None and evaluate is not None)
-        self._untrained = untrained(model)  # whole also where the model is cut
+        self._untrained = untrained(model)  # before a layout divides the model
         if layout is not None:
             self.part = part_of(model, layout, self.worker_id, self.num_workers, self.seed)
             self.binding = self.part.binding
@@ -113,7 +113,7 @@ class SupervisedMembership(Membership):
         if not (algorithm.lockstep and self.worker_id):
             for name, buffer in self._buffers.items():
                 buffer.data = self.arena.extra(name)
-        else:  # a copy of its own, which it goes on with
+        else:  # a copy of its own
             for name, buffer in self._buffers.items():
                 buffer.copy_(self.arena.extra(name))
         for one in (self._untrained, untrained(evaluator.model) if evaluator is not None else {}):
