@@ -23,9 +23,11 @@ class EpochClaims(Protocol):
         ...
 
     def agree(self, epoch: int, numbers: Sequence[int]) -> Sequence[int]:
-        """What the first worker told of an epoch's data, at most seven numbers of 32 bits; this worker's own where it is over.
+        """The fingerprint of an epoch's data from the worker that gave one first; this worker's own if the epoch is long over.
 
-        A number that is 0 there is not compared.
+        Args:
+            epoch: that begins.
+            numbers: this worker's fingerprint: at most seven numbers of 32 bits; 0: unknown.
         """
         ...
 
@@ -92,6 +94,6 @@ class StoredEpochClaims(EpochClaims):
 
 
 def first_said(compare_set: Callable[[str, str, str], bytes], epoch: int, numbers: Sequence[int]) -> Sequence[int]:
-    """What the first worker to ask has stored; one's own numbers where that makes no sense."""
+    """The numbers that the first worker stored, or this worker's own if the stored ones are malformed."""
     said = compare_set(f"data of epoch/{epoch}", "", " ".join(map(str, numbers))).split()
     return [int(one) for one in said] if all(one.isdigit() for one in said) else numbers

@@ -313,7 +313,7 @@ def length_of(batch: Any) -> int:
 
 
 def samples_in(batch: Any, batch_size: object) -> int:
-    """Samples of a batch: the loader's `batch_size` if any part of it is so long, else the length of the first tensor."""
+    """How many samples a batch has: `batch_size` if any part of it has that length, else the length of the first tensor."""
     return batch_size if isinstance(batch_size, int) and _has_length(batch, batch_size) else length_of(batch)
 
 

@@ -66,11 +66,10 @@ def moved_to(device: torch.device, batch: Any) -> Any:
 
 
 def telling_end(loader: Any, batches: Iterator[Any], length: int) -> Iterator[Any]:
-    """So many batches of an Accelerate loader, which is told the last one: accumulation then makes its step."""
+    """Tells an Accelerate loader which of `length` batches is the last: gradient accumulation then makes its step."""
     loader.begin()
-    loader.remainder = (
-        -1
-    )  # by which `gather_for_metrics` would cut the last batch: it knows the last of the whole epoch only
+    # `gather_for_metrics` would cut the last batch by it, which it computes for the whole epoch's last batch.
+    loader.remainder = -1
     try:
         for number, batch in enumerate(batches, start=1):
             loader.end_of_dataloader = number == length

@@ -1,4 +1,4 @@
-"""What refers to a trained parameter's memory from before attach, which gives the parameters other memory."""
+"""Aliases of a trained parameter's memory from before attach, which moves the parameters to other memory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from paceline.errors import UsageError
 
 __all__ = ["check_aliases"]
 
-# How many tensors, and Python's view of it, hold a storage. Without it, what others hold is not warned of; PyTorch 2.1 has it.
+# Returns how many tensors refer to a storage, plus one for Python's object. PyTorch has it since 2.1; without it there is no
+# warning of aliases outside the model.
 _use_count: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda storage: 0)
 
 
 def check_aliases(model: nn.Module, *, warns: bool) -> None:
-    """Refuses what the model holds beside a trained parameter in the same memory, and warns of what others hold.
+    """Refuses a model whose tensors share a trained parameter's memory, and warns of aliases outside the model.
 
     Raises:
         UsageError: with the remedy.
@@ -36,21 +37,21 @@ def check_aliases(model: nn.Module, *, warns: bool) -> None:
                 is_near = own.start < theirs.stop and theirs.start < own.stop
                 if other and is_near and one is not parameter and _overlap(parameter, one):
                     raise UsageError(
-                        f"{other} and {name} share memory, as after `b.weight.data = a.weight.data`, and would part: tie the"
-                        " parameters themselves, as in `b.weight = a.weight`, and make views in forward."
+                        f"{other} and {name} share memory, as after `b.weight.data = a.weight.data`, and attach would separate"
+                        " them: tie the parameters themselves, as in `b.weight = a.weight`, and make views in forward."
                     )
         is_shared |= bool(trained) and _use_count(storage) > len(held) + 1
     if is_shared and warns:
         warnings.warn(
-            "Something outside the model refers to its parameters' memory, such as a state_dict(), detach() or a NumPy array"
-            " from before attach: inside the `with` the parameters have other memory, and it no longer follows them. Copy it,"
-            " or make it inside the `with`.",
+            "Something outside the model shares its parameters' memory, such as a state_dict(), detach() or a NumPy array from"
+            " before attach. Inside the `with` the parameters have other memory, so it does not change with them: copy it, or"
+            " make it inside the `with`.",
             stacklevel=4,
         )
 
 
 def _held_by(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters, buffers, and tensors in attributes of modules; without a name, if a hook remakes them."""
+    """Parameters, buffers, and tensors in modules' attributes; the name is empty if a hook makes the tensor again."""
     yield from model.named_parameters()
     yield from model.named_buffers()
     for prefix, module in model.named_modules():

@@ -19,13 +19,13 @@ __all__ = ["Loads", "Places", "left_weights"]
 class Places:
     """Where trained parameters and buffers are in a model: a loop may put others in their places.
 
-    So does `load_state_dict(assign=True)`, and of buffers `self.mean = 0.9 * self.mean + x`. After every step a buffer has its
-    place and its value again, because shared memory, checkpoints and evaluations know the tensor that it was at first.
+    `load_state_dict(assign=True)` does so, and for buffers `self.mean = 0.9 * self.mean + x`. After every step the first tensor
+    gets a buffer's new value and its place back, because shared memory, checkpoints and evaluations refer to it.
 
     Args:
         model: the loop's.
         parameters: those that are trained.
-        optimizers: whose steps end the loop's.
+        optimizers: after whose steps buffers are put back.
 
     Attributes:
         buffers: as they were at first.
@@ -58,7 +58,7 @@ class Places:
             handle.remove()
 
     def put_back(self, *_: object) -> None:
-        """Gives buffers what is in their places."""
+        """Copies the values of replaced buffers into the first ones, and puts these back."""
         for own, name, buffer in self._buffers:
             other = own.get(name)
             if other is not buffer and other is not None and _is_like(other, buffer):

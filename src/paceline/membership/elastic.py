@@ -130,7 +130,7 @@ class JoinedRun:
         self.tables = StoredTables(self._meeting, self.worker_id, self.num_workers)
 
     def meet(self, state: Sequence[torch.Tensor], random_states: tuple[int, ...] = ()) -> Peers:
-        """Waits for the others; all start with worker 0's tensors. A late comer keeps its own until it asks a neighbour."""
+        """Waits for the others; all start with worker 0's tensors. A late worker keeps its own until it asks a neighbour."""
         if not self.is_late:  # before it can be reached
             self.tables.tell_random_states(random_states)
         peers = Peers(
@@ -265,7 +265,7 @@ class JoinedRun:
             )
 
     def _start_alike(self, mailbox: Mailbox, state: Sequence[torch.Tensor]) -> bool:
-        """Worker 0 sends each worker what differs from its own; False: it died before this worker had it."""
+        """Worker 0 sends each worker the tensors that differ; returns False if it died before this worker had all."""
         own = torch.tensor(list(map(digest, state))).view(-1)
         others = mailbox.peers() if self.worker_id == 0 else [0]
         theirs = None

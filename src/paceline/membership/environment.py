@@ -63,7 +63,7 @@ class WorkerEnvironment:
 
     @property
     def local_rank(self) -> int:
-        """Its number among the workers of its machine, where the launcher says so; else its number."""
+        """Its number among its machine's workers, if the launcher sets that; else `worker_id`."""
         told = (local for rank, _, local in _LAUNCHERS if os.environ.get(rank) == str(self.worker_id))
         return next((_number(local) for local in told if local in os.environ), self.worker_id)
 
@@ -87,7 +87,7 @@ class SupervisedEnvironment(WorkerEnvironment):
         batches_done: batches that a resumed run leaves out.
         done_before: steps and samples of a resumed run's earlier part.
         plan: of a placed model, the same for all workers.
-        streams: where workers that are threads share iterators, by epoch.
+        streams: iterators that workers share which are threads, by epoch.
         step_deadline_s: how long its workers wait for each other in a step.
     """
 
@@ -233,13 +233,12 @@ def _invited() -> Invitation | None:
 def _of_another_launcher() -> LaunchedEnvironment | None:
     """Read from the variables that launchers set; they count where MASTER_ADDR and MASTER_PORT say how workers meet."""
     if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
-        started = os.environ.get(
-            "OMPI_COMM_WORLD_SIZE", "1"
-        )  # Slurm's are there in a batch script, too, that runs once
+        # Not of Slurm, whose variables are also set in a batch script, which runs once.
+        started = os.environ.get("OMPI_COMM_WORLD_SIZE", "1")
         if started != "1" and os.environ.get("OMPI_COMM_WORLD_RANK") == "0":
             warnings.warn(
-                f"mpirun has started {started} processes, and each trains alone: set MASTER_ADDR and MASTER_PORT, as by"
-                " `mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500`, where they are to be one run's workers.",
+                f"mpirun has started {started} processes, and each trains alone. To make them workers of one run, set"
+                " MASTER_ADDR and MASTER_PORT, as in `mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500`.",
                 stacklevel=2,
             )
         return None

@@ -181,7 +181,7 @@ class LaunchedRun:
             missing_keys(self.store, [f"left/{worker}" for worker in range(self._num_workers)], within_s)
 
     def _agree(self, hello: dict[str, str], gpu: str | None, state: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
-        """Compares what the workers have; returns which tensors are not alike, and how many bytes worker 0's has."""
+        """Compares the workers' hellos; returns the numbers of tensors that differ, and how many bytes worker 0's have."""
         digests = list(map(digest, state))
         self.store.set(f"hello/{self._worker_id}", json.dumps([hello, gpu, digests], sort_keys=True))
         keys = [f"hello/{worker}" for worker in range(self._num_workers)]

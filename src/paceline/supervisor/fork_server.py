@@ -1,7 +1,7 @@
 """The process that workers are forked from: it has PyTorch, the kernels and the task machinery loaded.
 
 A worker gets the environment, the working folder, the path and the arguments that the program has when it starts the worker.
-Knows nothing of PyTorch itself, so that a command can start it before it imports PyTorch, and both load at the same time.
+This module does not import PyTorch, so that a command can start the process first, and both import PyTorch at the same time.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 
 __all__ = ["fork_server_context"]
 
-# Variables that libraries read as they load, which is in the fork server.
+# Variables that libraries read when they are loaded, in the fork server.
 _READ_WHILE_LOADING = (
     "ATEN_", "DNNL_", "GLIBC_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "NUMBA_", "OMP_", "ONEDNN_", "OPENBLAS_",
     "PYTHON", "PYTORCH_", "TORCH",
 )  # fmt: skip
 _address: int | None = None  # a descriptor of the socket that leads to the fork server
-_loaded_with: dict[str, str] | None = None  # those variables of the fork server that we have started
-_replaced: list[int] = []  # process ids of earlier ones, which end after the last of their workers
+_loaded_with: dict[str, str] | None = None  # those variables, in the fork server that this module has started
+_replaced: list[int] = []  # process ids of earlier fork servers, which end after the last of their workers
 
 
 class _Name(str):
-    """A process's name, with which multiprocessing sends the environment: it unpickles it before it imports `__main__`."""
+    """A process's name that sets the environment as it is unpickled, before the process imports `__main__`."""
 
     __slots__ = ()
 
@@ -37,7 +37,7 @@ class _Name(str):
 
 
 class _Process(ForkServerProcess):
-    """A process that begins with the environment of the one that starts it."""
+    """A process that begins with its parent's present environment."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
@@ -54,8 +54,8 @@ class _Context(ForkServerContext):
 def fork_server_context() -> ForkServerContext:
     """The context to start workers with; starts the fork server if it does not run yet, without waiting for it.
 
-    Starts another one where variables differ that libraries read as they load, such as OMP_NUM_THREADS. A program that had
-    started multiprocessing's fork server for itself before keeps it: workers then start slower.
+    Starts another one if variables have changed that libraries read when they are loaded, such as OMP_NUM_THREADS. A program
+    that has started multiprocessing's fork server before keeps it, and its workers start slower.
     """
     context = _Context()
     context.set_forkserver_preload(["paceline.run.preload"])

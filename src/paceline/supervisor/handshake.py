@@ -25,9 +25,9 @@ __all__ = ["Handshake"]
 class Handshake:
     """Answers every worker's hello with the run's memory, or with the reason why it may not take part.
 
-    A worker's hello says which algorithm and how large a model it brings. Worker 0 is taken at its word; workers that say
-    something else are refused. Once all have come, worker 0 writes what it begins with into the memory, and the others wait
-    for that: its parameters and buffers, and of what is not trained whatever differs between workers.
+    A worker's hello says which algorithm and how large a model it brings. Worker 0's decides; workers that bring another
+    algorithm or model are refused. Once all have come, worker 0 writes its parameters and dense buffers into the memory, and
+    those of its other tensors that differ between workers. The others wait for that.
 
     Args:
         workers: those that take part.
@@ -36,7 +36,7 @@ class Handshake:
         own_processes: whether workers are processes, so that the memory's handle must be sent to their id.
         first_batch: the batch that training starts with: not 0 in a resumed run.
         first_version: the version that the parameters start with.
-        keeps_all: whether the memory has all that is not trained, for workers that are started again.
+        keeps_all: whether worker 0 writes its other tensors though they are equal, for workers that are restarted.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Handshake:
         self._first_version = first_version
         self._keeps_all = keeps_all
         self._hello: Hello | None = None  # worker 0's
-        self._plan: ArenaPlan | None = None  # with what the others take of it; known once all have come
+        self._plan: ArenaPlan | None = None  # without what all have alike; known once all have come
         self._is_initialised = False
         self._waiting: dict[int, tuple[WorkerState, Hello]] = {}
 
@@ -76,7 +76,7 @@ class Handshake:
         self.answer()
 
     def answer(self) -> None:
-        """Answers those that wait, where that is possible by now."""
+        """Answers the workers that wait, if it can by now."""
         if self._hello is None:
             if not self._workers[0].running:
                 self.refuse_waiting(NO_WORKER_0)
@@ -97,7 +97,7 @@ class Handshake:
             self._send_plan(self._waiting.pop(0)[0], initialise=True)
 
     def _agree_on_plan(self) -> None:
-        """Leaves out of the memory what all workers have alike."""
+        """Leaves out of the memory the tensors that are equal on all workers."""
         assert self._hello is not None
         assert self.arena is not None
         theirs = zip(*(hello.untrained for _, hello in self._waiting.values()), strict=True)
@@ -110,7 +110,7 @@ class Handshake:
         self._send_plan(server, initialise=False)
 
     def count_ready(self, worker: WorkerState) -> None:
-        """A worker has mapped the memory; if it was to initialise it, those who wait may come in."""
+        """A worker has mapped the memory; once worker 0 has, which initialises it, the others follow."""
         if not worker.worker_id:
             self._is_initialised = True
             self.answer()

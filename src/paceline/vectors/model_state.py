@@ -1,4 +1,4 @@
-"""What a model holds beside its trained parameters, by name, and as bytes that workers compare and send."""
+"""A model's tensors by name, and as bytes that workers compare and send."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _ROW_BYTES = 8 * 1021  # a prime number of words: the rows of a permutation matr
 
 
 def dense_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The buffers that can be views of other memory, by their names in arenas and checkpoints."""
+    """The buffers that can be views of shared memory, by their names in arenas and checkpoints."""
     return {f"buffer {name}": one for name, one in model.named_buffers() if _is_dense(one)}
 
 
 def untrained(model: nn.Module) -> dict[str, torch.Tensor]:
-    """All other tensors that are not trained: frozen parameters, and buffers of any layout."""
+    """Frozen parameters, and the buffers that are not dense."""
     dense = {id(one) for one in dense_buffers(model).values()}
     others = {name: one for name, one in state_of(model).items() if not one.requires_grad and id(one) not in dense}
     return {f"untrained {name}": one.detach() if _is_dense(one) else one for name, one in others.items()}
@@ -34,7 +34,7 @@ def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def to_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """All that a tensor holds, (n,) uint8 on the CPU: its own memory where that is possible."""
+    """A tensor's values, (n,) uint8 on the CPU; shares its memory if it can."""
     if _is_dense(tensor):
         return _memory(tensor).cpu()
     file = io.BytesIO()
@@ -44,7 +44,7 @@ def to_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def from_bytes(tensor: torch.Tensor, raw: torch.Tensor) -> None:
-    """Gives a tensor what `to_bytes` returned of one with its shape, type and layout."""
+    """Gives a tensor the values that `to_bytes` returned of another with the same shape, type and layout."""
     if _is_dense(tensor):
         tensor.copy_(raw.view(tensor.dtype).view(tensor.shape))
         return
@@ -77,7 +77,7 @@ def _memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is nothing but its elements, of which there are some, each in a place of its own."""
+    """Whether a tensor has elements, each in memory of its own, and nothing else."""
     if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout is not torch.strided or tensor.is_quantized:
         return False
     overlaps = any(not stride and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
