@@ -75,6 +75,13 @@ class TwoOptimizers(Line):
             one.step()
 
 
+class SeveralEvaluations(Line):
+    """LBFGS evaluates its closure, and with it `training_step`, up to four times in a step."""
+
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=4)
+
+
 class Adversarial(TwoOptimizers):
     """Each has a loss of its own, as those of a GAN have."""
 
@@ -160,8 +167,9 @@ def set_epoch(strategy, folder, batch_size):
     return seen(module, trainer) | {"told": loader.sampler.epoch, "samples": len(trainer.train_dataloader.dataset)}
 
 
-def without_length(strategy, folder, batch_size):
-    return simple(strategy, folder, batch_size, loader=WithoutLength(DataLoader(points(), batch_size=batch_size)))
+def without_length(strategy, folder, batch_size, **settings):
+    loader = WithoutLength(DataLoader(points(), batch_size=batch_size))
+    return simple(strategy, folder, batch_size, loader=loader, **settings)
 
 
 def averaged(strategy, folder, batch_size):
@@ -252,6 +260,8 @@ SCENARIOS = {
     "set_epoch": set_epoch,
     "mixed precision and clipping": partial(simple, precision="bf16-mixed", gradient_clip_val=0.1),
     "without a length": without_length,
+    "LBFGS": partial(simple, make=SeveralEvaluations),
+    "LBFGS without a length": partial(without_length, make=SeveralEvaluations),
     "best": best,
     "rate finder": find_rate,
     "estimated steps": estimated,

@@ -196,15 +196,22 @@ class PacelineStrategy(ParallelStrategy):
         worker._leave_sums = _nothing  # this worker goes on taking part in what all do together
         self._deferred = worker._defer_steps()  # Lightning may fetch one batch ahead, to know which is the last
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """As every strategy's, of the step that begins with this batch."""
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Begins the batch's step: an optimizer may call `training_step` several times in it, and the first time late."""
+        if not self._deferred:
+            return
+        samples, begin = self._deferred.popleft()
+        self._repeats = not samples
+        if self._repeats:
+            self._trainer._results.batch_size = 0  # the weight of what is logged
         try:
-            if self._deferred:
-                samples, begin = self._deferred.popleft()
-                begin()
-                self._repeats = not samples
-                if self._repeats:
-                    self._trainer._results.batch_size = 0  # the weight of what is logged
+            begin()
+        except RunStopped:
+            self._stop()
+            raise StopIteration from None  # the epoch ends
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        try:
             return super().training_step(*args, **kwargs)
         except RunStopped:
             self._stop()
