@@ -19,8 +19,8 @@ __all__ = ["Loads", "Places", "left_weights"]
 class Places:
     """Where trained parameters and buffers are in a model: a loop may put others in their places.
 
-    `load_state_dict(assign=True)` does so, and for buffers `self.mean = 0.9 * self.mean + x`. After every step the first tensor
-    gets a buffer's new value and its place back, because shared memory, checkpoints and evaluations refer to it.
+    `load_state_dict(assign=True)` does so, and for buffers `self.mean = 0.9 * self.mean + x`. After every step the first
+    tensor gets a buffer's new value and its place back, because shared memory, checkpoints and evaluations refer to it.
 
     Args:
         model: the loop's.
