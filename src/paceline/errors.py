@@ -18,6 +18,7 @@ __all__ = [
     "RunStopped",
     "UsageError",
     "WorkerLostError",
+    "exits_in_order",
     "first_line",
     "name_workers",
     "printable",
@@ -91,6 +92,11 @@ class NoGradient(PacelineError):  # noqa: N818  (nor is this)
 
 class RunStopped(PacelineError):  # noqa: N818  (not an error of anybody: the run is over)
     """The supervisor stopped the run while this worker waited; whatever it was about to do was not done."""
+
+
+def exits_in_order(error: object) -> bool:
+    """Whether `sys.exit()` or `sys.exit(0)` raised this: a user's function then ends as at a `return`."""
+    return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
 def name_workers(ids: list[int]) -> str:

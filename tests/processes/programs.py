@@ -102,6 +102,26 @@ def exits():
     raise SystemExit(3)
 
 
+def exits_when_trained():
+    plain()
+    sys.exit(0)
+
+
+def exits_while_training():
+    model, optimizer, loader = pieces()
+    with pl.attach(model, optimizer) as worker:
+        for x, y in worker.batches(loader):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            sys.exit()
+
+
+def is_interrupted_by_itself():
+    plain()
+    raise KeyboardInterrupt
+
+
 class _Impatient(torch.optim.LBFGS):
     """Evaluates its closure once more on worker 1."""
 

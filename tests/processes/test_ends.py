@@ -134,10 +134,25 @@ def test_a_function_that_never_attaches():
     raised.value.__traceback__ = None
 
 
-def test_a_function_that_exits():
-    with pytest.raises(pl.PacelineError, match=r"exit code 3|SystemExit") as raised:
-        pl.launch(programs.exits, workers=2)
+@BACKENDS
+@pytest.mark.parametrize(
+    ("train", "message"), [(programs.exits, "SystemExit: 3"), (programs.is_interrupted_by_itself, "KeyboardInterrupt")]
+)
+def test_a_function_that_ends_with_what_is_no_exception(backend, train, message):
+    with pytest.raises(pl.PacelineError, match=message) as raised:
+        pl.launch(train, workers=2, algorithm="hogwild", backend=backend)
     raised.value.__traceback__ = None
+
+
+@BACKENDS
+@pytest.mark.parametrize("algorithm", ["hogwild", "all-reduce", "parameter-server(mode=async)"])
+@pytest.mark.parametrize("train", [programs.exits_when_trained, programs.exits_while_training])
+def test_a_function_that_exits_in_order_has_returned(train, algorithm, backend):
+    """In the middle of its loop, too: that ends as at a `return`."""
+    run = pl.launch(train, workers=2, algorithm=algorithm, backend=backend)
+    assert run.result["outcome"] == "stopped"
+    assert run.result["workers_lost"] == []
+    assert run.result["steps"] > 0
 
 
 @BACKENDS

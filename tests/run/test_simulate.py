@@ -1,5 +1,7 @@
 """The user's own loop on simulated workers."""
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -35,6 +37,14 @@ def test_every_way_to_send(algorithm):
     best = torch.tensor([1.0] * 6 + [0.0])
     for worker in range(WORKERS):
         assert (run.returned[worker] - best).norm() < 0.8 * (begun_at - best).norm()
+
+
+def test_a_function_that_exits_in_order_has_returned():
+    def exits():
+        train()
+        sys.exit(0)
+
+    assert pl.simulate(exits, workers=WORKERS, algorithm="hogwild").result["samples"] == 4 * len(BATCHES)
 
 
 @pytest.mark.parametrize("algorithm", ["lockstep", "all-reduce"])

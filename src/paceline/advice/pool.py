@@ -141,6 +141,6 @@ def _work(line: Connection) -> None:
             call, job = line.recv()
             try:
                 answer = (None, call(job))
-            except Exception as error:  # only its words can be sent for sure
+            except (Exception, SystemExit) as error:  # only its words can be sent for sure
                 answer = (PacelineError(f"{type(error).__name__} in a simulation: {error}"), None)
             line.send(answer)

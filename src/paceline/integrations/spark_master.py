@@ -96,7 +96,7 @@ class Master:
         self._update.copy_(update)
         try:
             self._descent(self._model, self._named)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise PacelineError(f"descent failed: {type(error).__name__}: {first_line(error)}.") from error
         if self._on_progress is not None and time.monotonic() - self._told_s >= _BETWEEN_PROGRESS_S:
             self.tell()

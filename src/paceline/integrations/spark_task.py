@@ -106,7 +106,7 @@ class PartitionTask:
         ) as meeting:
             try:
                 told = self._train(meeting, partition, attempt, rows)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise self._failure(meeting, partition, attempt, error) from error
             make_good(meeting, partition)
         return [{"partition": partition, "attempt": context.attemptNumber(), "rows": len(rows), **told}]

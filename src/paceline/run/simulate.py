@@ -13,7 +13,7 @@ from torch import nn
 
 from paceline.algorithms import Algorithm, registry
 from paceline.algorithms.server.served import Served
-from paceline.errors import DivergedError, PacelineError, UsageError, WorkerLostError
+from paceline.errors import DivergedError, PacelineError, UsageError, WorkerLostError, exits_in_order
 from paceline.evaluation.goal import Goal
 from paceline.evaluation.user import Evaluate, loop_evaluator
 from paceline.membership.environment import set_environment
@@ -205,6 +205,9 @@ class _Simulation:
             )
             try:
                 self.returned[worker_id] = self._train()
+            except SystemExit as end:
+                if not exits_in_order(end):
+                    raise
             finally:
                 self._contexts.leave()
             self.scheduler.catch_up()

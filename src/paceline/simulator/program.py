@@ -35,7 +35,7 @@ class ProgramError(PacelineError):
         cause: what its program raised.
     """
 
-    def __init__(self, program: Program, cause: Exception, at_s: float) -> None:
+    def __init__(self, program: Program, cause: BaseException, at_s: float) -> None:
         name = program.name[0].upper() + program.name[1:]
         super().__init__(f"{name} failed at {at_s:.6g} s of virtual time: {type(cause).__name__}: {cause}")
         self.worker_id = program.worker_id

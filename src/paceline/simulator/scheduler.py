@@ -257,7 +257,7 @@ class Scheduler:
             return (self._idle_greenlets.pop() if self._idle_greenlets else greenlet(self._call, self._hub)).switch(
                 program
             )
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             # `current` may be another one by now: programs hand over to each other.
             raise ProgramError(self.current, error, self.now_s) from error
 

@@ -268,7 +268,7 @@ def _run(trial: Trial) -> RunData:
         return simulate_task(
             trial.config, cluster=trial.cluster, timing_only=trial.timing_only, num_parameters=trial.parameters
         )
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if _came_of_an_interrupt(error):
             raise KeyboardInterrupt from error
         reason = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from paceline.algorithms import Algorithm, Placed
-from paceline.errors import DivergedError, UsageError
+from paceline.errors import DivergedError, UsageError, exits_in_order
 from paceline.evaluation.user import Evaluate
 from paceline.loop.gradient_watch import watch_gradients
 from paceline.loop.held_by_one import hold
@@ -250,6 +250,8 @@ class Worker(WholeRun):
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> bool:
         """A loop that the run's end met while it waited goes on after its `with`, as those do that find no more batches."""
         is_cut = kind is not None and issubclass(kind, RunStopped)
+        if details and exits_in_order(details[0]):
+            kind = None
         if kind is None and isinstance(self._optimizer, SeveralOptimizers):
             try:
                 self._optimizer.check_whole()

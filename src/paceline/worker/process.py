@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import DivergedError, PacelineError, UsageError, WorkerLostError
+from paceline.errors import DivergedError, PacelineError, UsageError, WorkerLostError, exits_in_order
 from paceline.membership.environment import SupervisedEnvironment, set_environment
 from paceline.memory import failpoints
 from paceline.memory import numa as placement
@@ -31,6 +31,8 @@ from paceline.system.tagged_output import tagged_output
 from paceline.vectors.sharding import Sharding
 
 __all__ = ["Done", "Failure", "Hello", "NotSaved", "Ready", "Welcome", "join_run", "run_worker"]
+
+_KINDS = {DivergedError: "diverged", WorkerLostError: "worker-lost", UsageError: "usage"}
 
 
 @dataclass(frozen=True)
@@ -131,33 +133,31 @@ def join_run(
 
 def run_worker(target: Callable[[], Any], environment: SupervisedEnvironment) -> None:
     """Runs `target`, the user's function or a task's loop, as the given worker and reports how it ended."""
-    connection = environment.supervisor
-    at_end = set_environment(environment)
-    try:
-        if environment.own_process:
-            _prepare_process(environment)
-        with _tagged(environment):
-            target()  # what it returns stays here: a model's memory would go with this process
-        message: Any = Done()
-    except RunStopped:
-        message = Done()
-    except DivergedError as error:
-        message = Failure("diverged", str(error))
-    except WorkerLostError as error:
-        message = Failure("worker-lost", str(error))
-    except UsageError as error:
-        message = Failure("usage", str(error))
-    except PacelineError as error:
-        message = Failure("error", str(error))
-    except Exception as error:  # whatever the user's code raises is reported, with its traceback, and ends the run
-        message = Failure("error", f"{type(error).__name__}: {error}", traceback.format_exc())
-    finally:
-        set_environment(None)
-    with contextlib.suppress(OSError):  # the supervisor is gone: there is nobody left to tell
-        connection.send(message)
-    for call in at_end:
-        call()
-    connection.close()
+    with environment.supervisor as connection:
+        at_end = set_environment(environment)
+        message: Done | Failure = Done()
+        try:
+            if environment.own_process:
+                _prepare_process(environment)
+            with _tagged(environment):
+                target()  # what it returns stays here: a model's memory would go with this process
+        except BaseException as error:  # whatever the user's code raises, `sys.exit` too
+            message = _ending(error)
+        finally:
+            set_environment(None)
+        with contextlib.suppress(OSError):  # the supervisor is gone: there is nobody left to tell
+            connection.send(message)
+        for call in at_end:
+            call()
+
+
+def _ending(error: BaseException) -> Done | Failure:
+    """What the supervisor is told of a function that has raised this: with a traceback, unless the error is Paceline's own."""
+    if isinstance(error, RunStopped) or exits_in_order(error):
+        return Done()
+    if isinstance(error, PacelineError):
+        return Failure(next((kind for one, kind in _KINDS.items() if isinstance(error, one)), "error"), str(error))
+    return Failure("error", f"{type(error).__name__}: {error}", traceback.format_exc())
 
 
 def _tagged(environment: SupervisedEnvironment) -> contextlib.AbstractContextManager[None]:
