@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline.system import interrupts
+from paceline.system.tagged_output import open_closed_streams
 
 __all__ = ["main"]
 
@@ -10,6 +11,7 @@ __all__ = ["main"]
 def main() -> None:
     """What the installed command runs."""
     interrupts.install()
+    open_closed_streams()
     from paceline.cli.app import main as run
 
     run()

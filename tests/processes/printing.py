@@ -41,8 +41,18 @@ def adds():
         os.write(1, f"{first} {worker.mean(torch.tensor([1.0 + worker.worker_id])).tolist()}\n".encode())
 
 
+def evaluated():
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pl.attach(model, optimizer, evaluate=lambda model: 0.5):
+        print("a line that goes nowhere")
+        train(model, optimizer)
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "adds":
         adds()
+    elif sys.argv[1] == "evaluated":
+        pl.launch(evaluated, workers=2, algorithm="hogwild", backend=sys.argv[2], out=sys.argv[3])
     else:
         pl.launch({"launched": adds, "prints": prints}[sys.argv[1]], workers=3, algorithm="hogwild")

@@ -1,6 +1,11 @@
 """What real workers print, and figures that they bring together."""
 
+import json
 import os
+import subprocess
+import sys
+
+import pytest
 
 import forked
 from processes import printing
@@ -26,3 +31,17 @@ def test_workers_of_torchrun_bring_figures_together():
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", printing.__file__, "adds"]
     done = forked.run(words, environment={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.stdout.splitlines() == ["111.0 [2.0]"] * 3, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("closed", "backend"),
+    [(">&-", "processes"), (">&-", "threads"), ("2>&-", "threads"), ("<&- >&- 2>&-", "processes")],
+)
+def test_a_run_whose_streams_are_closed_is_evaluated_to_its_end(closed, backend, tmp_path):
+    words = [sys.executable, printing.__file__, "evaluated", backend, str(tmp_path / "run")]
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *words], timeout=forked.AGAINST_HANGS_S, check=False
+    )
+    assert done.returncode == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["outcome"], result["steps"], result["test_accuracy"]) == ("stopped", 2, 0.5)

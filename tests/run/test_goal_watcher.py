@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -31,6 +32,9 @@ def run():
         goal=Goal(),
         samples=0,
         is_at_goal=lambda: False,
+        loss=None,
+        records=dict,
+        decided=dict,
     )
     watcher = GoalWatcher(recording)
     yield SimpleNamespace(watcher=watcher, outcome=outcome)
@@ -50,3 +54,22 @@ def test_where_worker_0_lives_the_process_alone_is_named(run):
     run.watcher.tick()
     run.watcher.end()
     assert run.outcome.notes == ["Evaluations have ended, as the process that made them is gone."]
+
+
+def test_a_thread_that_evaluates_and_dies_is_not_waited_for(run, monkeypatch):
+    """Of whatever: what an evaluation finds cannot be told here."""
+
+    class Untold:
+        finite, loaded_s = True, 0.0
+
+        def now(self, arena, about):
+            return {"accuracy": object()}
+
+        def worst_worker_accuracy(self, arena):
+            return None
+
+    monkeypatch.setattr(threading, "excepthook", lambda of_thread: None)
+    run.watcher._evaluator = Untold()
+    run.watcher.tick()
+    run.watcher.end()
+    assert run.outcome.notes == ["Evaluations have ended, as the thread that made them is gone."]

@@ -388,3 +388,17 @@ def test_a_checkpoint_with_a_missing_part_makes_room_and_the_one_before_stays(mo
     assert note.startswith("A checkpoint is left out, and the one before it stays: worker-1.pt cannot be written")
     assert len(checkpoint_files.numbers(tmp_path / "run" / "checkpoint")) == 1
     assert checkpoint.load_parameters(checkpoint_files.newest(tmp_path / "run" / "checkpoint")).version == 12 * 45
+
+
+def test_whatever_fails_in_the_thread_that_writes_snapshots_hangs_nobody(tmp_path, monkeypatch):
+    told = []
+    storage = ServerStorage(0, SimpleNamespace(shared=Shared()), tmp_path, 0.0, None, None, told.append)
+    storage.keep(lambda: {"x": torch.zeros(3), "version": 0}, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(tensor_files, "save", lambda *_, **__: [][0])
+        storage.keep(lambda: {"x": torch.zeros(3), "version": 1}, 1)
+        storage._idle.wait()
+    storage.keep(lambda: {"x": torch.zeros(3), "version": 2}, 2)
+    storage.close()
+    assert [one.why for one in told] == ["IndexError: list index out of range"]
+    assert successor(tmp_path) == 2

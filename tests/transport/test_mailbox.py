@@ -457,3 +457,18 @@ def test_closing_does_not_wait_for_ever():
         if thread.name == "mailbox-end":
             thread.join(DEADLINE_S)
     assert context.closed
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_who_uses_a_mailbox_hears_that_its_thread_has_died(mailboxes, monkeypatch, waits):
+    """Of a lack of descriptors, say: hellos would not be answered any more, and peers not dialled again."""
+    mailbox, _ = mailboxes(2)
+
+    def fails():
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(mailbox, "_redial", fails)
+    if not waits:
+        mailbox._keeper.join(DEADLINE_S)
+    with pytest.raises(PacelineError, match=r"have ended here \(OSError: too many open files\)"):
+        mailbox.receive(DEADLINE_S)

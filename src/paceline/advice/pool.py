@@ -75,7 +75,8 @@ class Pool:
             while waiting and len(running) < self._size and time.monotonic() < begin_until_s:
                 line, process = self._idle.pop() if self._idle else self._started()
                 number = waiting.pop(0)
-                line.send((call, jobs[number]))
+                with contextlib.suppress(BrokenPipeError):  # its process has ended, which is heard below
+                    line.send((call, jobs[number]))
                 running[line] = (number, process)
             if time.monotonic() >= begin_until_s:
                 waiting.clear()
@@ -104,7 +105,7 @@ class Pool:
     def _received(self, line: Connection, process: ForkServerProcess) -> Any:
         try:
             error, result = line.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             self._drop(line, process)
             raise PacelineError(
                 "A process that simulates has ended; the machine may be short of memory: try fewer workers."

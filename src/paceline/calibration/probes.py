@@ -5,6 +5,7 @@ Every function leaves out its warm-up and returns all single times; what they co
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import pickle
@@ -174,7 +175,8 @@ class ProcessTeam:
         """Lets the processes from the first on do one job each, all beginning at the same instant."""
         begin_s = time.monotonic() + _START_TOGETHER_S
         for line, job in zip(self._lines, jobs, strict=False):
-            line.send((job, arguments, begin_s))
+            with contextlib.suppress(BrokenPipeError):  # its process has ended, which `results` hears
+                line.send((job, arguments, begin_s))
 
     def results(self, number: int) -> list[Any]:
         """What the first so many processes have returned, once all have."""
@@ -184,7 +186,7 @@ class ProcessTeam:
                 raise PacelineError(f"A process that measures did not answer within {_DEADLINE_S:.0f} s; try again.")
             try:
                 found.append(line.recv())
-            except EOFError:
+            except (EOFError, ConnectionResetError):
                 raise PacelineError("A process that measures has ended; run `paceline doctor`.") from None
         return found
 

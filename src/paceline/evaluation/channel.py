@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 import threading
 import traceback
 from dataclasses import dataclass
@@ -21,15 +20,16 @@ from paceline.evaluation.model import Evaluator
 from paceline.memory import atomics
 from paceline.memory.arena import Arena
 from paceline.memory.waiting import RunStopped, wait_briefly, wake_all
+from paceline.system.tagged_output import flush_output
 
-__all__ = ["NICENESS", "THREAD", "EvaluationChannel", "EvaluationResult"]
+__all__ = ["ENDED_THREAD", "NICENESS", "THREAD", "EvaluationChannel", "EvaluationResult"]
 
 _WORDS, _TEXT = "evaluation words", "evaluation text"
 _ASKED, _ANSWERED, _ENDING, _PROCESS, _EPOCH_SAMPLES, _LENGTH = range(6)
 _TEXT_BYTES = 100_000
 _MOST = 8_000  # characters of a reason and of a trace: no more than six bytes each
 NICENESS = 10  # the workers come first
-THREAD = -1
+THREAD, ENDED_THREAD = -1, -2
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class EvaluationChannel:
 
     @property
     def process(self) -> int:
-        """Process id of who evaluates; 0: nobody does yet; `THREAD`: a thread of this process."""
+        """Process id of who evaluates; 0: nobody does yet; `THREAD`: a thread of this process, or one that has ended."""
         return self._load(_PROCESS)
 
     @property
@@ -132,16 +132,19 @@ class EvaluationChannel:
             text = json.dumps(result, ensure_ascii=False).encode(errors="replace")
             self._text[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
             self._store(_LENGTH, len(text))
-            sys.stdout.flush()
+            flush_output()
             self._store(_ANSWERED, answered)
 
     def serve_in_thread(self, arena: Arena, evaluator: Evaluator) -> threading.Thread:
         """Starts a thread that answers until told to end."""
 
         def run() -> None:
-            if hasattr(os, "setpriority"):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-            self.serve(arena, evaluator)
+            try:
+                if hasattr(os, "setpriority"):
+                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+                self.serve(arena, evaluator)
+            finally:
+                self.tell_process(ENDED_THREAD)
 
         self.tell_process(THREAD)
         thread = threading.Thread(target=run, name="paceline-evaluator", daemon=True)
@@ -157,7 +160,7 @@ def _evaluated(arena: Arena, evaluator: Evaluator) -> EvaluationResult:
         return EvaluationResult(None)
     except UsageError as error:
         return EvaluationResult(None, failure="usage", reason=str(error)[:_MOST])
-    except (Exception, SystemExit) as error:  # whatever the user's code raises
+    except BaseException as error:  # whatever the user's code raises
         reason = f"evaluate raised {type(error).__name__}: {error}"
         trace = traceback.format_exc()[-_MOST:]  # a long one's end says what went wrong
         return EvaluationResult(None, failure="error", reason=reason[:_MOST], trace=trace)

@@ -9,7 +9,7 @@ import time
 from multiprocessing import connection
 from typing import Any
 
-from paceline.evaluation.channel import THREAD, EvaluationChannel, EvaluationResult
+from paceline.evaluation.channel import ENDED_THREAD, THREAD, EvaluationChannel, EvaluationResult
 from paceline.evaluation.model import Evaluator
 from paceline.run.recording import Recording, last_s
 from paceline.worker.process import Failure
@@ -68,6 +68,8 @@ class GoalWatcher:
         self._ask(channel, samples)
         if self._wait(channel):
             self._collect(channel, ended_s=last_s(records))
+        else:
+            self._open_channel(all_ended=True)  # to say so
         if self._evaluator is not None and self._supervisor.arena is not None:
             self.worst_worker_accuracy = self._evaluator.worst_worker_accuracy(self._supervisor.arena)
 
@@ -88,7 +90,9 @@ class GoalWatcher:
             with contextlib.suppress(ProcessLookupError):  # it has ended
                 self._watch = os.pidfd_open(process)
 
-    def _has_ended(self) -> bool:
+    def _has_ended(self, channel: EvaluationChannel) -> bool:
+        if channel.process in (THREAD, ENDED_THREAD):
+            return channel.process == ENDED_THREAD
         return self._watch is None or bool(connection.wait([self._watch], 0))  # unlike select, beyond 1,024 descriptors
 
     def _open_channel(self, *, all_ended: bool = False) -> EvaluationChannel | None:
@@ -105,8 +109,8 @@ class GoalWatcher:
             return self._channel if process == THREAD else None
         if process != self._process:  # the first one, or that of a new worker 0
             self._process, self._told, self._gone_s = process, False, None
-            self._look_at(process)
-        if not self._has_ended():
+            self._look_at(process if process != ENDED_THREAD else None)
+        if not self._has_ended(self._channel):
             return self._channel
         if self._gone_s is None:
             self._gone_s = time.monotonic()
@@ -115,7 +119,8 @@ class GoalWatcher:
         lost = 0 in supervisor.outcome.workers_lost
         if not self._told and (lost or all_ended or time.monotonic() - self._gone_s > _NEWS_S):
             self._told = True
-            why = "ended with worker 0" if lost else "ended, as the process that made them is gone"
+            who = "thread" if process == ENDED_THREAD else "process"
+            why = "ended with worker 0" if lost else f"ended, as the {who} that made them is gone"
             supervisor.outcome.notes.append(f"Evaluations have {why}.")
         return None
 
@@ -133,7 +138,7 @@ class GoalWatcher:
     def _wait(self, channel: EvaluationChannel) -> bool:
         """Waits for the evaluation under way; False: who made it is gone."""
         while channel.busy:
-            if self._process and self._has_ended():
+            if self._has_ended(channel):
                 return False
             time.sleep(_LOOK_EVERY_S)
         return True

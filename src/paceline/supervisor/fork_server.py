@@ -14,6 +14,8 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+from paceline.system.tagged_output import open_closed_streams
+
 __all__ = ["fork_server_context"]
 
 # Variables that libraries read when they are loaded, in the fork server.
@@ -57,6 +59,7 @@ def fork_server_context() -> ForkServerContext:
     Starts another one if variables have changed that libraries read when they are loaded, such as OMP_NUM_THREADS. A program
     that has started multiprocessing's fork server before keeps it, and its workers start slower.
     """
+    open_closed_streams()
     context = _Context()
     context.set_forkserver_preload(["paceline.run.preload"])
     # Signals to the whole group are not for the server, but it ignores them only once it has loaded everything: started with

@@ -121,7 +121,7 @@ class Servers:
         """A server died: another takes its place, unless that has not helped so far."""
         assert self._arena is not None
         shard = self._shard(state)
-        how = how_ended(state.handle.exitcode)
+        how = how_ended(state.exit_code)
         self._outcome.notes.append(f"{self._name(state)} {how}.")
         versions = self._restarted_at.setdefault(state.worker_id, [])
         versions.append(self._arena.shared.counts()[shard]["version"])

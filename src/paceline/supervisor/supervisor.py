@@ -349,7 +349,7 @@ class Supervisor:
             return
         worker.lost = True
         who = f"Worker {worker.worker_id}: "
-        code = worker.handle.exitcode if self._backend == "processes" else None
+        code = worker.exit_code
         self.outcome.workers_lost.append(worker.worker_id)
         how = how_ended(code)
         note = f"Worker {worker.worker_id} {how}."

@@ -7,9 +7,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TextIO
 
-__all__ = ["TaggedOutput", "tagged_output"]
+__all__ = ["TaggedOutput", "flush_output", "open_closed_streams", "tagged_output"]
 
 _BARS_EVERY_S = 5.0  # where the output is no terminal, in which a bar could move
 _CLEAR = "\x1b[K"
@@ -88,13 +89,34 @@ def _shown(line: str) -> str:
 @contextlib.contextmanager
 def tagged_output(tag: str) -> Iterator[None]:
     """This process's standard output and errors are tagged."""
+    flush_output()
     before = sys.stdout, sys.stderr
-    for stream in before:
-        stream.flush()
-    sys.stdout, sys.stderr = tagged = [TaggedOutput(stream, tag) for stream in before]  # type: ignore[assignment]
+    tagged = [TaggedOutput(stream, tag) if stream is not None else None for stream in before]
+    sys.stdout, sys.stderr = tagged  # type: ignore[assignment]
     try:
         yield
     finally:
-        for one in tagged:
+        for one in filter(None, tagged):
             one.end()
         sys.stdout, sys.stderr = before
+
+
+def flush_output() -> None:
+    """Writes what the buffers of standard output and errors hold, unless these are closed or nobody reads them."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # Python has None for a stream that was closed
+            stream.flush()
+
+
+def open_closed_streams() -> None:
+    """Leads standard streams that were closed when the program began (`>&-`) to the null device.
+
+    Otherwise the next pipe or socket gets such a stream's number, and every process that is started inherits it: they print
+    into it, and it stays open as long as they live.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("r" if name == "stdin" else "w"))  # noqa: SIM115

@@ -13,7 +13,7 @@ from typing import Any, Unpack
 
 import zmq
 
-from paceline.errors import PacelineError, PeerLostError, RunStopped, WorkerLostError
+from paceline.errors import PacelineError, PeerLostError, RunStopped, WorkerLostError, first_line
 from paceline.ports.matching import PendingEvents
 from paceline.ports.ports import Counts, Event, Filter, Message, PeerBack, PeerLeft, Received
 from paceline.transport.connections import Dialler, Peer, hello_vector, read_hello
@@ -97,6 +97,7 @@ class ZmqMailbox:
         self._reading = False  # a thread is in the inbox, without the lock
         self._started = False
         self._closed = threading.Event()
+        self._failure: BaseException | None = None  # what has ended the thread that keeps the connections
         try:
             self._run = store.compare_set("run", "", secrets.token_hex(8)).decode()
             self._dialler.hello = hello_vector(self._run, self._inbox.endpoint)
@@ -349,14 +350,20 @@ class ZmqMailbox:
 
     def _keep(self) -> None:
         """What must happen while nobody sends or receives: hellos are answered, losses noticed, lost peers dialled."""
-        while not self._closed.wait(_TICK_S):
+        try:
+            while not self._closed.wait(_TICK_S):
+                with self._changed:
+                    for _ in range(_MOST_PENDING):
+                        if self._reading or self._closed.is_set() or len(self._pending) >= _MOST_PENDING:
+                            break
+                        self._read_or_wait(0.0)
+                    if not self._closed.is_set():
+                        self._redial()
+        except BaseException as error:  # raised by whoever uses the mailbox next, or waits in it
             with self._changed:
-                for _ in range(_MOST_PENDING):
-                    if self._reading or self._closed.is_set() or len(self._pending) >= _MOST_PENDING:
-                        break
-                    self._read_or_wait(0.0)
-                if not self._closed.is_set():
-                    self._redial()
+                self._failure = error
+                self._inbox.wake()
+                self._changed.notify_all()
 
     def _redial(self) -> None:
         self._dialler.catch_up(self._peers)
@@ -379,3 +386,6 @@ class ZmqMailbox:
     def _check_open(self) -> None:
         if self._closed.is_set():
             raise PacelineError("This mailbox is closed.")
+        if self._failure is not None:
+            what = f"{type(self._failure).__name__}: {first_line(self._failure)}"
+            raise PacelineError(f"Messages to and from other workers have ended here ({what}).") from self._failure

@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import sys
 import threading
 import warnings
 
@@ -21,6 +20,7 @@ from paceline.evaluation.channel import NICENESS, EvaluationChannel
 from paceline.evaluation.model import Evaluator
 from paceline.memory.arena import Arena
 from paceline.system.interrupts import leave_to_supervisor
+from paceline.system.tagged_output import flush_output
 
 __all__ = ["begin_evaluations"]
 
@@ -48,8 +48,7 @@ class _Forked:
 
 
 def _start_process(channel: EvaluationChannel, arena: Arena, evaluator: Evaluator) -> _Forked:
-    sys.stdout.flush()  # or both processes would write what is in the buffers
-    sys.stderr.flush()
+    flush_output()  # or both processes would write what is in the buffers
     parent = os.getpid()
     with warnings.catch_warnings():
         warnings.simplefilter(

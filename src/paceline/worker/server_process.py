@@ -269,9 +269,10 @@ class ServerStorage:
                 return
             try:
                 self._write(self._state)
-            finally:
-                self._state = None
-                self._idle.set()
+            except Exception as error:  # such as a lack of memory: the next one may succeed
+                self._failed = f"{type(error).__name__}: {error}"
+            self._state = None
+            self._idle.set()
 
     def _write(self, state: dict[str, Any]) -> None:
         assert self._path is not None

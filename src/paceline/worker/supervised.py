@@ -56,6 +56,11 @@ class WorkerState:
         """Whether the worker may still do something."""
         return not self.ended and not self.lost
 
+    @property
+    def exit_code(self) -> int | None:
+        """Of its process; None where it is a thread."""
+        return getattr(self.handle, "exitcode", None)
+
     def join(self, deadline_s: float, *, is_process: bool) -> None:
         """Waits for its end until that time of the monotonic clock; a process that has not ended by then is killed."""
         if self.handle is None:
@@ -108,7 +113,9 @@ class Outcome:
 
 
 def how_ended(code: int | None) -> str:
-    """A process's exit code in words; None: it is not known."""
+    """A process's exit code in words; None: it is not known, or a thread's."""
+    if code is None:
+        return "ended without a word"
     return f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
 
 
