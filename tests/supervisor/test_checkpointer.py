@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.algorithms import Hogwild, Lockstep, Placed
 from paceline.checkpoint import contents as checkpoint
 from paceline.checkpoint import files as checkpoint_files
 from paceline.checkpoint.contents import Parameters
@@ -18,7 +19,7 @@ class SupervisorOfTwo:
 
     def __init__(self):
         self.workers = [SimpleNamespace(worker_id=worker, running=True) for worker in (0, 1)]
-        self.algorithm = SimpleNamespace(lockstep=False, same_batches=False)
+        self.algorithm = Hogwild()
         self.arena = SimpleNamespace(store=lambda name, value: None, plan=SimpleNamespace(num_servers=0))
         self.written = [0, 0]
         self.read = [0, 0]
@@ -74,14 +75,14 @@ def test_a_worker_that_ends_holds_no_checkpoint_up(ready):
     assert look()
 
 
-@pytest.mark.parametrize("kind", ["lockstep", "same_batches"])
-def test_the_part_of_a_worker_that_was_lost_is_needed(kind, ready, tmp_path):
+@pytest.mark.parametrize("algorithm", [Lockstep(), Placed()])
+def test_the_part_of_a_worker_that_was_lost_is_needed(algorithm, ready, tmp_path):
     """The survivors' parts alone would make a checkpoint that only so many workers could go on from.
 
-    Of a placed model (`same_batches`) they would lack what only the lost worker had.
+    Of a placed model they would lack what only the lost worker had.
     """
     supervisor, look = ready
-    setattr(supervisor.algorithm, kind, True)
+    supervisor.algorithm = algorithm
     supervisor.workers[1].running = False
     (tmp_path / "20" / "worker-1.pt.sha256").rename(tmp_path / "part")
     for _ in range(3):

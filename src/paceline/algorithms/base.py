@@ -84,6 +84,15 @@ class Algorithm:
         return self.needs.own_models
 
     @property
+    def in_rounds(self) -> bool:
+        """Whether all workers take part in every round, and so end, and are checkpointed, after the same one.
+
+        A checkpoint without one's part is of no use: rounds depend on how many take part, and where all have the same batches,
+        each has a part of the model that nobody else has.
+        """
+        return self.lockstep or self.same_batches
+
+    @property
     def together(self) -> bool:
         """Whether several workers' gradients make one update of one model: they then share its version, and none is stale."""
         return self.lockstep and not self.gossip

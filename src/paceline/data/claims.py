@@ -109,6 +109,12 @@ class WorkerClaims:
             self._ahead.remove(number)
             self._counts.unhold(self._worker_id, number)
 
+    def take_back(self, number: int) -> None:
+        """The loop has had the batch, or taken part without one, in vain."""
+        self.taken = max(0, self.taken - 1)
+        if number >= 0:
+            self.hold(number)
+
     def place(self, number: int) -> int:
         """Where in its epoch a batch is."""
         return number % self.batches.epoch_numbers

@@ -120,7 +120,7 @@ class AttachedReplica(ClosureGradient):
         elif self._state == "idle" and self._ahead_at is None:
             self._resume()
         else:
-            self.samples, self._batch, self._absent = 0, -1, True
+            self.samples, self.batch, self._absent = 0, -1, True
             self._gradient_started_s = self._gradient_ended_s = self._now_s()
             self._program.throw(NoGradient)
 
@@ -147,7 +147,7 @@ class AttachedReplica(ClosureGradient):
         if self.outside is not None and self.outside.lasting is None:
             self.settle_outside()
         self.num_begun += 1
-        self._batch = batch_number
+        self.batch = batch_number
         self.samples = samples
         self._absent = absent
         self.closure: bool | None = None
@@ -162,7 +162,7 @@ class AttachedReplica(ClosureGradient):
     def _give(self, batch_number: int, samples: int) -> None:
         """The step under way, begun without a batch, gets one after all; or there is none for it, and it is over."""
         self._records.settle(_NAN)
-        self._batch, self.samples = batch_number, samples
+        self.batch, self.samples = batch_number, samples
         if not samples:
             self._absent, self._missing = True, self.ranges
             self._gradient_ended_s = self._gradient_started_s
@@ -216,6 +216,11 @@ class AttachedReplica(ClosureGradient):
     def _is_untouched(self) -> bool:
         """Whether the step under way was begun without a batch, and the loop has done nothing for it so far."""
         return self._state == "gradient" and not self.samples and not (self._own is not None and self._own.touched)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a step has begun that is not over."""
+        return self._rounds is not None and self.step > self._rounds.num_ended
 
     def report(self, loss: float, samples: int | None = None) -> int:
         """The loss of the step under way, or of the one just made: loops report before `step()` or after it.

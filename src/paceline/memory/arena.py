@@ -17,12 +17,14 @@ from paceline.memory.locked import LockedVector
 from paceline.memory.racing import RacingVector
 from paceline.memory.replicated import ReplicatedVector
 from paceline.memory.ring import RecordRing
+from paceline.memory.rounds import Rounds
 from paceline.memory.segment import LINE_BYTES, Layout, Segment
 from paceline.memory.served import ServedVector
 from paceline.memory.sharded import ShardedVectors
 from paceline.memory.shared_store import SharedStore
 from paceline.memory.slots import SlotPool
 from paceline.memory.staleness import SharedStalenessCounts
+from paceline.memory.waiting import wake_all
 from paceline.ports.ports import Ports, ServerPorts
 from paceline.ports.shared import AVERAGE, Needs
 from paceline.system.clock import RealClock
@@ -35,6 +37,7 @@ _RING_RECORDS = 16_384
 
 _CONTROL_WORDS = (
     "abort",
+    "rounds",
     "go",
     "next_batch",
     "checkpoint_epoch",
@@ -231,6 +234,20 @@ class Arena:
 
     def _ended(self, worker_id: int) -> int:
         return self.segment.address + self.plan.ended + LINE_BYTES * worker_id
+
+    def stop(self, *, at_once: bool) -> None:
+        """Asks every worker to end at its next step or wait; if not `at_once`, all after the same round."""
+        if not at_once:
+            Rounds.close(self.address("rounds"))
+            return
+        self.store("abort", 1)
+        wake_all(self.address("go"))
+        wake_all(self.address("abort"))
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the workers have been asked to end."""
+        return bool(self.load("abort") or self.load("rounds") & 1)
 
     def ring(self, worker_id: int) -> RecordRing:
         return RecordRing(self.segment, self.plan.rings[worker_id])

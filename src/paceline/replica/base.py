@@ -34,7 +34,6 @@ from paceline.vectors.flat import FlatBinding, Ranges
 __all__ = ["BaseReplica", "TaskReplica"]
 
 _UPDATE_TIME_SMOOTHING = 0.1
-_NAN = math.nan
 _NO_GRADIENT = 0  # as a record's applied version
 
 
@@ -51,6 +50,7 @@ class BaseReplica:
         counts: what the worker communicates; None: nothing.
         now_s: the clock of the records; virtual in a simulation.
         slow: how many times as long gradients take, on purpose.
+        rounds: its `num_ended` counts the steps that are over; None: nobody asks.
         bucket_bytes: least size of what `gradient` hands out during backward.
     """
 
@@ -66,13 +66,14 @@ class BaseReplica:
         counts: Counts | None = None,
         now_s: Callable[[], float] = time.monotonic,
         slow: float = 1.0,
+        rounds: Any = None,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self.binding = binding
         self.ranges: Ranges = binding.ranges if binding is not None else ()
         self.now_s = self._now_s = now_s
         self.samples = self.round_samples = 0
-        self.step, self.update_time_s, self.loss = 0, 0.0, math.nan
+        self.step, self.batch, self.update_time_s, self.loss = 0, -1, 0.0, math.nan
         self.round: int | None = None  # every round is a step
         # Only a loop of the user's does such things.
         self.changed_outside = self.moves = self.scaled = self.skipped = False
@@ -83,15 +84,14 @@ class BaseReplica:
         self._accruals: Accruals | None = None
         self._waits, self._staleness = waits, staleness
         self._stopped, self._incarnation, self._bucket_bytes = stopped, incarnation, bucket_bytes
-        self._counts = NewCounts(counts) if counts is not None else None
-        self._private: torch.Tensor | None = None
+        self._counts, self._rounds = (NewCounts(counts) if counts is not None else None), rounds
         self._slowness = Slowness(slow, stopped) if slow > 1 else None
+        self._private: torch.Tensor | None = None
         self.closure: bool | None = None
         self.evaluations: Any = None
         self._buckets: GradientBuckets | None = None
-        self._hands_out = False  # the present gradient, in buckets
+        self._hands_out, self._read_version = False, 0  # whether in buckets
         self._missing: Ranges | None = None
-        self._batch, self._read_version = -1, 0
         self._started_s = self._input_s = self._gradient_started_s = self._gradient_ended_s = self._apply_s = 0.0
 
     @property
@@ -118,8 +118,7 @@ class BaseReplica:
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         """Copies `x` (P,) into this worker's private vector and returns that."""
         begun_s = self._now_s()
-        if self._private is None:
-            self._private = torch.empty_like(x)
+        self._private = torch.empty_like(x) if self._private is None else self._private
         self._private.copy_(x)
         self._apply_s += self._now_s() - begun_s
         return self._private
@@ -160,7 +159,7 @@ class BaseReplica:
 
     def _begin_step(self, started_s: float) -> None:
         self.step += 1
-        self._started_s, self._apply_s, self.loss = started_s, 0.0, _NAN
+        self._started_s, self._apply_s, self.loss = started_s, 0.0, math.nan
         for wait in self._waits:
             wait.waited_s = 0.0
         self._input_s = self._now_s() - started_s
@@ -176,6 +175,8 @@ class BaseReplica:
         return self._input_s + self._gradient_ended_s - self._gradient_started_s + self._apply_s
 
     def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
+        if self._rounds is not None:
+            self._rounds.num_ended += 1
         if self.shares is not None and self.samples:
             self.shares.note(self.samples, self._work_s)
         if self._append is None:
@@ -186,7 +187,7 @@ class BaseReplica:
         new = self._counts.take() if self._counts is not None else NO_COUNTS
         self._append(
             self.step,
-            self._batch,
+            self.batch,
             self._incarnation,
             self.samples if applied_version != _NO_GRADIENT else 0,
             self._read_version,
@@ -269,10 +270,9 @@ class TaskReplica(BaseReplica):
         """This worker's steps, from 1, until the source ends or the run is stopped."""
         while not self._stopped():
             started_s = self._now_s()
-            batch = self._batches.next()
-            if batch is None:
+            if (batch := self._batches.next()) is None:
                 return
-            self._batch, self._inputs, self._targets = batch
+            self.batch, self._inputs, self._targets = batch
             self.samples = 0 if self._targets is None else self._targets.shape[0]
             self._begin_step(started_s)
             yield self.step

@@ -108,11 +108,11 @@ class Loop:
 
     def next_batch(self, arena: Arena, records: Mapping[int, np.ndarray]) -> int:
         """The first batch that a run which goes on from the end has to make."""
-        if self.task is not None:
-            claimed = arena.load("next_batch")
-            if self.config.epochs is None:
-                return claimed
-            return min(claimed, self.task.plan.num_batches_for(self.config.epochs))  # each claimed one too many
-        last = max((int(rows["batch"].max()) for rows in records.values() if len(rows)), default=-1)
-        kept = arena.epoch_claims().least_kept()
-        return last + 1 if kept is None else min(kept, last + 1)
+        kept = arena.epoch_claims().least_kept()  # and claimed before, but not trained on
+        if self.task is None:
+            end = 1 + max((int(rows["batch"].max()) for rows in records.values() if len(rows)), default=-1)
+        else:
+            end = arena.load("next_batch")
+            if self.config.epochs is not None:
+                end = min(end, self.task.plan.num_batches_for(self.config.epochs))  # each claimed one too many
+        return end if kept is None else min(kept, end)

@@ -164,7 +164,7 @@ class Recording(RunRecord):
             unresolved_exchanges=arena.load("unresolved_exchanges") if arena is not None else 0,
             delay=arena.load("delay") if arena is not None else 0,
             records_lost=self._records_lost(recorded),
-            has_ended_itself=arena is not None and not arena.load("abort"),
+            has_ended_itself=arena is not None and not arena.is_stopped,
         )
         return {
             **result,

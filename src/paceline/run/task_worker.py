@@ -102,4 +102,6 @@ class TaskWorker:
                     algorithm.work(replica, run.ports)
             except RunStopped:  # while it waited for others: the batch at hand was not trained on
                 claims.taken -= 1
+                if not algorithm.in_rounds and replica.batch >= 0:
+                    run.arena.epoch_claims().hold(run.worker_id, replica.batch)
             run.save_end(replica.optimizer, claims.taken)

@@ -236,7 +236,7 @@ class TimedReplica(_Timed):
             batch = self._batches.next()
             if batch is None:
                 return
-            self._batch, self.samples = batch
+            self.batch, self.samples = batch
             self._begin_step(scheduler.time_s())
             yield self.step
 

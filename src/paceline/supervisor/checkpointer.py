@@ -14,6 +14,11 @@ from paceline.supervisor.supervisor import Supervisor
 
 __all__ = ["Checkpointer"]
 
+_APART = (
+    "There is no checkpoint of the last step, as a worker did not end it in time: resuming goes on from the one before, if"
+    " there is any."
+)
+
 
 class Checkpointer:
     """Keeps the newest complete checkpoint of a run.
@@ -88,7 +93,7 @@ class Checkpointer:
     ) -> None:
         """Writes the last checkpoint from what the workers saved when they ended.
 
-        Where all workers' parts are needed, it stays incomplete if the run was stopped between their updates of one round.
+        Where all workers' parts are needed, it stays incomplete if one did not come to the end of the last round in time.
 
         Raises:
             NotWrittenError: it, or a part of it, cannot be written; the last complete one is as it was.
@@ -104,6 +109,7 @@ class Checkpointer:
             raise
         ended = [worker.worker_id for worker in supervisor.workers if worker.ended]
         if _needs_all(supervisor) and not checkpoint.same_round(self._folder / str(number), ended):
+            supervisor.outcome.notes.append(_APART)
             return
         self._complete(supervisor, number, ended, about(number))
         if number in left_out:
@@ -111,9 +117,4 @@ class Checkpointer:
 
 
 def _needs_all(supervisor: Supervisor) -> bool:
-    """Whether a checkpoint without a dead worker's part is of no use, so that an earlier one of all is gone on from.
-
-    Rounds depend on how many take part, and of a placed model each worker has a part that nobody else has.
-    """
-    algorithm = supervisor.algorithm
-    return algorithm is not None and (algorithm.lockstep or algorithm.same_batches)
+    return supervisor.algorithm is not None and supervisor.algorithm.in_rounds

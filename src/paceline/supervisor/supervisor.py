@@ -39,6 +39,7 @@ __all__ = ["Supervisor"]
 
 _POLL_S = 0.05
 _INTERRUPTED_GRACE_S = 15.0  # Slurm and Kubernetes give half a minute, in which files are written, too
+_OF_ROUNDS = 2 / 3  # of that time, until nobody waits for the last round any more
 _RUN_HAS_ENDED = "The run has ended."
 _SERVERS_DEADLINE_S = 30.0
 _START_DEADLINE_S = 300.0  # importing the user's modules and loading data; a hang beyond it is an error
@@ -163,7 +164,7 @@ class Supervisor:
 
     @property
     def arena(self) -> Arena | None:
-        """The workers' shared memory; None until the first of them has said what it needs."""
+        """The workers' shared memory; None until the first has said what it needs."""
         return self._handshake.arena
 
     @property
@@ -171,20 +172,22 @@ class Supervisor:
         """Whether every worker's function returned, without a failure."""
         return all(one.ended and one.failure is None for one in self.workers)
 
-    def stop(self) -> None:
-        """Asks every worker to end at its next step or wait."""
+    def stop(self, *, at_once: bool = False) -> None:
+        """Asks every worker to end at its next step or wait; those in rounds end after the same one, unless `at_once`."""
         if self.arena is not None:
-            self.arena.store("abort", 1)
-            wake_all(self.arena.address("go"))
-            wake_all(self.arena.address("abort"))
+            in_rounds = self.started_s is not None and self.algorithm is not None and self.algorithm.in_rounds
+            self.arena.stop(at_once=at_once or not in_rounds)
 
     def _interrupt(self, grace_s: float) -> None:
         """Stops a run in the middle; workers that are training end as they would at the end, and say so."""
         self.stop()
         self._restarts_left = 0
-        deadline_s = time.monotonic() + grace_s
-        while self.started_s is not None and time.monotonic() < deadline_s and any(one.running for one in self.workers):
-            self._wait_for_news()
+        for until_s in (time.monotonic() + _OF_ROUNDS * grace_s, time.monotonic() + grace_s):
+            while (
+                self.started_s is not None and time.monotonic() < until_s and any(one.running for one in self.workers)
+            ):
+                self._wait_for_news()
+            self.stop(at_once=True)
         self._end_servers()
         self._end_all(grace_s=0.0)
 
@@ -338,7 +341,7 @@ class Supervisor:
         self._handshake.refuse_waiting(_RUN_HAS_ENDED)
         if self.arena is None:
             self._end_all(grace_s=0.0)
-        self.stop()
+        self.stop(at_once=True)
 
     def _lose(self, worker: WorkerState) -> None:
         """A worker died: repair what it held; go on, restart it, or let the others end with its name."""
@@ -390,9 +393,9 @@ class Supervisor:
 
     def _end_all(self, grace_s: float) -> None:
         """Joins every worker; those that do not end within `grace_s` are killed."""
-        deadline_s = time.monotonic() + grace_s
+        until_s = time.monotonic() + grace_s
         for worker in [*self.workers, *self.servers.states]:
-            worker.join(deadline_s, is_process=self._backend == "processes")
+            worker.join(until_s, is_process=self._backend == "processes")
 
     def _drain(self) -> None:
         if self.arena is not None:

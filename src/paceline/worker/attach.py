@@ -291,7 +291,9 @@ class Worker(WholeRun):
 
     def _save_end(self, *, is_cut: bool) -> None:
         """Saves the worker's part of the run's last checkpoint, if there are any."""
-        self._membership.save_end(self._optimizer, max(0, self._batches.taken_so_far() - is_cut))
+        if is_cut and self._replica.is_under_way:
+            self._batches.give_back_last()
+        self._membership.save_end(self._optimizer, self._batches.taken_so_far())
 
     def batches(self, loader: Iterable[Any], *, own: bool = False) -> Batches:
         """This worker's batches; an epoch is shared: each sample goes to one worker, once.

@@ -254,7 +254,7 @@ class WorkerBatches:
                 if first:
                     first = False
                     self._check_same(claims.batches, epoch)
-                    by_number = not (self.algorithm.lockstep or self.algorithm.same_batches)
+                    by_number = not self.algorithm.in_rounds
                     leads = claims.place(number) == 0 if by_number else self._leads
                     first_batch = epoch * claims.batches.epoch_numbers
                     self._membership.begin_epoch(epoch, first_batch, self._optimizer, claims.taken, leads=leads)
@@ -335,6 +335,11 @@ class WorkerBatches:
         else:
             self._given = Given(self._given.taken + 1, max(number + 1, self._given.reached))
 
+    def give_back_last(self) -> None:
+        """The last batch was not trained on, as the run's end came in the middle of its step: a resumed run hands it out."""
+        if self._claims is not None:
+            self._claims.take_back(self._replica.batch)
+
     def taken_so_far(self) -> int:
         """Batches that this worker has taken."""
         return self._claims.taken if self._claims is not None else self._taken
@@ -350,7 +355,7 @@ class WorkerBatches:
                 batches,
                 worker_id=self.worker_id,
                 num_workers=self.num_workers,
-                lockstep=self.algorithm.lockstep or self.algorithm.same_batches,
+                lockstep=self.algorithm.in_rounds,
                 taken=self._taken,
                 **self._get_share()._asdict(),
             )

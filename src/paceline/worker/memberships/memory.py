@@ -17,6 +17,7 @@ from paceline.membership.final_mean import FinalMean, Given, LeftWeights, take_f
 from paceline.membership.peers import Peers
 from paceline.memory.arena import Arena, plan_arena
 from paceline.memory.private import PrivateVector
+from paceline.memory.rounds import Rounds
 from paceline.memory.segment import Segment
 from paceline.ports.ports import Ports, Storage
 from paceline.records.step_record import Recorder
@@ -70,9 +71,11 @@ class WorkerMemory:
         self._clock = RealClock()
         self.ports: Ports[Any] = replace(arena.ports(self._clock, seed), storage=storage)
         self._incarnation, self._recorder, self._slow = incarnation, recorder, slow
+        self._rounds = Rounds(arena.address("abort"), arena.address("rounds") if algorithm.in_rounds else 0)
+        self.stopped = self._rounds.stopped
 
-    def stopped(self) -> bool:
-        """Whether the run is being stopped."""
+    def aborted(self) -> bool:
+        """Whether the run is being stopped in the middle of a round, where nobody waits for another worker."""
         return self.arena.load("abort") != 0
 
     def snapshot(self, out: torch.Tensor) -> int:
@@ -99,7 +102,7 @@ class WorkerMemory:
             self.ports.worker_id,
             self.ports.num_workers,
             self.ports.counts,
-            self.stopped,
+            self.aborted,
             incarnation=self._incarnation,
             num_servers=self.arena.plan.num_server_programs,
             host=host,
@@ -125,6 +128,7 @@ class WorkerMemory:
             "waits": [*self.arena.waits(self._clock), *((peers.mailbox, peers.concurrency) if peers else ())],
             "staleness": self.arena.staleness if needs.staleness_counts else None,
             "stopped": self.stopped,
+            "rounds": self._rounds,
             "counts": self.ports.counts if needs.mailbox or needs.collectives else None,
             "incarnation": self._incarnation,
             "bucket_bytes": bucket_bytes_for(self.ports.num_workers, needs.bucket_bytes),
