@@ -1,11 +1,14 @@
 """Loops that make gradients and never call `optimizer.step()`, and those that only look like it."""
 
+import warnings
+
 import pytest
 import torch
 
 import paceline as pl
 from loops import families
 from loops.coder import batches, loss_of, made, own_id
+from paceline.errors import AlgorithmWarning
 
 SAYS = "never called optimizer.step"
 DELAYED = "sequential(delay=constant(updates_late=1))"  # which is watched without a launcher, too
@@ -90,6 +93,79 @@ def test_whatever_is_done_in_place_of_it(algorithm, train):
         pl.PacelineError, match=SAYS if train is not another_optimizer else "steps a SGD that attach was not"
     ):
         simulated(attached(train, None, True), algorithm)
+
+
+@pytest.mark.parametrize(("uses_batches", "number"), [(True, 2), (False, 10)], ids=["batches", "own batches"])
+@pytest.mark.parametrize("train", [by_hand, by_data])
+@pytest.mark.parametrize("algorithm", [*families.ALL, DELAYED])
+def test_updates_by_hand_are_refused_at_once(algorithm, train, uses_batches, number):
+    """Not seen before the end: changes by `p.data` of a vector that others write."""
+    had = []
+
+    def counted(model, optimizer, own):
+        train(model, optimizer, (had.append(own_id()) or x for x in own))
+
+    is_raced = train is by_data and algorithm == "hogwild"
+    says = f"{SAYS}|loops changed them outside optimizer.step" if algorithm == "all-reduce(sharded=true)" else SAYS
+    loop = attached(counted, algorithm if algorithm == DELAYED else None, uses_batches, 40)
+    with pytest.raises(pl.UsageError, match=says):
+        loop() if algorithm == DELAYED else simulated(loop, algorithm)
+    assert is_raced or max(map(had.count, set(had))) <= number + (not uses_batches)
+
+
+def extrapolated(model, optimizer, own):
+    """An extragradient step: what the first batch has moved, the second puts back before it steps."""
+    before = []
+    for number, x in enumerate(own):
+        optimizer.zero_grad()
+        loss_of(model, x).backward()
+        with torch.no_grad():
+            if number % 2 == 0:
+                before = [p.clone() for p in model.parameters()]
+                for p in model.parameters():
+                    p -= 0.1 * p.grad
+                continue
+            for p, old in zip(model.parameters(), before, strict=True):
+                p.copy_(old)
+        optimizer.step()
+
+
+def inner_steps(model, optimizer, own):
+    """Reptile: the outer step goes towards where five inner ones have come."""
+    for x in own:
+        before = [p.detach().clone() for p in model.parameters()]
+        by_hand(model, optimizer, [x] * 5)
+        with torch.no_grad():
+            for p, old in zip(model.parameters(), before, strict=True):
+                p.grad = old - p
+                p.copy_(old)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("uses_batches", [True, False], ids=["batches", "own batches"])
+@pytest.mark.parametrize("train", [extrapolated, inner_steps])
+def test_a_loop_may_move_its_parameters_within_its_first_step(train, uses_batches):
+    for algorithm in ("local-sgd(period=3)", "hogwild"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AlgorithmWarning)
+            simulated(attached(train, None, uses_batches, 8), algorithm)
+
+
+def test_a_layer_that_moves_its_weights_in_each_forward_pass():
+    """`max_norm` scales the rows that a batch looks up, while the loop accumulates."""
+    rows = torch.arange(12).view(6, 2)
+
+    def loop():
+        table = torch.nn.Embedding(12, 3, max_norm=0.1)
+        model = torch.nn.Sequential(table, torch.nn.Linear(3, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pl.attach(model, optimizer, DELAYED) as worker:
+            for number, x in enumerate(worker.batches(list(rows)), start=1):
+                model(x).square().mean().backward()
+                if number == len(rows):
+                    optimizer.step()
+
+    loop()
 
 
 def nothing_but_evaluation(model, optimizer, own):

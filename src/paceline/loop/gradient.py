@@ -172,6 +172,8 @@ class AttachedGradient(BaseReplica):
             return False
         if self.outside is not None and self.outside.lasting is not self.binding.bound_to:
             self.outside.take()
+        if self.awaited is not None:
+            self.awaited.begin(is_shared=self.outside is not None and self.outside.is_shared)
         self._state = "gradient"
         return True
 
@@ -200,6 +202,13 @@ class AttachedGradient(BaseReplica):
         """As for `Replica`; from now on, schedules by this worker's steps lag behind."""
         self.rates_may_differ = True
         super().absent(version)
+
+    def _look_for_step(self, num_passes: int = 0) -> None:
+        """The loop is about to compute, after so many backward passes if they are counted."""
+        if self.awaited is not None:
+            self.awaited.look(num_passes)
+            if self._state == "gradient" and not (self.outside is not None and self.outside.were_loaded):
+                self.awaited.check(has_batches=self._own is None)
 
     @property
     def rates(self) -> int:

@@ -1,8 +1,9 @@
-"""A loop that makes gradients and never steps: it trains nothing, and is told so when it ends."""
+"""A loop that makes gradients and never steps: it trains nothing, and is told so when it updates by hand, or ends."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 
 import torch
 from torch import nn
@@ -11,6 +12,12 @@ from paceline.errors import UsageError
 
 __all__ = ["StepsAwaited"]
 
+_BATCHES, _PASSES = 2, 10  # with moves: a step may move the parameters, compute there, and put them back
+_SAYS = (
+    "The loop has made gradients and never called optimizer.step(), so nothing was trained: call step() of the optimizer that"
+    " attach was given, and leave the parameters to it."
+)
+
 
 class StepsAwaited:
     """What a loop does with its gradients before its first step; nobody asks for it after that.
@@ -18,6 +25,11 @@ class StepsAwaited:
     A loop that is left before its first step, at a `break` or in the midst of accumulation, has made gradients, too. So these
     count if the loop has thrown them away and made others, if it has come to the end of its batches, or if it has changed the
     parameters by itself.
+
+    A loop that has moved every parameter with a gradient twice by the time it asks for another batch updates by hand. Without
+    `worker.batches` this is so after ten passes: an inner loop, or a sharpness-aware step, may yet put the parameters back.
+
+    Costs: a copy of the parameters, and a comparison for every batch, until the first step.
 
     Args:
         parameters: those that are trained; what gradients they have now is not the loop's.
@@ -29,10 +41,36 @@ class StepsAwaited:
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = parameters
         self._before = [None if p.grad is None else (p.grad, p.grad._version) for p in parameters]
-        self._values = self._sum()
         self._made: list[torch.Tensor | None] = [None] * len(parameters)
         self._threw_away = False
         self.came_to_end = False
+        self.begin()
+
+    def begin(self, *, is_shared: bool = False) -> None:
+        """The loop gets the parameters of its first step; `is_shared`: other workers write them, too."""
+        self._is_shared, self._num_moves = is_shared, 0
+        self._take()
+
+    def _take(self) -> None:
+        self._at = [p.detach().clone() for p in self._parameters]
+        self._counts = [p._version for p in self._parameters]
+
+    def check(self, *, has_batches: bool) -> None:
+        """The loop is about to compute again in its first step, with `worker.batches` or without.
+
+        Raises:
+            UsageError: it updates its parameters by hand.
+        """
+        moved = [
+            not torch.equal(p, at) and not (self._is_shared and p._version == count)
+            for p, at, count in zip(self._parameters, self._at, self._counts, strict=True)
+        ]
+        made = [one is not None and bool(one.any()) for one in self._made]
+        have_moved = any(moved) and all(compress(moved, made) if any(made) else moved)
+        self._num_moves = self._num_moves + 1 if have_moved else 0
+        if self._num_moves == (_BATCHES if has_batches else _PASSES):
+            raise UsageError(_SAYS)
+        self._take()
 
     def look(self, num_passes: int = 0) -> None:
         """The loop is about to compute, after so many backward passes if they are counted; or it has ended."""
@@ -53,19 +91,13 @@ class StepsAwaited:
         """
         self.look()
         has_made = any(gradient is not None for gradient in self._made)
-        has_moved = not loaded and self._sum() != self._values
+        has_moved = not loaded and not all(map(torch.equal, self._parameters, self._at))
         if self._threw_away or (has_made and self.came_to_end) or (has_moved and (has_made or has_begun)):
-            return UsageError(
-                "The loop has made gradients and never called optimizer.step(), so nothing was trained: call step() of the"
-                " optimizer that attach was given, and leave the parameters to it."
-            )
+            return UsageError(_SAYS)
         return None
 
     def _pairs(self) -> zip[tuple[nn.Parameter, tuple[torch.Tensor, int] | None]]:
         return zip(self._parameters, self._before, strict=True)
-
-    def _sum(self) -> list[float]:
-        return [p.detach().double().sum().item() for p in self._parameters]
 
 
 def _is_old(gradient: torch.Tensor | None, before: tuple[torch.Tensor, int] | None) -> bool:

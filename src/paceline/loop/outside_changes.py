@@ -115,6 +115,17 @@ class OutsideChanges:
         self._sum: int | None = None
         self._probed = 0
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other workers write the vector that the parameters are views of."""
+        x = self._binding.bound_to
+        return x is not None and x.data_ptr() == self._others
+
+    @property
+    def were_loaded(self) -> bool:
+        """Whether the loop has loaded values since it got the parameters."""
+        return self._loads.were_any
+
     def take(self, *, idle: bool = False, whole: bool = False) -> None:
         """The loop gets the parameters as they are bound now.
 

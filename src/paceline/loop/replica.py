@@ -126,8 +126,7 @@ class AttachedReplica(ClosureGradient):
 
     def begin(self, started_s: float, batch_number: int, samples: int, *, absent: bool = False) -> None:
         """Begins a step with so many samples: the program reads the parameters that the gradient will be computed at."""
-        if self.awaited is not None:
-            self.awaited.look()
+        self._look_for_step()
         self.forget_step()
         if self._several is not None:
             self._several.check_begin(absent=absent)
@@ -192,8 +191,7 @@ class AttachedReplica(ClosureGradient):
         self.raise_if_stopped()
         if self._closure is None or not self._closure.is_running:
             self.forget_step()
-        if self.awaited is not None:
-            self.awaited.look(self._own.num_passes)
+        self._look_for_step(self._own.num_passes)
         if self._state == "idle":
             self._begin_without_batch()
         elif self._handed_out:
