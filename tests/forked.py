@@ -160,6 +160,9 @@ def _main(words, folder, environment, files, errors):
             sys.argv = words
             sys.path[:] = [str(Path(words[0]).absolute().parent), *others]
             runpy.run_path(words[0], run_name="__main__")
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(1)
     finally:
         atexit._run_exitfuncs()
 

@@ -148,7 +148,7 @@ def launch(
             trains=not _calibrates(command),
         )
         run, not_written = finished(agent.run)
-    if agent.refused:
+    if agent.refused(run):
         raise typer.Exit(2)
     if run is None:
         raise typer.Exit(1 if agent.failed else 0)

@@ -24,7 +24,6 @@ from paceline.membership.peers import Peers
 from paceline.membership.tables import StoredTables
 from paceline.ports.ports import Counts, Mailbox, Message
 from paceline.system.interrupts import Interruption, ended_by_system, noted
-from paceline.system.uncaught import SaidAlone
 from paceline.transport.directory import read_incarnation, read_peer
 from paceline.transport.local_socket import is_heard
 from paceline.vectors.model_state import digest, from_bytes, to_bytes
@@ -98,19 +97,12 @@ class JoinedRun:
 
     def __init__(self, invitation: Invitation, algorithm: Algorithm, model_words: str) -> None:
         global _joined
-        self._errors = SaidAlone()
-        try:
-            if _joined:
-                raise UsageError(
-                    "A process joins a run once: start a new one, with another --join, for every training."
-                )
-            _joined = True
-            check_joinable(algorithm)
-            self.deadline_s = invitation.deadline_s
-            self._meeting = Meeting(invitation.address, invitation.key, self.deadline_s)
-        except BaseException:
-            self._errors.close()
-            raise
+        if _joined:
+            raise UsageError("A process joins a run once: start a new one, with another --join, for every training.")
+        _joined = True
+        check_joinable(algorithm)
+        self.deadline_s = invitation.deadline_s
+        self._meeting = Meeting(invitation.address, invitation.key, self.deadline_s)
         self.spec = registry.spec(algorithm)
         self.own_data = invitation.own_data
         self.notes: list[str] = []
@@ -190,7 +182,6 @@ class JoinedRun:
     def close(self) -> None:
         """Leaves the join point; whoever holds it takes it along. Raises what a signal has left to be raised."""
         self._meeting.close()
-        self._errors.close()
         self._signals.close()
 
     # At the join point

@@ -15,6 +15,7 @@ from paceline.checkpoint import files as checkpoint_files
 from paceline.errors import UsageError, shown
 from paceline.evaluation.goal import Goal
 from paceline.specs.bounds import COUNT, COUNT_FROM_0, DEADLINE_S, Bound
+from paceline.system.uncaught import say_alone
 from paceline.transport.keys import Keys
 
 __all__ = [
@@ -165,7 +166,10 @@ _current: ContextVar[_Running | None] = ContextVar("paceline_environment", defau
 
 
 def current_environment() -> WorkerEnvironment | None:
-    """The worker that this code runs as; None outside any launcher, and for another launcher's only worker."""
+    """The worker that this code runs as; None outside any launcher, and for another launcher's only worker.
+
+    In a process that a launcher has started, an uncaught error of Paceline's is one line from now on.
+    """
     running = _current.get()
     return running.environment if running is not None else _invited() or _of_another_launcher()
 
@@ -213,6 +217,7 @@ def _invited() -> Invitation | None:
     address = os.environ.get("PACELINE_JOIN")
     if not address:
         return None
+    say_alone()
     if "ACCELERATE_MIXED_PRECISION" in os.environ and _number("WORLD_SIZE", COUNT, "1") > 1:
         raise UsageError(
             "paceline launch and accelerate launch have both started this worker, and each would make a run of its own: leave"
@@ -244,6 +249,7 @@ def _of_another_launcher() -> LaunchedEnvironment | None:
         return None
     for rank, size, _ in _LAUNCHERS:
         if rank in os.environ and size in os.environ:
+            say_alone()
             worker_id, num_workers = _number(rank), _number(size)
             if num_workers == 1:
                 return None

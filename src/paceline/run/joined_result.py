@@ -37,7 +37,7 @@ def joined_result(
         notes: beside those of the workers.
         restarts: how many workers took a dead one's place.
         reason: why the run came to nothing, or was interrupted.
-        failed: whether every worker ended with an error.
+        failed: whether a worker ended with an error.
         interrupted: whether a signal ended it.
     """
     ended = [one for one in own if one["state"] == "ended"]

@@ -96,8 +96,9 @@ class Agent:
         Raises:
             UsageError: something is wrong that every worker would find wrong.
         """
-        if self.algorithm is not None:
-            check_joinable(registry.build(self.algorithm))
+        algorithm = registry.build(self.algorithm) if self.algorithm is not None else None
+        if algorithm is not None:
+            check_joinable(algorithm)
         with self._held_folder(), contextlib.closing(Meeting(self.address, self.key, self.deadline_s)) as meeting:
             of = num_places(meeting, self.of, own=self.workers)
             if self.workers > of:
@@ -105,6 +106,8 @@ class Agent:
                     f"The run at {self.address} has {of} workers in all, fewer than the {self.workers} to start here: lower"
                     " --workers, or give --of on the first machine."
                 )
+            if algorithm is not None:
+                check_joinable(algorithm, of)
             where = "Holding" if meeting.holds else "Joining at"
             into = f", into {self.folder}" if self.trains else ""
             self.say(f"{where} {self.address}: {self.workers} of {of} workers start here{into}")
@@ -166,7 +169,8 @@ class Agent:
                 note += " Another one starts in its place."
                 self._start(of)
             self.notes.append(note)
-            self.say(note)
+            if code != 2:  # it has said itself what is wrong
+                self.say(note)
 
     def _end_all(self) -> None:
         running = [child.process for child in self._children if child.process.poll() is None]
@@ -188,10 +192,10 @@ class Agent:
         """Whether a worker of this machine ended with an error."""
         return any(child.process.returncode != 0 for child in self._children)
 
-    @property
-    def refused(self) -> bool:
-        """Whether all workers were turned away for something that the user can put right."""
-        return bool(self._children) and all(child.process.returncode == 2 for child in self._children)
+    def refused(self, run: RunData | None) -> bool:
+        """Whether workers were turned away for something that the user can put right, and none has trained."""
+        codes = {child.process.returncode for child in self._children}
+        return codes == {2} or (codes == {0, 2} and run is not None and run.result["outcome"] == "crashed")
 
     def _result(self, of: int, interruption: Interruption) -> RunData:
         """What the workers of this machine did, from what they wrote."""
@@ -219,7 +223,7 @@ class Agent:
             notes=self.notes,
             restarts=self._num_restarted,
             reason=f"Interrupted by {interruption.name}." if interruption else why,
-            failed=all(child.process.returncode for child in self._children),
+            failed=self.failed,
             interrupted=bool(interruption),
         )
         run = RunData({**about, "join": self.address, "workers_started_here": self.workers}, result, records, [])

@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from typing import Any
 
 from paceline.errors import PacelineError, UsageError
 
-__all__ = ["SaidAlone"]
+__all__ = ["say_alone"]
 
 
-class SaidAlone:
-    """From here to its `close`, an uncaught error of Paceline's is printed without a traceback, as on the command line."""
+def say_alone() -> None:
+    """From now on an uncaught error of Paceline's is printed in one line, without a traceback, as on the command line."""
+    before = sys.excepthook
+    if getattr(before, "__module__", "") == __name__:
+        return
 
-    def __init__(self) -> None:
-        self._before = sys.excepthook
-        self._last: weakref.ref[BaseException] | None = None
-        sys.excepthook = self._hook
-
-    def close(self) -> None:
-        """The error that is on its way now, if one is, is the last one; once it is gone, all is as before."""
-        error = sys.exc_info()[1]
-        if isinstance(error, PacelineError):
-            self._last = weakref.ref(error, self._restore)
-        else:
-            self._restore()
-
-    def _restore(self, *_: Any) -> None:
-        if sys.excepthook == self._hook:
-            sys.excepthook = self._before
-
-    def _hook(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        if not isinstance(error, PacelineError) or (self._last is not None and self._last() is not error):
-            self._before(kind, error, trace)
+    def say(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if not isinstance(error, PacelineError):
+            before(kind, error, trace)
             return
-        print(f"paceline: {error}", file=sys.stderr, flush=True)
+        # torch.distributed's hook calls this one with another sys.stderr, which it prints when this returns.
+        print(f"paceline: {error}", file=sys.__stderr__, flush=True)
         raise SystemExit(2 if isinstance(error, UsageError) else 1)
+
+    sys.excepthook = say

@@ -1,6 +1,7 @@
 """Each way of being in a run gives a loop all that it may ask of its run."""
 
 import inspect
+import sys
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 import paceline as pl
 from paceline.algorithms import registry
 from paceline.membership import elastic
-from paceline.membership.environment import Invitation, LaunchedEnvironment
+from paceline.membership.environment import Invitation, LaunchedEnvironment, current_environment
 from paceline.worker.memberships.elastic import ElasticMembership
 from paceline.worker.memberships.entry import enter
 from paceline.worker.memberships.launched import LaunchedMembership
@@ -89,10 +90,17 @@ def test_a_membership_has_all_that_a_loop_may_ask_for(way, monkeypatch):
         assert len(type(member).__mro__) == len(Membership.__mro__) + 1, "no membership is made of another"
 
 
-def test_after_a_run_that_was_joined_errors_are_shown_as_before(monkeypatch):
-    import sys
-
-    before = sys.excepthook
-    for _ in joined(monkeypatch):
-        assert sys.excepthook != before
-    assert sys.excepthook is before
+def test_errors_of_ours_alone_are_shown_otherwise_in_a_process_that_a_launcher_started(monkeypatch, capfd):
+    shown = []
+    monkeypatch.setattr(sys, "excepthook", lambda *error: shown.append(error))
+    monkeypatch.setenv("PACELINE_JOIN", free_address())
+    for _ in range(2):
+        current_environment()
+    mine = KeyError("mine")
+    sys.excepthook(KeyError, mine, None)
+    assert shown == [(KeyError, mine, None)]
+    for error, code in ((pl.UsageError("It is wrong."), 2), (pl.WorkerLostError("It is gone."), 1)):
+        with pytest.raises(SystemExit) as ended:
+            sys.excepthook(type(error), error, None)
+        assert ended.value.code == code
+        assert capfd.readouterr().err == f"paceline: {error}\n"
