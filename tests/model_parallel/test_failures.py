@@ -45,7 +45,8 @@ def test_a_worker_that_hangs_ends_the_step_on_all_within_the_deadline(monkeypatc
     plan = planned("two towers", 2)
     loop = partial(train_killed, "two towers", plan, None, 1, 3, signal.SIGSTOP, 1)
     with pytest.raises(
-        pl.WorkerLostError, match=r"Worker 0 waited for worker 1, .*(nothing came within 6 s|it has left)"
+        pl.WorkerLostError,
+        match=r"^Worker 1 stood still\. Worker 0 waited for worker 1, .*(nothing came within 6 s|it has left)",
     ):
         pl.launch(loop, workers=2, plan=plan, step_deadline_s=6)  # which no step waits for a core
 

@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import signal
+import subprocess
 import sys
 from functools import partial
 
@@ -120,6 +122,23 @@ def exits_while_training():
 def is_interrupted_by_itself():
     plain()
     raise KeyboardInterrupt
+
+
+def stands_still(for_s=None):
+    """Worker 1 is stopped at its third batch: for so long, or for good."""
+    model, optimizer, loader = pieces()
+    waker = None
+    with pl.attach(model, optimizer) as worker:
+        for number, (x, y) in enumerate(worker.batches(loader)):
+            if number == 3 and worker.worker_id == 1:
+                if for_s is not None:
+                    waker = subprocess.Popen(["sh", "-c", f"sleep {for_s}; kill -CONT {os.getpid()}"])
+                os.kill(os.getpid(), signal.SIGSTOP)
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+    if waker is not None:
+        waker.wait()
 
 
 class _Impatient(torch.optim.LBFGS):

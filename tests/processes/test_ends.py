@@ -2,6 +2,7 @@
 
 import json
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import paceline as pl
 from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
 from paceline.run.config import TrainConfig
+from paceline.supervisor import supervisor
 from processes import programs
 
 BACKENDS = pytest.mark.parametrize("backend", ["processes", "threads"])
@@ -204,3 +206,18 @@ def test_a_run_whose_workers_have_all_died_is_no_success(algorithm, tmp_path):
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["outcome"] == "crashed"
     assert result["workers_lost"] in ([0, 1], [1, 0])
+
+
+def test_a_worker_that_stands_still_for_less_than_the_deadline_is_waited_for():
+    """Once, its connections counted as broken after 5 to 6 s, whatever the deadline."""
+    run = pl.launch(partial(programs.stands_still, 9), workers=3, algorithm="d-psgd(deadline_s=500.0)")
+    assert (run.result["outcome"], run.result["steps"], run.result["workers_lost"]) == ("stopped", 32, [])
+
+
+def test_a_worker_that_stands_still_for_good_ends_the_run_and_is_named(monkeypatch):
+    monkeypatch.setattr(supervisor, "_INTERRUPTED_GRACE_S", 5.0)
+    with pytest.raises(
+        pl.WorkerLostError, match=r"^Worker 1 stood still\. D-PSGD round \d: worker \d did not"
+    ) as raised:
+        pl.launch(programs.stands_still, workers=3, algorithm="d-psgd(deadline_s=10.0)")
+    raised.value.__traceback__ = None

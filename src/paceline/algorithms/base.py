@@ -44,6 +44,11 @@ class Algorithm:
         raise TypeError(f"{type(self).__name__} must say what it needs")
 
     @property
+    def patience_s(self) -> float:
+        """How long a peer may stand still before it counts as lost; a method that goes on without it takes it back later."""
+        return 5.0
+
+    @property
     def default_learning_rate(self) -> float | None:
         """The rate of a training that names none; None: the task's own, which suits SGD."""
         return None

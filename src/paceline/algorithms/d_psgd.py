@@ -57,6 +57,10 @@ class DPSGD(Algorithm):
     def needs(self) -> Needs:
         return Needs("replicated", mailbox=True, own_models=True)
 
+    @property
+    def patience_s(self) -> float:
+        return self.deadline_s
+
     def check(self, num_workers: int) -> None:
         super().check(num_workers)
         self.topology.check(num_workers)

@@ -22,6 +22,7 @@ _dist: Any = dist  # its type stubs do not name the stores
 __all__ = ["Peers", "ServerMailbox", "mailbox_part"]
 
 _STORE_DEADLINE_S = 60.0
+_SEND_DEADLINE_S = 10.0
 _LATE_CONNECT_S = 3.0
 _SWITCH_INTERVAL_S = 100e-6
 _LOOK_EVERY_S = 0.1  # at whether the run is being stopped
@@ -49,6 +50,7 @@ class Peers:
         connect: waits for all others at once; otherwise the caller does.
         num_servers: members after the workers. Who has servers talks to them only, and waits for nobody at the start; and
             where the run is being stopped, they still answer.
+        patience_s: how long a peer may stand still before it has left.
 
     Raises:
         WorkerLostError: one of the others has not come within a minute.
@@ -68,6 +70,7 @@ class Peers:
         host: str | None = None,
         key: Path | Keys | None = None,
         connect: bool = True,
+        patience_s: float = 5.0,
     ) -> None:
         self._zmq = ZmqMailbox(
             store,
@@ -77,6 +80,8 @@ class Peers:
             host=host,
             keys=key,
             counts=counts,
+            peer_deadline_s=patience_s,
+            send_deadline_s=max(_SEND_DEADLINE_S, patience_s),
         )
         self.connect = self._zmq.connect
         try:

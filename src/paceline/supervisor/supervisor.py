@@ -138,6 +138,7 @@ class Supervisor:
                 if self.ready_after_s is None and self.started_s is not None:
                     self.ready_after_s = self.started_s - begun_s
                 if time.monotonic() - self._failed_s > _INTERRUPTED_GRACE_S:
+                    self.outcome.name_hung([one.worker_id for one in self.workers if one.running])
                     self._end_all(grace_s=0.0)
                 self._drain()
                 if self._on_tick is not None and self.started_s is not None:
@@ -326,7 +327,9 @@ class Supervisor:
 
     def _fail(self, who: str, failure: Failure) -> None:
         """The first failure names the outcome, and none that follows; that a worker is missed may be heard before why."""
-        if self.algorithm is not None and self.algorithm.same_batches:  # one that the others missed may hang
+        if failure.kind == "worker-lost" or getattr(
+            self.algorithm, "same_batches", False
+        ):  # one that is missed may hang
             self._failed_s = min(self._failed_s, time.monotonic())
         is_missed = self.outcome.kind == "worker-lost" and not self.outcome.workers_lost
         if self.outcome.kind == "" or (is_missed and failure.kind != "worker-lost"):

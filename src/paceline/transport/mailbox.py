@@ -28,6 +28,7 @@ __all__ = ["ZmqMailbox"]
 _TICK_S = 0.25  # how often the mailbox looks after its connections while nobody calls it
 _MOST_PENDING = 64  # messages that are taken in while nobody asks for them; more of them wait at their senders
 _LOOK_UP_S = 0.05
+_LINGER_S = 10.0
 _PAUSE_S = 0.002
 
 
@@ -51,7 +52,8 @@ class ZmqMailbox:
             encrypts, and keeps strangers out. Needed with `host`.
         counts: where messages and bytes are counted.
         peer_deadline_s: a peer without a sign of life for so long has left.
-        send_deadline_s: how long `send` waits for a peer that takes no more messages, and `close` for what is under way.
+        send_deadline_s: how long `send` waits for a peer that takes no more messages, and `close`, but for no longer than
+            10 s, for what is under way.
 
     Attributes:
         dropped: messages that no worker of this run can have sent, thrown away.
@@ -193,7 +195,8 @@ class ZmqMailbox:
             return frozenset(peer.worker_id for peer in self._peers.values() if peer.here)
 
     def close(self) -> None:
-        """Says bye, waits `send_deadline_s` at most until everything sent is under way, and frees everything."""
+        """Says bye, waits `send_deadline_s` or 10 s at most until everything sent is under way, and frees everything."""
+        linger_s = min(self._send_deadline_s, _LINGER_S)
         with self._changed:
             if self._closed.is_set():
                 return
@@ -210,10 +213,10 @@ class ZmqMailbox:
                 if peer.here:
                     self._dialler.say(peer, Sort.BYE, Message("bye"))
                 if peer.outgoing is not None:
-                    peer.outgoing.close(linger=round(self._send_deadline_s * 1e3) if peer.here else 0)
+                    peer.outgoing.close(linger=round(linger_s * 1e3) if peer.here else 0)
         self._keeper.join()
         self._inbox.close()
-        end_context(self._context, self._send_deadline_s)
+        end_context(self._context, linger_s)
         self._directory.close()
 
     def __enter__(self) -> ZmqMailbox:

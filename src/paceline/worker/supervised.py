@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import reduction
 from typing import Any
 
-from paceline.errors import UsageError, shown
+from paceline.errors import UsageError, name_workers, shown
 from paceline.membership.environment import SupervisedEnvironment, current_environment
 from paceline.memory.placement import placement_registry
 from paceline.specs.bounds import check_run, check_workers
@@ -98,6 +98,12 @@ class Outcome:
         self.interrupted = True
         if self.name == "stopped":
             self.reason = f"Interrupted by {by}."
+
+    def name_hung(self, workers: list[int]) -> None:
+        """These have not ended since the run failed; where a worker was missed that has not died, it was one of them."""
+        if workers and self.kind == "worker-lost" and not self.workers_lost:
+            who = name_workers(workers)
+            self.reason = f"{who[0].upper()}{who[1:]} stood still. {self.reason}"
 
     def leave_out(self, number: int | None, why: str) -> None:
         """A checkpoint cannot be written: it is left out. Said once."""

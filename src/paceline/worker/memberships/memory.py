@@ -95,8 +95,10 @@ class WorkerMemory:
         buffers = {name: buffer.detach().to("cpu", copy=True) for name, buffer in self.buffers.items()}
         return checkpoint.Parameters(x, version, next_batch, buffers)
 
-    def meet(self, store: Any, host: str | None = None, key: Path | None = None) -> None:
-        """Meets the other workers, and the servers, in a store."""
+    def meet(
+        self, store: Any, host: str | None = None, key: Path | None = None, *, patience_s: float | None = None
+    ) -> None:
+        """Meets the other workers, and the servers, in a store; `patience_s`: in place of the algorithm's."""
         peers = Peers(
             store,
             self.ports.worker_id,
@@ -107,6 +109,7 @@ class WorkerMemory:
             num_servers=self.arena.plan.num_server_programs,
             host=host,
             key=key,
+            patience_s=self.algorithm.patience_s if patience_s is None else patience_s,
         )
         self.has_met(peers, self._incarnation)
 

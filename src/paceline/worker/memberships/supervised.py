@@ -131,7 +131,10 @@ class SupervisedMembership(Membership):
             1.0 if algorithm.same_batches else environment.slow.get(self.worker_id, 1.0),  # a part is slow by itself
         )
         if algorithm.needs.mailbox:
-            memory.meet(self.arena.shared_store())
+            memory.meet(
+                self.arena.shared_store(),
+                patience_s=environment.step_deadline_s if environment.plan is not None else None,
+            )
         if self.part is not None:
             memory.ports = self.part.begin(memory.ports, self._axes(), algorithm, carrier_counts=False)
         self.ports, self.replica, self.base_arguments = memory.ports, memory.replica, memory.base_arguments
