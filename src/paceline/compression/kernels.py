@@ -7,8 +7,12 @@ a level, and what lies on a level, zero above all, stays there.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
-from numba import float32, int32, njit, uint8, uint32, uint64
+from numba import float32, int32, uint8, uint32, uint64
+
+from paceline.system.compilation import compiled
 
 __all__ = [
     "add_products", "decode_levels", "decode_signs", "decode_trits", "encode_levels", "encode_signs", "encode_trits",
@@ -36,7 +40,7 @@ def packed_bytes(num_elements: int, bits: int) -> int:
     return -(-num_elements // 8) * bits
 
 
-@njit(cache=True, nogil=True)
+@partial(compiled, nogil=True)
 def largest(x_bits, bucket, scales_bits):  # noqa: ANN001, ANN201  (compiled; so are all below)
     """The largest magnitude of each bucket, as bits of a float32; returns whether all are finite.
 
@@ -52,7 +56,7 @@ def largest(x_bits, bucket, scales_bits):  # noqa: ANN001, ANN201  (compiled; so
     return top < uint32(_INFINITY)
 
 
-@njit(cache=True, nogil=True)
+@partial(compiled, nogil=True)
 def euclidean_norms(x, bucket, most, scales):  # noqa: ANN001, ANN201
     """The Euclidean norm of each bucket, at most `most`, added up in the order of elements, as on every processor."""
     for b in range(len(scales)):
@@ -62,7 +66,7 @@ def euclidean_norms(x, bucket, most, scales):  # noqa: ANN001, ANN201
         scales[b] = float32(min(np.sqrt(square), most))
 
 
-@njit(cache=True, nogil=True)
+@partial(compiled, nogil=True)
 def sum_of_peaks(scales, num_elements, bucket):  # noqa: ANN001, ANN201
     """The sum over buckets of their elements times their scale's square, with the same bits on every processor."""
     total = 0.0
@@ -71,7 +75,7 @@ def sum_of_peaks(scales, num_elements, bucket):  # noqa: ANN001, ANN201
     return total
 
 
-@njit(cache=True, nogil=True, fastmath=_FAST, inline="always")
+@partial(compiled, nogil=True, fastmath=_FAST, inline="always")
 def _round(x, scale, levels, key_1, key_2, first, codes):  # noqa: ANN001, ANN202
     """Levels (-levels to levels, counted from 0) of a block of x (m,), each the one below or above, in proportion."""
     if scale < _SMALL:
@@ -89,7 +93,7 @@ def _round(x, scale, levels, key_1, key_2, first, codes):  # noqa: ANN001, ANN20
         codes[i] = uint8(uint32(uint32(place + zero) + (h >> uint32(32 - _PLACES))) >> uint32(_PLACES))
 
 
-@njit(cache=True, nogil=True, inline="always")
+@partial(compiled, nogil=True, inline="always")
 def _pack(codes, m, bits, out):  # noqa: ANN001, ANN202
     """Codes (m,) into bytes; beyond `m` they are 0."""
     for i in range(m, -(-m // 8) * 8):
@@ -118,7 +122,7 @@ def _pack(codes, m, bits, out):  # noqa: ANN001, ANN202
                 out[g * bits + k] = uint8((word >> uint64(8 * k)) & uint64(255))
 
 
-@njit(cache=True, nogil=True, inline="always")
+@partial(compiled, nogil=True, inline="always")
 def _unpack(packed, m, bits, codes):  # noqa: ANN001, ANN202
     groups = -(-m // 8)
     if bits == 8:
@@ -138,7 +142,7 @@ def _unpack(packed, m, bits, codes):  # noqa: ANN001, ANN202
                 codes[8 * g + k] = uint8((word >> uint64(bits * k)) & mask)
 
 
-@njit(cache=True, nogil=True, fastmath=_FAST)
+@partial(compiled, nogil=True, fastmath=_FAST)
 def encode_levels(x, scales, bucket, levels, bits, key_1, key_2, out):  # noqa: ANN001, ANN201
     """X (n,) rounded to 2 levels + 1 multiples of its bucket's scale / levels, packed into `out`; buckets are whole bytes."""
     n, codes = len(x), np.empty(_BLOCK, np.uint8)
@@ -150,7 +154,7 @@ def encode_levels(x, scales, bucket, levels, bits, key_1, key_2, out):  # noqa: 
             _pack(codes, last - first, bits, out[first // 8 * bits :])
 
 
-@njit(cache=True, nogil=True, fastmath=_FAST)
+@partial(compiled, nogil=True, fastmath=_FAST)
 def decode_levels(packed, scales, bucket, levels, bits, out):  # noqa: ANN001, ANN201
     """`out` (n,): each code's multiple of its bucket's scale / levels."""
     n, codes = len(out), np.empty(_BLOCK, np.uint8)
@@ -170,7 +174,7 @@ def decode_levels(packed, scales, bucket, levels, bits, out):  # noqa: ANN001, A
                 part /= _LIFT
 
 
-@njit(cache=True, nogil=True, fastmath=_FAST)
+@partial(compiled, nogil=True, fastmath=_FAST)
 def encode_trits(x, scales, bucket, key_1, key_2, out):  # noqa: ANN001, ANN201
     """X (n,) rounded to -scale, 0 or scale of its bucket; five of them in a byte."""
     n = len(x)
@@ -185,7 +189,7 @@ def encode_trits(x, scales, bucket, key_1, key_2, out):  # noqa: ANN001, ANN201
         out[i] = value
 
 
-@njit(cache=True, nogil=True, fastmath=_FAST)
+@partial(compiled, nogil=True, fastmath=_FAST)
 def decode_trits(packed, scales, bucket, out):  # noqa: ANN001, ANN201
     """`out` (n,): what `encode_trits` has packed."""
     n = len(out)
@@ -198,7 +202,7 @@ def decode_trits(packed, scales, bucket, out):  # noqa: ANN001, ANN201
             value //= 3
 
 
-@njit(cache=True, nogil=True)
+@partial(compiled, nogil=True)
 def mean_magnitudes(x, bucket, scales):  # noqa: ANN001, ANN201
     """The mean magnitude of each bucket, added up in the order of elements, as on every processor; whether all are finite."""
     n, finite = len(x), True
@@ -211,7 +215,7 @@ def mean_magnitudes(x, bucket, scales):  # noqa: ANN001, ANN201
     return finite
 
 
-@njit(cache=True, nogil=True)
+@partial(compiled, nogil=True)
 def encode_signs(x, out):  # noqa: ANN001, ANN201
     """A bit for each of x (n,): 1 for what is not negative, zero included; beyond x they are 0."""
     n = len(x)
@@ -222,7 +226,7 @@ def encode_signs(x, out):  # noqa: ANN001, ANN201
         out[i] = value
 
 
-@njit(cache=True, nogil=True)
+@partial(compiled, nogil=True)
 def decode_signs(packed, scales, bucket, out):  # noqa: ANN001, ANN201
     """`out` (n,): plus or minus its bucket's scale."""
     n = len(out)
@@ -236,7 +240,7 @@ def decode_signs(packed, scales, bucket, out):  # noqa: ANN001, ANN201
 # numbers.
 
 
-@njit(cache=True, nogil=True)
+@partial(compiled, nogil=True)
 def orthonormalize(columns, begin):  # noqa: ANN001, ANN201
     """Makes the rows of `columns` (r, n) from `begin` on orthonormal to all before them; returns r, or the first dead row.
 
@@ -271,7 +275,7 @@ def orthonormalize(columns, begin):  # noqa: ANN001, ANN201
     return rank
 
 
-@njit(cache=True, nogil=True)
+@partial(compiled, nogil=True)
 def add_products(left, right, out):  # noqa: ANN001, ANN201
     """`out` (n, m) becomes left' right, of left (r, n) and right (r, m)."""
     rank, n = left.shape

@@ -13,14 +13,17 @@ An address is trusted: a wrong one ends the process. Objects that keep an addres
 
 from __future__ import annotations
 
+import functools
 import platform
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from paceline.system.compilation import compiled
 
 __all__ = ["compare_and_swap", "fence", "fetch_add", "kernel", "load", "pause", "store"]
 
@@ -39,17 +42,7 @@ def kernel(signature: str, *, releases_gil: bool = False) -> Callable[[_Kernel],
         signature: Numba's notation, such as `"int64(int64, int64)"`.
         releases_gil: let other Python threads run meanwhile; costs about 0.1 us per call.
     """
-
-    def compile_now(function: _Kernel) -> _Kernel:
-        try:
-            return cast(_Kernel, njit(signature, cache=True, nogil=releases_gil)(function))
-        except RuntimeError as error:
-            # No writable cache folder (read-only installation without a home): compile in every process instead.
-            if "cannot cache" not in str(error):
-                raise
-            return cast(_Kernel, njit(signature, nogil=releases_gil)(function))
-
-    return compile_now
+    return functools.partial(compiled, signature=signature, nogil=releases_gil)
 
 
 def _pointer(builder: ir.IRBuilder, address: ir.Value) -> Any:

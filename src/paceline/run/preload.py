@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import torch
+import contextlib
 
-import paceline.run.task_worker
-import paceline.worker.process  # noqa: F401
-from paceline.memory import warm_up
-from paceline.system.interrupts import leave_to_supervisor
+from paceline.errors import UsageError
 
-leave_to_supervisor()
-warm_up()
-# The first optimizer of a process imports half of torch's compiler, which takes a second.
-torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+with contextlib.suppress(UsageError):  # the program imports the same, and says so
+    import torch
+
+    import paceline.run.task_worker
+    import paceline.worker.process  # noqa: F401
+    from paceline.memory import warm_up
+    from paceline.system.interrupts import leave_to_supervisor
+
+    leave_to_supervisor()
+    warm_up()
+    # The first optimizer of a process imports half of torch's compiler, which takes a second.
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)

@@ -6,9 +6,11 @@ import functools
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from paceline.system import compilation
 
 __all__ = ["FAST", "add_atomically", "compiled", "give_way", "prefetch", "prefetch_to_write"]
 
@@ -27,7 +29,7 @@ def compiled(function: Any = None, *, allocates: bool = False) -> Any:
     if function is None:
         return functools.partial(compiled, allocates=allocates)
     options: dict[str, Any] = {"nogil": True, "fastmath": FAST, "_nrt": allocates}
-    return njit(cache=True, **options)(function)
+    return compilation.compiled(function, **options)
 
 
 def _element(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> Any:

@@ -10,7 +10,6 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from paceline.errors import PacelineError
 from paceline.sparse.disciplines import RACING, average, check_discipline, resources_for, walk_by_discipline
@@ -22,6 +21,7 @@ from paceline.sparse.rows import Rows
 from paceline.sparse.steps import SMALLEST_SCALE, PassPlan, schedule_penalties, settle
 from paceline.sparse.team import Team, shuffle
 from paceline.sparse.walk import LIMITED, LOSS, OTHERS, ROWS, Examples, Model, walk, walk_classes
+from paceline.system import compilation
 
 __all__ = ["DivergedError", "LinearModel", "Pass"]
 
@@ -237,12 +237,12 @@ def _kernel(classes: bool, loss: Loss | None) -> Any:
     built_in = walk_classes if classes else walk
     if loss is None:
         return built_in
-    value, slope = (njit(function) for function in (loss.value, loss.slope))
+    value, slope = (compilation.compiled(function, cached=False) for function in (loss.value, loss.slope))
     source = built_in.py_func
     own = {
         **source.__globals__,
-        "value_of": njit(lambda code, p, y, epsilon: value(p, y)),
-        "slope_of": njit(lambda code, p, y, epsilon: slope(p, y)),
+        "value_of": compilation.compiled(lambda code, p, y, epsilon: value(p, y), cached=False),
+        "slope_of": compilation.compiled(lambda code, p, y, epsilon: slope(p, y), cached=False),
     }
     options: dict[str, Any] = {"nogil": True, "fastmath": FAST, "_nrt": False}
-    return njit(**options)(FunctionType(source.__code__, own))
+    return compilation.compiled(FunctionType(source.__code__, own), cached=False, **options)

@@ -1,0 +1,50 @@
+"""How kernels are compiled by Numba: taken from its cache on disk where there is one, compiled by each process where not."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numba
+from numba.core import config
+from numba.core.caching import FunctionCache
+
+from paceline.errors import UsageError
+
+__all__ = ["compiled"]
+
+if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]
+    raise UsageError("NUMBA_DISABLE_JIT is set, and Paceline's kernels work only when they are compiled: unset it.")
+
+
+class _Cache(FunctionCache):
+    """A cache that costs time, and raises nothing, where it is damaged or its disk is full."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        with contextlib.suppress(Exception):
+            return super().load_overload(sig, target_context)
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        with contextlib.suppress(Exception):
+            super().save_overload(sig, data)
+
+
+def compiled(function: Any, signature: str | None = None, *, cached: bool = True, **options: Any) -> Any:
+    """Compiles a function.
+
+    Where no folder for the cache can be written, as in a read-only installation without a home, each process compiles.
+
+    Args:
+        function: what to compile.
+        signature: in Numba's notation, such as `"int64(int64)"`: compiles now, and for nothing else. None: at the first call.
+        cached: whether to look for it on disk, and leave it there; only for a function that a file defines.
+        options: of `numba.njit`.
+    """
+    dispatcher: Any = numba.njit(**options)(function)
+    if cached:
+        with contextlib.suppress(RuntimeError):  # there is no folder for it
+            dispatcher._cache = _Cache(function)  # what `cache=True` sets
+    if signature is not None:
+        dispatcher.compile(signature)
+        dispatcher.disable_compile()
+    return dispatcher
