@@ -1,4 +1,5 @@
 import os
+import resource
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
@@ -113,3 +114,14 @@ def test_where_nothing_can_be_written_it_is_one_sentence(folders, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/proc/self")
     with pytest.raises(UsageError, match=r"Cannot make the folder /proc/self/paceline-\d+: .*Set XDG_RUNTIME_DIR"):
         own_keys()
+
+
+def test_a_key_that_cannot_be_written_leaves_no_file(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))  # as on a full disk: opened, and not written
+    try:
+        with pytest.raises(UsageError, match="Cannot write the key file"):
+            create_keys(tmp_path / "run.key")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.iterdir())

@@ -36,10 +36,14 @@ def create_keys(path: Path) -> Keys:
     keys = new_keys()
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(keys.public + b"\n" + keys.secret + b"\n")
+        except OSError:
+            path.unlink()
+            raise
     except OSError as error:
         raise UsageError(f"Cannot write the key file {path}: {error.strerror}.") from None
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(keys.public + b"\n" + keys.secret + b"\n")
     return keys
 
 
