@@ -67,7 +67,7 @@ class TaskProgram:
 
         task = load_task(self.name)
         with torch.random.fork_rng(devices=[]):
-            binding = FlatBinding(task.model().parameters())
+            binding = FlatBinding(task.new_model().parameters())
         return Shape(num_parameters=binding.num_parameters, batch_size=task.batch_size)
 
     def simulate(

@@ -173,7 +173,7 @@ def measure_steps(
             on_progress(f"{task.name}: steps of batch {size}")
             rows[size] = probes.steps(task, train_set, size, at_least=effort.steps, for_s=effort.steps_s)
     compute_s = {size: of["ended_s"] - of["started_s"] - of["apply_s"] for size, of in rows.items()}
-    return Steps(task.name, chosen, _vector_bytes(task.model), compute_s, rows[chosen]["apply_s"])
+    return Steps(task.name, chosen, _vector_bytes(task.new_model), compute_s, rows[chosen]["apply_s"])
 
 
 def measure_cold(

@@ -101,7 +101,7 @@ def cold_steps_s(
 def _step(
     task: Task, train_set: Any, batch_size: int, at_least: int, for_s: float, pauses_s: Sequence[float]
 ) -> np.ndarray:
-    model = task.model()
+    model = task.new_model()
     binding = FlatBinding(model.parameters())
     x = torch.empty(binding.num_elements, dtype=binding.dtype)
     binding.read(x)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset, Subset
 
 from paceline.ports.shared import AVERAGE
+from paceline.specs.user_file import run_user_code
 from paceline.tasks.base import Task
 from paceline.vectors.flat import FlatBinding
 from paceline.vectors.half_types import is_finite
@@ -100,13 +101,18 @@ class Evaluator:
 def task_evaluator(task: Task, test_set: Dataset[Any], seed: int) -> Evaluator:
     """Evaluates a task on its test set; its model begins with the parameters that the workers' have with this seed."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = task.model()
+        model = task.new_model(seed)
     return Evaluator(model, partial(task.evaluate, dataset=test_set))
 
 
 def initial_loss(task: Task, evaluator: Evaluator, train_set: Dataset[Any]) -> float | None:
-    """Mean training loss before the first update, of some samples: what `time_to_fraction_s` counts from."""
+    """Mean training loss before the first update, of some samples: what `time_to_fraction_s` counts from.
+
+    Raises:
+        UsageError: the task's model, loss or accuracy fails on its samples.
+    """
     num_samples = len(train_set)  # type: ignore[arg-type]
     some = range(0, num_samples, -(-num_samples // _INITIAL_SAMPLES))
-    return task.evaluate(evaluator.model, Subset(train_set, list(some)))["loss"]
+    samples = Subset(train_set, list(some))
+    what = f"Task '{task.name}': computing its loss and accuracy"
+    return run_user_code(None, what, lambda: task.evaluate(evaluator.model, samples))["loss"]

@@ -41,7 +41,6 @@ from paceline.specs.bounds import PARAMETERS
 from paceline.specs.registry import check_optimizer
 from paceline.system.interrupts import Interruption
 from paceline.system.machine import intra_op_threads, uncollected
-from paceline.tasks.base import seeded_model
 from paceline.tasks.load import load_task
 from paceline.vectors.flat import FlatBinding
 from paceline.vectors.model_state import dense_buffers
@@ -139,7 +138,7 @@ class TaskSimulation:
             x, vector_bytes = torch.empty(0), num_parameters * _DECLARED_ELEMENT_BYTES
         else:
             with torch.random.fork_rng(devices=[]):
-                self.model = seeded_model(self.task.model, config.seed)
+                self.model = self.task.new_model(config.seed)
                 self._random_after_model = torch.get_rng_state()
             self.binding = FlatBinding(self.model.parameters())
             if not timing_only:

@@ -18,7 +18,7 @@ from paceline.model_parallel.layouts import layout_of
 from paceline.optim.shared_state import shared_state_of
 from paceline.replica.base import TaskReplica
 from paceline.run.config import TrainConfig
-from paceline.tasks.base import fetch, seeded_model
+from paceline.tasks.base import fetch
 from paceline.tasks.load import load_task
 from paceline.worker.memberships.supervised import SupervisedMembership
 
@@ -48,7 +48,7 @@ class TaskWorker:
         task = load_task(config.task)
         algorithm = registry.build(config.algorithm)
         with _build_lock:
-            model = seeded_model(task.model, config.seed)
+            model = task.new_model(config.seed)
             if environment.worker_id or environment.incarnation:  # worker 0 goes on as plain training would
                 torch.manual_seed(hash((config.seed, environment.worker_id, environment.incarnation)) & (2**63 - 1))
         shared = config.optimizer_state == "shared"

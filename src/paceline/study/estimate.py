@@ -126,7 +126,7 @@ class _Costs:
     def _measured(self, batch_size: int) -> float:
         train_set = self._task.load(self._study.data)[0]
         with torch.random.fork_rng(devices=[]):
-            model = self._task.model()
+            model = self._task.new_model()
         times_s = []
         for _ in range(_GRADIENTS):
             began_s = time.perf_counter()

@@ -25,7 +25,6 @@ __all__ = [
     "evaluate",
     "fetch",
     "keep_data",
-    "seeded_model",
     "targets_of",
 ]
 
@@ -38,12 +37,6 @@ _kept: dict[Any, Datasets] | None = None  # what `keep_data` keeps
 def argmax_accuracy(output: Tensor, target: Tensor) -> Tensor:
     """Fraction of samples whose largest output (samples, classes) is at the target class (samples,)."""
     return (output.argmax(dim=-1) == target).float().mean()
-
-
-def seeded_model(make: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """The model that `make` builds right after seeding torch's generator, which is left as plain training would leave it."""
-    torch.manual_seed(seed)
-    return make()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +81,19 @@ class Task:
             _kept.clear()  # one task's at a time
             _kept[key] = self._load(data)
         return _kept[key]
+
+    def new_model(self, seed: int | None = None) -> nn.Module:
+        """A new model, made right after seeding torch's generator, which is left as plain training would leave it.
+
+        Raises:
+            UsageError: `model` fails, or returns something else.
+        """
+        if seed is not None:
+            torch.manual_seed(seed)
+        made = run_user_code(None, f"Task '{self.name}': making its model", self.model)
+        if not isinstance(made, nn.Module):
+            raise UsageError(f"Task '{self.name}': model must return a torch.nn.Module, not {shown(made)}.")
+        return made
 
     def _load(self, data: Path | None) -> Datasets:
         found = run_user_code(None, f"Task '{self.name}': loading its data", lambda: self.datasets(data))
