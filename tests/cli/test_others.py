@@ -91,3 +91,17 @@ def test_a_misspelt_algorithm_is_told_before_what_trains_is_loaded(run, monkeypa
 
 def test_version(run):
     assert run("--version").stdout.startswith("paceline 0.")
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["algorithms placed", "cite placed", "train --algorithm placed", "compare --algorithm placed,hogwild",
+     "simulate --algorithm placed", "advise loop.py:train --algorithm placed --target-loss 0.1",
+     "launch --algorithm placed -- loop.py"],
+)  # fmt: skip
+def test_an_algorithm_that_launch_alone_chooses_is_unknown(run, monkeypatch, tmp_path, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop.py").write_text("def train(): ...")
+    done = run(*words.split())
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "Unknown algorithm 'placed'." in done.stderr

@@ -60,19 +60,15 @@ def registries():
     return algorithms
 
 
-def test_what_is_not_listed_is_built_and_written_but_not_offered():
+def test_what_is_not_listed_is_for_programs_alone():
     backoffs = Registry("back-off")
     backoffs.register("linear", Linear, listed=False)
-    algorithms = Registry("algorithm", nested={Backoff: backoffs})
-    algorithms.register("leashed", Leashed)
-    assert (
-        algorithms.spec(algorithms.build("leashed(backoff=linear(start_s=3))"))
-        == "leashed(backoff=linear(start_s=3.0))"
-    )
+    assert backoffs.build(backoffs.spec(Linear(start_s=3.0)), unlisted=True) == Linear(start_s=3.0)
     assert "linear" not in backoffs
     assert not [*backoffs, *backoffs.names(), *backoffs.items()]
-    with pytest.raises(UsageError, match=r"Unknown back-off 'x'.* Known: none yet\."):
-        algorithms.build("leashed(backoff=x)")
+    for chosen in (backoffs.build, backoffs.template, backoffs.__getitem__):
+        with pytest.raises(UsageError, match=r"Unknown back-off 'linear'.* Known: none yet\."):
+            chosen("linear")
     with pytest.raises(ValueError, match="already registered"):
         backoffs.register("linear", NoBackoff)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.algorithms import Algorithm, parse
+from paceline.algorithms import Algorithm, registry
 from paceline.checkpoint import contents as checkpoint
 from paceline.checkpoint import files as checkpoint_files
 from paceline.errors import UsageError
@@ -143,7 +143,7 @@ def _algorithm(config: dict[str, Any], path: Path) -> Algorithm | None:
     if spec is None:
         return None
     try:
-        return parse(spec) if isinstance(spec, str) else _refuse(f"{spec!r} is none")
+        return registry.build(spec, unlisted=True) if isinstance(spec, str) else _refuse(f"{spec!r} is none")
     except UsageError as error:
         raise UsageError(f"{path} names no algorithm that there is: {error}") from error
 

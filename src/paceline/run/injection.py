@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from paceline.algorithms import Algorithm, parse, spec
+from paceline.algorithms import Algorithm, registry, spec
 from paceline.algorithms.server.delay import ConstantDelay, Delay, Delayable
 from paceline.algorithms.server.registries import delay_registry
 from paceline.errors import UsageError
@@ -84,5 +84,5 @@ def was_injected(config: Mapping[str, Any]) -> bool:
     """Whether gradients waited in the run of this `config.json`."""
     algorithm = config.get("algorithm")
     return config.get("inject_staleness") is not None or (
-        algorithm is not None and parse(algorithm).lets_gradients_wait
+        algorithm is not None and registry.build(algorithm, unlisted=True).lets_gradients_wait
     )

@@ -42,7 +42,7 @@ class Registry:
     def register(self, name: str, cls: type, *, listed: bool = True) -> type:
         """Add a frozen dataclass under a name and return it; names and classes are registered once.
 
-        One that is not `listed` is found by its name, for ourselves, and is in no list of what users can choose.
+        Users cannot choose one that is not `listed`: only `spec` and `build(..., unlisted=True)` know it.
         """
         if not NAME.fullmatch(name):
             raise ValueError(f"'{name}' cannot be a spec's name: letters, digits, '-', '_' and '.' only")
@@ -73,11 +73,11 @@ class Registry:
         return len(self._classes)
 
     def __getitem__(self, name: str) -> type:
-        """The class registered under `name`; UsageError names the closest match."""
-        if name not in self._all():
+        """The listed class of this name; UsageError names the closest match."""
+        if name not in self._classes:
             known = ", ".join(self._classes) or "none yet"
             raise UsageError(f"Unknown {self.kind} '{name}'.{closest(name, self._classes)} Known: {known}.")
-        return self._all()[name]
+        return self._classes[name]
 
     def name_of(self, cls: type) -> str:
         for name, registered in self._all().items():
@@ -85,14 +85,18 @@ class Registry:
                 return name
         raise UsageError(f"{cls.__name__} is no registered {self.kind}; register it first.")
 
-    def build(self, text_or_spec: str | Spec) -> Any:
+    def build(self, text_or_spec: str | Spec, *, unlisted: bool = False) -> Any:
         """Build the instance that a spec describes.
+
+        Args:
+            text_or_spec: the spec.
+            unlisted: whether a program wrote it, and not a user, so that it may name a class that is not listed.
 
         Raises:
             UsageError: unknown name or argument, or a value of the wrong type or out of range.
         """
         spec = parse_spec(text_or_spec) if isinstance(text_or_spec, str) else text_or_spec
-        cls = self[spec.name]
+        cls = (unlisted and self._unlisted.get(spec.name)) or self[spec.name]
         fields, hints = _init_fields(cls), get_type_hints(cls)
         arguments = {}
         for key, value in spec.arguments.items():

@@ -133,7 +133,7 @@ class Handshake:
 
     def _open(self, hello: Hello) -> str:
         """Decides the algorithm and makes the memory; returns why that cannot be."""
-        algorithm = registry.build(hello.algorithm)
+        algorithm = registry.build(hello.algorithm, unlisted=True)
         if self.algorithm is not None and algorithm != self.algorithm:
             return (
                 f"The launcher runs {registry.spec(self.algorithm)} but attach names {hello.algorithm}: name the algorithm in"
