@@ -333,7 +333,8 @@ def test_a_method_of_one_gradient_per_step_refuses_a_second_evaluation(kind, alg
             train(model, optimizer, worker.batches(batches([4] * 8)))
 
     with pytest.raises(
-        pl.UsageError, match=r"evaluates its closure several times|cannot apply Impatient|Impatient may not"
+        pl.UsageError,
+        match=r"evaluates its closure several times|cannot apply (Impatient|SharpnessAware)|Impatient may not",
     ):
         pl.simulate(body, workers=2, algorithm=algorithm)
 

@@ -48,7 +48,8 @@ OTHER = [
         [name for name in ALL if name not in ("lockstep", "all-reduce")],
         "LBFGS chooses its steps by the loss",
     ),
-    Cell(["sharpness"], [*SHARDED, *SERVED], "evaluates its closure several times in a step"),
+    Cell(["sharpness"], SHARDED, "evaluates its closure several times in a step"),
+    Cell(["sharpness"], SERVED, "A server cannot apply SharpnessAware"),
 ]
 
 

@@ -12,6 +12,7 @@ from torch.optim import lr_scheduler
 import leftovers
 import paceline as pl
 from contracts.table import ROWS, rows
+from loops.families import SERVED
 
 EXACT_ROWS = [row for row in ROWS if not row.scales_fresh_updates and not row.own_rule]
 ONE_OF_EACH = [row for row in EXACT_ROWS if row.algorithm == type(row.algorithm)()]
@@ -345,3 +346,20 @@ def test_sequential_alone_needs_no_launcher_and_unknown_algorithms_are_named():
     model, optimizer, _ = pieces()
     with pytest.raises(pl.UsageError, match=r"Unknown algorithm 'hogwold'.*hogwild"):
         pl.attach(model, optimizer, algorithm="hogwold")
+
+
+@pytest.mark.parametrize("algorithm", SERVED)
+def test_servers_refuse_an_optimizer_that_they_cannot_apply_before_the_first_batch(algorithm):
+    class Normalised(torch.optim.SGD):
+        pass
+
+    had = []
+
+    def loop():
+        model = nn.Linear(3, 1)
+        with pl.attach(model, Normalised(model.parameters(), lr=0.1)) as worker:
+            had.extend(worker.batches([torch.ones(2, 3)] * 8))
+
+    with pytest.raises(pl.UsageError, match=r"A server cannot apply Normalised.*or local-sgd"):
+        pl.simulate(loop, workers=2, algorithm=algorithm)
+    assert not had

@@ -27,7 +27,7 @@ _MOST_ROUNDING = 2.0**-5
 _NOT_ALIKE = (
     "At step {step} the workers' parameters differ, and this method keeps them equal. Either the loops changed them outside"
     " optimizer.step(), and not all alike; or each changed gradients after backward by its own data; or the optimizer's step"
-    " draws noise. Make all workers do the same, such as by worker.mean or an equal seed, or use local-sgd or hogwild."
+    " draws noise. Make all workers do the same, such as by worker.mean or an equal seed, or use ad-psgd."
 )
 _OTHER_RATES = (
     "At step {step} the workers' learning rates differ. Either ReduceLROnPlateau follows each worker's own loss, or only some"
@@ -274,5 +274,5 @@ def left_out(workers: list[int], step: int, first: int | None = None) -> UsageEr
         f"{who[0].upper()}{who[1:]} left out {which} and went on to another batch, and the rest did not, as where a loop meets"
         " `continue` or `break` on some workers only: their steps would no longer be of the same rounds. Let all decide alike,"
         " as by worker.sum, or make the step with a loss times 0. Or the loop accumulates gradients, and an epoch's batches"
-        " cannot be shared equally: leave out the last ones. ad-psgd and hogwild have no rounds."
+        " cannot be shared equally: leave out the last ones. ad-psgd has no rounds."
     )

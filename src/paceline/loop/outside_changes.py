@@ -68,6 +68,7 @@ class OutsideChanges:
         written_by_others: a vector that other workers or programs write, too; None: there is none.
         is_alone: whether there are no others.
         is_racing: whether the parameters are of the racing kind, whose program reads them for gradients and nothing else.
+        lasts_after_steps: whether a change right after a step takes effect.
 
     Attributes:
         lasting: a lone worker's vector on which its racing program computes, as long as the parameters are views of it. It
@@ -89,6 +90,7 @@ class OutsideChanges:
         written_by_others: torch.Tensor | None = None,
         is_alone: bool = False,
         is_racing: bool = False,
+        lasts_after_steps: bool = True,
     ) -> None:
         self._binding = binding
         self._loads = loads
@@ -97,6 +99,7 @@ class OutsideChanges:
         self._put = put
         self._is_published = is_published
         self._is_alone, self._is_racing = is_alone, is_racing
+        self._lasts_after_steps = lasts_after_steps
         self._parameters = binding.parameters
         self._written, self._taken = written_by_others, written_by_others
         self._others = written_by_others.data_ptr() if written_by_others is not None else None
@@ -264,10 +267,12 @@ class OutsideChanges:
             if self.is_idle
             else "while a step was under way, as without worker.batches one always is,"
         )
+        remedy = "for clamps and projections take lockstep, all-reduce or local-sgd, where they last right after a step"
+        if self._lasts_after_steps:
+            remedy = "clamp and project right after optimizer.step(), with batches from worker.batches"
         return (
             f"The loop has changed its parameters {when} other than by optimizer.step(), and under {self._spec} that would be"
-            " lost: load weights before attach, or after the last step; for clamps and projections take lockstep, all-reduce,"
-            " local-sgd or hogwild, where they last."
+            f" lost: load weights before attach, or after the last step; {remedy}."
         )
 
 
@@ -309,4 +314,5 @@ def watch_outside(
         written_by_others=trained if is_raced and not is_alone else None,
         is_alone=is_alone,
         is_racing=kind == "racing",
+        lasts_after_steps=trained is not None,
     )

@@ -18,8 +18,8 @@ from paceline.vectors.flat import Ranges
 
 __all__ = [
     "ELEMENTWISE", "FlatOptimizer", "OptimizerSettings", "SettingsGroup", "check_elementwise", "check_linear",
-    "check_no_line_search", "check_stateless", "cut_state", "is_plain_sgd", "not_linear", "raw_step", "scaled_step",
-    "settings_of", "state_of",
+    "check_no_line_search", "check_served", "check_stateless", "cut_state", "is_plain_sgd", "not_linear", "raw_step",
+    "scaled_step", "settings_of", "state_of",
 ]  # fmt: skip
 
 # With these, every element of a parameter is updated from its own gradient and state alone, so one step over the whole flat
@@ -47,6 +47,15 @@ def check_elementwise(optimizer: torch.optim.Optimizer, why: str, otherwise: str
         raise UsageError(f"{why}: choose one of {', '.join(sorted(_BY_NAME))}{otherwise}.")
 
 
+def check_served(optimizer: torch.optim.Optimizer) -> None:
+    """Refuses an optimizer that servers cannot apply."""
+    check_elementwise(
+        optimizer,
+        "A server cannot apply {optimizer}, which it knows nothing of",
+        ", or local-sgd, whose workers step by their own optimizers",
+    )
+
+
 def check_linear(optimizers: Iterable[torch.optim.Optimizer], option: str) -> None:
     """Refuses optimizers with which a gradient cannot be weighted by multiplying it.
 
@@ -67,8 +76,9 @@ def check_no_line_search(optimizers: Iterable[torch.optim.Optimizer]) -> None:
     """
     if any(isinstance(one, torch.optim.LBFGS) for one in optimizers):
         raise UsageError(
-            "LBFGS chooses its steps by the loss, and workers that go by their own losses diverge: use lockstep or"
-            " all-reduce, not sharded and without a codec, whose closures return the mean loss, or another optimizer."
+            "LBFGS chooses its steps by the loss, and workers that go by their own losses diverge: use another"
+            " optimizer; or lockstep or all-reduce, not sharded and without a codec, whose closures return the mean loss, and"
+            " which torchrun and paceline.launch start."
         )
 
 
@@ -181,18 +191,12 @@ def settings_of(
     Raises:
         UsageError: it is a class of the user's own, or one whose step needs whole parameters.
     """
-    kind = type(optimizer)
-    if kind not in ELEMENTWISE:
-        known = ", ".join(sorted(_BY_NAME))
-        raise UsageError(
-            f"A server cannot apply {kind.__name__}, which it knows nothing of: choose one of {known}, or let the server apply"
-            " a rule of its own (apply=...)."
-        )
+    check_served(optimizer)
     groups = []
     for group in optimizer.param_groups:
         values = tuple((key, _plain(value)) for key, value in group.items() if key != "params")
         groups.append(SettingsGroup(tuple(filter(None, map(ranges, group["params"]))), values))
-    return OptimizerSettings(kind.__name__, tuple(groups))
+    return OptimizerSettings(type(optimizer).__name__, tuple(groups))
 
 
 def state_of(

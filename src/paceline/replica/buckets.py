@@ -175,7 +175,7 @@ class GradientBuckets:
             elif gradient.layout != torch.strided:
                 raise UsageError(
                     "This algorithm averages dense gradients, but the model has sparse ones: use sparse=False in its"
-                    " embeddings, or an algorithm whose workers apply their own gradients, such as hogwild."
+                    " embeddings, or an algorithm whose workers apply their own gradients, such as local-sgd."
                 )
             elif gradient.data_ptr() != view.data_ptr():
                 targets.append(view)

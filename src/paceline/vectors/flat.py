@@ -181,7 +181,7 @@ class FlatBinding:
                 raise
             raise UsageError(
                 "This algorithm averages dense gradients, but the model has sparse ones: use sparse=False in its embeddings,"
-                " or an algorithm whose workers apply their own gradients, such as hogwild."
+                " or an algorithm whose workers apply their own gradients, such as local-sgd."
             ) from error
         return missing
 

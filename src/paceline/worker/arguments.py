@@ -43,19 +43,17 @@ def as_one_optimizer(
             f"attach needs an optimizer of torch.optim, or a list of them, and was given {_in_words(optimizer)}."
         )
     members = [unwrapped_optimizer(one) for one in optimizer]
-    if algorithm is not None:
-        algorithm.check_optimizers(members, (environment or WorkerEnvironment()).num_workers)
     if len({id(one) for one in members}) < len(members):
         raise UsageError("attach was given the same optimizer twice: leave one out.")
-    if len(members) == 1:
-        return members[0]
-    if algorithm is not None and not algorithm.takes_several_optimizers:
+    if len(members) > 1 and algorithm is not None and not algorithm.takes_several_optimizers:
         raise UsageError(
             f"{registry.spec(algorithm)} takes one optimizer, and attach was given {len(members)}: choose hogwild, locked"
             " or leashed, which paceline.launch starts, or lockstep, all-reduce or local-sgd, which torchrun starts, too; or"
             " make one optimizer with several groups of parameters."
         )
-    return SeveralOptimizers(members, in_turn=in_turn)
+    if algorithm is not None:
+        algorithm.check_optimizers(members, (environment or WorkerEnvironment()).num_workers)
+    return SeveralOptimizers(members, in_turn=in_turn) if len(members) > 1 else members[0]
 
 
 def as_one_model(

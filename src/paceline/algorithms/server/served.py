@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+import torch
+
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.delayed import Delayed
 from paceline.compression.codec import Codec, NoCodec
 from paceline.errors import name_workers
+from paceline.optim.settings import check_served
 from paceline.ports.ports import ServerPorts
 from paceline.ports.shared import Needs
 
@@ -37,6 +40,12 @@ class Served(Algorithm):
     def pushes_by(self) -> Codec:
         """What gradients look like on their way to the servers."""
         return NoCodec()
+
+    def check_optimizers(self, optimizers: Sequence[torch.optim.Optimizer], num_workers: int) -> None:
+        super().check_optimizers(optimizers, num_workers)
+        if num_workers > 1:
+            for one in optimizers:
+                check_served(one)
 
     def lost_with(self, workers: Sequence[int]) -> str:
         if not workers or not self.pushes_by.remembers:
