@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import socket
 import time
 from collections.abc import Callable, Sequence
 
@@ -19,19 +20,20 @@ from paceline.errors import UsageError, WorkerLostError
 from paceline.membership.claims import JoinedClaims
 from paceline.membership.environment import Invitation
 from paceline.membership.final_mean import receive_vector
-from paceline.membership.join_point import Meeting, MeetingLostError
+from paceline.membership.join_point import Meeting, MeetingLostError, endpoint
 from paceline.membership.peers import Peers
 from paceline.membership.tables import StoredTables
 from paceline.ports.ports import Counts, Mailbox, Message
 from paceline.system.interrupts import Interruption, ended_by_system, noted
 from paceline.transport.directory import read_incarnation, read_peer
-from paceline.transport.local_socket import is_heard
+from paceline.transport.local_socket import is_endpoint, is_heard
 from paceline.vectors.model_state import digest, from_bytes, to_bytes
 
 __all__ = ["JoinedRun", "check_joinable", "num_places"]
 
 _PLACE_DEADLINE_S = 5.0  # how long a late comer looks for a place whose worker has died
 _LATE_CONNECT_S = 3.0
+_MOST_LOOKS = 1024  # at whether a worker that has just taken a place lives
 _LOOK_EVERY_S = 2.0
 _joined = False  # places are taken by processes
 
@@ -108,7 +110,7 @@ class JoinedRun:
         self.notes: list[str] = []
         self.counts = Counts()
         self.is_stale = False
-        self._signals = contextlib.ExitStack()
+        self._signals, self._coming = contextlib.ExitStack(), contextlib.ExitStack()
         self._interruption = Interruption()
         try:
             self.num_workers = num_places(self._meeting, invitation.of, own=1)
@@ -136,6 +138,7 @@ class JoinedRun:
             key=self._meeting.key,
             connect=False,
         )
+        self._coming.close()
         try:
             if self.is_late:
                 self._connect_late(peers)
@@ -181,6 +184,7 @@ class JoinedRun:
 
     def close(self) -> None:
         """Leaves the join point; whoever holds it takes it along. Raises what a signal has left to be raised."""
+        self._coming.close()
         self._meeting.close()
         self._signals.close()
 
@@ -197,7 +201,11 @@ class JoinedRun:
 
     def _take_place(self, num_workers: int) -> tuple[int, int, bool]:
         """The first free place; else the first whose worker has died: (worker, incarnation, whether training has begun)."""
-        meeting, token = self._meeting, secrets.token_hex(8)
+        meeting = self._meeting
+        host = meeting.host or "127.0.0.1"
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        coming = self._coming.enter_context(socket.create_server((host, 0), family=family, backlog=_MOST_LOOKS))
+        token = f"{secrets.token_hex(8)} {endpoint(coming.getsockname())}"
         until_s = time.monotonic() + _PLACE_DEADLINE_S
         while True:
             late = meeting.check(["started"])
@@ -206,8 +214,9 @@ class JoinedRun:
             for worker_id in range(num_workers):
                 key = f"place/{worker_id}"
                 holder = meeting.get(key).decode() if meeting.check([key]) else ""
-                incarnation = (read_incarnation(holder.split()[0]) or 0) + 1 if holder.split() else 0
-                if holder and not self._has_died(worker_id, incarnation - 1):
+                words = holder.split()
+                incarnation = (read_incarnation(words[0]) or 0) + 1 if words else 0
+                if holder and not self._has_died(worker_id, incarnation - 1, words[-1]):
                     continue
                 mine = f"{incarnation} {token}"
                 if meeting.compare_set(key, holder, mine).decode() == mine:
@@ -219,14 +228,22 @@ class JoinedRun:
                 )
             time.sleep(_LOOK_EVERY_S / 4)
 
-    def _has_died(self, worker_id: int, incarnation: int) -> bool:
-        """Whether nobody listens any more where a worker said that it would; the kernel of its machine knows first."""
-        if not self._meeting.check([f"peer/{worker_id}"]):
-            return False  # it is just coming
-        told = read_peer(self._meeting.get(f"peer/{worker_id}"))
-        if told is None or told[0] < incarnation:
-            return False  # likewise, in the place of one that has died
-        return not is_heard(told[1])
+    def _has_died(self, worker_id: int, incarnation: int, coming: str) -> bool:
+        """Whether nobody listens any more where a worker said that it would; the kernel of its machine knows first.
+
+        Until a worker has said where its mailbox is, it listens at `coming`, which it gave with its claim to the place.
+        """
+        where = self._mailbox_of(worker_id, incarnation)
+        if where is None:
+            if not is_endpoint(coming) or is_heard(coming):
+                return False
+            where = self._mailbox_of(worker_id, incarnation)  # as it may have said in between
+        return where is None or not is_heard(where)
+
+    def _mailbox_of(self, worker_id: int, incarnation: int) -> str | None:
+        key = f"peer/{worker_id}"
+        told = read_peer(self._meeting.get(key)) if self._meeting.check([key]) else None
+        return told[1] if told is not None and told[0] >= incarnation else None
 
     # The start
 

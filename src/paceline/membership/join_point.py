@@ -21,7 +21,7 @@ from paceline.transport.authentication import Authenticator, authenticate
 from paceline.transport.contexts import uninterrupted
 from paceline.transport.keys import Keys, load_keys, own_keys
 
-__all__ = ["Meeting", "MeetingLostError"]
+__all__ = ["Meeting", "MeetingLostError", "endpoint"]
 
 _SLICE_S = 0.5
 _MOST_SLICES = 10  # an answer that takes longer than so many slices will not come
@@ -100,7 +100,7 @@ class Meeting:
         self.holds = self._point is not None
         if role == "holder" and self._point is not None:
             self._where = (self._where[0], self._point.port)
-            self.address = _endpoint(self._where).removeprefix("tcp://")
+            self.address = endpoint(self._where).removeprefix("tcp://")
         if is_local:
             self.host = self.key = None
         self._context = zmq.Context()
@@ -111,7 +111,7 @@ class Meeting:
         authenticate(self._asker, keys)
         with uninterrupted():
             self._monitor = self._asker.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
-            self._asker.connect(_endpoint(self._where))
+            self._asker.connect(endpoint(self._where))
         self._poller = zmq.Poller()
         for one in (self._asker, self._monitor):
             self._poller.register(one, zmq.POLLIN)
@@ -220,7 +220,7 @@ class Meeting:
         while True:
             try:
                 if role != "guest":
-                    return _Point(_endpoint(self._where), keys)
+                    return _Point(endpoint(self._where), keys)
             except zmq.ZMQError as error:
                 if role == "holder" or error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
                     raise UsageError(
@@ -335,7 +335,8 @@ def _limit(socket: zmq.Socket) -> None:
     socket.setsockopt(zmq.LINGER, 0)
 
 
-def _endpoint(where: tuple[Any, ...]) -> str:
+def endpoint(where: tuple[Any, ...]) -> str:
+    """A socket's address as ZeroMQ writes it."""
     host, port = where[:2]
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 

@@ -1,0 +1,73 @@
+"""Places of a run that workers come to and leave: a worker that dies at any instant leaves its place to the next."""
+
+import os
+import signal
+
+import pytest
+
+import forked
+from paceline.algorithms import registry
+from paceline.errors import UsageError
+from paceline.membership import elastic
+from paceline.membership.environment import Invitation
+from paceline.membership.join_point import Meeting
+from processes.join_programs import free_address
+
+DEADLINE_S = forked.AGAINST_HANGS_S
+
+
+@pytest.fixture
+def address():
+    address = free_address()
+    holder = Meeting(address, None, DEADLINE_S)
+    yield address
+    holder.close()
+
+
+def takes_a_place(address, monkeypatch):
+    """A worker that has a place, and has not said yet where its mailbox is."""
+    monkeypatch.setattr(elastic, "_joined", False)
+    return elastic.JoinedRun(Invitation(address=address, of=2, deadline_s=10.0), registry.build("ad-psgd"), "a model")
+
+
+def test_who_dies_with_a_place_and_no_address_leaves_it_to_the_next(address, monkeypatch):
+    assert forked.call(lambda: os._exit(takes_a_place(address, monkeypatch).worker_id)) == 0
+    run = takes_a_place(address, monkeypatch)
+    assert (run.worker_id, run.incarnation) == (0, 1)
+    run.close()
+
+
+def test_who_stands_still_with_a_place_and_no_address_keeps_it(address, monkeypatch):
+    monkeypatch.setattr(elastic, "_PLACE_DEADLINE_S", 1.0)
+    told, tells = os.pipe()
+    pid = os.fork()
+    if not pid:
+        run = takes_a_place(address, monkeypatch)
+        os.write(tells, b"!")
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os._exit(run.worker_id)
+    try:
+        os.read(told, 1)
+        other = takes_a_place(address, monkeypatch)
+        assert (other.worker_id, other.incarnation) == (1, 0)
+        with pytest.raises(UsageError, match="All 2 places"):
+            takes_a_place(address, monkeypatch)
+        other.close()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(told)
+        os.close(tells)
+
+
+def test_who_has_said_where_it_is_is_looked_for_there(address, monkeypatch):
+    run = takes_a_place(address, monkeypatch)
+    place = run._meeting.get("place/0").decode().split()[-1]
+    assert not run._has_died(0, 0, place)
+    run._coming.close()
+    assert run._has_died(0, 0, place)
+    peers = elastic.Peers(run._meeting, 0, 2, run.counts, lambda: False, connect=False)
+    assert not run._has_died(0, 0, place)
+    peers.close()
+    assert run._has_died(0, 0, place)
+    run.close()
