@@ -7,6 +7,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -34,17 +35,20 @@ _BY_NAME = {kind.__name__: kind for kind in ELEMENTWISE}
 _LINEAR = {torch.optim.SGD, torch.optim.ASGD}
 
 
-def check_elementwise(optimizer: torch.optim.Optimizer, why: str, otherwise: str = "") -> None:
+def check_elementwise(
+    optimizer: torch.optim.Optimizer, why: str, otherwise: str = "", *, but: AbstractSet[str] = frozenset()
+) -> None:
     """Refuses an optimizer that may look at more than one element at a time.
 
     Args:
         optimizer: any.
         why: it matters; `{optimizer}` stands for its name.
         otherwise: what helps besides another optimizer.
+        but: optimizers that are no remedy.
     """
     if type(optimizer) not in ELEMENTWISE:
         why = why.format(optimizer=type(optimizer).__name__)
-        raise UsageError(f"{why}: choose one of {', '.join(sorted(_BY_NAME))}{otherwise}.")
+        raise UsageError(f"{why}: choose one of {', '.join(sorted(_BY_NAME.keys() - but))}{otherwise}.")
 
 
 def check_served(optimizer: torch.optim.Optimizer) -> None:

@@ -108,6 +108,20 @@ def test_what_does_not_fit(layout, workers, algorithm, model, says):
     assert ": " in str(refused.value), "what is wrong: the remedy"
 
 
+def test_the_optimizers_that_a_refusal_names_are_accepted():
+    model = of_layers()
+    for optimizer in (torch.optim.LBFGS, torch.optim.Adagrad):
+        with pytest.raises(pl.UsageError) as refused:
+            pl.attach(model, optimizer(model.parameters()), "all-reduce", layout="tensor(line=2)")
+        remedy = str(refused.value).rpartition(": ")[2]
+        named = [one for one in re.findall(r"\w+", remedy) if isinstance(getattr(torch.optim, one, None), type)]
+        assert named
+        for one in named:
+            pl.attach(
+                model, getattr(torch.optim, one)(model.parameters(), lr=0.1), "all-reduce", layout="tensor(line=2)"
+            )
+
+
 def test_an_optimizer_that_has_state_or_looks_at_whole_matrices():
     model = of_layers()
     with pytest.raises(pl.UsageError, match="LBFGS may keep state"):

@@ -153,7 +153,13 @@ def check_optimizer_of(optimizer: torch.optim.Optimizer) -> None:
         optimizer,
         "Under a layout a worker has a part of each cut layer only, and {optimizer} may keep state or make decisions of whole"
         " ones",
+        but={"Adagrad"},
     )
+    if isinstance(optimizer, torch.optim.Adagrad):
+        raise UsageError(
+            "Under a layout the optimizer begins without state, and Adagrad has its sums as soon as it is made: choose"
+            " another, such as RMSprop or Adam."
+        )
     if optimizer.state:
         raise UsageError(
             "Under a layout the optimizer begins without state, since that of whole layers would have to be cut: attach before"
