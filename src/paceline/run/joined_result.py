@@ -48,15 +48,19 @@ def joined_result(
     figures = summarize(records, num_workers=about["workers"], wall_s=wall_s, gossip=gossip)
     came_to_nothing = not interrupted and (not ended or (failed and not figures["steps"]))
     not_given = 0 if interrupted else max((one["batches_not_given"] for one in ended), default=0)
-    why = reason if interrupted or came_to_nothing else ""
+    outcome, why = "stopped", reason if interrupted else ""
+    if diverged := [one for one in own if one["state"] == "diverged"]:
+        outcome, why = "diverged", f"Worker {diverged[0]['worker']}: {diverged[0]['reason']}"
+    elif not_given or came_to_nothing:
+        outcome, why = "crashed", why_not_given(not_given) if not_given else reason
     return {
         **about,
-        "outcome": "crashed" if not_given or came_to_nothing else "stopped",
-        "outcome_reason": why_not_given(not_given) if not_given else why,
+        "outcome": outcome,
+        "outcome_reason": why,
         **figures,
         "gossip": gossip,
         "workers_here": sorted(records),
-        "workers_lost": [one["worker"] for one in own if one["state"] != "ended"],
+        "workers_lost": [one["worker"] for one in own if one["state"] == "started"],
         "restarts": restarts,
         "models_in_mean": max((one["models_in_mean"] for one in ended), default=0),
         "consensus_distance": next((one["consensus_distance"] for one in ended), None),

@@ -204,7 +204,7 @@ class Agent:
         records = {
             one["worker"]: read_events(self.folder / f"events-{one['worker']}.jsonl")
             for one in own
-            if one["state"] == "ended"
+            if one["state"] != "started"
         }
         about = {
             "task": name_of(self.command),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from paceline.algorithms import Algorithm
-from paceline.errors import UsageError
+from paceline.errors import DivergedError, UsageError
 from paceline.membership.claims import JoinedClaims
 from paceline.membership.elastic import JoinedRun
 from paceline.membership.final_mean import FinalMean, Given, LeftWeights
@@ -115,7 +116,11 @@ class ElasticMembership(Membership):
             report(self._run, self._folder, "ended", **figures, batches_not_given=mean.num_not_given)
 
     def close(self, *, failed: bool) -> None:
-        """As of `Membership`; raises what a signal has left to be raised."""
+        """As of `Membership`; raises what a signal has left to be raised. Of a model that has diverged the records stay."""
+        error = sys.exc_info()[1]
+        if failed and isinstance(error, DivergedError) and self._folder is not None:
+            write_end(self._folder, self.worker_id, self._records.array(), None)
+            report(self._run, self._folder, "diverged", reason=str(error))
         self._memory.close()
         self._run.close()
 

@@ -21,7 +21,7 @@ __all__ = ["write_end", "write_state"]
 
 
 def write_state(folder: Path, worker_id: int, incarnation: int, state: str, **figures: Any) -> None:
-    """Writes `worker-<id>-<incarnation>.json`: what is known of the worker in a state, "started" or "ended"."""
+    """Writes `worker-<id>-<incarnation>.json`: what is known of the worker in a state, "started", "ended" or "diverged"."""
     about = {"worker": worker_id, "incarnation": incarnation, "pid": os.getpid(), "state": state, **figures}
     with _or_warning():
         write_json(folder / f"worker-{worker_id}-{incarnation}.json", about)
