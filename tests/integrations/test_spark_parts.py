@@ -2,11 +2,13 @@
 
 import contextlib
 import json
+import socket
 import types
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 pytest.importorskip("pyarrow", reason="needs the extra: pip install 'paceline[spark]'")
 pytest.importorskip("pyspark", reason="needs the extra: pip install 'paceline[spark]'")
@@ -127,3 +129,12 @@ def test_events_that_are_gone_are_said(meeting, monkeypatch):
     with pytest.raises(PacelineError, match=r"partition 0: events-1\.jsonl of its worker is gone: let nothing delete"):
         task.run(batches(3))
     assert "events-1.jsonl" in first_told(meeting, 2, "raised")
+
+
+def test_the_store_of_a_barrier_stage_listens_at_one_address():
+    store = spark_worker._store_at("127.0.0.1")
+    own = dist.TCPStore("127.0.0.1", store.port, is_master=False)
+    own.set("key", "value")
+    assert store.get("key") == b"value"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", store.port), timeout=10.0)

@@ -1,12 +1,15 @@
 import os
 import resource
 import tempfile
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from paceline.errors import UsageError
-from paceline.transport.keys import create_keys, load_keys, own_keys
+from paceline.integrations.spark_worker import WorkerTask
+from paceline.membership.environment import Invitation
+from paceline.transport.keys import create_keys, load_keys, new_keys, own_keys
 
 
 def test_keys_come_back_from_a_file_of_the_owner_alone(tmp_path):
@@ -125,3 +128,12 @@ def test_a_key_that_cannot_be_written_leaves_no_file(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not list(tmp_path.iterdir())
+
+
+def test_no_secret_is_shown_by_what_holds_the_keys():
+    keys = new_keys()
+    task = WorkerTask("tcp://127.0.0.1:1", keys, b"", "all-reduce", 2, True, 0, 1.0, 1.0)
+    invitation = Invitation(num_workers=2, address="127.0.0.1:1", key=keys)
+    for holder in (keys, task, invitation):
+        for text in (repr(holder), str(holder), f"{[holder]}", traceback.format_exception(ValueError(holder))):
+            assert keys.secret.decode() not in str(text)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import tempfile
@@ -94,7 +95,7 @@ class WorkerTask:
         if self.in_barrier:
             host = meeting.host or "127.0.0.1"
             if partition == 0:
-                store = _dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+                store = _store_at(host)
             places = context.allGather(f"{host} {store.port}" if store is not None else "")
             variables["MASTER_ADDR"], variables["MASTER_PORT"] = places[0].split()
             variables |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
@@ -142,6 +143,16 @@ class _LoopError(Exception):
         super().__init__(sentence)
         self.kind: Kind = kind
         self.is_ours = is_ours
+
+
+def _store_at(host: str) -> Any:
+    """A store that listens at one address; by itself, PyTorch's listens at all of the machine's."""
+    (family, *_, address), *_ = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    listener = socket.socket(family)
+    listener.bind(address)
+    listener.listen()
+    port = listener.getsockname()[1]
+    return _dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def _run(loop: Loop) -> int:

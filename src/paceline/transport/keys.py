@@ -25,6 +25,9 @@ class Keys(NamedTuple):
     public: bytes  # Z85, 40 characters
     secret: bytes
 
+    def __repr__(self) -> str:  # of whatever holds the keys, too: logs and errors show it
+        return f"Keys(public={self.public!r}, secret=...)"
+
 
 def new_keys() -> Keys:
     """Makes a new key pair, which is nowhere but in this process."""
