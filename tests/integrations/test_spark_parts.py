@@ -16,6 +16,7 @@ pytest.importorskip("pyspark", reason="needs the extra: pip install 'paceline[sp
 import pyarrow
 import pyspark
 
+import paceline as pl
 from paceline.errors import PacelineError, UsageError
 from paceline.integrations import spark_worker
 from paceline.integrations.spark_failures import first_told, make_good, tell
@@ -138,3 +139,18 @@ def test_the_store_of_a_barrier_stage_listens_at_one_address():
     assert store.get("key") == b"value"
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", store.port), timeout=10.0)
+
+
+def started_by_deep_dist(data):
+    pl.spark.DeepDist(torch.nn.Linear(1, 1), workers=2).train(data, lambda *_: None, lambda *_: None)
+
+
+def started_by_launch(data):
+    pl.spark.launch(print, data=data, workers=2, algorithm="ad-psgd")
+
+
+@pytest.mark.parametrize("start", [started_by_deep_dist, started_by_launch])
+def test_speculation_is_refused_where_a_partition_has_one_place(start):
+    data = types.SimpleNamespace(sparkSession=types.SimpleNamespace(conf={"spark.speculation": "true"}))
+    with pytest.raises(UsageError, match=r"start Spark with spark\.speculation=false"):
+        start(data)

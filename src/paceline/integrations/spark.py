@@ -20,7 +20,14 @@ from torch import nn
 from paceline.algorithms import Algorithm, parse, registry
 from paceline.algorithms.downpour import Downpour
 from paceline.errors import UsageError
-from paceline.integrations.spark_job import check_installed, collected, driver_address, in_arrow, num_workers
+from paceline.integrations.spark_job import (
+    check_installed,
+    collected,
+    driver_address,
+    in_arrow,
+    num_workers,
+    refuse_speculation,
+)
 from paceline.integrations.spark_master import Master
 from paceline.integrations.spark_task import Descent, Gradient, PartitionTask
 from paceline.membership.join_point import Meeting
@@ -148,12 +155,13 @@ class DeepDist:
             on_progress: told how far it is, by another thread.
 
         Raises:
-            UsageError: an argument is wrong, or there are fewer slots than workers.
+            UsageError: an argument is wrong, there are fewer slots than workers, or Spark speculates.
             PacelineError: the first cause of what ended the training; the model is as the last update left it.
         """
         for name, value in (("epochs", epochs), ("batch_size", batch_size)):
             if not isinstance(value, int) or value < 1:
                 raise UsageError(f"{name} of DeepDist.train must be a whole number from 1, not {value!r}.")
+        refuse_speculation(dataframe)
         workers = num_workers("DeepDist", dataframe, self._workers, self._deadline_s)
         at, keys = driver_address("DeepDist", dataframe, self._host), new_keys()
         with contextlib.closing(Meeting(at, keys, self._deadline_s, role="holder")) as meeting:

@@ -13,7 +13,15 @@ from paceline.integrations.spark_failures import first_cause
 from paceline.membership.join_point import Meeting
 from paceline.transport.keys import Keys
 
-__all__ = ["check_installed", "collected", "driver_address", "in_arrow", "meet_driver", "num_workers"]
+__all__ = [
+    "check_installed",
+    "collected",
+    "driver_address",
+    "in_arrow",
+    "meet_driver",
+    "num_workers",
+    "refuse_speculation",
+]
 
 _BETWEEN_LOOKS_S = 0.2
 
@@ -63,6 +71,15 @@ def num_workers(who: str, dataframe: Any, asked: int | None, deadline_s: float) 
             f" ({settings.get('spark.master')}): give workers={max(1, slots)}, or start Spark with more cores."
         )
     return asked or slots
+
+
+def refuse_speculation(dataframe: Any, instead: str = "") -> None:
+    """Raises `UsageError` where Spark would start workers that the run does not expect; `instead` names another remedy."""
+    if dataframe.sparkSession.conf.get("spark.speculation", "false") == "true":
+        raise UsageError(
+            "spark.speculation starts a slow worker a second time while the first one lives, and a run has one place for each:"
+            f" start Spark with spark.speculation=false{instead}."
+        )
 
 
 def _context_of(dataframe: Any) -> Any:

@@ -22,6 +22,7 @@ from paceline.integrations.spark_job import (
     driver_address,
     in_arrow,
     num_workers,
+    refuse_speculation,
 )
 from paceline.integrations.spark_rows import Rows
 from paceline.integrations.spark_worker import WorkerTask
@@ -116,7 +117,8 @@ def launch(
     chosen.check(workers)
     in_barrier = _needs_all(chosen, workers)
     spec = registry.spec(chosen)
-    _check_session(data, in_barrier=in_barrier)
+    if not in_barrier:
+        refuse_speculation(data, ", or choose a lockstep algorithm, whose tasks Spark starts once")
     num_workers(_WHO, data, workers, _REACH_S)
     at, keys = driver_address(_WHO, data, host), new_keys()
     with _folder(out) as folder, contextlib.closing(Meeting(at, keys, _REACH_S, role="holder")) as meeting:
@@ -163,15 +165,6 @@ def _needs_all(algorithm: Algorithm, workers: int) -> bool:
         check_algorithm(registry.spec(algorithm), algorithm.needs)
         return True
     return False
-
-
-def _check_session(data: Any, *, in_barrier: bool) -> None:
-    """Raises `UsageError` where Spark would start workers that the run does not expect."""
-    if not in_barrier and data.sparkSession.conf.get("spark.speculation", "false") == "true":
-        raise UsageError(
-            "spark.speculation starts a slow worker a second time while the first one lives, and a run has one place for each:"
-            " start Spark with spark.speculation=false, or choose a lockstep algorithm, whose tasks Spark starts once."
-        )
 
 
 def _num_partitions(data: Any) -> int | None:
