@@ -113,7 +113,10 @@ def test_layouts_other_than_rows(weight):
         ([], "no parameters"),
         ([nn.Parameter(torch.zeros(1), requires_grad=False)], "no parameters"),
         ([nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1, dtype=torch.float64))], "one floating-point type"),
-        ([nn.Parameter(torch.zeros(1, dtype=torch.complex64))], "one floating-point type"),
+        (
+            [nn.Parameter(torch.zeros(1, dtype=torch.complex64))],
+            "complex64 on cpu; keep complex ones as torch.view_as_real",
+        ),
         ([nn.Parameter(torch.zeros(1, device="meta"))], "CPU"),
         ([nn.UninitializedParameter()], "have no shape yet: call the model with a first batch"),
     ],

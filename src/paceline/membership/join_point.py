@@ -125,6 +125,13 @@ class Meeting:
         try:
             self.check([])
         except MeetingLostError:
+            try:
+                socket.create_connection(self._where[:2], timeout=_CONNECT_S).close()
+            except OSError as error:
+                raise UsageError(
+                    f"{self.address} cannot be reached ({error.strerror or error}): start the network interface that has this"
+                    " address (`ip link set lo up` for 127.0.0.1), or name another with --join."
+                ) from None
             raise UsageError(
                 f"What listens at {self.address} does not answer to this key: all workers need the same --key (or"
                 " PACELINE_KEY); if it is no run, choose a free port for --join, the same for all."

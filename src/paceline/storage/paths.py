@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 from paceline.errors import UsageError, printable
 
-__all__ = ["check_new_file", "check_new_folder"]
+__all__ = ["check_new_file", "check_new_folder", "socket_folder"]
+
+_LONGEST = 70  # bytes, of the 107 that the path of a Unix socket in it may have
+
+
+def socket_folder() -> str:
+    """Where sockets' folders are made: the usual one for temporary files, or /tmp if its path is too long for a socket's."""
+    usual = tempfile.gettempdir()
+    return usual if len(os.fsencode(usual)) <= _LONGEST else "/tmp"
 
 
 def check_new_folder(path: Path, what: str) -> None:

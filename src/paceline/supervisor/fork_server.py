@@ -14,6 +14,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+from paceline.storage.paths import socket_folder
 from paceline.system.tagged_output import open_closed_streams
 
 __all__ = ["fork_server_context"]
@@ -95,7 +96,7 @@ def _start() -> None:
         forkserver.ensure_running()
         return
     tempdir = config.get("tempdir")
-    with tempfile.TemporaryDirectory(prefix="pl-") as folder:
+    with tempfile.TemporaryDirectory(prefix="pl-", dir=socket_folder()) as folder:
         config["tempdir"] = folder
         try:
             forkserver.ensure_running()

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import zmq
 
+from paceline.storage.paths import socket_folder
+
 __all__ = ["LocalSocket", "is_endpoint", "is_heard", "is_own"]
 
 _PROBE_S = 2.0
@@ -35,7 +37,7 @@ class LocalSocket:
     """
 
     def __init__(self, listener: zmq.Socket) -> None:
-        self._folder: str | None = tempfile.mkdtemp(prefix="pl-")
+        self._folder: str | None = tempfile.mkdtemp(prefix="pl-", dir=socket_folder())
         self._pid = os.getpid()
         name = f"{self._folder}/socket"
         self._descriptor = -1
@@ -106,7 +108,10 @@ def is_heard(endpoint: str) -> bool:
 def _descriptors_lead_to_sockets() -> bool:
     if not is_own("ipc:///proc/self/stat"):  # this process may not be looked into, not even by its own user's
         return False
-    with tempfile.TemporaryDirectory(prefix="pl-") as folder, socket.socket(socket.AF_UNIX) as listener:
+    with (
+        tempfile.TemporaryDirectory(prefix="pl-", dir=socket_folder()) as folder,
+        socket.socket(socket.AF_UNIX) as listener,
+    ):
         listener.bind(f"{folder}/socket")
         listener.listen()
         descriptor = os.open(f"{folder}/socket", os.O_PATH | os.O_CLOEXEC)

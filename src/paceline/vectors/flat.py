@@ -58,9 +58,10 @@ class FlatBinding:
         types = {(p.dtype, p.device) for p in self.parameters}
         if len(types) > 1 or not self.parameters[0].dtype.is_floating_point:
             found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in types))
+            is_complex = any(dtype.is_complex for dtype, _ in types)
+            remedy = "keep complex ones as torch.view_as_real(...)" if is_complex else "convert it with model.to(...)"
             raise UsageError(
-                f"Shared parameters must have one floating-point type on one device, but the model has {found};"
-                " convert it with model.to(...)."
+                f"Shared parameters must have one floating-point type on one device, but the model has {found}; {remedy}."
             )
         self.device = self.parameters[0].device
         if self.device.type != "cpu" and not on_any_device:

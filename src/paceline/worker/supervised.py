@@ -6,14 +6,16 @@ import contextlib
 import multiprocessing
 import os
 import pickle
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from multiprocessing import reduction
+from pathlib import Path
 from typing import Any
 
-from paceline.errors import UsageError, name_workers, shown
+from paceline.errors import UsageError, name_workers, printable, shown
 from paceline.membership.environment import SupervisedEnvironment, current_environment
 from paceline.memory.placement import placement_registry
 from paceline.specs.bounds import check_run, check_workers
@@ -134,7 +136,8 @@ def check_launch(*, num_workers: int, backend: str, placement: str, num_servers:
     """Refuses what cannot be launched; call it before anything is written.
 
     Raises:
-        UsageError: fewer workers than one or more than fit, an unknown backend or memory node, or a call inside a worker.
+        UsageError: fewer workers than one or more than fit, an unknown backend or memory node, a call inside a worker, or a
+            process that cannot start others.
     """
     check_run({"workers": num_workers})
     if backend not in ("processes", "threads"):
@@ -142,6 +145,25 @@ def check_launch(*, num_workers: int, backend: str, placement: str, num_servers:
     check_workers(num_workers, backend=backend, num_servers=num_servers if num_workers > 1 else 0)
     placement_registry.build(placement).check()
     refuse_inside_worker()
+    if backend == "processes":
+        _check_processes()
+
+
+def _check_processes() -> None:
+    """Refuses worker processes where none can be started, or none could import the program."""
+    this, method = multiprocessing.current_process(), multiprocessing.get_start_method(allow_none=True)
+    if this.daemon or method not in (None, *multiprocessing.get_all_start_methods()):
+        raise UsageError(
+            "A process of multiprocessing.Pool or joblib cannot start workers as processes: use backend='threads', or"
+            " concurrent.futures.ProcessPoolExecutor instead of the pool."
+        )
+    main: Any = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if file is not None and main.__spec__ is None and not Path(file).exists():
+        raise UsageError(
+            f"Worker processes cannot import the program, as there is no file {printable(file)}: save it as one, or use"
+            " backend='threads'."
+        )
 
 
 def refuse_inside_worker() -> None:

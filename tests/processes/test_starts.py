@@ -1,0 +1,93 @@
+"""Where a program starts from: a long TMPDIR, pools of processes, standard input, a machine without loopback."""
+
+import concurrent.futures
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+import paceline as pl
+from paceline.membership.join_point import Meeting, MeetingLostError
+
+PROGRAM = """
+import torch
+import paceline as pl
+
+def loop():
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pl.attach(model, optimizer, algorithm={algorithm!r}) as worker:
+        for x in worker.batches([torch.ones(2, 2) for _ in range(4)]):
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+
+if __name__ == "__main__":
+    print(pl.launch(loop, workers=2).result["outcome"])
+"""
+
+
+def run(*words, tmpdir, **how):
+    environment = {**os.environ, "TMPDIR": str(tmpdir), "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [sys.executable, *map(str, words)], env=environment, capture_output=True, text=True, timeout=200, **how
+    )
+
+
+@pytest.mark.parametrize("algorithm", ["leashed", "all-reduce", "ad-psgd", "parameter-server"])
+def test_a_folder_for_temporary_files_may_have_a_long_name(tmp_path, algorithm):
+    folder = tmp_path / ("long" * 40)
+    folder.mkdir()
+    (tmp_path / "program.py").write_text(PROGRAM.format(algorithm=algorithm))
+    ran = run(tmp_path / "program.py", tmpdir=folder)
+    assert (ran.returncode, ran.stdout) == (0, "stopped\n"), ran.stderr
+
+
+def test_a_program_from_standard_input_is_told_to_be_a_file(tmp_path):
+    ran = run("-", tmpdir=tmp_path, input=PROGRAM.format(algorithm="leashed"))
+    assert ran.returncode == 1
+    assert ran.stderr.rstrip().endswith("there is no file <stdin>: save it as one, or use backend='threads'.")
+
+
+def refusal():
+    try:
+        pl.launch(print, workers=2)
+    except pl.UsageError as error:
+        return str(error)
+    return ""
+
+
+def test_a_pool_that_cannot_start_workers_is_refused(monkeypatch):
+    says = "use backend='threads', or concurrent.futures.ProcessPoolExecutor"
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert says in pool.apply(refusal)
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "loky")  # as in a process of joblib's
+    assert says in refusal()
+
+
+def test_the_pool_that_the_refusal_names_can():
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        assert pool.submit(trained).result() == "stopped"
+
+
+def trained():
+    return pl.train(pl.TrainConfig(algorithm="leashed", workers=2, steps=2)).result["outcome"]
+
+
+def test_an_address_that_cannot_be_reached_is_not_blamed_on_the_key(monkeypatch):
+    def unreachable(*_, **__):
+        raise OSError(101, os.strerror(101))
+
+    monkeypatch.setattr("paceline.membership.join_point.Meeting.check", refuse_all)
+    monkeypatch.setattr(socket, "create_connection", unreachable)
+    with pytest.raises(
+        pl.UsageError, match=r"cannot be reached \(Network is unreachable\): start the network interface"
+    ):
+        Meeting("127.0.0.1:0", None, 1.0, role="holder")
+
+
+def refuse_all(*_):
+    raise MeetingLostError("127.0.0.1:1")
