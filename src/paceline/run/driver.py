@@ -177,6 +177,8 @@ class Driver:
             "started_s": (self.supervisor.started_s or 0.0) - recording.elapsed_before_s,
             "initial_loss": self._initial_loss,
             "batches_missed": recording.batches_missed,
+            "since": self._earlier.since,
+            "algorithm": self._loop.about(self.supervisor.algorithm)["algorithm"],
         }
 
     # The end

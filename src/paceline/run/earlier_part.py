@@ -6,13 +6,17 @@ import contextlib
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from paceline.algorithms import Algorithm, registry
+from paceline.algorithms import Algorithm, Placed, registry, spec
+from paceline.algorithms.server.apply import ApplyRule
+from paceline.algorithms.server.delayed import Delayed
+from paceline.algorithms.server.registries import apply_registry
+from paceline.algorithms.server.served import server_rule
 from paceline.checkpoint import contents as checkpoint
 from paceline.checkpoint import files as checkpoint_files
 from paceline.errors import UsageError
@@ -38,12 +42,16 @@ class EarlierPart:
         run: with the result's figures as they were at the checkpoint.
         checkpoint: its folder; None: there is no earlier part.
         saved: its shared part.
+        algorithm: of the run; None: it is not known.
+        since: the version from which on it had that one.
         notes: what is not as it should be, but no reason not to go on.
     """
 
     run: RunData
     checkpoint: Path | None = None
     saved: checkpoint.Parameters | None = None
+    algorithm: Algorithm | None = None
+    since: int = 0
     notes: tuple[str, ...] = ()
 
     @staticmethod
@@ -58,10 +66,10 @@ class EarlierPart:
         if folder is None:
             return EarlierPart(RunData())
         run = RunData.load(folder, decided=False)
-        algorithm = _algorithm(run.config, folder / "config.json")
         newest = checkpoint_files.newest(folder / "checkpoint")
         about, saved = _about(newest), checkpoint.load_parameters(newest)
-        injected = was_injected(run.config)
+        algorithm = _algorithm({"algorithm": about.get("algorithm"), **run.config}, folder / "config.json")
+        injected, since = was_injected(run.config), about["since"]
         records, later, notes, updates = {}, {}, [], {}
         for worker, rows in _all_events(folder, run, about["started_s"]).items():
             made = np.where(rows["applied_version"] > 0, rows["applied_version"], rows["gradient_version"])
@@ -79,7 +87,7 @@ class EarlierPart:
             if own is not None:
                 updates[worker] = own[1]
         if updates or (algorithm is not None and algorithm.needs.kind in _ONE_EVENT_EACH):
-            _check_made_once(folder, records, own_models=bool(updates))
+            _check_made_once(folder, records, own_models=bool(updates), since=since)
         if updates:
             known = {worker: int(np.count_nonzero(rows["applied_version"] > 0)) for worker, rows in records.items()}
             lost = sum(max(0, number - known.get(worker, 0)) for worker, number in updates.items())
@@ -96,7 +104,39 @@ class EarlierPart:
         missed = {batch for batch in _batches(later) if 0 <= batch < saved.next_batch} - _batches(records)
         result["batches_missed"] = about["batches_missed"] + len(missed)
         evaluations = [one for one in run.evaluations if one["elapsed_s"] <= about["elapsed_s"]]
-        return EarlierPart(RunData(run.config, result, records, evaluations), newest, saved, tuple(notes))
+        return EarlierPart(
+            RunData(run.config, result, records, evaluations), newest, saved, algorithm, since, tuple(notes)
+        )
+
+    def change_to(self, algorithm: Algorithm | None, workers: int) -> EarlierPart:
+        """The same for a run that goes on with this algorithm; `notes` say so where the run had another.
+
+        Raises:
+            UsageError: the checkpoint means something else under the one that it had.
+        """
+        before = self.algorithm
+        if before is None or algorithm is None or before == algorithm or isinstance(algorithm, Placed):
+            return self  # workers of a placed model look at what a checkpoint has of their parts
+        old, new = spec(before), spec(algorithm)
+        rules = [_innermost(server_rule(one)) for one in (before, algorithm)]
+        if None not in rules and type(rules[0]) is not type(rules[1]):
+            why = (
+                f"applied gradients by {apply_registry.spec(rules[0])} at its servers, whose state is in the checkpoint"
+            )
+        elif isinstance(before, Placed):
+            why = "divided the model by a plan"
+        elif before.gossip and not algorithm.gossip:
+            why = "gave every worker a model of its own"
+        elif algorithm.in_rounds and not before.in_rounds and workers > 1:
+            why = "let workers take different numbers of batches"
+        else:
+            assert self.saved is not None
+            note = f"The run goes on with {new}; until version {self.saved.version:,} it was {old}."
+            return replace(self, since=self.saved.version, notes=(*self.notes, note))
+        raise UsageError(
+            f"The run was started with {old}, which {why}: it cannot be resumed with {new}. Leave the algorithm out to go on"
+            f" with {old}, or start another run."
+        )
 
     @property
     def batches_done(self) -> frozenset[int]:
@@ -138,12 +178,18 @@ def shift_times(records: np.ndarray, by_s: float) -> None:
         records[column] += by_s
 
 
+def _innermost(rule: ApplyRule | None) -> ApplyRule | None:
+    while isinstance(rule, Delayed):
+        rule = rule.rule
+    return rule
+
+
 def _algorithm(config: dict[str, Any], path: Path) -> Algorithm | None:
-    spec = config.get("algorithm")
-    if spec is None:
+    named = config.get("algorithm")
+    if named is None:
         return None
     try:
-        return registry.build(spec, unlisted=True) if isinstance(spec, str) else _refuse(f"{spec!r} is none")
+        return registry.build(named, unlisted=True) if isinstance(named, str) else _refuse(f"{named!r} is none")
     except UsageError as error:
         raise UsageError(f"{path} names no algorithm that there is: {error}") from error
 
@@ -155,7 +201,7 @@ def _refuse(why: str) -> Any:
 def _about(newest: Path) -> dict[str, Any]:
     """What the checkpoint says of the run so far."""
     about = checkpoint_files.describe(newest)
-    about.setdefault("batches_missed", 0)
+    about = {"batches_missed": 0, "since": 0, **about}
     loss = about.get("initial_loss")
     is_sound = (
         type(about.get("samples")) is int
@@ -165,6 +211,7 @@ def _about(newest: Path) -> dict[str, Any]:
         and _is_finite(about.get("started_s"))
         and type(about["batches_missed"]) is int
         and about["batches_missed"] >= 0
+        and type(about["since"]) is int
         and (loss is None or isinstance(loss, int | float))
     )
     if not is_sound:
@@ -207,9 +254,12 @@ def _once(rows: np.ndarray) -> np.ndarray:
     return rows[np.sort(first)]
 
 
-def _check_made_once(folder: Path, records: Mapping[int, np.ndarray], *, own_models: bool) -> None:
-    """Refuses a folder in which an update has two events that differ; with `own_models` each worker numbers its own."""
-    applied = [rows["applied_version"][rows["applied_version"] > 0] for rows in records.values()]
+def _check_made_once(folder: Path, records: Mapping[int, np.ndarray], *, own_models: bool, since: int) -> None:
+    """Refuses a folder in which an update has two events that differ; with `own_models` each worker numbers its own.
+
+    Up to version `since` the run had another algorithm, under which an update may have several.
+    """
+    applied = [rows["applied_version"][rows["applied_version"] > since] for rows in records.values()]
     for versions in applied if own_models else [np.concatenate([*applied, np.empty(0, np.int64)])]:
         ordered = np.sort(versions)
         twice = ordered[1:][ordered[1:] == ordered[:-1]]

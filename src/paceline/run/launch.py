@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def launch(
     workers: int,
     algorithm: Algorithm | str | None = None,
     backend: str = "processes",
-    seed: int = 0,
+    seed: int | None = None,
     restarts: int = 0,
     placement: str = "first-touch",
     intra_op_threads: int = 1,
@@ -58,9 +59,10 @@ def launch(
             the first worker to attach gives all of them its initial parameters. What it returns is not passed on; let it save
             what is wanted, or read it from the checkpoint in `out`.
         workers: how many.
-        algorithm: a spec or an instance; None where `attach` names it.
+        algorithm: a spec or an instance; None where `attach` names it, and where a resumed run keeps its own.
         backend: "processes" or "threads".
-        seed: of the order of samples in `worker.batches`, and of everything random in the algorithm.
+        seed: of the order of samples in `worker.batches`, and of everything random in the algorithm; None: that of the resumed
+            run, or 0.
         restarts: how many dead workers are replaced by new processes.
         placement: spec of where the shared parameters lie.
         intra_op_threads: threads per worker inside one PyTorch operation.
@@ -102,7 +104,7 @@ def launch(
     servers = named.needs.server_programs if named is not None else 0
     check_launch(num_workers=workers, backend=backend, placement=placement, num_servers=servers)
     given = {
-        "seed": seed,
+        "seed": 0 if seed is None else seed,
         "restarts": restarts,
         "intra_op_threads": intra_op_threads,
         "checkpoint_every_s": checkpoint_every_s,
@@ -125,17 +127,19 @@ def launch(
     )
     earlier_folder = Path(resume) if resume is not None else None
     folder = Path(out) if out is not None else earlier_folder
-    loop = Loop(
-        function=train,
-        config=config,
-        algorithm=named,
-        goal=goal,
-        command=" ".join(sys.argv),
-        plan=plan,
-        step_deadline_s=step_deadline_s,
-    )
     with run_folder(folder, earlier_folder):
-        return Driver(loop, folder, EarlierPart.of(earlier_folder), on_progress=on_progress).run()
+        earlier = EarlierPart.of(earlier_folder)
+        named = named or earlier.algorithm
+        loop = Loop(
+            function=train,
+            config=config if seed is not None else replace(config, seed=earlier.run.config.get("seed", 0)),
+            algorithm=named,
+            goal=goal,
+            command=" ".join(sys.argv),
+            plan=plan,
+            step_deadline_s=step_deadline_s,
+        )
+        return Driver(loop, folder, earlier.change_to(named, workers), on_progress=on_progress).run()
 
 
 def _placed(plan: Plan, named: Algorithm | None, workers: int, backend: str) -> Algorithm:

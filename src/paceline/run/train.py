@@ -10,11 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.algorithms import Algorithm, parse, registry, spec
-from paceline.algorithms.server.apply import ApplyRule
-from paceline.algorithms.server.delayed import Delayed
-from paceline.algorithms.server.registries import apply_registry
-from paceline.algorithms.server.served import server_rule
+from paceline.algorithms import Algorithm, registry, spec
 from paceline.data.shared import share_dataset
 from paceline.errors import UsageError
 from paceline.evaluation.model import initial_loss, task_evaluator
@@ -120,8 +116,8 @@ def prepared(
         sample, _ = fetch(train_set, torch.arange(1))
         resolved = dataclasses.replace(resolved, layout=_checked_layout(resolved, algorithm, evaluator.model, sample))
     handle, segment = share_dataset(train_set)
-    earlier = EarlierPart.of(resume)
-    _check_same(earlier.run.config, resolved, algorithm)
+    earlier = EarlierPart.of(resume).change_to(registry.build(resolved.algorithm), config.workers)
+    _check_same(earlier.run.config, resolved)
     before = earlier.run.result
     loss = before["initial_loss"] if "initial_loss" in before else initial_loss(task, evaluator, train_set)
     loop = Loop(
@@ -163,7 +159,7 @@ def _checked_layout(config: TrainConfig, algorithm: Algorithm, model: nn.Module,
     return layout_registry.spec(layout)
 
 
-def _check_same(before: dict[str, Any], config: TrainConfig, algorithm: Algorithm) -> None:
+def _check_same(before: dict[str, Any], config: TrainConfig) -> None:
     """Refuses to go on from a run whose checkpoint means something else."""
     if not before:
         return
@@ -178,22 +174,9 @@ def _check_same(before: dict[str, Any], config: TrainConfig, algorithm: Algorith
             f"The run was started with layout {before.get('layout') or 'none'}, whose workers' optimizers have the state of"
             f" their own shards: it cannot be resumed with {config.layout or 'none'}."
         )
-    if before.get("algorithm") is not None:  # so is the state of the servers' rule, and no other rule's
-        earlier, now = (_innermost(server_rule(one)) for one in (parse(before["algorithm"]), algorithm))
-        if earlier is not None and now is not None and type(earlier) is not type(now):
-            raise UsageError(
-                f"The run's servers applied gradients by {apply_registry.spec(earlier)}, whose state is in the checkpoint: it"
-                f" cannot be resumed with {apply_registry.spec(now)}."
-            )
     workers = before.get("workers", config.workers)
     if config.partition != "dynamic" and workers != config.workers:
         raise UsageError(
             f"With --partition {config.partition} every worker has its own part of the data, so the run can only be"
             f" resumed with {workers} workers, not {config.workers}."
         )
-
-
-def _innermost(rule: ApplyRule | None) -> ApplyRule | None:
-    while isinstance(rule, Delayed):
-        rule = rule.rule
-    return rule

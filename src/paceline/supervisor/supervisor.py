@@ -140,18 +140,18 @@ class Supervisor:
                 if time.monotonic() - self._failed_s > _INTERRUPTED_GRACE_S:
                     self.outcome.name_hung([one.worker_id for one in self.workers if one.running])
                     self._end_all(grace_s=0.0)
-                self._drain()
+                self.spool.drain()
                 if self._on_tick is not None and self.started_s is not None:
                     self._on_tick(self)
             self._end_servers()
             if self._on_end is not None and self.started_s is not None:
-                self._drain()
+                self.spool.drain()
                 self._on_end(self)
         except BaseException:
             self._interrupt(grace_s=_INTERRUPTED_GRACE_S)
             raise
         finally:
-            self._drain()
+            self.spool.drain()
             self._end_all(grace_s=30.0)
             self.servers.close()
             self.spool.close()
@@ -176,8 +176,7 @@ class Supervisor:
     def stop(self, *, at_once: bool = False) -> None:
         """Asks every worker to end at its next step or wait; those in rounds end after the same one, unless `at_once`."""
         if self.arena is not None:
-            in_rounds = self.started_s is not None and self.algorithm is not None and self.algorithm.in_rounds
-            self.arena.stop(at_once=at_once or not in_rounds)
+            self.arena.stop(at_once=at_once or not (self.started_s and self.algorithm and self.algorithm.in_rounds))
 
     def _interrupt(self, grace_s: float) -> None:
         """Stops a run in the middle; workers that are training end as they would at the end, and say so."""
@@ -399,7 +398,3 @@ class Supervisor:
         until_s = time.monotonic() + grace_s
         for worker in [*self.workers, *self.servers.states]:
             worker.join(until_s, is_process=self._backend == "processes")
-
-    def _drain(self) -> None:
-        if self.arena is not None:
-            self.spool.drain()

@@ -291,9 +291,7 @@ class Worker(WholeRun):
 
     def _save_end(self, *, is_cut: bool) -> None:
         """Saves the worker's part of the run's last checkpoint, if there are any."""
-        if is_cut and self._replica.is_under_way:
-            self._batches.give_back_last()
-        self._membership.save_end(self._optimizer, self._batches.taken_so_far())
+        self._membership.save_end(self._optimizer, self._batches.taken_at_end(is_cut=is_cut))
 
     def batches(self, loader: Iterable[Any], *, own: bool = False) -> Batches:
         """This worker's batches; an epoch is shared: each sample goes to one worker, once.

@@ -335,13 +335,10 @@ class WorkerBatches:
         else:
             self._given = Given(self._given.taken + 1, max(number + 1, self._given.reached))
 
-    def give_back_last(self) -> None:
-        """The last batch was not trained on, as the run's end came in the middle of its step: a resumed run hands it out."""
-        if self._claims is not None:
+    def taken_at_end(self, *, is_cut: bool) -> int:
+        """Batches that it has taken; a resumed run hands out the last one again if the run's end has cut its step short."""
+        if is_cut and self._claims is not None and self._replica.is_under_way:
             self._claims.take_back(self._replica.batch)
-
-    def taken_so_far(self) -> int:
-        """Batches that this worker has taken."""
         return self._claims.taken if self._claims is not None else self._taken
 
     def _get_share(self) -> BatchShare:
