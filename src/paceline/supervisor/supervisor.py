@@ -41,6 +41,7 @@ _POLL_S = 0.05
 _INTERRUPTED_GRACE_S = 15.0  # Slurm and Kubernetes give half a minute, in which files are written, too
 _OF_ROUNDS = 2 / 3  # of that time, until nobody waits for the last round any more
 _RUN_HAS_ENDED = "The run has ended."
+_HINT = "; what it printed says why. A script that launches must do so under `if __name__ == '__main__':`."
 _SERVERS_DEADLINE_S = 30.0
 _START_DEADLINE_S = 300.0  # importing the user's modules and loading data; a hang beyond it is an error
 
@@ -334,8 +335,7 @@ class Supervisor:
         if self.outcome.kind == "" or (is_missed and failure.kind != "worker-lost"):
             self.outcome.name = "diverged" if failure.kind == "diverged" else "crashed"
             self.outcome.kind = failure.kind
-            where = "" if failure.kind in ("worker-lost", "usage") else who
-            self.outcome.reason = where + failure.message
+            self.outcome.reason = ("" if failure.kind in ("worker-lost", "usage") else who) + failure.message
             if failure.kind == "worker-lost" and self.outcome.workers_lost:
                 # Who told us may have waited for a survivor.
                 self.outcome.reason = f"{' '.join(self.outcome.notes)} {failure.message}"
@@ -349,8 +349,7 @@ class Supervisor:
         """A worker died: repair what it held; go on, restart it, or let the others end with its name."""
         worker.handle.join()
         if worker in self.servers.states:
-            run_ends = self.outcome.kind != "" or not any(one.running for one in self.workers)
-            self.servers.lose(worker, run_ends=run_ends)
+            self.servers.lose(worker, run_ends=self.outcome.kind != "" or not any(one.running for one in self.workers))
             return
         worker.lost = True
         who = f"Worker {worker.worker_id}: "
@@ -363,11 +362,7 @@ class Supervisor:
         if self.outcome.kind == "worker-lost":  # who waited for it, or for one who did, was faster to say so
             self.outcome.reason = f"{note} {self.outcome.reason}"
         if self.arena is None or self.started_s is None:
-            hint = (
-                "; what it printed says why. A script that launches must do so under `if __name__ == '__main__':`."
-                if code is not None and code > 0
-                else "."
-            )
+            hint = _HINT if code is not None and code > 0 else "."
             self._fail(who, Failure("error", f"{how} before training began{hint}"))
             return
         self._handshake.lose(worker)

@@ -250,15 +250,14 @@ class Worker(WholeRun):
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> bool:
         """A loop that the run's end met while it waited goes on after its `with`, as those do that find no more batches."""
         is_cut = kind is not None and issubclass(kind, RunStopped)
-        if details and exits_in_order(details[0]):
-            kind = None
-        if kind is None and isinstance(self._optimizer, SeveralOptimizers):
+        failed = kind is not None and not (is_cut or exits_in_order(details[0]))
+        if not (failed or is_cut) and isinstance(self._optimizer, SeveralOptimizers):
             try:
                 self._optimizer.check_whole()
             except UsageError:
                 self._leave(failed=True)
                 raise
-        self._leave(failed=kind is not None and not is_cut, is_cut=is_cut)
+        self._leave(failed=failed, is_cut=is_cut)
         return is_cut
 
     def _leave(self, *, failed: bool, is_cut: bool = False) -> None:
