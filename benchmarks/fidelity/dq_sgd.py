@@ -233,7 +233,7 @@ class Forgetful(TopK):
         return super().encode(gradient, memory.zero_(), key)
 
 
-codec_registry.register("forgetful", Forgetful, listed=False)
+codec_registry.register("forgetful", Forgetful)
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def test_another_rule_of_the_servers_cannot_go_on(tmp_path):
     config = pl.TrainConfig(algorithm="adaptive-revision", workers=2, steps=20, backend="threads")
     pl.train(config, out=tmp_path)
     before = (tmp_path / "result.json").read_text()
-    with pytest.raises(pl.UsageError, match=r"by adaptive-revision, whose state .* cannot be resumed with adagrad"):
+    with pytest.raises(pl.UsageError, match=r"by adaptive-revision at its servers, .* cannot be resumed with downpour"):
         pl.train(pl.TrainConfig(algorithm="downpour", workers=2, steps=40, backend="threads"), resume=tmp_path)
     assert (tmp_path / "result.json").read_text() == before
 

@@ -10,7 +10,6 @@ import pytest
 import paceline as pl
 from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
 from paceline.run.config import TrainConfig
-from paceline.supervisor import supervisor
 from processes import programs
 
 BACKENDS = pytest.mark.parametrize("backend", ["processes", "threads"])
@@ -214,8 +213,7 @@ def test_a_worker_that_stands_still_for_less_than_the_deadline_is_waited_for():
     assert (run.result["outcome"], run.result["steps"], run.result["workers_lost"]) == ("stopped", 32, [])
 
 
-def test_a_worker_that_stands_still_for_good_ends_the_run_and_is_named(monkeypatch):
-    monkeypatch.setattr(supervisor, "_INTERRUPTED_GRACE_S", 5.0)
+def test_a_worker_that_stands_still_for_good_ends_the_run_and_is_named():
     with pytest.raises(
         pl.WorkerLostError, match=r"^Worker 1 stood still\. D-PSGD round \d: worker \d did not"
     ) as raised:

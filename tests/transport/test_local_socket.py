@@ -19,15 +19,22 @@ NOBODY = 65534
 
 
 @pytest.fixture
-def listener(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def folder():
+    """Unlike `tmp_path` it is short enough for a socket's path."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def listener(folder, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         yield socket
 
 
-def test_it_is_heard_until_it_is_closed_and_has_no_file(listener, tmp_path):
+def test_it_is_heard_until_it_is_closed_and_has_no_file(listener, folder):
     own = LocalSocket(listener)
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
     assert is_endpoint(own.endpoint)
     assert is_heard(own.endpoint)
     assert forked.call(lambda: int(is_heard(own.endpoint))) == 1
@@ -55,7 +62,7 @@ def test_another_user_is_not_let_in(listener):
     own.close()
 
 
-def test_a_fork_that_closes_it_leaves_it_to_its_owner(listener, tmp_path, monkeypatch):
+def test_a_fork_that_closes_it_leaves_it_to_its_owner(listener, folder, monkeypatch):
     for by_descriptor in (True, False):
         monkeypatch.setattr(local_socket, "_descriptors_lead_to_sockets", lambda: by_descriptor)  # noqa: B023
         own = LocalSocket(listener)
@@ -64,7 +71,7 @@ def test_a_fork_that_closes_it_leaves_it_to_its_owner(listener, tmp_path, monkey
         listener.unbind(listener.get_string(zmq.LAST_ENDPOINT))
         own.close()
         own.close()
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 def test_one_whose_process_was_killed_is_not_heard(tmp_path):
@@ -131,16 +138,16 @@ def test_a_process_that_may_not_be_looked_into_keeps_its_file():
     assert forked.call(look) == 7
 
 
-def test_where_descriptors_lead_nowhere_the_file_stays_until_the_end(listener, tmp_path, monkeypatch):
+def test_where_descriptors_lead_nowhere_the_file_stays_until_the_end(listener, folder, monkeypatch):
     monkeypatch.setattr(local_socket, "_descriptors_lead_to_sockets", lambda: False)
     own = LocalSocket(listener)
-    (folder,) = tmp_path.iterdir()
-    assert folder.stat().st_mode & 0o777 == 0o700
-    assert Path(own.endpoint.removeprefix("ipc://")).parent == folder
+    (inner,) = folder.iterdir()
+    assert inner.stat().st_mode & 0o777 == 0o700
+    assert Path(own.endpoint.removeprefix("ipc://")).parent == inner
     assert is_heard(own.endpoint)
     listener.close(linger=0)
     own.close()
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 def test_a_folder_that_is_too_deep_is_left_for_another(listener, tmp_path, monkeypatch):

@@ -39,7 +39,7 @@ def make_good(meeting: Meeting, partition: int) -> None:
         meeting.set(_key(partition), "")
 
 
-def said(partition: int, error: Exception) -> str:
+def said(partition: int, error: BaseException) -> str:
     """What went wrong, and where in the user's code."""
     if isinstance(error, PacelineError):
         return f"partition {partition}: {first_line(error)}"

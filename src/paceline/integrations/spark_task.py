@@ -154,7 +154,7 @@ class PartitionTask:
             updates.binding.release()
             arena.segment.close()
 
-    def _failure(self, meeting: Meeting, partition: int, attempt: int, error: Exception) -> Exception:
+    def _failure(self, meeting: Meeting, partition: int, attempt: int, error: BaseException) -> BaseException:
         """What the task is to fail by; the driver is told if it is the first, and of this attempt's own making."""
         with contextlib.suppress(MeetingLostError):
             holder = read_peer(meeting.get(f"peer/{partition}")) if meeting.check([f"peer/{partition}"]) else None
