@@ -40,14 +40,13 @@ def case(number):
     algorithm = random.choice([*ALGORITHMS, *["all-reduce"] * 6])  # which meets the most codecs
     codec = random.choice(CODECS) if random.random() < (0.6 if algorithm in CODED else 0.1) else None
     workers, batch, passes = random.randint(2, 4), random.randint(1, 4), random.choice([1, 1, 2, 3])
-    # Each worker's batches make whole steps; what is left over makes an uneven last round where a step is of one pass.
-    rest = random.randrange(workers * batch) if passes == 1 else 0
+    missing = random.randrange(workers * batch)  # in an epoch's last round; the rounds make whole steps
     scaler = random.random() < 0.5
     return Case(
         algorithm=with_codec(algorithm, codec),
         optimizer=random.choice(sorted(OPTIMIZERS)),
         workers=workers,
-        samples=workers * batch * passes * random.randint(1, 3) + rest,
+        samples=workers * batch * passes * random.randint(2, 3) - missing,
         batch=batch,
         epochs=random.randint(1, 5),
         passes=passes,

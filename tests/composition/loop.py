@@ -126,7 +126,7 @@ class Log:
         for worker, rows in records.items():
             own = iter([one for one in self.steps[worker] if in_rounds or not one.overflows])
             for row in rows[np.argsort(rows["step"], kind="stable")]:
-                step = next(own) if row["samples"] else Step(worker, -1)
+                step = next(own)
                 step.read, step.ready = int(row["read_version"]), int(row["gradient_version"])
                 step.applied = int(row["applied_version"])
                 step.ready_s = float(row["gradient_ended_s"] + row["codec_s"])
@@ -275,19 +275,23 @@ class Loop:
         optimizer = OPTIMIZERS[case.optimizer]([p for p in model.parameters() if p.requires_grad], case.rate)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2) if case.scaler else None
         loader = DataLoader(TensorDataset(torch.arange(case.samples)), batch_size=case.batch, shuffle=True)
+        num_batches = -(-case.samples // case.batch)
         with pl.attach(model, optimizer) as worker:
             me = worker.worker_id
             log.enter(me)
             optimizer.register_step_pre_hook(lambda *_: setattr(log.steps[me][-1], "before", model.vector()))
             done = 0
             for _ in range(case.epochs):
-                for (samples,) in worker.batches(loader):
+                for number, (samples,) in enumerate(worker.batches(loader)):
                     if not done:
                         log.steps[me].append(Step(me, len(log.steps[me]) + 1))
                         self._save(log, me)
                         self._die(me, len(log.steps[me]))
                     done += 1
-                    self._pass(worker, log.steps[me][-1], model, scaler, samples, is_last=done == case.passes)
+                    step = log.steps[me][-1]
+                    if worker.algorithm.lockstep and number * case.workers + me >= num_batches:
+                        step.again.add(len(step.passes))
+                    self._pass(worker, step, model, scaler, samples, is_last=done == case.passes)
                     if done == case.passes:
                         _step(model, optimizer, scaler, case.clip)
                         done = 0

@@ -152,8 +152,6 @@ def refused(one):
         return "the optimizer begins without state"  # its sums do not begin at nothing
     if one.clip is not None and "sharded" in one.algorithm and one.replicas > 1:
         return "sees its own part of the mean gradient only"
-    if one.clip is not None and "hybrid" in one.layout and one.batches % one.replicas:
-        return "In this round a worker has no batch"
     return None
 
 

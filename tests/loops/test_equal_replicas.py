@@ -175,8 +175,8 @@ def test_schedules_by_the_progress_that_workers_with_models_of_their_own_see(alg
 
 
 @pytest.mark.parametrize("algorithm", LOCKSTEP)
-def test_a_schedule_of_ones_own_steps_where_one_worker_has_fewer(algorithm):
-    """Its model is its own, and it is as far as its own steps; or all make one step, whose rate should be the same."""
+def test_a_schedule_of_ones_own_steps_over_uneven_epochs(algorithm):
+    """All loops go through equally many batches."""
 
     def loop():
         model, optimizer = made()
@@ -191,10 +191,7 @@ def test_a_schedule_of_ones_own_steps_where_one_worker_has_fewer(algorithm):
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="A scheduler of the learning rate is stepped once per step")
-        if algorithm in families.OWN_LOCKSTEP + LATE:
-            simulated(loop, algorithm)
-        else:
-            refused_at(loop, algorithm, RATES)
+        simulated(loop, algorithm)
 
 
 @pytest.mark.parametrize("algorithm", ["lockstep", "all-reduce"])
@@ -261,18 +258,18 @@ def test_launched(algorithm):
         pl.launch(loop, workers=2, algorithm=algorithm, backend="threads")
 
 
-@pytest.mark.parametrize("num_workers", [2, 3, 16, 39, 40, 100, 202, 203, 1000])
+@pytest.mark.parametrize("num_workers", [2, 3, 16, 100, 255, 256, 1000, 2895, 2896])
 def test_what_all_say_is_exact_in_float32(num_workers):
     replica = SimpleNamespace(round=0, step=1, rates=7, closure=None, changed_outside=False)
     rounds = SameRounds(replica, SimpleNamespace(num_workers=num_workers, worker_id=0))
     rounds.note([torch.arange(8.0)])
-    number = rounds.number(changed=True, absent=True)
+    number = rounds.number(changed=True)
     total = torch.full((num_workers,), number, dtype=torch.float32).sum().item()
     assert total == num_workers * number < EXACT
-    assert rounds.heard(total) == (num_workers, num_workers)
+    assert rounds.heard(total) == num_workers
     assert not rounds._differs
     others = SameRounds(SimpleNamespace(round=0, step=1, rates=8, closure=None, changed_outside=False), rounds._ports)
     others.note([torch.arange(8.0)])
-    if num_workers <= 100:  # digests of more have few bits, and may be equal
-        rounds.heard(total - number + others.number(changed=True, absent=True))
+    if num_workers <= 256:  # digests of more have few bits, and may be equal
+        rounds.heard(total - number + others.number(changed=True))
         assert rounds._differs

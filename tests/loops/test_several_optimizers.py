@@ -237,17 +237,20 @@ def test_turns_that_differ_between_workers_are_refused(algorithm):
         simulated(loop, algorithm)
 
 
-@pytest.mark.parametrize("algorithm", [*IN_ROUNDS, "local-sgd(period=3)"])
-def test_in_turn_a_round_without_a_batch_is_refused(algorithm):
+@pytest.mark.parametrize("algorithm", IN_ROUNDS)
+def test_in_turn_a_round_with_one_batch_is_made_with_that_batch(algorithm):
     pairs = noise_and_real(3, worker=0)
 
     def loop():
         models, optimizers = adversaries()
         with pl.attach(models, optimizers) as worker:
             compete(models, optimizers, worker.batches(pairs))
+        return vectors(models)
 
-    with pytest.raises(pl.UsageError, match="cannot know which optimizers step in it"):
-        simulated(loop, algorithm)
+    models, optimizers = adversaries()
+    compete(models, optimizers, [tuple(map(torch.cat, zip(*pairs[:2], strict=True))), pairs[2]])
+    for x in simulated(loop, algorithm)[0].values():
+        torch.testing.assert_close(x, vectors(models), rtol=1e-4, atol=1e-5)
 
 
 def test_evaluate_is_called_with_the_models_as_they_were_given():

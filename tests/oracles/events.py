@@ -37,7 +37,9 @@ class Step:
     Args:
         worker: whose.
         number: of this worker's steps, from 1.
-        passes: the samples of each backward pass since the last step; none: this round has no batch for the worker.
+        passes: the samples of each backward pass since the last step.
+        again: those of them, from 0, that have the batch of the pass before, as an epoch's last round has none for the worker:
+            they weigh nothing.
         at: the parameters (SIZE,) that its loop saw in each of them.
         before: those that its optimizer stepped on, as it began; None where it did not step.
         read: the version of those parameters.
@@ -50,6 +52,7 @@ class Step:
     worker: int
     number: int
     passes: list[list[int]] = field(default_factory=list)
+    again: set[int] = field(default_factory=set)
     at: list[np.ndarray] = field(default_factory=list)
     before: np.ndarray | None = None
     read: int = 0
@@ -60,11 +63,13 @@ class Step:
 
     @property
     def samples(self):
-        return sum(len(one) for one in self.passes)
+        return sum(len(one) for k, one in enumerate(self.passes) if k not in self.again)
 
     def gradient(self, x=None, clip=None):
         """The sum of its passes' gradients at x, or where its loop saw them; clipped; and which parameters have one."""
         g, has = np.zeros(SIZE), np.zeros(len(PARTS), dtype=bool)
+        if not self.samples:
+            return g, has
         for samples, at in zip(self.passes, self.at if x is None else [x] * len(self.passes), strict=True):
             own, own_has = gradient(at, samples)
             g, has = g + own, has | own_has

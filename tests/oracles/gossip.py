@@ -50,7 +50,7 @@ def d_psgd(trace, start, make_optimizer, neighbours, *, clip=None):
         mixed = W @ np.stack(list(models.values()))
         for worker, steps in rounds.items():
             step, x = steps[k], mixed[worker]
-            if step.passes and not step.overflows:
+            if step.samples and not step.overflows:
                 x = optimizers[worker].step(x, *step.gradient(models[worker], clip))
             mixed[worker] = x
         models = dict(enumerate(mixed))

@@ -45,7 +45,7 @@ def run(
             gradients = dict.fromkeys(models, (mean, has))
         left_out = k <= warmup and any(one.overflows for one in steps.values())
         for worker, one in steps.items():
-            if not left_out and (k <= warmup or (one.passes and not one.overflows)):
+            if not left_out and (k <= warmup or (one.samples and not one.overflows)):
                 models[worker] = optimizers[worker].step(models[worker], *gradients[worker])
         for _ in range(2):  # what is due is merged before the next leaves, which is due at once without a delay
             if under_way is not None and under_way[0] == k:

@@ -45,7 +45,9 @@ def run(trace, start, optimizer, *, clip=None, clips_mean=True, marked=True, cod
 
 
 def _passes(step, which):
-    return replace(step, passes=[step.passes[k] for k in which if k < len(step.passes)])
+    which = [k for k in which if k < len(step.passes)]
+    again = {place for place, k in enumerate(which) if k in step.again}
+    return replace(step, passes=[step.passes[k] for k in which], again=again)
 
 
 class Feedback:

@@ -47,7 +47,7 @@ def run(
     for k in range(1, max(map(len, rounds.values())) + 1):
         for worker, steps in rounds.items():
             step = steps[k - 1]
-            if step.passes and not step.overflows:
+            if step.samples and not step.overflows:
                 models[worker] = optimizers[worker].step(models[worker], *step.gradient(models[worker], clip))
         while under_way and under_way[0][0] <= k:
             land(*under_way.pop(0)[1:])

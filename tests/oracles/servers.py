@@ -35,7 +35,7 @@ def run(trace, start, optimizer, *, clip=None, codec=None, linear=False):
     for step in sorted(trace.steps, key=lambda one: (one.read, one.number)):
         while len(versions) <= step.read:
             _update(versions, trace, pushed, optimizer, linear)
-        if step.passes:
+        if step.samples:
             g, has = step.gradient(versions[step.read], clip)
             pushed[step.worker, step.number] = pushes.gradient(step, g, has), has
     while len(versions) <= trace.versions:

@@ -1,8 +1,11 @@
 """Epochs whose last round has fewer batches than workers, under every method that goes in rounds, against plain PyTorch.
 
-A worker without a batch makes the others' update where all have one model, and no step at all where it has one of its own:
-momentum, Adam's count of steps and weight decay stay as they are, whatever the loop has left in its gradients.
+The loop of a worker without a batch gets its last batch again, whose gradient weighs nothing: the worker makes the others'
+update where all have one model, and no step at all where it has one of its own. Momentum, Adam's count of steps and weight
+decay then stay as they are.
 """
+
+import contextlib
 
 import pytest
 import torch
@@ -176,15 +179,9 @@ class ChangingLoop(Loop):
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
 @pytest.mark.parametrize(
     ("scaled", "bad", "epochs"),
-    [
-        (False, None, EPOCHS),
-        (True, None, EPOCHS),
-        (True, 1, EPOCHS),
-        (True, 6, 1),
-    ],  # after 6, the workers' scales differ
+    [(False, None, EPOCHS), (True, None, EPOCHS), (True, 1, EPOCHS), (True, 6, EPOCHS)],  # 6: the last round's
 )
-def test_a_worker_without_a_batch_is_told_what_the_others_make_of_the_mean(optimizer, scaled, bad, epochs):
-    """It was clipped and scaled by them, or left out as one worker's gradient overflowed: in the last round, or not."""
+def test_all_loops_clip_and_scale_the_mean_of_the_last_round_alike(optimizer, scaled, bad, epochs):
     batches = in_order(7)
     loop = ChangingLoop(
         optimizer, 7, "", bad=batches[bad][0] if bad is not None else None, scaled=scaled, epochs=epochs
@@ -202,9 +199,98 @@ def test_a_worker_without_a_batch_is_told_what_the_others_make_of_the_mean(optim
     for worker in range(3):
         torch.testing.assert_close(loop.models[worker], [p.detach() for p in model.parameters()], rtol=1e-4, atol=1e-5)
         assert all(torch.equal(a, b) for a, b in zip(loop.models[0], loop.models[worker], strict=True))
-    found = (
-        set() if bad is None else {0} if bad == 6 else {0, 1, 2}
-    )  # workers that had a batch in that round scale less from then on
     if scaled:
-        assert loop.scales == {worker: 8.0 / 2 ** (epochs * (worker in found)) for worker in range(3)}
+        assert loop.scales == dict.fromkeys(range(3), 8.0 if bad is None else 8.0 / 2**epochs)
     assert run.result["samples"] == epochs * 13
+
+
+def at_last(batches):
+    """Two epochs, with a step at every second batch and at an epoch's last one."""
+    for _ in range(EPOCHS):
+        for number, batch in enumerate(batches, start=1):
+            yield batch, number % 2 == 0 or number == len(batches)
+
+
+def across_epochs(batches):
+    """The batches of all epochs in one row, with a step at every second one."""
+    rows = (batch for _ in range(EPOCHS) for batch in batches)
+    for number, batch in enumerate(rows, start=1):
+        yield batch, number % 2 == 0
+
+
+def accumulated(batches, workers, habit):
+    """A worker's gradient is that of its batches since the last step, and weighs as much as the samples that are its own."""
+    model, rounds = made(), -(-len(batches) // workers)
+    dealt = [
+        [batches[min(r * workers + w, (r - (r * workers + w >= len(batches))) * workers + w)] for r in range(rounds)]
+        for w in range(workers)
+    ]
+    stepper = OPTIMIZERS["momentum"](model.parameters())
+    waiting, weights, numbers = [[] for _ in dealt], [0] * workers, [0] * workers
+    for of_round in zip(*(habit(own) for own in dealt), strict=True):
+        for worker, (batch, _) in enumerate(of_round):
+            waiting[worker].append(batch)
+            place = numbers[worker] % rounds * workers + worker
+            weights[worker] += len(batch[1]) * (place < len(batches))
+            numbers[worker] += 1
+        if not of_round[0][1]:
+            continue
+        stepper.zero_grad()
+        for own, weight in zip(waiting, weights, strict=True):
+            for x, y in own:
+                (nn.functional.cross_entropy(model(x), y) / 2 * weight / sum(weights)).backward()
+        stepper.step()
+        waiting, weights = [[] for _ in dealt], [0] * workers
+    return [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("habit", [at_last, across_epochs])
+@pytest.mark.parametrize("num_batches", [12, 13, 14, 15, 16])
+@pytest.mark.parametrize("algorithm", ["lockstep", "all-reduce", "all-reduce(sharded=true)"])
+def test_gradients_accumulate_over_an_uneven_epoch(algorithm, num_batches, habit):
+    ends = []
+
+    def loop():
+        model = made()
+        optimizer = OPTIMIZERS["momentum"](model.parameters())
+        with pl.attach(model, optimizer) as worker:
+            for (x, y), is_due in habit(worker.batches(in_order(num_batches))):
+                with worker.accumulate() if not is_due else contextlib.nullcontext():
+                    (nn.functional.cross_entropy(model(x), y) / 2).backward()
+                if is_due:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        ends.append([p.detach().clone() for p in model.parameters()])
+
+    run = pl.simulate(loop, workers=2, algorithm=algorithm)
+    for one in ends:
+        torch.testing.assert_close(one, accumulated(in_order(num_batches), 2, habit), rtol=1e-4, atol=1e-5)
+    assert run.result["samples"] == EPOCHS * (2 * num_batches - 1) - leftover(num_batches, habit)
+
+
+def leftover(num_batches, habit):
+    """Samples after the last step."""
+    rounds = EPOCHS * -(-num_batches // 2)
+    return 0 if habit is at_last or rounds % 2 == 0 else 2 * num_batches - 1 - 4 * (-(-num_batches // 2) - 1)
+
+
+@pytest.mark.parametrize("algorithm", [*SHARED_MODEL, "local-sgd(period=2)"])
+def test_all_loops_call_worker_mean_equally_often(algorithm):
+    """A worker that had no batch in the last round took the others' loss of that round for what it asked for next."""
+    lasts = []
+
+    def loop():
+        model = made()
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        with pl.attach(model, optimizer) as worker:
+            batches = worker.batches(in_order(7))
+            for x, y in batches:
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(x), y)
+                loss.backward()
+                optimizer.step()
+                assert worker.mean(loss) < 100
+            lasts.append((len(batches), worker.mean(100 + worker.worker_id)))
+
+    pl.simulate(loop, workers=3, algorithm=algorithm)
+    assert lasts == [(3, 101)] * 3

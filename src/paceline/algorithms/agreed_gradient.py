@@ -67,19 +67,15 @@ class AgreedGradient:
         """This worker's number, whose sum over all workers is exact in float32, too."""
         replica = self._replica
         has_changed = replica.changed_outside or replica.missing != self._told
-        return self.rounds.number(changed=has_changed, absent=not replica.samples)
+        return self.rounds.number(changed=has_changed)
 
-    def settle(self, total: float) -> int:
+    def settle(self, total: float) -> None:
         """Gives the replica what all workers agree on; they first exchange it if the `total` of their numbers says so.
-
-        Returns:
-            the number of workers without a batch.
 
         Raises:
             UsageError: some workers have left out a step, or parameters or learning rates differ.
         """
-        num_changed, num_absent = self.rounds.heard(total)
-        if num_changed:
+        if self.rounds.heard(total):
             ranges, self._told = self._replica.ranges, self._replica.missing
             self._replica.changed_outside = False
             has = torch.tensor([float(own not in self._told) for own in ranges], dtype=torch.float64)
@@ -92,4 +88,3 @@ class AgreedGradient:
         if self._shares is not None:
             self._shares.meet()
         self._replica.missing = self._agreed
-        return num_absent

@@ -37,7 +37,6 @@ class AllReduce(Algorithm):
     Costs per step: 2 (n - 1) / n times the parameters' size sent and received by each worker, hidden behind backward except
     for the first layers' part; gradients of half types travel as float32. Every step lasts as long as its slowest worker.
     Where a layout cuts layers over groups of workers, their gradients are averaged by the workers with the same shards only.
-    In a round where a worker has no batch, the mean travels once more, not hidden: it is what the others' loops made of it.
     Sharded: as many bytes, of which the parameters' half is not hidden; the optimizer's work and state are 1 / n per worker,
     with buffers of two vectors. In a loop of the user's own, one small all-reduce more per step: that nobody leaves it out.
     Clipping acts on the mean, which is there when `backward` returns; sharded, a loop may not clip.
@@ -134,17 +133,10 @@ def _work_whole(
     shared = ports.shared
     gradient = AgreedGradient(replica, ports, by_speed=by_speed)
     mean = _OverlappedMean(replica, collectives, gradient, ports)
-
-    def average() -> None:
-        if mean.num_absent:  # they must be told what the others' loops have made of the mean, such as to clip it
-            mean.meet(steps=True)
-            gradient.average(weight=float(replica.samples > 0))
-
-    replica.evaluations = Evaluations(ports, gradient.rounds, average)
+    replica.evaluations = Evaluations(ports, gradient.rounds, average=lambda: None)
     for _ in gradient.steps():
         version = shared.version
         replica.gradient(at=shared.x, version=version, ready=mean.begin, finish=mean.finish)
-        average()
         with shared.writing():
             replica.apply(to=shared.x)
             replica.applied(shared.advance(), gradient_version=version)
@@ -176,9 +168,6 @@ class _OverlappedMean:
     types travel as float32. The padding of the last bucket adds up the numbers of `AgreedGradient`.
 
     Shards of a layout are averaged across groups, as the gradients of the mean loss of a group's rows, which all count.
-
-    Attributes:
-        num_absent: workers without a batch, whose program has to be told what the others' loops have made of the mean.
     """
 
     def __init__(
@@ -195,17 +184,9 @@ class _OverlappedMean:
         self._unit = 1.0
         # A bucket, what travels, its handle (None: nobody else has these shards), and whether all workers have it.
         self._under_way: list[tuple[torch.Tensor, torch.Tensor, Handle | None, bool]] = []
-        self.num_absent = 0
-
-    def meet(self, *, steps: bool) -> None:
-        """After the mean of a round in which some have no batch all step, or nobody does and all make another pass."""
-        self._gradient.rounds.meet(steps=steps)
-        self.num_absent = 0
 
     def begin(self, bucket: torch.Tensor) -> None:
         """Starts averaging a bucket (n,) in place."""
-        if self.num_absent:
-            self.meet(steps=False)
         shards = self._shards
         is_common = shards is None or self._num_elements - self._num_begun - len(bucket) < shards.first
         samples = self._replica.samples
@@ -249,8 +230,7 @@ class _OverlappedMean:
         self._replica.round_samples += round(total * self._unit)
         if total:
             self._unit *= 2.0 ** round(math.log2(total / self._num_workers))
-        num_absent = self._gradient.settle(said)
-        self.num_absent = num_absent if self._shards is None else 0  # under a layout no loop may change the mean
+        self._gradient.settle(said)
 
     def _divide(self, bucket: torch.Tensor, vector: torch.Tensor, total: float) -> None:
         if total:

@@ -31,9 +31,6 @@ def work_coded(replica: Replica, ports: Ports[ReplicatedParameters], codec: Code
     for _ in gradient.steps():
         version = shared.version
         replica.gradient(at=shared.x, version=version, ready=mean.begin, finish=mean.finish)
-        if mean.num_absent:  # as where nothing is coded: they are told what the others' loops have made of the mean
-            mean.meet(steps=True)
-            gradient.average(weight=float(replica.samples > 0))
         with shared.writing():
             replica.apply(to=shared.x)
             mean.coded.settle(is_applied=not replica.skipped)
@@ -56,7 +53,6 @@ class _CodedGradient:
 
     Attributes:
         coded: the buckets' means.
-        num_absent: workers without a batch.
     """
 
     def __init__(
@@ -74,16 +70,9 @@ class _CodedGradient:
         self._known = torch.zeros(2, dtype=torch.float64)
         self._weighed: Handle | None = None
         self.coded = CodedMean(codec, ports, replica.ranges, replica.shapes)
-        self.num_absent = 0
-
-    def meet(self, *, steps: bool) -> None:
-        self._gradient.rounds.meet(steps=steps)
-        self.num_absent = 0
 
     def begin(self, bucket: torch.Tensor) -> None:
         """Codes a bucket (n,), and starts averaging it in place; with a codec that waits for all, notes it."""
-        if self.num_absent:
-            self.meet(steps=False)
         self.coded.skips = self._replica.scaled
         if self.coded.tuner.wants_size:
             self.coded.keep()
@@ -123,7 +112,7 @@ class _CodedGradient:
         self._under_way.clear()
         self._num_left = self._num_elements
         self._replica.round_samples += round(totals[0].weight)
-        self.num_absent = self._gradient.settle(totals[-1].number)
+        self._gradient.settle(totals[-1].number)
         self._leave_out(self._replica.missing)
 
     def _leave_out(self, missing: Ranges) -> None:

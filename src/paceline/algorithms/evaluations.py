@@ -40,11 +40,6 @@ class Evaluations:
         self.average = average
 
     @property
-    def are_due(self) -> bool:
-        """Whether the loops of workers with a batch pass a closure to `step`."""
-        return self._rounds.has_closure
-
-    @property
     def under_way(self) -> bool:
         """Whether an optimizer has evaluated its closure in a step that has not ended."""
         return self._rounds.is_evaluating

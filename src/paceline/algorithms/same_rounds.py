@@ -57,11 +57,11 @@ class SameRounds:
     accumulation is no surprise. A number that travels anyway says how many are surprised; only then all tell where they are.
 
     Vectors that should be equal on all workers (`note`) are compared, too. In the first 10 rounds and then in every 100th,
-    the number carries 8 bits of their digest: fewer above 39 workers, and none above 202. If the sum shows that another
+    the number carries 8 bits of their digest: fewer above 255 workers, and none above 2,895. If the sum shows that another
     worker's digest differs, all tell each other at the next meeting. If the vectors differ by rounding, as between machines
     with different processors, all continue with worker 0's, with one warning; any other difference ends the run.
 
-    Workers also tell whether their loops pass a closure to `step`, which a worker without a batch cannot know.
+    Workers also tell whether their loops pass a closure to `step`: all must, or none.
 
     Costs: a pass over memory for each digest; if a worker is surprised, one all-reduce of five numbers per worker.
 
@@ -102,29 +102,26 @@ class SameRounds:
                 vector.copy_(self._of_first(vector))
             self._takes_first, self._equal_at = False, self._num_notes
         is_due = self._num_notes <= _FIRST or self._num_notes % _EVERY == 0
-        num_digests = max(1, min(_SHORT, EXACT // (num_workers * (1 + num_workers) ** 2)))
+        num_digests = max(1, min(_SHORT, EXACT // (num_workers * (1 + num_workers))))
         self._digest = hash(self._digests()) % num_digests if is_due else 0
 
-    def number(self, *, changed: bool = False, absent: bool = False) -> float:
+    def number(self, *, changed: bool = False) -> float:
         """This worker's number; `heard` reads the sum over all workers, which is below `EXACT`.
 
         Args:
             changed: whether this worker has something else to tell.
-            absent: whether it has no batch.
         """
         base = 1 + self._ports.num_workers
         tells = self._surprised() or self._differs or changed
-        return float(tells + base * absent + base**2 * self._digest)
+        return float(tells + base * self._digest)
 
-    def heard(self, total: float) -> tuple[int, int]:
-        """From the `total` of all numbers: how many workers have something to tell, and how many have no batch."""
-        base = 1 + self._ports.num_workers
-        digests, rest = divmod(round(total), base**2)
+    def heard(self, total: float) -> int:
+        """How many workers have something to tell, from the `total` of all numbers."""
+        digests, num_telling = divmod(round(total), 1 + self._ports.num_workers)
         self._differs = digests != self._ports.num_workers * self._digest
         if self._digest and not self._differs:
             self._equal_at = self._num_notes
-        num_absent, num_telling = divmod(rest, base)
-        return num_telling, num_absent
+        return num_telling
 
     def _surprised(self) -> bool:
         """Whether this worker comes to the present meeting otherwise than all have agreed to expect."""
@@ -235,7 +232,7 @@ class SameRounds:
         Raises:
             UsageError: as of `check`.
         """
-        if self.heard(total)[0]:
+        if self.heard(total):
             self.check(self._add_up(self.told()), self._earlier)
 
     def _look(self) -> None:
@@ -273,6 +270,6 @@ def left_out(workers: list[int], step: int, first: int | None = None) -> UsageEr
     return UsageError(
         f"{who[0].upper()}{who[1:]} left out {which} and went on to another batch, and the rest did not, as where a loop meets"
         " `continue` or `break` on some workers only: their steps would no longer be of the same rounds. Let all decide alike,"
-        " as by worker.sum, or make the step with a loss times 0. Or the loop accumulates gradients, and an epoch's batches"
-        " cannot be shared equally: leave out the last ones. ad-psgd has no rounds."
+        " as by worker.sum, or make the step with a loss times 0. Or the workers' own loaders differ in length, and the loop"
+        " steps where its own ends: step after a fixed number of batches. ad-psgd has no rounds."
     )

@@ -91,7 +91,6 @@ class PacelineStrategy(ParallelStrategy):
         self._trainer: Any = None
         self._worker: Worker | None = None
         self._deferred: deque[tuple[int, Callable[[], None]]] = deque()
-        self._repeats = False  # the batch of this step, which others have trained on, or this worker before
         self._races = False  # workers that do not wait for each other are training
         self._was_warned = False
         rank_zero_only.rank = self.global_rank
@@ -201,8 +200,7 @@ class PacelineStrategy(ParallelStrategy):
         if not self._deferred:
             return
         samples, begin = self._deferred.popleft()
-        self._repeats = not samples
-        if self._repeats:
+        if not samples:
             self._trainer._results.batch_size = 0  # the weight of what is logged
         try:
             begin()
@@ -216,10 +214,6 @@ class PacelineStrategy(ParallelStrategy):
         except RunStopped:
             self._stop()
             return None
-
-    def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As every strategy's; what a repeated batch adds to the gradient is 0."""
-        return super().backward(closure_loss * 0 if self._repeats else closure_loss, optimizer, *args, **kwargs)
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
@@ -344,7 +338,7 @@ class PacelineStrategy(ParallelStrategy):
         try:
             worker.__exit__(type(failure) if failure is not None else None, failure, None)
         finally:
-            self._worker, self._races, self._repeats = None, False, False
+            self._worker, self._races = None, False
             self._deferred.clear()
             for config in self.lr_scheduler_configs:
                 if isinstance(config.scheduler, RunSchedule):

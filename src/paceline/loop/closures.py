@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, SupportsFloat
 
 import torch
@@ -12,7 +11,6 @@ from paceline.algorithms.base import Closures
 from paceline.errors import RunStopped, UsageError, WorkerLostError
 from paceline.loop.gradient import AttachedGradient
 from paceline.loop.step_calls import graph_task, refuse_step
-from paceline.optim.settings import raw_step, scaled_step
 
 __all__ = ["ClosureGradient"]
 
@@ -35,7 +33,7 @@ class ClosureGradient(AttachedGradient):
 
     - *In place*, with one worker: the closure runs at the trained parameters, while the program applies the gradient.
     - *In rounds*: likewise, and each evaluation is a round of all workers. The closure returns the mean loss and leaves the
-      mean gradient, both weighted by samples. The optimizer of a worker without a batch steps as well; its weight is 0.
+      mean gradient, both weighted by samples.
     - *On a copy*: the optimizer steps on a private copy of the parameters, outside any lock. The program then applies the
       difference.
     - *Once*: a second evaluation raises an error, and so does one after the optimizer has moved the parameters.
@@ -99,28 +97,23 @@ class ClosureGradient(AttachedGradient):
         """The last step is over, also if it has raised an error that the loop has caught."""
         self._stepping, self._nested = None, 0
 
-    def evaluate(self, closure: Callable[[], Any] | None, average: Callable[[], None]) -> Any:
+    def evaluate(self, closure: Callable[[], Any], average: Callable[[], None]) -> Any:
         """Computes another gradient of the step under way; returns the loss.
 
         Args:
-            closure: computes it; None: this worker has no batch.
+            closure: computes it.
             average: averages it over all workers, unless `backward` has done so.
         """
         before, self._state = self._state, "gradient"
         self._handed_out = self._g_is_mine = False
-        self._missing, loss = None, None
-        if closure is None:
-            self._missing = self.ranges
-            if self._ready is not None:
-                self._hand_out_nothing(self._ready)
-        else:
-            if self._own is not None:
-                self._own.forget()
-            loss = closure()
-            self._weigh()
-            self.look(self._optimizer)
-            if self._ready is not None and not self._handed_out:
-                self._hand_out_all()
+        self._missing = self.ranges if self.repeats else None
+        if self._own is not None:
+            self._own.forget()
+        loss = closure()
+        self._weigh()
+        self.look(self._optimizer)
+        if self._ready is not None and not self._handed_out:
+            self._hand_out_all()
         average()
         if self._g_is_mine:
             self.binding.scatter_gradients(self.g, self.missing)
@@ -143,22 +136,6 @@ class ClosureGradient(AttachedGradient):
             return torch.full_like(loss, mean)
         return torch.tensor(mean, dtype=self.binding.dtype, device=self.binding.device) if value is None else mean
 
-    def _step_by_itself(self, scale: float) -> None:
-        """A step that the loop does not call, as this worker has no batch; with a closure if the other loops pass one."""
-        step = raw_step(self._optimizer)
-        closure: _Closure | None = None
-        if self.evaluations is not None and self.evaluations.are_due:
-            closure = (_Once if _evaluates_once(self._optimizer) else _InRounds)(self, self._optimizer, None)
-            step = partial(step, closure)
-        self._inside = True
-        try:
-            with torch.no_grad():
-                scaled_step(step, self._optimizer, scale)
-        finally:
-            self._inside = False
-        if closure is not None:
-            closure.end()
-
     def raise_if_stopped(self, cause: Exception | None = None) -> None:
         """Raises `RunStopped` where the run is over."""
         if self._stopped():
@@ -171,19 +148,16 @@ class _Closure:
     Args:
         replica: the worker's.
         optimizer: evaluates it.
-        closure: the loop's; None: this worker has no batch.
+        closure: the loop's.
     """
 
-    def __init__(
-        self, replica: ClosureGradient, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None
-    ) -> None:
+    def __init__(self, replica: ClosureGradient, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> None:
         self._replica, self._optimizer, self._closure = replica, optimizer, closure
         self.is_running = False
         self._begin()
 
     def _begin(self) -> None:
-        if self._closure is not None:
-            self._replica.prepare_step(self._optimizer)
+        self._replica.prepare_step(self._optimizer)
 
     def __call__(self) -> Any:
         self.is_running = True
@@ -216,11 +190,10 @@ class _Once(_Closure):
     def _evaluate(self) -> Any:
         if self._is_evaluated or not all(torch.equal(*pair) for pair in self._at):
             raise UsageError(_SEVERAL_TIMES)
-        self._is_evaluated, loss = True, None
-        if self._closure is not None:
-            loss = self._closure()
-            self._replica.look(self._optimizer)
-            self._replica.prepare_step(self._optimizer)
+        self._is_evaluated = True
+        loss = self._closure()
+        self._replica.look(self._optimizer)
+        self._replica.prepare_step(self._optimizer)
         return self._replica.mean_loss(loss)
 
     def end(self) -> None:
@@ -253,7 +226,8 @@ class _OnCopy(_Closure):
     def end(self) -> None:
         assert self._at is not None
         self._replica.binding.bind(self._at)
-        self._replica.apply_difference(self._optimizer, self._copy.sub_(self._before))
+        difference = self._copy.sub_(self._before)
+        self._replica.apply_difference(self._optimizer, difference.zero_() if self._replica.repeats else difference)
 
 
 _KINDS: dict[Closures, type[_Closure]] = {"in place": _Closure, "in rounds": _InRounds, "on a copy": _OnCopy}

@@ -34,7 +34,7 @@ class AttachedGradient(BaseReplica):
 
     Attributes:
         accumulates: backward passes only add: a later one hands out what they add up to.
-        rates_may_differ: learning rates follow this worker's own view of the progress, or its own steps.
+        rates_may_differ: learning rates follow this worker's own view of the progress.
     """
 
     _optimizer: torch.optim.Optimizer
@@ -42,7 +42,7 @@ class AttachedGradient(BaseReplica):
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
         self.round: int | None = 0  # as long as the loop fetches its batches by itself, there are none
-        self._absent = False  # this round has no batch for this worker
+        self.repeats = False  # the loop has had the batch of this step before: its gradient counts as none
         self._in_rounds = False  # which no worker may leave out
         self._overflowed = False  # GradScaler has found an infinity in this worker's gradients
         self._state = "idle"  # idle -> gradient -> apply -> idle: what the program waits for
@@ -83,7 +83,6 @@ class AttachedGradient(BaseReplica):
     def _forget(self) -> None:
         """Drops what the ended program has left here, which refers to this replica and would keep its memory."""
         self._ready = self._finish = self.evaluations = self.rest = None
-        self.without_batch: Callable[[], None] | None = None
         self.before_meeting: Callable[[], None] | None = None
 
     @property
@@ -120,7 +119,7 @@ class AttachedGradient(BaseReplica):
             self._g = self.binding.zeros()
         if not self._g_is_mine:
             self._g_is_mine = True
-            if self._absent:
+            if self.repeats:
                 self._g.zero_()
             else:
                 self._missing = self.binding.gather_gradients(self._g)
@@ -152,30 +151,23 @@ class AttachedGradient(BaseReplica):
         if self._runs_ahead:
             self._runs_ahead, self._ahead_at = False, at
             self._return()
-        elif self._begin_gradient(at):
+        else:
+            self._begin_gradient(at)
             self._return()
 
-    def _begin_gradient(self, at: torch.Tensor) -> bool:
-        """The step begins whose gradient is asked for at `at` (P,); returns whether the loop computes it: it has a batch."""
+    def _begin_gradient(self, at: torch.Tensor) -> None:
+        """Begins the step whose gradient is asked for at `at` (P,)."""
         self._waited_within_s = 0.0
         if at is not self.binding.rests_on:
             self.binding.bind(at)
         self._g_is_mine = self._handed_out = False
-        self._missing = self.ranges if self._absent else None
+        self._missing = None
         self._gradient_started_s = self._now_s()
-        if self._absent:
-            self._gradient_ended_s = self._gradient_started_s
-            if self._ready is not None and self.without_batch is not None:
-                self._hand_out_empty(self._ready, self.without_batch)
-            elif self._ready is not None:
-                self._hand_out_nothing(self._ready)
-            return False
         if self.outside is not None and self.outside.lasting is not self.binding.bound_to:
             self.outside.take()
         if self.awaited is not None:
             self.awaited.begin(is_shared=self.outside is not None and self.outside.is_shared)
         self._state = "gradient"
-        return True
 
     def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
         """`after - before` (P,), in memory of its own: the gradients belong to the loop."""
@@ -197,11 +189,6 @@ class AttachedGradient(BaseReplica):
         if self.outside is not None:
             self.changed_outside |= self.outside.settle()
             self.moves = self.outside.moves
-
-    def absent(self, version: int) -> None:
-        """As for `Replica`; from now on, schedules by this worker's steps lag behind."""
-        self.rates_may_differ = True
-        super().absent(version)
 
     def _look_for_step(self, num_passes: int = 0) -> None:
         """The loop is about to compute, after so many backward passes if they are counted."""
@@ -227,11 +214,11 @@ class AttachedGradient(BaseReplica):
     def _is_left_out(self) -> bool:
         """Whether GradScaler leaves this update out, while the round that it belongs to takes place.
 
-        Where workers average gradients, one infinity is in everybody's mean: all decide alike, with a batch or without.
+        Where workers average gradients, one infinity is in everybody's mean: all decide alike.
         """
         if self._g_is_mine:
-            return (self.scaled or (self._absent and self._in_rounds)) and not is_finite(self.g)
-        return self.scaled and self._overflowed
+            return not is_finite(self.g)
+        return self._overflowed
 
     def _hide_gradients(self, others: Sequence[nn.Parameter] = ()) -> None:
         self._kept = {p: p.grad for p in (*self.binding.parameters, *others)}
@@ -243,10 +230,6 @@ class AttachedGradient(BaseReplica):
         if self._kept is not None:
             for parameter in self._kept if of is None else self._kept.keys() & set(of):
                 parameter.grad = self._kept[parameter]
-
-    def _clear_gradients(self) -> None:
-        for parameter in self.binding.parameters:  # a loop that clears after its steps would add to it
-            parameter.grad = None
 
     def _begin_without_batch(self, samples: int = 0) -> None:
         """The loop has begun a step by itself."""
@@ -292,7 +275,9 @@ class AttachedGradient(BaseReplica):
         """A parameter's gradient is what it will be when this backward pass has ended."""
         if self._end_of_pass() is None or self._buckets is None:
             return
-        if self._buckets.under_way and self._slowness is None:  # a slow worker hands out at the end of its time
+        if (
+            self._buckets.under_way and not self.repeats and self._slowness is None
+        ):  # it hands out at the end of its time
             self._buckets.complete(index)
 
     def _hand_out_all(self) -> None:
@@ -328,6 +313,8 @@ class AttachedGradient(BaseReplica):
         self._gradient_ended_s = self._now_s()  # what follows are waits
         if self.shares is not None:  # and between several passes
             self._waited_within_s = sum(one.waited_s for one in self._waits)
+        if self.repeats:  # but shards have gradients of other workers' rows
+            self.binding.leave_out(tuple(own for own in self.ranges if own[0] < self.binding.cut_from))
         self._buckets.complete_all()
         if self._finish is not None:
             self._finish()
@@ -336,19 +323,6 @@ class AttachedGradient(BaseReplica):
         self.binding.bind_gradients(self._g, self.missing)
         self._g_version, self._g_missing = self._g._version, self.missing
         self._handed_out = True
-
-    def _hand_out_empty(self, ready: Callable[[torch.Tensor], None], take_part: Callable[[], None]) -> None:
-        """The same where layers are cut over several workers, which need this one in their passes."""
-        assert self._buckets is not None
-        self.binding.leave_out(self.ranges)
-        self._missing = None
-        self._buckets.begin(ready)
-        take_part()
-        self._buckets.complete_all()
-        if self._finish is not None:
-            self._finish()
-        assert self._g is not None
-        self.binding.bind_gradients(self._g, self.missing)
 
     @property
     def has_handed_out(self) -> bool:
@@ -369,17 +343,6 @@ class AttachedGradient(BaseReplica):
         """All workers have changed them alike."""
         if self._g is not None:
             self._g_version = self._g._version
-
-    def _hand_out_nothing(self, ready: Callable[[torch.Tensor], None]) -> None:
-        """Takes part without a batch; `g` becomes what the others' gradients come to."""
-        assert self._buckets is not None
-        assert self._g is not None
-        self._g.zero_()
-        for bucket in self._buckets.vectors:
-            ready(bucket)
-        if self._finish is not None:
-            self._finish()
-        self.binding.bind_gradients(self._g, self.missing)
 
 
 def _over() -> Any:

@@ -64,6 +64,7 @@ class AttachedReplica(ClosureGradient):
             self._waits = []  # of which nobody asks
         self.num_begun = 0
         self._batch_samples = 0  # of the last batch, with which a loop may step again, or for the first time
+        self._steps_again = False
         self._several = optimizer if isinstance(optimizer, SeveralOptimizers) else None
         self._waits_for_step = self._several is not None and self._several.in_turn
         self._ended = False
@@ -120,27 +121,38 @@ class AttachedReplica(ClosureGradient):
         elif self._state == "idle" and self._ahead_at is None:
             self._resume()
         else:
-            self.samples, self.batch, self._absent = 0, -1, True
+            self.samples, self.batch, self.repeats = 0, -1, True
             self._gradient_started_s = self._gradient_ended_s = self._now_s()
             self._program.throw(NoGradient)
 
-    def begin(self, started_s: float, batch_number: int, samples: int, *, absent: bool = False) -> None:
-        """Begins a step with so many samples: the program reads the parameters that the gradient will be computed at."""
+    def begin(self, started_s: float, batch_number: int, samples: int) -> None:
+        """Begins a step, or goes on with it: the program reads the parameters that the gradient will be computed at.
+
+        Args:
+            started_s: when the loop asked for the batch.
+            batch_number: its number; negative: it has none.
+            samples: in the batch; 0: the loop gets a batch again, as others have more, and its gradient weighs nothing.
+        """
         self._look_for_step()
         self.forget_step()
         if self._several is not None:
-            self._several.check_begin(absent=absent)
-        self._batch_samples = self._batch_samples if absent else samples
+            self._several.check_whole()
+        if samples or self._steps_again:  # a loop that fetches ahead has yet to step with the batch before
+            self._batch_samples = samples
+        self._steps_again = False
         if self._state != "gradient":
             if self._records.without_loss is not None:
                 self._records.settle(self.loss)
-            self._begin(started_s, batch_number, samples, absent=absent)
-        elif self._is_untouched:
-            self._give(batch_number, samples)
-        elif not absent:  # the loop did not step: it accumulates, or skipped a step that all had agreed on
+            self._begin(started_s, batch_number, samples)
+        elif self._is_untouched:  # begun without a batch
+            self._records.settle(_NAN)
+            self.batch, self.samples = batch_number, samples
+        else:  # the loop did not step: it accumulates, or skipped a step that all had agreed on
             self.samples = samples + (self._weigh_anew() if self._handed_out else self.samples)
+        self.repeats = not self.samples
+        self._missing = self.ranges if self.repeats else None
 
-    def _begin(self, started_s: float, batch_number: int, samples: int, *, absent: bool = False) -> None:
+    def _begin(self, started_s: float, batch_number: int, samples: int) -> None:
         if self.on_progress:
             self._move_on()
         if self.outside is not None and self.outside.lasting is None:
@@ -148,26 +160,15 @@ class AttachedReplica(ClosureGradient):
         self.num_begun += 1
         self.batch = batch_number
         self.samples = samples
-        self._absent = absent
+        self.repeats = False
         self.closure: bool | None = None
         self.scaled = self.skipped = self._overflowed = False
         self._begin_step(started_s)
         at, self._ahead_at = self._ahead_at, None
-        if at is None or not self._begin_gradient(at):
+        if at is None:
             self._resume()
-        if absent:
-            self._move_on()
-
-    def _give(self, batch_number: int, samples: int) -> None:
-        """The step under way, begun without a batch, gets one after all; or there is none for it, and it is over."""
-        self._records.settle(_NAN)
-        self.batch, self.samples = batch_number, samples
-        if not samples:
-            self._absent, self._missing = True, self.ranges
-            self._gradient_ended_s = self._gradient_started_s
-            if self._ready is not None:
-                self._hand_out_nothing(self._ready)
-            self._resume()
+        else:
+            self._begin_gradient(at)
 
     # A loop without `worker.batches`: its next step begins when the last one ends, whatever parts of the model it calls.
 
@@ -213,7 +214,11 @@ class AttachedReplica(ClosureGradient):
     @property
     def _is_untouched(self) -> bool:
         """Whether the step under way was begun without a batch, and the loop has done nothing for it so far."""
-        return self._state == "gradient" and not self.samples and not (self._own is not None and self._own.touched)
+        return (
+            self._state == "gradient"
+            and not (self.samples or self.repeats)
+            and not (self._own is not None and self._own.touched)
+        )
 
     @property
     def is_under_way(self) -> bool:
@@ -230,7 +235,7 @@ class AttachedReplica(ClosureGradient):
             self.loss = loss
             if samples is not None:
                 self._told_samples = samples
-                if self._own is None:
+                if self._own is None and not self.repeats:
                     self.samples = samples
             return self.step
         self._records.settle(loss, samples)
@@ -241,7 +246,9 @@ class AttachedReplica(ClosureGradient):
         if self._several is not None and not self._several.begins(optimizer):
             return
         if self._state == "idle":  # nothing of the model was called, or the loop makes several steps with one batch
+            self._steps_again = True
             self._begin_without_batch(self._batch_samples if self._own is None else 0)
+            self.repeats = self._own is None and not self.samples
         if self._records.without_loss is not None:
             self._records.settle(_NAN)
         self.settle_outside()
@@ -288,7 +295,7 @@ class AttachedReplica(ClosureGradient):
             self._move_on()
         if self._own is not None:
             self._begin_next()
-        elif self.rest is not None:
+        elif self.rest is not None and self._state == "idle":  # else GradScaler has left the step out
             self.rest()
         elif self.outside is not None and self.outside.lasting is not self.binding.bound_to:
             self.outside.take(idle=True)
@@ -313,7 +320,7 @@ class AttachedReplica(ClosureGradient):
         Raises:
             UsageError: it has been taken already.
         """
-        if self._state == "idle" and not self._absent:
+        if self._state == "idle":
             raise UsageError(
                 "With this delay several gradients can be due at once, and a loop of your own steps once: take a constant"
                 " delay, or paceline train, whose loop is Paceline's."
@@ -326,16 +333,14 @@ class AttachedReplica(ClosureGradient):
             to.add_(self._difference, alpha=scale * weight)
             self._end_apply(to, begun_s)
             return
-        self.skipped = (self.scaled or self._absent) and self._is_left_out()
+        self.skipped = self.scaled and self._is_left_out()
         if self.skipped:
             self._end_apply(to, begun_s)
             return
         if self._g_is_mine:
             self.binding.scatter_gradients(self.g, self.missing)
         self.binding.weight_gradients(weight)
-        if self._absent:
-            self._step_by_itself(scale)
-        elif scale == 1.0:
+        if scale == 1.0:
             self._state = "apply"
             self._return()
         else:
@@ -355,10 +360,7 @@ class AttachedReplica(ClosureGradient):
             self._owned = OwnedPieces(self.binding, self._optimizer, pieces)
         self._owned.bind(to, g, self.missing)
         try:
-            if self._absent:
-                self._step_by_itself(1.0)
-            else:
-                self._hand_over_step()
+            self._hand_over_step()
         finally:
             self._owned.release()
         self._end_apply(to, begun_s)
@@ -370,8 +372,6 @@ class AttachedReplica(ClosureGradient):
 
     def _end_apply(self, x: torch.Tensor, begun_s: float) -> None:
         self._state = "idle"
-        if self._absent:
-            self._clear_gradients()
         self._count_apply(begun_s)
         if self.step % _CHECK_EVERY_STEPS == 0 and not is_finite(x):
             raise DivergedError(f"The parameters are no longer finite at step {self.step}.")

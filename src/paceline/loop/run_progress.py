@@ -91,7 +91,7 @@ class RunProgress:
         """A step is over.
 
         Args:
-            own: samples that this worker had in it; 0: none, as it had no batch.
+            own: samples that this worker had in it; 0: it had a batch again.
             together: samples of all workers, where a mean has told them; 0: it has not.
         """
         if self._rounds:

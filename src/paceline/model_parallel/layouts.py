@@ -48,11 +48,13 @@ class LayoutPart(Protocol):
         axes: along which workers are related, by name.
         dealt: this worker's place among those that share the batches, and how many these are.
         without_batch: takes part in the others' passes, in a round without a batch; None: nobody needs it there.
+        repeats: tells whether the loop has its batch again, which weighs nothing; set by `attach`.
         is_recorded: whether its records have samples and batches; else another worker's records have the same.
         keeps_random_alike: whether workers with the same batches draw the same numbers.
     """
 
     binding: FlatBinding
+    repeats: Callable[[], bool]
     sharding: Sharding | None
     whole: torch.Tensor | None
     axes: Mapping[str, AxisShape]

@@ -143,19 +143,6 @@ class SeveralOptimizers(torch.optim.Optimizer):
         self._stepping.clear()
         return True
 
-    def check_begin(self, *, absent: bool) -> None:
-        """Call it where a batch begins a step; `absent`: a round of others, in which this worker has none.
-
-        Raises:
-            UsageError: the last step is not over, or it is not known which optimizers step in this one.
-        """
-        self.check_whole()
-        if absent and self.in_turn:
-            raise UsageError(
-                "This worker has no batch in a round of the others, and cannot know which optimizers step in it: where they"
-                " step in turn give all workers as many batches, with drop_last and a number that the workers divide."
-            )
-
     def check_whole(self) -> None:
         """Call it where a step must be over.
 

@@ -42,15 +42,15 @@ class SimulatedAttachedReplica(AttachedReplica):
         self._goes_on = False  # whether the step has computed before
         self._in_backward = False  # whether the last of these batches is in a backward pass that hands out
 
-    def begin(self, started_s: float, batch_number: int, samples: int, *, absent: bool = False) -> None:
+    def begin(self, started_s: float, batch_number: int, samples: int) -> None:
         """Begins a step, or another batch of the step under way."""
         if self._state == "idle":
             self._goes_on = False
             self._uncomputed.clear()
-        if not absent:
+        if samples:
             self._uncomputed.append(samples)
             self._core.know_batch_size(samples)
-        super().begin(started_s, batch_number, samples, absent=absent)
+        super().begin(started_s, batch_number, samples)
 
     def _begin_without_batch(self, samples: int = 0) -> None:
         self._goes_on = False
@@ -64,9 +64,9 @@ class SimulatedAttachedReplica(AttachedReplica):
             self._core.know_batch_size(samples)
         return samples
 
-    def evaluate(self, closure: Callable[[], Any] | None, average: Callable[[], None]) -> Any:
+    def evaluate(self, closure: Callable[[], Any], average: Callable[[], None]) -> Any:
         """Another gradient of the step under way takes the time of the step's batch once more."""
-        if closure is not None and not self._uncomputed:
+        if self.samples and not self._uncomputed:
             self._uncomputed.append(self.samples)
 
         def computed() -> None:

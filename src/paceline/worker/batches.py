@@ -32,6 +32,7 @@ from paceline.worker.own_rounds import OwnRounds
 
 __all__ = ["Batches", "WorkerBatches"]
 
+_NO_BATCH = object()
 _TWO_AT_ONCE = (
     "The loop goes through worker.batches twice at once, as in zip(worker.batches(a), worker.batches(b)), and workers share"
     " one epoch at a time: give it the loader that an epoch is of, and iterate the other loader itself, or put both data sets"
@@ -42,8 +43,9 @@ _TWO_AT_ONCE = (
 class Batches:
     """A loader's batches for one worker: each iteration is the run's next epoch, also after one that was left at a `break`.
 
-    Its length is that of this worker's share of an epoch in lockstep, and elsewhere the epoch's, of which a worker may get
-    most. Its other attributes, such as `dataset`, are the loader's.
+    In lockstep every worker gets as many batches as the one with the most: one that has none left gets its last batch again,
+    whose gradient weighs nothing. Elsewhere the length is the epoch's, of which a worker may get most. Other attributes, such
+    as `dataset`, are the loader's.
 
     Args:
         loader: the user's.
@@ -88,8 +90,7 @@ class WorkerBatches:
 
     Attributes:
         deferred: for a loop that fetches ahead: of each batch handed out, its number of samples, and a function that begins
-            its step. In a round without a batch for this worker, the loop gets a batch again, with 0 samples. None: a step
-            begins when its batch is handed out.
+            its step. None: a step begins when its batch is handed out.
     """
 
     def __init__(
@@ -160,7 +161,7 @@ class WorkerBatches:
         )
 
     def length(self, loader: Any, *, own: bool = False) -> int:
-        """This worker's share of an epoch in lockstep; elsewhere the most that it can get.
+        """The rounds of an epoch in lockstep; elsewhere the most batches that a worker can get.
 
         Raises:
             TypeError: the loader has no length.
@@ -170,9 +171,7 @@ class WorkerBatches:
         whole = self.batches_of(loader).length
         if whole is None:
             raise TypeError(f"{type(loader).__name__} does not tell how many batches it has")
-        if self.deferred is not None:  # the loop ends its epochs by this
-            return -(-whole // self.num_workers)
-        return len(range(self.worker_id, whole, self.num_workers)) if self.algorithm.lockstep else whole
+        return -(-whole // self.num_workers) if self.algorithm.lockstep else whole
 
     def epoch(self, loader: Iterable[Any], *, own: bool = False) -> Iterator[Any]:
         """The next epoch's batches for this worker."""
@@ -196,9 +195,6 @@ class WorkerBatches:
             number, fetch = next(given, (END, None))
             if number == END or fetch is None:
                 break
-            if number == ABSENT and self.deferred is None:
-                self._replica.begin(started_s, -1, 0, absent=True)
-                continue
             if number != ABSENT:
                 batch = fetch()
             elif batch is None:
@@ -215,7 +211,7 @@ class WorkerBatches:
                     self._membership.tell_epoch(batches.length * samples)
                 if batches.shares is not None:
                     samples = len(batches.indices(place))
-            self._begin(started_s, number, samples)
+            self._begin(started_s, number if samples else -1, samples)
             yield batch
             if self._epoch != epoch + 1 and not self._membership.stopped():
                 raise UsageError(_TWO_AT_ONCE)
@@ -362,7 +358,7 @@ class WorkerBatches:
         return self._claims
 
     def _own(self, loader: Any) -> Iterator[Any]:
-        """A loader whose samples no other worker has; in lockstep all have as many rounds as the one with the most batches."""
+        """A loader whose samples no other worker has."""
         if not self.algorithm.lockstep:
             yield from self._whole(loader, iter(loader))
         else:
@@ -371,12 +367,18 @@ class WorkerBatches:
                 num_batches = len(loader)
             self._rounds = self._rounds or OwnRounds(self._replica, self._membership.gatherer.gather)
             self._rounds.begin(num_batches)
+            batch: Any = _NO_BATCH
             for batch in self._whole(loader, iter(loader)):
                 self._rounds.take()
                 yield batch
-                self._rounds.check()
             while not self._membership.stopped() and self._rounds.take(has_batch=False):
-                self._replica.begin(self._replica.now_s(), -1, 0, absent=True)
+                if batch is _NO_BATCH:
+                    raise UsageError(
+                        "This worker's loader has no batches, and other workers' have some: in lockstep each needs at least"
+                        " one, or take an asynchronous method such as ad-psgd."
+                    )
+                self._replica.begin(self._replica.now_s(), -1, 0)
+                yield batch
         if self._replica.idle:
             self._bind_newest()
 

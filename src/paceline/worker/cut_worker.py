@@ -117,7 +117,8 @@ class CutWorker(Worker):
         self._undo.append(self._optimizer.register_step_pre_hook(self._check_gradients).remove)
         super()._begin()
         part = self._part_of(self._membership)
-        self._replica.without_batch = part.without_batch
+        replica = self._replica
+        part.repeats = lambda: replica.repeats
         if part.pending is not None:
             self._replica.wait_for_sums(part.pending)
 

@@ -57,9 +57,10 @@ def test_clipping_by_torch_is_refused_as_workers_would_clip_differently(tmp_path
         launched(tmp_path / "run", 2, torch_clip=True)
 
 
-def test_clipping_is_refused_in_a_round_that_has_no_batch_for_a_worker(tmp_path):
-    with pytest.raises(pl.UsageError, match="In this round a worker has no batch"):
-        launched(tmp_path / "run", 2, rows=20, epochs=1, clip=0.5)
+def test_clipping_in_a_round_that_has_one_batch_is_what_all_reduce_comes_to(tmp_path):
+    cut, plain = (launched(tmp_path / str(g), g, rows=20, clip=0.5, dropout=0.0) for g in (2, None))
+    check_same(cut, plain)
+    assert cut["norms"] == pytest.approx(plain["norms"], rel=1e-9)
 
 
 def test_a_killed_worker_is_named(tmp_path):

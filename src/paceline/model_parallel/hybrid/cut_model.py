@@ -43,9 +43,9 @@ class CutModel:
         self.mesh = Mesh.alone()
         self._seed = seed
         self._version: Callable[[], int] = int
+        self._repeats: Callable[[], bool] = bool
         self._pass = (-1, 0)  # the version at the last forward pass, and how many there were at it
         self._rows: Rows | None = None
-        self._like: Tensor | None = None  # inputs of no samples
         self._undo: list[Callable[[], None]] = []
         whole = FlatBinding(model.parameters(), on_any_device=True)
         self._dims = self._cut_dims()
@@ -69,36 +69,27 @@ class CutModel:
         """Workers that have a model between them."""
         return self.plan.parts
 
-    @property
-    def somebody_is_absent(self) -> bool:
-        """Whether a worker had no rows in the last pass."""
-        return self._rows is not None and self._rows.somebody_is_absent
-
     def samples_of_group(self, own: int) -> float:
         """As many as its workers have together, where this one has so many: by the rows of the last pass."""
         rows = self._rows
-        return 0 if rows is None else own * rows.total / rows.own if rows.own else rows.total
+        return 0 if rows is None else own * rows.total / rows.own if own else rows.total
 
     def dim_of(self, parameter: nn.Parameter) -> int | None:
         """The dimension along which it is cut; None: it is whole."""
         return self._dims.get(parameter)
 
-    def connect(self, mesh: Mesh, version: Callable[[], int] = int) -> None:
-        """Meets the other workers; `version`: updates of the parameters so far, which masks follow from."""
-        self.mesh, self._version = mesh, version
+    def connect(self, mesh: Mesh, version: Callable[[], int] = int, repeats: Callable[[], bool] = bool) -> None:
+        """Meets the other workers.
 
-    def empty_pass(self, like: Tensor | None = None) -> None:
-        """Takes part in the others' pass without a batch; `like`: inputs of the same kind (n, ...); None: the last ones.
-
-        Raises:
-            UsageError: there was none.
+        Args:
+            mesh: the workers.
+            version: tells the number of updates of the parameters, which dropout masks follow from.
+            repeats: tells whether the present batch is one that weighs nothing.
         """
-        like = like if like is not None else self._like
-        if like is None:
-            raise UsageError(
-                "Under a layout every worker needs a batch in the first round, to know what inputs look like: make batches"
-                " smaller, or take fewer workers."
-            )
+        self.mesh, self._version, self._repeats = mesh, version, repeats
+
+    def empty_pass(self, like: Tensor) -> None:
+        """Takes part in the others' pass without a batch; `like`: inputs of the same kind (n, ...)."""
         with torch.enable_grad():
             self.model(like[:0]).sum().backward()
 
@@ -171,10 +162,10 @@ class CutModel:
         first = next((one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and one.dim()), None)
         if first is None:
             raise UsageError("A model under a layout is called with a tensor whose first dimension is the samples'.")
-        self._like = first.detach()[:0]
         version = self._version()
         self._pass = (version, self._pass[1] + 1 if self._pass[0] == version else 0)
-        self._rows = Rows(self.mesh, self.mesh.count_rows(len(first)), self._pass)
+        rows = -len(first) if self._repeats() else len(first)
+        self._rows = Rows(self.mesh, self.mesh.count_rows(rows), self._pass)
 
     def _of_pass(self, name: str) -> Rows:
         if self._rows is None:

@@ -14,24 +14,27 @@ __all__ = ["Rows"]
 class Rows:
     """One forward pass of all workers together.
 
+    Args:
+        counts: each worker's rows; negative: so many rows of a repeated batch, which weigh nothing.
+        number: of the pass.
+
     Attributes:
         own: rows of this worker.
         first: its first row's number in the global batch, worker 0's rows first.
         of_group: rows of each worker of its group.
-        total: rows of its group.
+        total: what its group's rows weigh: as many as they are, but for repeated ones.
         first_of_group: the number of the group's first row.
-        somebody_is_absent: whether a worker of the run has no rows.
     """
 
     def __init__(self, mesh: Mesh, counts: list[int], number: tuple[int, ...]) -> None:
-        begins = [0, *accumulate(counts)]
+        begins = [0, *accumulate(map(abs, counts))]
         group = range(mesh.first_of_group, mesh.first_of_group + mesh.parts)
         self.number = number
-        self.somebody_is_absent = not all(counts)
-        self.own = counts[mesh.worker_id]
+        self.own = abs(counts[mesh.worker_id])
         self.first = begins[mesh.worker_id]
-        self.of_group = [counts[worker] for worker in group]
-        self.total = sum(self.of_group)
+        self.of_group = [abs(counts[worker]) for worker in group]
+        self._weights = [max(0, counts[worker]) for worker in group]
+        self.total = sum(self._weights)
         self.first_of_group = begins[group.start]
         self._most = max(self.of_group)
         self._are_equal = min(self.of_group) == self._most
@@ -57,9 +60,9 @@ class Rows:
     def weights(self, like: torch.Tensor) -> torch.Tensor | float:
         """What each of the group's rows weighs (total, 1), or all alike, in the mean of its workers' losses.
 
-        Each worker's loss is the mean over its rows, and counts as many times as it has rows.
+        Each worker's loss is the mean over its rows, and counts as many times as these weigh.
         """
-        if self._are_equal:
+        if self._are_equal and self._weights == self.of_group:
             return 1 / len(self.of_group)
-        factors = torch.tensor([rows / self.total for rows in self.of_group], dtype=like.dtype)
+        factors = torch.tensor(self._weights, dtype=like.dtype) / max(1, self.total)
         return factors.repeat_interleave(torch.tensor(self.of_group)).unsqueeze(1).to(like.device)

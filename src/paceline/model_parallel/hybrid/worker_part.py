@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -44,6 +44,7 @@ class WorkerPart:
         axes: along which workers are related, by name.
         dealt: this worker's place among those that share the batches, and how many these are.
         without_batch: takes part in the others' passes, in a round without a batch.
+        repeats: as of `LayoutPart`.
     """
 
     is_recorded = True
@@ -66,6 +67,7 @@ class WorkerPart:
         }
         self.dealt = worker_id, num_workers
         self.without_batch = self.cut.empty_pass
+        self.repeats: Callable[[], bool] = bool
         self.traffic = Traffic()
 
     def begin(
@@ -96,22 +98,14 @@ class WorkerPart:
                 self.traffic,
             ),
             lambda: ports.shared.version,
+            lambda: self.repeats(),
         )
         shards = Shards(self.binding.cut_from, replicas, self.cut.samples_of_group) if self.cut.num_cut else None
         return replace(ports, collectives=everybody, shards=shards)
 
     def clip(self, max_norm: float) -> float:
-        """Scales the gradients down to a norm of `max_norm` at most; returns what it was. All workers call it.
-
-        Raises:
-            UsageError: a worker has no batch in this round.
-        """
+        """Scales the gradients down to a norm of `max_norm` at most; returns what it was. All workers call it."""
         cut = self.cut
-        if cut.somebody_is_absent:
-            raise UsageError(
-                "In this round a worker has no batch, and would not know of the clipping: under a layout, loops that clip need"
-                " drop_last and a number of batches that the workers divide."
-            )
         norm = cut.norm([one.grad for one in cut.parameters])
         with torch.no_grad():
             for parameter in cut.parameters:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
@@ -57,6 +57,7 @@ class WorkerPart:
     without_batch = None  # workers of a mesh are without one together
 
     def __init__(self, model: nn.Module, layout: TensorLayout, worker_id: int, num_workers: int, seed: int) -> None:
+        self.repeats: Callable[[], bool] = bool
         self.model = model
         self._shape: Line | Grid = layout.shape if num_workers > 1 else Line(1)  # alone, as outside any launcher
         self._mode: Mode = layout.mode if num_workers > 1 else "allgather"
