@@ -1,4 +1,4 @@
-"""A loop that makes gradients and never steps: it trains nothing, and is told so when it updates by hand, or ends."""
+"""Refuses a loop that computes gradients and never steps: while it updates by hand, or when it ends."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _SAYS = (
 
 
 class StepsAwaited:
-    """What a loop does with its gradients before its first step; nobody asks for it after that.
+    """What a loop does with its gradients before its first step.
 
     A loop that is left before its first step, at a `break` or in the midst of accumulation, has made gradients, too. So these
     count if the loop has thrown them away and made others, if it has come to the end of its batches, or if it has changed the
     parameters by itself.
 
-    A loop that has moved every parameter with a gradient twice by the time it asks for another batch updates by hand. Without
-    `worker.batches` this is so after ten passes: an inner loop, or a sharpness-aware step, may yet put the parameters back.
+    A loop updates by hand if every parameter with a gradient has another sum at each of two batches in a row, or without
+    `worker.batches` at ten passes in a row: an inner loop, or a sharpness-aware step, may put the parameters back.
 
-    Costs: a copy of the parameters, and a comparison for every batch, until the first step.
+    Costs: a sum of each parameter for every batch, until the first step.
 
     Args:
         parameters: those that are trained; what gradients they have now is not the loop's.
@@ -52,7 +52,7 @@ class StepsAwaited:
         self._take()
 
     def _take(self) -> None:
-        self._at = [p.detach().clone() for p in self._parameters]
+        self._sums = self._sums_now()
         self._counts = [p._version for p in self._parameters]
 
     def check(self, *, has_batches: bool) -> None:
@@ -62,8 +62,10 @@ class StepsAwaited:
             UsageError: it updates its parameters by hand.
         """
         moved = [
-            not torch.equal(p, at) and not (self._is_shared and p._version == count)
-            for p, at, count in zip(self._parameters, self._at, self._counts, strict=True)
+            before != now and not (self._is_shared and p._version == count)
+            for p, before, now, count in zip(
+                self._parameters, self._sums, self._sums_now(), self._counts, strict=True
+            )
         ]
         made = [one is not None and bool(one.any()) for one in self._made]
         have_moved = any(moved) and all(compress(moved, made) if any(made) else moved)
@@ -91,10 +93,14 @@ class StepsAwaited:
         """
         self.look()
         has_made = any(gradient is not None for gradient in self._made)
-        has_moved = not loaded and not all(map(torch.equal, self._parameters, self._at))
+        has_moved = not loaded and self._sums_now() != self._sums
         if self._threw_away or (has_made and self.came_to_end) or (has_moved and (has_made or has_begun)):
             return UsageError(_SAYS)
         return None
+
+    def _sums_now(self) -> list[str]:
+        """As text, in which NaN equals itself."""
+        return [p.detach().sum(dtype=torch.float64).item().hex() for p in self._parameters]
 
     def _pairs(self) -> zip[tuple[nn.Parameter, tuple[torch.Tensor, int] | None]]:
         return zip(self._parameters, self._before, strict=True)

@@ -139,6 +139,10 @@ class CutWorker(Worker):
         if hasattr(optimizer, "found_inf") or replica.has_changed_gradients or has_changed:
             raise UsageError(_CHANGED)
 
+    def accumulate(self) -> contextlib.AbstractContextManager[None]:
+        """As of `Worker`; under `hybrid` every pass sends its gradients: cut layers weigh the rows of each pass by itself."""
+        return contextlib.nullcontext() if isinstance(self.layout, Hybrid) else super().accumulate()
+
     def clip_grad_norm_(self, max_norm: float) -> float:
         """As of `Worker`: every parameter of the model counts once, on whichever worker it is."""
         if isinstance(self.algorithm, AllReduce) and self.algorithm.sharded and self._replica.has_handed_out:
