@@ -208,6 +208,16 @@ def test_own_data_without_a_length(algorithm, start):
     assert [batch == seen[0][0][4] for batch in seen[0][0]] == [False] * 4 + [True] * (fewer - 4)
 
 
+@pytest.mark.parametrize("has_length", [True, False])
+def test_a_worker_without_own_data_is_refused_in_lockstep(has_length):
+    def epochs(worker):
+        own = [(HELD_OUT[:4], torch.arange(4))] * (2 * own_id())
+        yield worker.batches(own if has_length else iter(own), own=True)
+
+    with pytest.raises(pl.UsageError, match=r"loader has no batches, and other workers' have some"):
+        seen_by("all-reduce", epochs)
+
+
 def test_own_data_have_a_length_of_their_own():
     lengths = {}
 

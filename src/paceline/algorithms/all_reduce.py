@@ -105,6 +105,10 @@ class AllReduce(Algorithm):
         return "once" if self.sharded or self.is_coded else "in rounds"
 
     @property
+    def splits_update(self) -> bool:
+        return self.sharded
+
+    @property
     def takes_several_optimizers(self) -> bool:
         """Where each steps on whole parameters."""
         return not self.sharded

@@ -122,6 +122,11 @@ class Algorithm:
         """Whether a loop may have several optimizers; programs that send messages know of one."""
         return not self.needs.mailbox
 
+    @property
+    def splits_update(self) -> bool:
+        """Whether a worker makes a part of the update only, and sees no more of the mean gradient and the state."""
+        return False
+
     def closures(self, num_workers: int) -> Closures:
         """How an optimizer's closure is evaluated, as `ClosureGradient` lists it."""
         if self.needs.kind == "served" or self.same_batches or self.lets_gradients_wait:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from paceline.algorithms import Algorithm, AllReduce
+from paceline.algorithms import Algorithm
 from paceline.algorithms.server.served import server_rule
 from paceline.errors import UsageError
 
@@ -39,7 +39,7 @@ def watch_state(optimizers: Iterable[torch.optim.Optimizer], algorithm: Algorith
     rule = server_rule(algorithm)
     if rule is not None and not rule.overrides_optimizer:
         return [handle for one in optimizers for handle in _AtServers(one).handles]
-    if isinstance(algorithm, AllReduce) and algorithm.sharded:
+    if algorithm.splits_update:
         return [one.register_state_dict_pre_hook(_warn_of_part) for one in optimizers]
     return []
 

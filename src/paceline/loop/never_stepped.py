@@ -100,7 +100,7 @@ class StepsAwaited:
 
     def _sums_now(self) -> list[str]:
         """As text, in which NaN equals itself."""
-        return [p.detach().sum(dtype=torch.float64).item().hex() for p in self._parameters]
+        return [float(p.detach().sum(dtype=torch.float64)).hex() for p in self._parameters]
 
     def _pairs(self) -> zip[tuple[nn.Parameter, tuple[torch.Tensor, int] | None]]:
         return zip(self._parameters, self._before, strict=True)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from paceline.algorithms import ADPSGD, DPSGD, Algorithm, AllReduce, registry
+from paceline.algorithms import ADPSGD, DPSGD, Algorithm, registry
 from paceline.errors import AlgorithmWarning, UsageError
 from paceline.loop.loaded_weights import Loads
 from paceline.vectors.flat import FlatBinding
@@ -287,7 +287,6 @@ def watch_outside(
     kind, is_alone = algorithm.needs.kind, num_workers == 1
     trained = shared.x if kind != "slots" and (kind != "served" or is_alone) else None
     is_common = kind == "replicated" and not algorithm.gossip
-    is_sharded = isinstance(algorithm, AllReduce) and algorithm.sharded
     is_raced = kind in ("racing", "locked") or isinstance(algorithm, ADPSGD)
 
     def fate(x: torch.Tensor, idle: bool) -> Fate:
@@ -295,7 +294,7 @@ def watch_outside(
         if is_alone:
             return "lasts" if is_trained else "moves"
         if is_common:
-            return "lasts if alike" if idle or not is_sharded else "lost"
+            return "lasts if alike" if idle or not algorithm.splits_update else "lost"
         return "lasts" if is_trained and (idle or not isinstance(algorithm, DPSGD)) else "lost"
 
     def put(x: torch.Tensor) -> None:

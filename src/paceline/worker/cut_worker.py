@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from paceline.algorithms import Algorithm, AllReduce
+from paceline.algorithms import Algorithm
 from paceline.errors import RunStopped, UsageError
 from paceline.evaluation.user import Evaluate
 from paceline.loop.replica import SEES_A_PART
@@ -139,13 +140,15 @@ class CutWorker(Worker):
         if hasattr(optimizer, "found_inf") or replica.has_changed_gradients or has_changed:
             raise UsageError(_CHANGED)
 
-    def accumulate(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def accumulate(self) -> Iterator[None]:
         """As of `Worker`; under `hybrid` every pass sends its gradients: cut layers weigh the rows of each pass by itself."""
-        return contextlib.nullcontext() if isinstance(self.layout, Hybrid) else super().accumulate()
+        with contextlib.nullcontext() if isinstance(self.layout, Hybrid) else super().accumulate():
+            yield
 
     def clip_grad_norm_(self, max_norm: float) -> float:
         """As of `Worker`: every parameter of the model counts once, on whichever worker it is."""
-        if isinstance(self.algorithm, AllReduce) and self.algorithm.sharded and self._replica.has_handed_out:
+        if self.algorithm.splits_update and self._replica.has_handed_out:
             raise UsageError(SEES_A_PART)
         norm = self._part_of(self._membership).clip(max_norm)
         self._replica.accept_gradients()
