@@ -45,7 +45,7 @@ class Algorithm:
 
     @property
     def patience_s(self) -> float:
-        """How long a peer may stand still before it counts as lost; a method that goes on without it takes it back later."""
+        """How long a peer may be silent before it counts as lost; a method that goes on without it takes it back later."""
         return 5.0
 
     @property
@@ -92,8 +92,8 @@ class Algorithm:
     def in_rounds(self) -> bool:
         """Whether all workers take part in every round, and so end, and are checkpointed, after the same one.
 
-        A checkpoint without one's part is of no use: rounds depend on how many take part, and where all have the same batches,
-        each has a part of the model that nobody else has.
+        A checkpoint needs the parts of all of them: rounds depend on the number of workers, and workers that have the same
+        batches each have a part of the model.
         """
         return self.lockstep or self.same_batches
 

@@ -42,7 +42,7 @@ class AttachedGradient(BaseReplica):
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
         self.round: int | None = 0  # as long as the loop fetches its batches by itself, there are none
-        self.repeats = False  # the loop has had the batch of this step before: its gradient counts as none
+        self.repeats = False  # the loop has an earlier batch again, whose gradient weighs nothing
         self._in_rounds = False  # which no worker may leave out
         self._overflowed = False  # GradScaler has found an infinity in this worker's gradients
         self._state = "idle"  # idle -> gradient -> apply -> idle: what the program waits for
@@ -214,7 +214,7 @@ class AttachedGradient(BaseReplica):
     def _is_left_out(self) -> bool:
         """Whether GradScaler leaves this update out, while the round that it belongs to takes place.
 
-        Where workers average gradients, one infinity is in everybody's mean: all decide alike.
+        Where workers average gradients, one infinity is in the mean of all: they decide alike.
         """
         if self._g_is_mine:
             return not is_finite(self.g)
@@ -275,9 +275,8 @@ class AttachedGradient(BaseReplica):
         """A parameter's gradient is what it will be when this backward pass has ended."""
         if self._end_of_pass() is None or self._buckets is None:
             return
-        if (
-            self._buckets.under_way and not self.repeats and self._slowness is None
-        ):  # it hands out at the end of its time
+        waits_for_end = self.repeats or self._slowness is not None  # of the pass, or of a slow worker's time
+        if self._buckets.under_way and not waits_for_end:
             self._buckets.complete(index)
 
     def _hand_out_all(self) -> None:

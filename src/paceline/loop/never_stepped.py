@@ -63,9 +63,7 @@ class StepsAwaited:
         """
         moved = [
             before != now and not (self._is_shared and p._version == count)
-            for p, before, now, count in zip(
-                self._parameters, self._sums, self._sums_now(), self._counts, strict=True
-            )
+            for p, before, now, count in zip(self._parameters, self._sums, self._sums_now(), self._counts, strict=True)
         ]
         made = [one is not None and bool(one.any()) for one in self._made]
         have_moved = any(moved) and all(compress(moved, made) if any(made) else moved)

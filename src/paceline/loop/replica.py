@@ -64,7 +64,7 @@ class AttachedReplica(ClosureGradient):
             self._waits = []  # of which nobody asks
         self.num_begun = 0
         self._batch_samples = 0  # of the last batch, with which a loop may step again, or for the first time
-        self._steps_again = False
+        self._steps_again = False  # it has, with that batch
         self._several = optimizer if isinstance(optimizer, SeveralOptimizers) else None
         self._waits_for_step = self._several is not None and self._several.in_turn
         self._ended = False
