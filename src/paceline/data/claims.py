@@ -110,7 +110,7 @@ class WorkerClaims:
             self._counts.unhold(self._worker_id, number)
 
     def take_back(self, number: int) -> None:
-        """The last round or batch does not count: the end of the run has cut its step short; `number` negative: it had no batch."""
+        """Counts the last round or batch as not taken, as the end of the run has cut its step short; negative: no batch."""
         self.taken = max(0, self.taken - 1)
         if number >= 0:
             self.hold(number)
