@@ -39,7 +39,7 @@ __all__ = ["Supervisor"]
 
 _POLL_S = 0.05
 _INTERRUPTED_GRACE_S = 15.0  # Slurm and Kubernetes give half a minute, in which files are written, too
-_OF_ROUNDS = 2 / 3  # of that time, until nobody waits for the last round any more
+_LAST_ROUND_S = 10.0  # of these 15 s, in which workers can end the last round together
 _RUN_HAS_ENDED = "The run has ended."
 _HINT = "; what it printed says why. A script that launches must do so under `if __name__ == '__main__':`."
 _SERVERS_DEADLINE_S = 30.0
@@ -149,7 +149,7 @@ class Supervisor:
                 self.spool.drain()
                 self._on_end(self)
         except BaseException:
-            self._interrupt(grace_s=_INTERRUPTED_GRACE_S)
+            self._interrupt()
             raise
         finally:
             self.spool.drain()
@@ -179,16 +179,15 @@ class Supervisor:
         if self.arena is not None:
             self.arena.stop(at_once=at_once or not (self.started_s and self.algorithm and self.algorithm.in_rounds))
 
-    def _interrupt(self, grace_s: float) -> None:
+    def _interrupt(self) -> None:
         """Stops a run in the middle; workers that are training end as they would at the end, and say so."""
+        begun_s = time.monotonic()
         self.stop()
         self._restarts_left = 0
-        for until_s in (time.monotonic() + _OF_ROUNDS * grace_s, time.monotonic() + grace_s):
-            while (
-                self.started_s is not None and time.monotonic() < until_s and any(one.running for one in self.workers)
-            ):
-                self._wait_for_news()
+        if self.started_s is not None:
+            self._wait_for(self.workers, begun_s + _LAST_ROUND_S)
             self.stop(at_once=True)
+            self._wait_for(self.workers, begun_s + _INTERRUPTED_GRACE_S)
         self._end_servers()
         self._end_all(grace_s=0.0)
 
@@ -205,9 +204,7 @@ class Supervisor:
         if self.arena is None:
             return
         self.arena.store("workers_done", 1)
-        deadline_s = time.monotonic() + _SERVERS_DEADLINE_S
-        while time.monotonic() < deadline_s and any(server.running for server in self.servers.states):
-            self._wait_for_news()
+        self._wait_for(self.servers.states, time.monotonic() + _SERVERS_DEADLINE_S)
 
     def _start(self, worker: WorkerState) -> None:
         self._launch(worker, self._target, self._pickled, self._handles, self._environment)
@@ -239,6 +236,11 @@ class Supervisor:
             start_thread(worker, target, environment, handles, theirs)
         else:
             start_process(worker, self._context, pickled_target, environment, handles, theirs)
+
+    def _wait_for(self, states: list[WorkerState], until_s: float) -> None:
+        """Hears from all until these have ended, or `until_s`."""
+        while time.monotonic() < until_s and any(one.running for one in states):
+            self._wait_for_news()
 
     def _wait_for_news(self) -> None:
         sources: dict[Any, WorkerState] = {}
@@ -327,9 +329,8 @@ class Supervisor:
 
     def _fail(self, who: str, failure: Failure) -> None:
         """The first failure names the outcome, and none that follows; that a worker is missed may be heard before why."""
-        if failure.kind == "worker-lost" or getattr(
-            self.algorithm, "same_batches", False
-        ):  # one that is missed may hang
+        if failure.kind == "worker-lost" or (self.algorithm is not None and self.algorithm.same_batches):
+            # Another worker may hang.
             self._failed_s = min(self._failed_s, time.monotonic())
         is_missed = self.outcome.kind == "worker-lost" and not self.outcome.workers_lost
         if self.outcome.kind == "" or (is_missed and failure.kind != "worker-lost"):
