@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import paceline as pl
+from contracts.test_stops import train
 from paceline.checkpoint import files as checkpoint_files
+from paceline.errors import OverrideWarning
 from paceline.records.run_data import RunData, write_events
 from paceline.run.earlier_part import EarlierPart, shift_times
 
@@ -136,6 +138,30 @@ def test_an_algorithm_that_there_is_not(algorithm, run):
     (folder / "config.json").write_text(json.dumps({**config, "algorithm": algorithm}))
     with pytest.raises(pl.UsageError, match=r"config\.json names no algorithm that there is"):
         EarlierPart.of(folder)
+
+
+def test_a_checkpoint_is_read_by_its_own_algorithm(run):
+    """A run resumed with hogwild was killed before its first checkpoint: the checkpoint is still of all-reduce."""
+    folder = run("all-reduce")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "algorithm": "hogwild"}))
+    result = resumed(folder, "hogwild").result
+    assert "The run goes on with hogwild; until version 20 it was all-reduce." in result["notes"]
+    assert result["records_lost"] == 0
+
+
+def test_waiting_gradients_of_a_killed_loop_are_not_lost(tmp_path):
+    """Until it ends, the config of a user's loop does not name the algorithm; the checkpoint does."""
+    algorithm = "parameter-server(apply=delayed(delay=constant(updates_late=20)))"
+    with pytest.warns(OverrideWarning):
+        pl.launch(train, workers=2, backend="threads", algorithm=algorithm, limit_samples=120, out=tmp_path)
+    whole = EarlierPart.of(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["algorithm"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    killed = EarlierPart.of(tmp_path)
+    assert killed.notes == whole.notes == ()
+    assert killed.run.result == whole.run.result
 
 
 def test_a_run_of_before_checksums_is_refused_in_one_sentence(run):

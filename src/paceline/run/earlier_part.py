@@ -23,7 +23,6 @@ from paceline.errors import UsageError
 from paceline.records.run_data import RunData, check_records, save_events
 from paceline.records.step_record import RECORD_DTYPE
 from paceline.records.summary import unrecorded
-from paceline.run.injection import was_injected
 from paceline.storage import files
 from paceline.supervisor.spool import read_spool
 
@@ -42,8 +41,8 @@ class EarlierPart:
         run: with the result's figures as they were at the checkpoint.
         checkpoint: its folder; None: there is no earlier part.
         saved: its shared part.
-        algorithm: of the run; None: it is not known.
-        since: the version from which on it had that one.
+        algorithm: of the run at the checkpoint; None: it is not known.
+        since: the version at which the run began to use that algorithm.
         notes: what is not as it should be, but no reason not to go on.
     """
 
@@ -68,12 +67,15 @@ class EarlierPart:
         run = RunData.load(folder, decided=False)
         newest = checkpoint_files.newest(folder / "checkpoint")
         about, saved = _about(newest), checkpoint.load_parameters(newest)
-        algorithm = _algorithm({"algorithm": about.get("algorithm"), **run.config}, folder / "config.json")
-        injected, since = was_injected(run.config), about["since"]
+        configured = _algorithm(run.config, folder / "config.json")  # a resumed run may have died before it saved
+        algorithm = _algorithm(about, newest / "complete.json") or configured
+        waits = run.config.get("inject_staleness") is not None or (
+            algorithm is not None and algorithm.lets_gradients_wait
+        )
         records, later, notes, updates = {}, {}, [], {}
         for worker, rows in _all_events(folder, run, about["started_s"]).items():
             made = np.where(rows["applied_version"] > 0, rows["applied_version"], rows["gradient_version"])
-            if injected:  # what waits is in the checkpoint: it counts from when it came
+            if waits:  # what waits is in the checkpoint: it counts from when it came
                 made = np.minimum(made, rows["gradient_version"] + 1)
             own = checkpoint.load_model(newest, worker)
             is_in = made <= (own[0] if own is not None else saved.version)
@@ -87,12 +89,11 @@ class EarlierPart:
             if own is not None:
                 updates[worker] = own[1]
         if updates or (algorithm is not None and algorithm.needs.kind in _ONE_EVENT_EACH):
-            _check_made_once(folder, records, own_models=bool(updates), since=since)
+            _check_made_once(folder, records, own_models=bool(updates), since=about["since"])
         if updates:
             known = {worker: int(np.count_nonzero(rows["applied_version"] > 0)) for worker, rows in records.items()}
             lost = sum(max(0, number - known.get(worker, 0)) for worker, number in updates.items())
         else:
-            waits = injected or (algorithm is not None and algorithm.lets_gradients_wait)
             lost = unrecorded(records, saved.version, waits=waits)
         if lost:
             notes.append(
@@ -104,9 +105,8 @@ class EarlierPart:
         missed = {batch for batch in _batches(later) if 0 <= batch < saved.next_batch} - _batches(records)
         result["batches_missed"] = about["batches_missed"] + len(missed)
         evaluations = [one for one in run.evaluations if one["elapsed_s"] <= about["elapsed_s"]]
-        return EarlierPart(
-            RunData(run.config, result, records, evaluations), newest, saved, algorithm, since, tuple(notes)
-        )
+        run = RunData(run.config, result, records, evaluations)
+        return EarlierPart(run, newest, saved, algorithm, about["since"], tuple(notes))
 
     def change_to(self, algorithm: Algorithm | None, workers: int) -> EarlierPart:
         """The same for a run that goes on with this algorithm; `notes` say so where the run had another.
@@ -152,7 +152,7 @@ class EarlierPart:
         return sum(int((one > 0).sum()) for one in samples), sum(int(one.sum()) for one in samples)
 
     def keep(self, folder: Path) -> None:
-        """Writes the events in their final form, before the spool files are used anew.
+        """Writes the events in their final form, before the spool files are reused.
 
         Raises:
             NotWrittenError: they cannot be written.
@@ -257,7 +257,7 @@ def _once(rows: np.ndarray) -> np.ndarray:
 def _check_made_once(folder: Path, records: Mapping[int, np.ndarray], *, own_models: bool, since: int) -> None:
     """Refuses a folder in which an update has two events that differ; with `own_models` each worker numbers its own.
 
-    Up to version `since` the run had another algorithm, under which an update may have several.
+    Up to version `since` the run had another algorithm, whose updates may have several events.
     """
     applied = [rows["applied_version"][rows["applied_version"] > since] for rows in records.values()]
     for versions in applied if own_models else [np.concatenate([*applied, np.empty(0, np.int64)])]:

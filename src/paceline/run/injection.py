@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from paceline.algorithms import Algorithm, registry, spec
+from paceline.algorithms import Algorithm, spec
 from paceline.algorithms.server.delay import ConstantDelay, Delay, Delayable
 from paceline.algorithms.server.registries import delay_registry
 from paceline.errors import UsageError
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from paceline.data.plan import BatchPlan
     from paceline.run.config import TrainConfig
 
-__all__ = ["delay_spec", "inject", "injected", "was_injected"]
+__all__ = ["delay_spec", "inject", "injected"]
 
 
 def delay_spec(wanted: int | str) -> str:
@@ -78,11 +77,3 @@ def injected(config: TrainConfig, algorithm: Algorithm) -> dict[str, Any]:
         "staleness_ramp_epochs": config.staleness_ramp_epochs,
         "algorithm_with_delay": spec(algorithm),
     }
-
-
-def was_injected(config: Mapping[str, Any]) -> bool:
-    """Whether gradients waited in the run of this `config.json`."""
-    algorithm = config.get("algorithm")
-    return config.get("inject_staleness") is not None or (
-        algorithm is not None and registry.build(algorithm, unlisted=True).lets_gradients_wait
-    )
