@@ -1,5 +1,6 @@
 """What a run goes on from is read as a whole before anything is changed; what is missing or there twice is said."""
 
+import dataclasses
 import json
 import math
 import shutil
@@ -9,6 +10,7 @@ import pytest
 
 import paceline as pl
 from contracts.test_stops import train
+from paceline.algorithms import Hogwild, Placed
 from paceline.checkpoint import files as checkpoint_files
 from paceline.errors import OverrideWarning
 from paceline.records.run_data import RunData, write_events
@@ -162,6 +164,13 @@ def test_waiting_gradients_of_a_killed_loop_are_not_lost(tmp_path):
     killed = EarlierPart.of(tmp_path)
     assert killed.notes == whole.notes == ()
     assert killed.run.result == whole.run.result
+
+
+@pytest.mark.parametrize("algorithm", [None, Hogwild()])
+def test_a_placed_run_needs_its_plan(algorithm, made):
+    earlier = dataclasses.replace(EarlierPart.of(made("leashed")), algorithm=Placed())
+    with pytest.raises(pl.UsageError, match=r"started with a plan: resume it with launch\(plan=\.\.\.\)"):
+        earlier.change_to(algorithm, 2)
 
 
 def test_a_run_of_before_checksums_is_refused_in_one_sentence(run):

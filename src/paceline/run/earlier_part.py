@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.algorithms import Algorithm, Placed, registry, spec
+from paceline.algorithms import Algorithm, registry, spec
 from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.registries import apply_registry
@@ -109,22 +109,22 @@ class EarlierPart:
         return EarlierPart(run, newest, saved, algorithm, about["since"], tuple(notes))
 
     def change_to(self, algorithm: Algorithm | None, workers: int) -> EarlierPart:
-        """The same for a run that goes on with this algorithm; `notes` say so where the run had another.
+        """The part for a run that goes on with this algorithm, or None: with its own; a changed algorithm adds a note.
 
         Raises:
-            UsageError: the checkpoint means something else under the one that it had.
+            UsageError: a checkpoint of the earlier algorithm cannot be used with this one, or the run needs its plan.
         """
         before = self.algorithm
-        if before is None or algorithm is None or before == algorithm or isinstance(algorithm, Placed):
-            return self  # workers of a placed model look at what a checkpoint has of their parts
+        if before is not None and before.same_batches and not (algorithm and algorithm.same_batches):
+            raise UsageError("The run was started with a plan: resume it with launch(plan=...), or start another run.")
+        if before is None or algorithm is None or before == algorithm or algorithm.same_batches:
+            return self  # workers of a placed model check what the checkpoint has of their parts
         old, new = spec(before), spec(algorithm)
         rules = [_innermost(server_rule(one)) for one in (before, algorithm)]
         if None not in rules and type(rules[0]) is not type(rules[1]):
             why = (
                 f"applied gradients by {apply_registry.spec(rules[0])} at its servers, whose state is in the checkpoint"
             )
-        elif isinstance(before, Placed):
-            why = "divided the model by a plan"
         elif before.gossip and not algorithm.gossip:
             why = "gave every worker a model of its own"
         elif algorithm.in_rounds and not before.in_rounds and workers > 1:

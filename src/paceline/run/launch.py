@@ -128,7 +128,7 @@ def launch(
     earlier_folder = Path(resume) if resume is not None else None
     folder = Path(out) if out is not None else earlier_folder
     with run_folder(folder, earlier_folder):
-        earlier = EarlierPart.of(earlier_folder)
+        earlier = EarlierPart.of(earlier_folder).change_to(named, workers)
         named = named or earlier.algorithm
         loop = Loop(
             function=train,
@@ -139,7 +139,7 @@ def launch(
             plan=plan,
             step_deadline_s=step_deadline_s,
         )
-        return Driver(loop, folder, earlier.change_to(named, workers), on_progress=on_progress).run()
+        return Driver(loop, folder, earlier, on_progress=on_progress).run()
 
 
 def _placed(plan: Plan, named: Algorithm | None, workers: int, backend: str) -> Algorithm:
