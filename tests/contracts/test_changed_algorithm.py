@@ -1,4 +1,4 @@
-"""A resumed run goes on with the algorithm that it had; another one is named in the result, or refused by name."""
+"""A resumed run keeps its algorithm by default; the result notes another one, or an error refuses it by name."""
 
 import itertools
 import json
@@ -22,7 +22,7 @@ DRAWN = random.Random("pairs").sample(PAIRS, 24)
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """The folder of a run of an algorithm that a limit has ended in its first epoch, made when first asked for."""
+    """The folder of an algorithm's run that a limit ended in its first epoch; made once."""
     folder = tmp_path_factory.mktemp("stopped")
 
     def make(algorithm):
@@ -39,7 +39,7 @@ def launch(algorithm, **settings):
 
 
 def resume_as(earlier, algorithm, folder):
-    """Goes on with the run in this folder, and checks what comes of it; whether it was refused."""
+    """Resumes the run in this folder and checks its result; returns whether it was refused."""
     run, refusal = None, ""
     try:
         run = launch(algorithm, earlier=earlier, resume=folder)
@@ -69,7 +69,7 @@ def test_another_algorithm(earlier, algorithm, stopped, tmp_path):
 
 @pytest.mark.soak
 def test_all_pairs(stopped, tmp_path):
-    """Writes what became of them to PACELINE_SOAK_RESULTS."""
+    """Writes how many were refused to PACELINE_SOAK_RESULTS."""
     refused = 0
     for number, (earlier, algorithm) in enumerate(PAIRS):
         refused += resume_as(earlier, algorithm, shutil.copytree(stopped(earlier), tmp_path / str(number)))
@@ -79,7 +79,7 @@ def test_all_pairs(stopped, tmp_path):
 @pytest.mark.parametrize("algorithm", NAMES)
 def test_the_folders_algorithm_and_seed_are_the_default(algorithm, stopped, tmp_path):
     folder = shutil.copytree(stopped(algorithm), tmp_path / "run")
-    (folder / "result.json").unlink()  # as where the run was killed
+    (folder / "result.json").unlink()  # as if the run had been killed
     config = json.loads((folder / "config.json").read_text())
     run = launch(None, earlier=algorithm, resume=folder)
     assert run.result["algorithm"] == algorithm

@@ -1,4 +1,4 @@
-"""A run that is asked to end, at any instant, leaves a complete checkpoint of its last step, from which it goes on."""
+"""A run that is stopped at any instant leaves a complete checkpoint of its last step, from which it can be resumed."""
 
 import os
 import random
@@ -47,9 +47,9 @@ def train(stopped=None, process=0, drops=False):
 
 
 def stop_one(row, folder, draws, backend="threads"):
-    """Stops a run somewhere in its first epoch, and goes on from there; the parameters in the end.
+    """Stops a run somewhere in its first epoch and resumes it; returns the parameters at the end.
 
-    A worker that is drawn gets a slow other one, so that models of their own are steps apart.
+    One worker, drawn at random, may be slow, so that workers with models of their own are several steps apart.
     """
     workers = row.most(3)
     settings = {"algorithm": row.spec, "workers": workers, "backend": backend}
@@ -96,7 +96,7 @@ def check_whole(row, run):
 
 @rows()
 def test_a_stop_in_the_first_epoch(row, tmp_path):
-    """In lockstep it goes on bit for bit. `make soak` stops processes."""
+    """In lockstep the resumed run is bit for bit that without a stop. `make soak` stops processes."""
     resumed = stop_one(row, tmp_path / "run", random.Random(f"stop {row.spec}"))
     if row.algorithm.lockstep and not row.follows_times:
         pl.launch(train, workers=row.most(3), backend="threads", algorithm=row.spec, out=tmp_path / "straight")
@@ -106,7 +106,7 @@ def test_a_stop_in_the_first_epoch(row, tmp_path):
 @pytest.mark.soak
 @rows()
 def test_two_stops_of_processes(row, tmp_path):
-    """Writes what became of them to PACELINE_SOAK_RESULTS."""
+    """Writes the number of stops to PACELINE_SOAK_RESULTS."""
     for number in range(2):
         stop_one(row, tmp_path / str(number), random.Random(f"stop {row.spec} {number}"), backend="processes")
     soak_results.keep("soak_stops", row.spec, {"SIGTERMs": 2, "complete checkpoints": 2, "resumed to the end": 2})

@@ -1,4 +1,4 @@
-"""Workers in rounds end after the same one, however their questions and the stop are interleaved."""
+"""Workers in lockstep end after the same round, however their questions and the stop are interleaved."""
 
 import random
 
@@ -32,7 +32,7 @@ def test_all_end_after_the_furthest_round(number):
     assert begun <= workers[0].num_ended <= begun + 1
 
 
-def test_nobody_waits_for_a_round_once_all_must_end_at_once():
+def test_an_abort_ends_a_worker_before_the_last_round():
     segment = Segment.create(4096)
     worker = Rounds(segment.address, segment.address + 64)
     assert not worker.stopped()

@@ -57,7 +57,7 @@ def test_where_worker_0_lives_the_process_alone_is_named(run):
 
 
 def test_a_thread_that_evaluates_and_dies_is_not_waited_for(run, monkeypatch):
-    """Of whatever: what an evaluation finds cannot be told here."""
+    """The thread dies because JSON cannot hold what its evaluator returns."""
 
     class Untold:
         finite, loaded_s = True, 0.0

@@ -1,4 +1,4 @@
-"""What a run without a supervisor comes to, from what its workers wrote of themselves."""
+"""The result of a run without a supervisor, from what its workers wrote."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def result_of(*own, **also):
     ],
 )
 def test_one_workers_divergence_is_the_runs(own, failed):
-    """Once, the run had crashed if no worker came to its end, and had no records."""
+    """Even if no worker ended in order; the diverged worker's records count."""
     result = result_of(*own, failed=failed)
     assert result["outcome"] == "diverged"
     assert result["outcome_reason"].startswith("Worker ")
@@ -35,5 +35,5 @@ def test_one_workers_divergence_is_the_runs(own, failed):
 
 
 @pytest.mark.parametrize(("own", "outcome"), [((ENDED, ENDED), "stopped"), (({"state": "started"},) * 2, "crashed")])
-def test_without_one_it_has_ended_or_crashed(own, outcome):
+def test_a_run_without_divergence_has_ended_or_crashed(own, outcome):
     assert result_of(*own)["outcome"] == outcome

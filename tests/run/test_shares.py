@@ -81,7 +81,7 @@ def each_once(seen, samples, epochs=2):
 
 
 def indices_of(seen, epoch):
-    """Of the samples of an epoch's batches; one that a worker gets again, as others have more, counts once."""
+    """Of the samples of an epoch's batches. A batch that a worker gets again because others have more counts once."""
     return sorted(index for found, *indices in set(seen) if found == epoch for index in indices)
 
 

@@ -1,4 +1,4 @@
-"""A task whose model, loss or data cannot be used is refused in one sentence before any worker starts."""
+"""A task whose model or loss fails is refused in one sentence before any worker starts."""
 
 import pytest
 import torch

@@ -21,8 +21,8 @@ _PLACES = (1 << _PLACE_BITS) - 1
 class SharedEpochClaims:
     """Implements `EpochClaims` with one word for each epoch: its number, and how many of its batches are claimed.
 
-    A claim is one compare-and-swap. The words behind it hold the fingerprint of the epoch's data. The 64th epoch after it uses
-    the same words; for a worker that is so late the epoch is over.
+    A claim is one compare-and-swap. The words behind it hold the fingerprint of the epoch's data. Every 64th epoch uses the
+    same words; a worker that is 64 epochs late finds its epoch over.
 
     Beside them, 256 words for each worker hold what it has claimed ahead. What is released is anybody's; what is held only the
     worker changes, or the supervisor that has seen it die.

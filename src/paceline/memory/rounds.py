@@ -1,4 +1,4 @@
-"""The last step of a run in rounds: the same one on all workers, so that what they save fits together."""
+"""Ends workers in lockstep after the same round, so that the parts of the last checkpoint fit together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Rounds"]
 
 @kernel("int64(int64, int64)")
 def _furthest(word: int, number: int) -> int:
-    """The furthest round that any worker has asked for, `number` included unless the word is closed."""
+    """Asks for round `number`, unless the word is closed; returns the furthest round that any worker has asked for."""
     while True:
         found = load(word)
         if found & 1 or found >> 1 >= number or compare_and_swap(word, found, number << 1):
@@ -20,17 +20,17 @@ class Rounds:
     """Counts a worker's steps, and says whether it may begin another one.
 
     Workers that go through rounds together end after the same one: the furthest that any of them had asked for when the run
-    was stopped. Each asks as often as it likes; after equally many steps all get the same answer. Other workers end at once.
+    was stopped. The answer depends only on how many steps the worker has ended. Other workers end at once.
 
     Costs: an atomic operation on shared memory per question, 0.1 us.
 
     Args:
-        abort: address of the word that is nonzero when everybody must end at once.
-        furthest: address of the word with twice the furthest round, plus 1 once the run is being stopped; 0: the worker goes
-            through no rounds.
+        abort: address of the word that is nonzero when all workers must end at once.
+        furthest: address of the word with twice the furthest round, plus 1 once the run is being stopped; 0: the worker does
+            not go through rounds.
 
     Attributes:
-        num_ended: steps of this worker that are over.
+        num_ended: steps that this worker has ended.
     """
 
     def __init__(self, abort: int, furthest: int = 0) -> None:
@@ -45,6 +45,6 @@ class Rounds:
 
     @staticmethod
     def close(furthest: int) -> None:
-        """Makes the furthest round that any worker has asked for the last one; one process may do so."""
+        """Makes the furthest round that any worker has asked for the last one; only one process may call it."""
         if not load(furthest) & 1:
             fetch_add(furthest, 1)

@@ -69,7 +69,7 @@ class GoalWatcher:
         if self._wait(channel):
             self._collect(channel, ended_s=last_s(records))
         else:
-            self._open_channel(all_ended=True)  # to say so
+            self._open_channel(all_ended=True)  # adds the note
         if self._evaluator is not None and self._supervisor.arena is not None:
             self.worst_worker_accuracy = self._evaluator.worst_worker_accuracy(self._supervisor.arena)
 

@@ -169,7 +169,7 @@ class Agent:
                 note += " Another one starts in its place."
                 self._start(of)
             self.notes.append(note)
-            if code != 2:  # it has said itself what is wrong
+            if code != 2:  # the worker has printed the reason itself
                 self.say(note)
 
     def _end_all(self) -> None:
@@ -193,7 +193,7 @@ class Agent:
         return any(child.process.returncode != 0 for child in self._children)
 
     def refused(self, run: RunData | None) -> bool:
-        """Whether workers were turned away for something that the user can put right, and none has trained."""
+        """Whether workers ended with a usage error, which the user can correct, and none has trained."""
         codes = {child.process.returncode for child in self._children}
         return codes == {2} or (codes == {0, 2} and run is not None and run.result["outcome"] == "crashed")
 

@@ -108,7 +108,7 @@ class Loop:
 
     def next_batch(self, arena: Arena, records: Mapping[int, np.ndarray]) -> int:
         """The first batch that a run which goes on from the end has to make."""
-        kept = arena.epoch_claims().least_kept()  # and claimed before, but not trained on
+        kept = arena.epoch_claims().least_kept()  # the first that was claimed but not trained on
         if self.task is None:
             end = 1 + max((int(rows["batch"].max()) for rows in records.values() if len(rows)), default=-1)
         else:

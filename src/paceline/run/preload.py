@@ -6,7 +6,7 @@ import contextlib
 
 from paceline.errors import UsageError
 
-with contextlib.suppress(UsageError):  # the program imports the same, and says so
+with contextlib.suppress(UsageError):  # the program imports the same modules and reports it
     import torch
 
     import paceline.run.task_worker

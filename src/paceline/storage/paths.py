@@ -10,11 +10,11 @@ from paceline.errors import UsageError, printable
 
 __all__ = ["check_new_file", "check_new_folder", "socket_folder"]
 
-_LONGEST = 70  # bytes, of the 107 that the path of a Unix socket in it may have
+_LONGEST = 70  # bytes; the path of a Unix socket in it may have 107
 
 
 def socket_folder() -> str:
-    """Where sockets' folders are made: the usual one for temporary files, or /tmp if its path is too long for a socket's."""
+    """The parent of folders for Unix sockets: the one for temporary files, or /tmp if that has too long a path."""
     usual = tempfile.gettempdir()
     return usual if len(os.fsencode(usual)) <= _LONGEST else "/tmp"
 

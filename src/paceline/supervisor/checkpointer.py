@@ -15,8 +15,8 @@ from paceline.supervisor.supervisor import Supervisor
 __all__ = ["Checkpointer"]
 
 _APART = (
-    "There is no checkpoint of the last step, as a worker did not end it in time: resuming goes on from the one before, if"
-    " there is any."
+    "There is no checkpoint of the last step because a worker did not end it in time. A resumed run starts from the checkpoint"
+    " before it, if there is one."
 )
 
 
@@ -93,7 +93,7 @@ class Checkpointer:
     ) -> None:
         """Writes the last checkpoint from what the workers saved when they ended.
 
-        Where all workers' parts are needed, it stays incomplete if one did not come to the end of the last round in time.
+        Where all workers' parts are needed, it stays incomplete if a worker did not end the last round in time.
 
         Raises:
             NotWrittenError: it, or a part of it, cannot be written; the last complete one is as it was.

@@ -26,7 +26,7 @@ class Handshake:
     """Answers every worker's hello with the run's memory, or with the reason why it may not take part.
 
     A worker's hello says which algorithm and how large a model it brings. Worker 0's decides; workers that bring another
-    algorithm or model are refused. Once all have come, worker 0 writes its parameters and dense buffers into the memory, and
+    algorithm or model are refused. After all hellos, worker 0 writes its parameters and dense buffers into the memory, and
     those of its other tensors that differ between workers. The others wait for that.
 
     Args:
@@ -61,7 +61,7 @@ class Handshake:
         self._first_version = first_version
         self._keeps_all = keeps_all
         self._hello: Hello | None = None  # worker 0's
-        self._plan: ArenaPlan | None = None  # without what all have alike; known once all have come
+        self._plan: ArenaPlan | None = None  # without the tensors that are equal on all workers; known after all hellos
         self._is_initialised = False
         self._waiting: dict[int, tuple[WorkerState, Hello]] = {}
 

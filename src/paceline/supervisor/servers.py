@@ -176,7 +176,7 @@ class Servers:
         """Removes the snapshots, which nobody will go on from."""
         if self._main is not None and self._main.snapshots is not None:
             shutil.rmtree(self._own_folder or self._main.snapshots, ignore_errors=True)
-        del self._launch, self._fail  # they refer to the supervisor, which refers to this, and has the run's memory
+        del self._launch, self._fail  # a cycle through the supervisor, which would keep the run's memory
 
     def _copy_of(self, server: WorkerState) -> WorkerState:
         assert self._arena is not None
