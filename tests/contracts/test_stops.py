@@ -1,8 +1,10 @@
 """A run that is stopped at any instant leaves a complete checkpoint of its last step, from which it can be resumed."""
 
+import contextlib
 import os
 import random
 import signal
+import time
 from functools import partial
 
 import numpy as np
@@ -15,6 +17,7 @@ import soak_results
 from contracts.table import rows
 from paceline.checkpoint import contents as checkpoint
 from paceline.checkpoint import files as checkpoint_files
+from paceline.supervisor import supervisor
 from paceline.system import interrupts
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -55,17 +58,24 @@ def stop_one(row, folder, draws, backend="threads"):
     settings = {"algorithm": row.spec, "workers": workers, "backend": backend}
     resumed = partial(train, drops=bool(row.drops_updates))
     settings |= {"slow": {draws.randrange(workers): draws.choice([1.0, 3.0, 20.0])}}
-    interrupts.install()
-    try:
-        with pytest.raises(interrupts.Terminated):
-            pl.launch(partial(resumed, draws.randrange(4 * BATCHES), os.getpid()), out=folder, **settings)
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with terminated():
+        pl.launch(partial(resumed, draws.randrange(4 * BATCHES), os.getpid()), out=folder, **settings)
     stopped = pl.RunData.load(folder, decided=False)
     check_last(row, stopped, checkpoint_files.newest(folder / "checkpoint"))
     check_whole(row, pl.launch(resumed, resume=folder, **settings))
     return last_of(folder)
+
+
+@contextlib.contextmanager
+def terminated():
+    """Handles signals as the command line does, and expects a SIGTERM."""
+    interrupts.install()
+    try:
+        with pytest.raises(interrupts.Terminated):
+            yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def last_of(folder):
@@ -101,6 +111,31 @@ def test_a_stop_in_the_first_epoch(row, tmp_path):
     if row.algorithm.lockstep and not row.follows_times:
         pl.launch(train, workers=row.most(3), backend="threads", algorithm=row.spec, out=tmp_path / "straight")
         assert torch.equal(resumed.x, last_of(tmp_path / "straight").x)
+
+
+def train_and_hang(process):
+    """Worker 1 sends the process a SIGTERM and then does not answer."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with pl.attach(model, optimizer) as worker:
+        for number, x in enumerate(worker.batches(torch.utils.data.DataLoader(torch.ones(4 * BATCHES, 2)))):
+            if worker.worker_id == 1 and number == 3:
+                os.kill(process, signal.SIGTERM)
+                time.sleep(1000)
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize("algorithm", ["all-reduce", "hogwild"])
+def test_a_worker_that_hangs_is_killed_and_the_result_says_what_is_missing(algorithm, monkeypatch, tmp_path):
+    monkeypatch.setattr(supervisor, "_LAST_ROUND_S", 0.5)
+    monkeypatch.setattr(supervisor, "_INTERRUPTED_GRACE_S", 1.0)
+    with terminated():
+        pl.launch(partial(train_and_hang, os.getpid()), workers=2, algorithm=algorithm, out=tmp_path)
+    run = pl.RunData.load(tmp_path)
+    assert run.result["outcome"] == "stopped"
+    assert any("no checkpoint of the last step" in note for note in run.result["notes"])
 
 
 @pytest.mark.soak

@@ -19,7 +19,7 @@ from paceline.run.earlier_part import EarlierPart, forget
 from paceline.run.goal_watcher import GoalWatcher
 from paceline.run.loops import Loop
 from paceline.run.recording import Recording
-from paceline.supervisor.checkpointer import Checkpointer
+from paceline.supervisor.checkpointer import NO_LAST_STEP, Checkpointer
 from paceline.supervisor.supervisor import Supervisor
 from paceline.system.interrupts import noted
 from paceline.worker.supervised import ended_in_order
@@ -214,8 +214,10 @@ class Driver:
     def _save_end(self, records: Mapping[int, np.ndarray]) -> NotWrittenError | None:
         """Writes the last checkpoint of a run that has ended in order; returns why that could not be."""
         supervisor, outcome = self.supervisor, self.supervisor.outcome
-        in_order = outcome.name == "stopped" and ended_in_order(supervisor.workers, outcome)
-        if self._checkpointer is None or supervisor.arena is None or not in_order:
+        if self._checkpointer is None or supervisor.arena is None or outcome.name != "stopped":
+            return None
+        if not ended_in_order(supervisor.workers, outcome):
+            outcome.notes.append(NO_LAST_STEP)
             return None
         parameters = supervisor.parameters(self._loop.next_batch(supervisor.arena, records))
         try:

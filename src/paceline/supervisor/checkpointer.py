@@ -12,9 +12,9 @@ from paceline.checkpoint import files as checkpoint_files
 from paceline.errors import NotWrittenError
 from paceline.supervisor.supervisor import Supervisor
 
-__all__ = ["Checkpointer"]
+__all__ = ["NO_LAST_STEP", "Checkpointer"]
 
-_APART = (
+NO_LAST_STEP = (
     "There is no checkpoint of the last step because a worker did not end it in time. A resumed run starts from the checkpoint"
     " before it, if there is one."
 )
@@ -109,7 +109,7 @@ class Checkpointer:
             raise
         ended = [worker.worker_id for worker in supervisor.workers if worker.ended]
         if _needs_all(supervisor) and not checkpoint.same_round(self._folder / str(number), ended):
-            supervisor.outcome.notes.append(_APART)
+            supervisor.outcome.notes.append(NO_LAST_STEP)
             return
         self._complete(supervisor, number, ended, about(number))
         if number in left_out:
