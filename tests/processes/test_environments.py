@@ -34,7 +34,8 @@ SWEEP = """
 
 
     if __name__ == "__main__":
-        for number, variables in enumerate([{"RATE": "0.1"}, {"RATE": "0.01"}, {"OMP_NUM_THREADS": "3"}]):
+        second = {"RATE": "0.01", "KMP_INIT_AT_FORK": "0"}
+        for number, variables in enumerate([{"RATE": "0.1"}, second, {"OMP_NUM_THREADS": "3"}]):
             folder = Path(__file__).parent / str(number)
             folder.mkdir()
             (folder / "settings.py").write_text(f"NAME = {number}")
@@ -57,4 +58,4 @@ def test_workers_see_what_the_program_has_set_before_each_launch(tmp_path):
     assert first[:-1] == ["0.1", "0.1", "1", "yes", "0", 0]
     assert second[:-1] == ["0.01", "0.01", None, "yes", "1", 1]
     assert third[1:3] == ["0.01", None]
-    assert first[-1] == second[-1] != third[-1]  # libraries read OMP_NUM_THREADS as the fork server loads them
+    assert first[-1] == second[-1] != third[-1]  # libraries read OMP_NUM_THREADS as they load

@@ -24,6 +24,8 @@ _READ_WHILE_LOADING = (
     "ATEN_", "DNNL_", "GLIBC_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "NUMBA_", "OMP_", "ONEDNN_", "OPENBLAS_",
     "PYTHON", "PYTORCH_", "TORCH",
 )  # fmt: skip
+# Of these, variables that scikit-learn and PyTorch set when a program imports them.
+_SET_WHILE_LOADING = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR")
 _address: int | None = None  # a descriptor of the socket that leads to the fork server
 _loaded_with: dict[str, str] | None = None  # those variables, in the fork server that this module has started
 _replaced: list[int] = []  # process ids of earlier fork servers, which end after the last of their workers
@@ -81,7 +83,11 @@ def _start() -> None:
     """
     global _address, _loaded_with
     server: Any = getattr(forkserver, "_forkserver", None)
-    wanted = {name: value for name, value in os.environ.items() if name.startswith(_READ_WHILE_LOADING)}
+    wanted = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(_READ_WHILE_LOADING) and name not in _SET_WHILE_LOADING
+    }
     if _loaded_with not in (None, wanted):
         os.close(server._forkserver_alive_fd)
         _replaced.append(server._forkserver_pid)
