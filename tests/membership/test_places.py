@@ -1,5 +1,6 @@
 """Places of a run that workers come to and leave: a worker that dies at any instant leaves its place to the next."""
 
+import contextlib
 import os
 import signal
 
@@ -58,6 +59,14 @@ def test_who_stands_still_with_a_place_and_no_address_keeps_it(address, monkeypa
         os.waitpid(pid, 0)
         os.close(told)
         os.close(tells)
+
+
+def test_a_claim_that_no_worker_can_have_made_keeps_its_place(address, monkeypatch):
+    with contextlib.closing(Meeting(address, None, DEADLINE_S)) as meeting:
+        meeting.set("place/0", " ")
+    run = takes_a_place(address, monkeypatch)
+    assert run.worker_id == 1
+    run.close()
 
 
 def test_who_has_said_where_it_is_is_looked_for_there(address, monkeypatch):

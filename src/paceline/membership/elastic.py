@@ -214,9 +214,9 @@ class JoinedRun:
             for worker_id in range(num_workers):
                 key = f"place/{worker_id}"
                 holder = meeting.get(key).decode() if meeting.check([key]) else ""
-                words = holder.split()
-                incarnation = (read_incarnation(words[0]) or 0) + 1 if words else 0
-                if holder and not self._has_died(worker_id, incarnation - 1, words[-1]):
+                told, _, coming = holder.rpartition(" ")
+                incarnation = (read_incarnation(told.partition(" ")[0]) or 0) + 1 if holder else 0
+                if holder and not self._has_died(worker_id, incarnation - 1, coming):
                     continue
                 mine = f"{incarnation} {token}"
                 if meeting.compare_set(key, holder, mine).decode() == mine:
