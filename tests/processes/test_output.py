@@ -45,3 +45,16 @@ def test_a_run_whose_streams_are_closed_is_evaluated_to_its_end(closed, backend,
     assert done.returncode == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["outcome"], result["steps"], result["test_accuracy"]) == ("stopped", 2, 0.5)
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "2>/dev/full"])
+def test_a_refusal_that_cannot_be_printed_keeps_its_exit_code_and_goes_nowhere_else(closed):
+    program = """
+from paceline.errors import UsageError
+from paceline.system.uncaught import say_alone
+say_alone()
+raise UsageError("refused")
+"""
+    words = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", program]
+    done = subprocess.run(words, stdout=subprocess.PIPE, timeout=forked.AGAINST_HANGS_S, check=False)
+    assert (done.returncode, done.stdout) == (2, b"")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
@@ -21,7 +22,9 @@ def say_alone() -> None:
             before(kind, error, trace)
             return
         # torch.distributed's hook calls this one with another sys.stderr, which it prints when this returns.
-        print(f"paceline: {error}", file=sys.__stderr__, flush=True)
+        if sys.__stderr__ is not None:  # print would take None, a closed stream, for standard output
+            with contextlib.suppress(OSError):  # a full disk must not change the exit code
+                print(f"paceline: {error}", file=sys.__stderr__, flush=True)
         raise SystemExit(2 if isinstance(error, UsageError) else 1)
 
     sys.excepthook = say
