@@ -20,7 +20,7 @@ import forked
 import paceline as pl
 from integrations.spark_sessions import end_java, meetings_elsewhere, session
 from paceline.errors import PacelineError, UsageError
-from paceline.integrations import spark as integration
+from paceline.integrations import spark_job
 from paceline.integrations.spark_failures import first_cause
 from paceline.integrations.spark_job import num_workers
 from real_data import FOLDER, needs_mnist
@@ -291,7 +291,7 @@ def test_too_few_slots_are_said_before_anything_starts(spark):
 
 def test_a_driver_that_no_task_reaches_is_said(spark, monkeypatch):
     with meetings_elsewhere() as (far, elsewhere):
-        monkeypatch.setattr(integration, "Meeting", far)
+        monkeypatch.setattr(spark_job, "Meeting", far)
         sentence = refused(spark, deadline_s=0.1)
     assert re.fullmatch(
         rf"The task of partition [01] cannot reach the driver at {elsewhere} within 0.1 s: give"
@@ -326,8 +326,8 @@ def own_address():
 @pytest.mark.skipif(own_address() in ("", "127.0.0.1"), reason="this machine has no address but loopback")
 def test_between_machines_everything_is_encrypted_with_a_key_that_only_the_tasks_get(spark, monkeypatch):
     made = []
-    new_keys = integration.new_keys
-    monkeypatch.setattr(integration, "new_keys", lambda: made.append(new_keys()) or made[-1])
+    new_keys = spark_job.new_keys
+    monkeypatch.setattr(spark_job, "new_keys", lambda: made.append(new_keys()) or made[-1])
 
     def gradient(model, batch):
         from pyspark import TaskContext

@@ -15,6 +15,7 @@ from torch import nn
 import paceline as pl
 from integrations.spark_sessions import end_java, meetings_elsewhere, session
 from paceline.errors import PacelineError, UsageError
+from paceline.integrations import spark_job
 from paceline.integrations import spark_launch as integration
 from paceline.records.run_data import RunData
 
@@ -190,9 +191,9 @@ def test_a_task_without_rows_is_said(frame):
 
 def test_a_driver_that_no_task_reaches_is_said(frame, monkeypatch):
     with meetings_elsewhere() as (far, elsewhere):
-        monkeypatch.setattr(integration, "Meeting", far)
+        monkeypatch.setattr(spark_job, "Meeting", far)
         monkeypatch.setattr(integration, "_REACH_S", 0.1)
-        monkeypatch.setattr(integration, "num_workers", lambda *_: 2)
+        monkeypatch.setattr(spark_job, "num_workers", lambda *_: 2)
         sentence = refused(frame, trained_for(1, 0.1, 16))
     assert re.fullmatch(
         rf"The task of partition [01] cannot reach the driver at {elsewhere} within 0.1 s: give"

@@ -20,20 +20,12 @@ from torch import nn
 from paceline.algorithms import Algorithm, parse, registry
 from paceline.algorithms.downpour import Downpour
 from paceline.errors import UsageError
-from paceline.integrations.spark_job import (
-    check_installed,
-    collected,
-    driver_address,
-    in_arrow,
-    num_workers,
-    refuse_speculation,
-)
+from paceline.integrations.spark_job import check_installed, collected, job_meeting, refuse_speculation
 from paceline.integrations.spark_master import Master
 from paceline.integrations.spark_task import Descent, Gradient, PartitionTask
 from paceline.membership.join_point import Meeting
 from paceline.memory.arena import Arena
 from paceline.observe.progress import Progress
-from paceline.transport.keys import new_keys
 from paceline.worker.hosted_servers import HostedServers
 from paceline.worker.memberships.memory import own_arena
 
@@ -162,9 +154,8 @@ class DeepDist:
             if not isinstance(value, int) or value < 1:
                 raise UsageError(f"{name} of DeepDist.train must be a whole number from 1, not {value!r}.")
         refuse_speculation(dataframe)
-        workers = num_workers("DeepDist", dataframe, self._workers, self._deadline_s)
-        at, keys = driver_address("DeepDist", dataframe, self._host), new_keys()
-        with contextlib.closing(Meeting(at, keys, self._deadline_s, role="holder")) as meeting:
+        job = job_meeting("DeepDist", dataframe, self._workers, self._host, self._deadline_s)
+        with job as (workers, keys, meeting):
             task = PartitionTask(
                 meeting.address,
                 keys,
@@ -182,7 +173,7 @@ class DeepDist:
             with _served(
                 Master(self.model, descent, self._algorithm, meeting, on_progress), workers + 1, meeting
             ) as master:
-                rows = collected(dataframe.coalesce(workers).mapInArrow(in_arrow(task.run), _SCHEMA), meeting, workers)
+                rows = collected(dataframe.coalesce(workers), task, _SCHEMA, meeting, workers)
             master.tell()
             return _trained(master, rows, time.monotonic() - begun_s)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import time
@@ -11,13 +12,12 @@ from typing import Any
 from paceline.errors import PacelineError, UsageError, WorkerLostError
 from paceline.integrations.spark_failures import first_cause
 from paceline.membership.join_point import Meeting
-from paceline.transport.keys import Keys
+from paceline.transport.keys import Keys, new_keys
 
 __all__ = [
     "check_installed",
     "collected",
-    "driver_address",
-    "in_arrow",
+    "job_meeting",
     "meet_driver",
     "num_workers",
     "refuse_speculation",
@@ -113,19 +113,27 @@ def _slots(context: Any) -> int:
         return context.defaultParallelism // int(context.getConf().get("spark.task.cpus", "1"))
 
 
-def driver_address(who: str, dataframe: Any, host: str | None) -> str:
-    """Where the driver waits for its tasks, at a port that the system chooses.
+@contextlib.contextmanager
+def job_meeting(
+    who: str, dataframe: Any, workers: int | None, host: str | None, deadline_s: float
+) -> Iterator[tuple[int, Keys, Meeting]]:
+    """The number of tasks, new keys, and the driver's meeting with its tasks, at a port that the system chooses.
 
     Args:
         who: asks, for messages.
         dataframe: of the session.
+        workers: as `asked` of `num_workers`.
         host: by which executors reach this process; None: as the session says.
+        deadline_s: how long to wait for executors.
 
     Raises:
-        UsageError: nobody knows.
+        UsageError: there are fewer slots, or the session does not say how many, or which host.
     """
+    workers, keys = num_workers(who, dataframe, workers, deadline_s), new_keys()
     host = host or _driver_host(who, dataframe)
-    return f"[{host}]:0" if ":" in host else f"{host}:0"
+    address = f"[{host}]:0" if ":" in host else f"{host}:0"
+    with contextlib.closing(Meeting(address, keys, deadline_s, role="holder")) as meeting:
+        yield workers, keys, meeting
 
 
 def meet_driver(who: str, address: str, keys: Keys, reach_s: float, partition: int) -> Meeting:
@@ -170,19 +178,21 @@ def _driver_host(who: str, dataframe: Any) -> str:
         ) from None
 
 
-def collected(dataframe: Any, meeting: Meeting, workers: int) -> list[dict[str, Any]]:
-    """What the tasks have told.
+def collected(
+    dataframe: Any, task: Any, schema: str, meeting: Meeting, workers: int, **options: Any
+) -> list[dict[str, Any]]:
+    """Runs the task on each partition; returns the rows that the tasks tell.
 
     Raises:
         PacelineError: the first cause of Spark's having ended the job.
     """
     try:
-        return [row.asDict() for row in dataframe.collect()]
+        return [row.asDict() for row in dataframe.mapInArrow(_in_arrow(task.run), schema, **options).collect()]
     except Exception as error:
         raise PacelineError(first_cause(error, meeting, workers)) from None
 
 
-def in_arrow(run: Callable[[Iterator[Any]], list[dict[str, Any]]]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+def _in_arrow(run: Callable[[Iterator[Any]], list[dict[str, Any]]]) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """What a task does with its batches, for `mapInArrow`: it is sent with all that it refers to, the user's functions too."""
 
     def of_partition(batches: Iterator[Any]) -> Iterator[Any]:

@@ -16,18 +16,10 @@ from torch import Tensor
 from paceline.algorithms import Algorithm, registry
 from paceline.errors import PacelineError, UsageError, shown
 from paceline.integrations.spark_failures import failed_in, first_told
-from paceline.integrations.spark_job import (
-    check_installed,
-    collected,
-    driver_address,
-    in_arrow,
-    num_workers,
-    refuse_speculation,
-)
+from paceline.integrations.spark_job import check_installed, collected, job_meeting, refuse_speculation
 from paceline.integrations.spark_rows import Rows
 from paceline.integrations.spark_worker import WorkerTask
 from paceline.membership.elastic import check_joinable
-from paceline.membership.join_point import Meeting
 from paceline.membership.launched import check_algorithm
 from paceline.observe.written import write_run
 from paceline.records.run_data import RunData, read_events
@@ -35,7 +27,6 @@ from paceline.run.joined_result import joined_result
 from paceline.specs.bounds import check_run
 from paceline.storage import tensor_files
 from paceline.storage.folder_lock import run_folder
-from paceline.transport.keys import new_keys
 from paceline.worker.chosen_algorithm import given_algorithm
 
 __all__ = ["SparkRun", "launch"]
@@ -119,9 +110,7 @@ def launch(
     spec = registry.spec(chosen)
     if not in_barrier:
         refuse_speculation(data, ", or choose a lockstep algorithm, whose tasks Spark starts once")
-    num_workers(_WHO, data, workers, _REACH_S)
-    at, keys = driver_address(_WHO, data, host), new_keys()
-    with _folder(out) as folder, contextlib.closing(Meeting(at, keys, _REACH_S, role="holder")) as meeting:
+    with job_meeting(_WHO, data, workers, host, _REACH_S) as (workers, keys, meeting), _folder(out) as folder:
         task = WorkerTask(
             meeting.address,
             keys,
@@ -136,7 +125,7 @@ def launch(
         # A barrier stage refuses partitions that were put together or united in it: a shuffle leaves that to a stage before.
         parts = data if not in_barrier and _num_partitions(data) == workers else data.repartition(workers)
         options = {"barrier": True} if in_barrier else {}
-        rows = collected(parts.mapInArrow(in_arrow(task.run), _SCHEMA, **options), meeting, workers)
+        rows = collected(parts, task, _SCHEMA, meeting, workers, **options)
         if told := first_told(meeting, workers, "raised"):  # and no later attempt has made it good
             raise PacelineError(failed_in(told))
         about = {
