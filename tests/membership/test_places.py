@@ -1,4 +1,4 @@
-"""Places of a run that workers come to and leave: a worker that dies at any instant leaves its place to the next."""
+"""Places of a run that workers join and leave: if a worker dies at any time, the next worker can take its place."""
 
 import contextlib
 import os
@@ -26,19 +26,19 @@ def address():
 
 
 def takes_a_place(address, monkeypatch):
-    """A worker that has a place, and has not said yet where its mailbox is."""
+    """A worker that has a place, and has not published its mailbox's address yet."""
     monkeypatch.setattr(elastic, "_joined", False)
     return elastic.JoinedRun(Invitation(address=address, of=2, deadline_s=10.0), registry.build("ad-psgd"), "a model")
 
 
-def test_who_dies_with_a_place_and_no_address_leaves_it_to_the_next(address, monkeypatch):
+def test_a_worker_that_dies_before_it_has_a_mailbox_leaves_its_place_to_the_next(address, monkeypatch):
     assert forked.call(lambda: os._exit(takes_a_place(address, monkeypatch).worker_id)) == 0
     run = takes_a_place(address, monkeypatch)
     assert (run.worker_id, run.incarnation) == (0, 1)
     run.close()
 
 
-def test_who_stands_still_with_a_place_and_no_address_keeps_it(address, monkeypatch):
+def test_a_worker_that_is_stopped_before_it_has_a_mailbox_keeps_its_place(address, monkeypatch):
     monkeypatch.setattr(elastic, "_PLACE_DEADLINE_S", 1.0)
     told, tells = os.pipe()
     pid = os.fork()
@@ -69,7 +69,7 @@ def test_a_claim_that_no_worker_can_have_made_keeps_its_place(address, monkeypat
     run.close()
 
 
-def test_who_has_said_where_it_is_is_looked_for_there(address, monkeypatch):
+def test_a_worker_with_a_mailbox_is_looked_for_there(address, monkeypatch):
     run = takes_a_place(address, monkeypatch)
     place = run._meeting.get("place/0").decode().split()[-1]
     assert not run._has_died(0, 0, place)

@@ -124,8 +124,8 @@ def is_interrupted_by_itself():
     raise KeyboardInterrupt
 
 
-def stands_still(for_s=None):
-    """Worker 1 is stopped at its third batch: for so long, or for good."""
+def is_stopped(for_s=None):
+    """Worker 1 is stopped at its fourth batch: for `for_s` seconds, or for good."""
     model, optimizer, loader = pieces()
     waker = None
     with pl.attach(model, optimizer) as worker:

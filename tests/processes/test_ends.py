@@ -139,7 +139,7 @@ def test_a_function_that_never_attaches():
 @pytest.mark.parametrize(
     ("train", "message"), [(programs.exits, "SystemExit: 3"), (programs.is_interrupted_by_itself, "KeyboardInterrupt")]
 )
-def test_a_function_that_ends_with_what_is_no_exception(backend, train, message):
+def test_a_function_that_ends_with_a_base_exception(backend, train, message):
     with pytest.raises(pl.PacelineError, match=message) as raised:
         pl.launch(train, workers=2, algorithm="hogwild", backend=backend)
     raised.value.__traceback__ = None
@@ -148,8 +148,8 @@ def test_a_function_that_ends_with_what_is_no_exception(backend, train, message)
 @BACKENDS
 @pytest.mark.parametrize("algorithm", ["hogwild", "all-reduce", "parameter-server(mode=async)"])
 @pytest.mark.parametrize("train", [programs.exits_when_trained, programs.exits_while_training])
-def test_a_function_that_exits_in_order_has_returned(train, algorithm, backend):
-    """In the middle of its loop, too: that ends as at a `return`."""
+def test_sys_exit_ends_a_function_as_return_does(train, algorithm, backend):
+    """In the middle of its loop, too."""
     run = pl.launch(train, workers=2, algorithm=algorithm, backend=backend)
     assert run.result["outcome"] == "stopped"
     assert run.result["workers_lost"] == []
@@ -207,15 +207,15 @@ def test_a_run_whose_workers_have_all_died_is_no_success(algorithm, tmp_path):
     assert result["workers_lost"] in ([0, 1], [1, 0])
 
 
-def test_a_worker_that_stands_still_for_less_than_the_deadline_is_waited_for():
-    """Once, its connections counted as broken after 5 to 6 s, whatever the deadline."""
-    run = pl.launch(partial(programs.stands_still, 9), workers=3, algorithm="d-psgd(deadline_s=500.0)")
+def test_a_worker_that_is_stopped_for_less_than_the_deadline_is_waited_for():
+    """Once, its connections counted as broken after 5 to 6 s, for any deadline."""
+    run = pl.launch(partial(programs.is_stopped, 9), workers=3, algorithm="d-psgd(deadline_s=500.0)")
     assert (run.result["outcome"], run.result["steps"], run.result["workers_lost"]) == ("stopped", 32, [])
 
 
-def test_a_worker_that_stands_still_for_good_ends_the_run_and_is_named():
+def test_a_worker_that_is_stopped_for_good_ends_the_run_and_is_named():
     with pytest.raises(
         pl.WorkerLostError, match=r"^Worker 1 stood still\. D-PSGD round \d: worker \d did not"
     ) as raised:
-        pl.launch(programs.stands_still, workers=3, algorithm="d-psgd(deadline_s=10.0)")
+        pl.launch(programs.is_stopped, workers=3, algorithm="d-psgd(deadline_s=10.0)")
     raised.value.__traceback__ = None

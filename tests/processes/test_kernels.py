@@ -1,4 +1,4 @@
-"""Kernels are compiled whatever Numba's cache is like."""
+"""Kernels are compiled also if Numba's cache cannot be used."""
 
 import os
 import re
@@ -48,7 +48,7 @@ def run(program, **variables):
 
 
 @pytest.mark.parametrize("circumstance", [UNWRITABLE, FULL, DAMAGED])
-def test_kernels_of_every_room_work(tmp_path, circumstance):
+def test_kernels_of_every_package_work(tmp_path, circumstance):
     ran = run(USE_EACH.format(circumstance=circumstance), NUMBA_CACHE_DIR=str(tmp_path / "cache"))
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split() == ["3", "2.0", "False"]

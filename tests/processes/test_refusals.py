@@ -1,4 +1,4 @@
-"""Loops that cannot be trained end `paceline launch` in one sentence with exit code 2, as a function or as a script."""
+"""`paceline launch` refuses loops that cannot be trained in one sentence with exit code 2, as a function or as a script."""
 
 import pytest
 
@@ -73,7 +73,7 @@ if __name__ == "__main__":
 
 
 def refused(folder, *words):
-    """The sentence, which each worker of a script says."""
+    """The refusal, which each worker of a script prints."""
     done = forked.run(["-m", "paceline", "launch", "--workers", "2", *words], folder, errors=None)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""Where a program starts from: a long TMPDIR, pools of processes, standard input, a machine without loopback."""
+"""Starts with a long TMPDIR, in pools of processes, from standard input, and on a machine without loopback."""
 
 import concurrent.futures
 import multiprocessing
@@ -38,7 +38,7 @@ def run(*words, tmpdir, **how):
 
 
 @pytest.mark.parametrize("algorithm", ["leashed", "all-reduce", "ad-psgd", "parameter-server"])
-def test_a_folder_for_temporary_files_may_have_a_long_name(tmp_path, algorithm):
+def test_the_folder_for_temporary_files_may_have_a_long_path(tmp_path, algorithm):
     folder = tmp_path / ("long" * 40)
     folder.mkdir()
     (tmp_path / "program.py").write_text(PROGRAM.format(algorithm=algorithm))
@@ -46,7 +46,7 @@ def test_a_folder_for_temporary_files_may_have_a_long_name(tmp_path, algorithm):
     assert (ran.returncode, ran.stdout) == (0, "stopped\n"), ran.stderr
 
 
-def test_a_program_from_standard_input_is_told_to_be_a_file(tmp_path):
+def test_a_program_from_standard_input_is_refused(tmp_path):
     ran = run("-", tmpdir=tmp_path, input=PROGRAM.format(algorithm="leashed"))
     assert ran.returncode == 1
     assert ran.stderr.rstrip().endswith("there is no file <stdin>: save it as one, or use backend='threads'.")
@@ -68,7 +68,7 @@ def test_a_pool_that_cannot_start_workers_is_refused(monkeypatch):
     assert says in refusal()
 
 
-def test_the_pool_that_the_refusal_names_can():
+def test_the_pool_that_the_refusal_names_can_start_workers():
     with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         assert pool.submit(trained).result() == "stopped"
 

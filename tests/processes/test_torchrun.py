@@ -197,7 +197,7 @@ def failure(result, code=1):
 
 
 def refusal(result):
-    """What the user can put right is one line, without a traceback."""
+    """An error that the user can correct is one line, without a traceback."""
     said = failure(result, code=2)
     assert said.startswith("paceline: ")
     assert "Traceback" not in result[2]

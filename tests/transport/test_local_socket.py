@@ -150,7 +150,7 @@ def test_where_descriptors_lead_nowhere_the_file_stays_until_the_end(listener, f
     assert list(folder.iterdir()) == []
 
 
-def test_a_folder_that_is_too_deep_is_left_for_another(listener, tmp_path, monkeypatch):
+def test_a_folder_whose_path_is_too_long_is_replaced(listener, tmp_path, monkeypatch):
     deep = tmp_path / ("x" * 120)
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))

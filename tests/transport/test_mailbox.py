@@ -460,8 +460,8 @@ def test_closing_does_not_wait_for_ever():
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_who_uses_a_mailbox_hears_that_its_thread_has_died(mailboxes, monkeypatch, waits):
-    """Of a lack of descriptors, say: hellos would not be answered any more, and peers not dialled again."""
+def test_a_mailbox_whose_thread_has_failed_raises_its_error(mailboxes, monkeypatch, waits):
+    """As when descriptors run out: the mailbox would answer no hello and dial no peer again."""
     mailbox, _ = mailboxes(2)
 
     def fails():
@@ -470,5 +470,5 @@ def test_who_uses_a_mailbox_hears_that_its_thread_has_died(mailboxes, monkeypatc
     monkeypatch.setattr(mailbox, "_redial", fails)
     if not waits:
         mailbox._keeper.join(DEADLINE_S)
-    with pytest.raises(PacelineError, match=r"have ended here \(OSError: too many open files\)"):
+    with pytest.raises(PacelineError, match=r"no more messages, as .* failed \(OSError: too many open files\)"):
         mailbox.receive(DEADLINE_S)

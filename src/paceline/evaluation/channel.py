@@ -83,7 +83,7 @@ class EvaluationChannel:
 
     @property
     def process(self) -> int:
-        """Process id of who evaluates; 0: nobody does yet; `THREAD`: a thread of this process, or one that has ended."""
+        """PID of the evaluator; 0: none yet; `THREAD`: a thread of this process; `ENDED_THREAD`: one that has ended."""
         return self._load(_PROCESS)
 
     @property
@@ -160,7 +160,7 @@ def _evaluated(arena: Arena, evaluator: Evaluator) -> EvaluationResult:
         return EvaluationResult(None)
     except UsageError as error:
         return EvaluationResult(None, failure="usage", reason=str(error)[:_MOST])
-    except BaseException as error:  # whatever the user's code raises
+    except BaseException as error:  # the user's code may raise anything
         reason = f"evaluate raised {type(error).__name__}: {error}"
         trace = traceback.format_exc()[-_MOST:]  # a long one's end says what went wrong
         return EvaluationResult(None, failure="error", reason=reason[:_MOST], trace=trace)

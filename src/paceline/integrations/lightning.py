@@ -196,7 +196,7 @@ class PacelineStrategy(ParallelStrategy):
         self._deferred = worker._defer_steps()  # Lightning may fetch one batch ahead, to know which is the last
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Begins the batch's step: an optimizer may call `training_step` several times in it, and the first time late."""
+        """Begins the batch's step; an optimizer may call `training_step` late in the step, and several times."""
         if not self._deferred:
             return
         samples, begin = self._deferred.popleft()

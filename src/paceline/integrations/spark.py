@@ -147,7 +147,7 @@ class DeepDist:
             on_progress: told how far it is, by another thread.
 
         Raises:
-            UsageError: an argument is wrong, there are fewer slots than workers, or Spark speculates.
+            UsageError: an argument is wrong, there are fewer slots than workers, or `spark.speculation` is on.
             PacelineError: the first cause of what ended the training; the model is as the last update left it.
         """
         for name, value in (("epochs", epochs), ("batch_size", batch_size)):

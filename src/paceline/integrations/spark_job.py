@@ -74,7 +74,7 @@ def num_workers(who: str, dataframe: Any, asked: int | None, deadline_s: float) 
 
 
 def refuse_speculation(dataframe: Any, instead: str = "") -> None:
-    """Raises `UsageError` where Spark would start workers that the run does not expect; `instead` names another remedy."""
+    """Raises `UsageError` if Spark may start a worker twice; `instead` is a second remedy in its message."""
     if dataframe.sparkSession.conf.get("spark.speculation", "false") == "true":
         raise UsageError(
             "spark.speculation starts a slow worker a second time while the first one lives, and a run has one place for each:"

@@ -146,7 +146,7 @@ class _LoopError(Exception):
 
 
 def _store_at(host: str) -> Any:
-    """A store that listens at one address; by itself, PyTorch's listens at all of the machine's."""
+    """A store that listens at one address; the listener that PyTorch makes takes all addresses of the machine."""
     (family, *_, address), *_ = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     listener = socket.socket(family)
     listener.bind(address)

@@ -76,7 +76,7 @@ class JoinedClaims(EpochClaims):
         return 0
 
     def agree(self, epoch: int, numbers: Sequence[int]) -> Sequence[int]:
-        """As of `EpochClaims`; this worker's own numbers also if the join point is gone, or has no room for more epochs."""
+        """As in `EpochClaims`, but returns `numbers` if the join point is gone or has no room for more epochs."""
         with contextlib.suppress(MeetingLostError):
             if not self.by_ids and epoch < _COUNTED_EPOCHS:
                 return first_said(self._meeting.compare_set, epoch, numbers)

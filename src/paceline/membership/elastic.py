@@ -33,7 +33,7 @@ __all__ = ["JoinedRun", "check_joinable", "num_places"]
 
 _PLACE_DEADLINE_S = 5.0  # how long a late comer looks for a place whose worker has died
 _LATE_CONNECT_S = 3.0
-_MOST_LOOKS = 1024  # at whether a worker that has just taken a place lives
+_COMING_BACKLOG = 1024  # connections that ask whether a worker that has just taken a place is alive
 _LOOK_EVERY_S = 2.0
 _joined = False  # places are taken by processes
 
@@ -204,7 +204,7 @@ class JoinedRun:
         meeting = self._meeting
         host = meeting.host or "127.0.0.1"
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        coming = self._coming.enter_context(socket.create_server((host, 0), family=family, backlog=_MOST_LOOKS))
+        coming = self._coming.enter_context(socket.create_server((host, 0), family=family, backlog=_COMING_BACKLOG))
         token = f"{secrets.token_hex(8)} {endpoint(coming.getsockname())}"
         until_s = time.monotonic() + _PLACE_DEADLINE_S
         while True:
@@ -229,15 +229,15 @@ class JoinedRun:
             time.sleep(_LOOK_EVERY_S / 4)
 
     def _has_died(self, worker_id: int, incarnation: int, coming: str) -> bool:
-        """Whether nobody listens any more where a worker said that it would; the kernel of its machine knows first.
+        """Whether no process listens at a worker's address any more. The kernel answers, also for a worker that is stopped.
 
-        Until a worker has said where its mailbox is, it listens at `coming`, which it gave with its claim to the place.
+        Until a worker has published its mailbox's address, it listens at `coming`, which is a part of its claim to the place.
         """
         where = self._mailbox_of(worker_id, incarnation)
         if where is None:
             if not is_endpoint(coming) or is_heard(coming):
                 return False
-            where = self._mailbox_of(worker_id, incarnation)  # as it may have said in between
+            where = self._mailbox_of(worker_id, incarnation)  # it may have been published since
         return where is None or not is_heard(where)
 
     def _mailbox_of(self, worker_id: int, incarnation: int) -> str | None:

@@ -88,7 +88,7 @@ class SupervisedEnvironment(WorkerEnvironment):
         batches_done: batches that a resumed run leaves out.
         done_before: steps and samples of a resumed run's earlier part.
         plan: of a placed model, the same for all workers.
-        streams: iterators that workers share which are threads, by epoch.
+        streams: iterators that workers in threads share, by epoch.
         step_deadline_s: how long its workers wait for each other in a step.
     """
 
@@ -168,7 +168,7 @@ _current: ContextVar[_Running | None] = ContextVar("paceline_environment", defau
 def current_environment() -> WorkerEnvironment | None:
     """The worker that this code runs as; None outside any launcher, and for another launcher's only worker.
 
-    In a process that a launcher has started, an uncaught error of Paceline's is one line from now on.
+    If a launcher has started this process, an uncaught error of Paceline's prints one line from now on.
     """
     running = _current.get()
     return running.environment if running is not None else _invited() or _of_another_launcher()
@@ -238,7 +238,7 @@ def _invited() -> Invitation | None:
 def _of_another_launcher() -> LaunchedEnvironment | None:
     """Read from the variables that launchers set; they count where MASTER_ADDR and MASTER_PORT say how workers meet."""
     if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
-        # Not of Slurm, whose variables are also set in a batch script, which runs once.
+        # Slurm's variables do not count: they are also set in a batch script, which runs once.
         started = os.environ.get("OMPI_COMM_WORLD_SIZE", "1")
         if started != "1" and os.environ.get("OMPI_COMM_WORLD_RANK") == "0":
             warnings.warn(

@@ -302,7 +302,7 @@ class _Point:
                 try:
                     verb, *question = json.loads(b"".join(frames))
                     answer = self._answer(verb, question)
-                except Exception:  # another version's question, or a stranger's: this thread outlives it
+                except Exception:  # no question, such as another version's, may end this thread
                     answer = {}
                 self._router.send_multipart([sender, json.dumps(answer).encode()])
 

@@ -50,7 +50,7 @@ class Peers:
         connect: waits for all others at once; otherwise the caller does.
         num_servers: members after the workers. Who has servers talks to them only, and waits for nobody at the start; and
             where the run is being stopped, they still answer.
-        patience_s: how long a peer may stand still before it has left.
+        patience_s: how long a peer may be silent before it counts as lost.
 
     Raises:
         WorkerLostError: one of the others has not come within a minute.

@@ -90,7 +90,7 @@ class Registry:
 
         Args:
             text_or_spec: the spec.
-            unlisted: whether a program wrote it, and not a user, so that it may name a class that is not listed.
+            unlisted: whether the spec may name a class that is not listed, as specs that Paceline wrote may.
 
         Raises:
             UsageError: unknown name or argument, or a value of the wrong type or out of range.

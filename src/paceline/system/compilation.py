@@ -1,4 +1,4 @@
-"""How kernels are compiled by Numba: taken from its cache on disk where there is one, compiled by each process where not."""
+"""Compiles kernels with Numba, and keeps them in its cache on disk if there is a folder for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class _Cache(FunctionCache):
-    """A cache that costs time, and raises nothing, where it is damaged or its disk is full."""
+    """A cache that raises nothing if it is damaged or its disk is full: the function is compiled again."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         with contextlib.suppress(Exception):
@@ -32,12 +32,12 @@ class _Cache(FunctionCache):
 def compiled(function: Any, signature: str | None = None, *, cached: bool = True, **options: Any) -> Any:
     """Compiles a function.
 
-    Where no folder for the cache can be written, as in a read-only installation without a home, each process compiles.
+    Each process compiles it if no folder for the cache can be written, as in a read-only installation without a home.
 
     Args:
         function: what to compile.
-        signature: in Numba's notation, such as `"int64(int64)"`: compiles now, and for nothing else. None: at the first call.
-        cached: whether to look for it on disk, and leave it there; only for a function that a file defines.
+        signature: in Numba's notation, such as `"int64(int64)"`: compiles now, for these types only. None: at the first call.
+        cached: whether to use the cache; only for a function that a file defines.
         options: of `numba.njit`.
     """
     dispatcher: Any = numba.njit(**options)(function)

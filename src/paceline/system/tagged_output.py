@@ -102,17 +102,17 @@ def tagged_output(tag: str) -> Iterator[None]:
 
 
 def flush_output() -> None:
-    """Writes what the buffers of standard output and errors hold, unless these are closed or nobody reads them."""
+    """Flushes standard output and errors, unless they are closed or cannot be written."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # Python has None for a stream that was closed
             stream.flush()
 
 
 def open_closed_streams() -> None:
-    """Leads standard streams that were closed when the program began (`>&-`) to the null device.
+    """Opens the null device for standard streams that were closed when the program began (`>&-`).
 
-    Otherwise the next pipe or socket gets such a stream's number, and every process that is started inherits it: they print
-    into it, and it stays open as long as they live.
+    Otherwise the next pipe or socket gets the number of a closed stream. Child processes then inherit it, print into it, and
+    keep it open.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)

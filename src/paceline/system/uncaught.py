@@ -21,7 +21,7 @@ def say_alone() -> None:
         if not isinstance(error, PacelineError):
             before(kind, error, trace)
             return
-        # torch.distributed's hook calls this one with another sys.stderr, which it prints when this returns.
+        # Not sys.stderr: torch.distributed's hook replaces it, and prints what it holds only if this returns.
         if sys.__stderr__ is not None:  # print would take None, a closed stream, for standard output
             with contextlib.suppress(OSError):  # a full disk must not change the exit code
                 print(f"paceline: {error}", file=sys.__stderr__, flush=True)

@@ -83,10 +83,10 @@ class Task:
         return _kept[key]
 
     def new_model(self, seed: int | None = None) -> nn.Module:
-        """A new model, made right after seeding torch's generator, which is left as plain training would leave it.
+        """Makes a model right after seeding torch's generator, which is left as plain training would leave it.
 
         Raises:
-            UsageError: `model` fails, or returns something else.
+            UsageError: `model` fails, or returns something that is no module.
         """
         if seed is not None:
             torch.manual_seed(seed)

@@ -19,7 +19,7 @@ import zmq
 from paceline.ports.ports import Message
 from paceline.transport.authentication import authenticate
 from paceline.transport.contexts import uninterrupted
-from paceline.transport.inbox import HANDSHAKE_S, limit
+from paceline.transport.inbox import HANDSHAKE_DEADLINE_S, limit
 from paceline.transport.keys import Keys
 from paceline.transport.local_socket import is_endpoint
 from paceline.transport.wire import Sort, pack
@@ -110,7 +110,7 @@ class Dialler:
         peer.outgoing = socket = self._context.socket(zmq.DEALER)
         peer.dial_number += 1
         peer.dialled_at_s = time.monotonic()
-        peer.redial_at_s = peer.dialled_at_s + min(self._peer_deadline_s, HANDSHAKE_S)
+        peer.redial_at_s = peer.dialled_at_s + min(self._peer_deadline_s, HANDSHAKE_DEADLINE_S)
         limit(socket, self._peer_deadline_s)
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
         socket.setsockopt(zmq.IMMEDIATE, 1)

@@ -15,11 +15,11 @@ from paceline.transport.keys import Keys
 from paceline.transport.local_socket import LocalSocket
 from paceline.transport.wire import Sort, sort_of
 
-__all__ = ["HANDSHAKE_S", "Frames", "Inbox", "Lost", "limit"]
+__all__ = ["HANDSHAKE_DEADLINE_S", "Frames", "Inbox", "Lost", "limit"]
 
 HIGH_WATER_MARK = 16  # messages to or from one peer that wait in a socket
-HANDSHAKE_S = 5.0  # after which a connection that has not come about is closed, and a peer dialled again
-_LONGEST_S = 1e6  # that ZeroMQ counts in milliseconds
+HANDSHAKE_DEADLINE_S = 5.0  # then an unfinished connection is closed, and the peer dialled again
+_LONGEST_S = 1e6  # ZeroMQ counts milliseconds in 32 bits
 _MAX_MESSAGE_BYTES = 1 << 32
 
 _MONITOR = "inproc://inbox"  # of a context, in which there is one inbox
@@ -45,8 +45,8 @@ class Lost(NamedTuple):
 def limit(socket: zmq.Socket, peer_deadline_s: float) -> None:
     """What both ends of every connection have: a small queue, heartbeats, and a deadline for shaking hands.
 
-    ZeroMQ's own thread sends and answers the heartbeats, so that a worker in a long computation does not look dead. The
-    longest silence is one timeout and one interval, a quarter of it: whoever waits as long for a message is never told before.
+    ZeroMQ's own thread sends and answers the heartbeats, so that a worker in a long computation does not look dead. A
+    silent peer is lost after one timeout, or up to one interval (a quarter of it) later.
     """
     interval_ms = max(1, round(min(peer_deadline_s, _LONGEST_S) * 1e3 / 4))
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
@@ -54,7 +54,7 @@ def limit(socket: zmq.Socket, peer_deadline_s: float) -> None:
     socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
     socket.setsockopt(zmq.HEARTBEAT_IVL, interval_ms)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 4 * interval_ms)
-    socket.setsockopt(zmq.HANDSHAKE_IVL, round(min(peer_deadline_s, HANDSHAKE_S) * 1e3))
+    socket.setsockopt(zmq.HANDSHAKE_IVL, round(min(peer_deadline_s, HANDSHAKE_DEADLINE_S) * 1e3))
 
 
 class Inbox:

@@ -25,7 +25,7 @@ class Keys(NamedTuple):
     public: bytes  # Z85, 40 characters
     secret: bytes
 
-    def __repr__(self) -> str:  # of whatever holds the keys, too: logs and errors show it
+    def __repr__(self) -> str:  # logs and errors show it, also as a part of other objects
         return f"Keys(public={self.public!r}, secret=...)"
 
 

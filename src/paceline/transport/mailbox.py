@@ -52,8 +52,8 @@ class ZmqMailbox:
             encrypts, and keeps strangers out. Needed with `host`.
         counts: where messages and bytes are counted.
         peer_deadline_s: a peer without a sign of life for so long has left.
-        send_deadline_s: how long `send` waits for a peer that takes no more messages, and `close`, but for no longer than
-            10 s, for what is under way.
+        send_deadline_s: how long `send` waits for a peer that takes no more messages. `close` waits as long, but 10 s at most,
+            for what is under way.
 
     Attributes:
         dropped: messages that no worker of this run can have sent, thrown away.
@@ -99,7 +99,7 @@ class ZmqMailbox:
         self._reading = False  # a thread is in the inbox, without the lock
         self._started = False
         self._closed = threading.Event()
-        self._failure: BaseException | None = None  # what has ended the thread that keeps the connections
+        self._failure: BaseException | None = None  # of the thread that keeps the connections
         try:
             self._run = store.compare_set("run", "", secrets.token_hex(8)).decode()
             self._dialler.hello = hello_vector(self._run, self._inbox.endpoint)
@@ -195,7 +195,7 @@ class ZmqMailbox:
             return frozenset(peer.worker_id for peer in self._peers.values() if peer.here)
 
     def close(self) -> None:
-        """Says bye, waits `send_deadline_s` or 10 s at most until everything sent is under way, and frees everything."""
+        """Says bye, waits until everything sent is under way (`send_deadline_s`, but 10 s at most), and frees everything."""
         linger_s = min(self._send_deadline_s, _LINGER_S)
         with self._changed:
             if self._closed.is_set():
@@ -362,7 +362,7 @@ class ZmqMailbox:
                         self._read_or_wait(0.0)
                     if not self._closed.is_set():
                         self._redial()
-        except BaseException as error:  # raised by whoever uses the mailbox next, or waits in it
+        except BaseException as error:  # `_check_open` raises it in the threads that use the mailbox
             with self._changed:
                 self._failure = error
                 self._inbox.wake()
@@ -391,4 +391,6 @@ class ZmqMailbox:
             raise PacelineError("This mailbox is closed.")
         if self._failure is not None:
             what = f"{type(self._failure).__name__}: {first_line(self._failure)}"
-            raise PacelineError(f"Messages to and from other workers have ended here ({what}).") from self._failure
+            raise PacelineError(
+                f"This worker can exchange no more messages, as a thread of its mailbox failed ({what})."
+            ) from self._failure
