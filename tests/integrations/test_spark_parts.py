@@ -132,8 +132,8 @@ def test_events_that_are_gone_are_said(meeting, monkeypatch):
     assert "events-1.jsonl" in first_told(meeting, 2, "raised")
 
 
-def test_the_store_of_a_barrier_stage_listens_at_one_address():
-    store = spark_worker._store_at("127.0.0.1")
+def test_the_store_of_a_barrier_stage_listens_at_one_address(meeting):
+    store = spark_worker._open_store(meeting)
     own = dist.TCPStore("127.0.0.1", store.port, is_master=False)
     own.set("key", "value")
     assert store.get("key") == b"value"

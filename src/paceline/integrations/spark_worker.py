@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import pickle
-import socket
 import subprocess
 import sys
 import tempfile
@@ -93,10 +92,9 @@ class WorkerTask:
         variables: dict[str, str] = {}
         store: Any = None
         if self.in_barrier:
-            host = meeting.host or "127.0.0.1"
             if partition == 0:
-                store = _store_at(host)
-            places = context.allGather(f"{host} {store.port}" if store is not None else "")
+                store = _open_store(meeting)
+            places = context.allGather(f"{store.host} {store.port}" if store is not None else "")
             variables["MASTER_ADDR"], variables["MASTER_PORT"] = places[0].split()
             variables |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
             environment: WorkerEnvironment = LaunchedEnvironment(
@@ -145,13 +143,10 @@ class _LoopError(Exception):
         self.is_ours = is_ours
 
 
-def _store_at(host: str) -> Any:
+def _open_store(meeting: Meeting) -> Any:
     """A store that listens at one address; the listener that PyTorch makes takes all addresses of the machine."""
-    (family, *_, address), *_ = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-    listener = socket.socket(family)
-    listener.bind(address)
-    listener.listen()
-    port = listener.getsockname()[1]
+    listener = meeting.listen()
+    host, port = listener.getsockname()[:2]
     return _dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 

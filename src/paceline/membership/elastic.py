@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import socket
 import time
 from collections.abc import Callable, Sequence
 
@@ -33,7 +32,6 @@ __all__ = ["JoinedRun", "check_joinable", "num_places"]
 
 _PLACE_DEADLINE_S = 5.0  # how long a late comer looks for a place whose worker has died
 _LATE_CONNECT_S = 3.0
-_COMING_BACKLOG = 1024  # connections that ask whether a worker that has just taken a place is alive
 _LOOK_EVERY_S = 2.0
 _joined = False  # places are taken by processes
 
@@ -202,9 +200,7 @@ class JoinedRun:
     def _take_place(self, num_workers: int) -> tuple[int, int, bool]:
         """The first free place; else the first whose worker has died: (worker, incarnation, whether training has begun)."""
         meeting = self._meeting
-        host = meeting.host or "127.0.0.1"
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        coming = self._coming.enter_context(socket.create_server((host, 0), family=family, backlog=_COMING_BACKLOG))
+        coming = self._coming.enter_context(meeting.listen())
         token = f"{secrets.token_hex(8)} {endpoint(coming.getsockname())}"
         until_s = time.monotonic() + _PLACE_DEADLINE_S
         while True:

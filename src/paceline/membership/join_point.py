@@ -23,6 +23,7 @@ from paceline.transport.keys import Keys, load_keys, own_keys
 
 __all__ = ["Meeting", "MeetingLostError", "endpoint"]
 
+_BACKLOG = 1024  # connections that wait, such as those that ask whether a worker is alive
 _SLICE_S = 0.5
 _MOST_SLICES = 10  # an answer that takes longer than so many slices will not come
 _BETWEEN_TRIES_S = 0.1
@@ -177,6 +178,12 @@ class Meeting:
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
         """Sets a key if it holds `expected` ("": nothing); returns what it holds then."""
         return self._ask(str, "compare_set", key, expected, desired).encode()
+
+    def listen(self) -> socket.socket:
+        """A socket at the one address by which the others reach this machine, at a port that the system chooses."""
+        host = self.host or "127.0.0.1"
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, 0), family=family, backlog=_BACKLOG)
 
     def close(self) -> None:
         """Leaves; whoever holds the store takes it along."""
