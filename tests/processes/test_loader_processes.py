@@ -97,7 +97,7 @@ def test_what_a_killed_worker_had_claimed_ahead_is_trained_on_by_the_others(algo
 
 def test_a_stopped_run_goes_on_with_what_was_claimed_ahead(tmp_path):
     """Every batch is trained on once, in the first part or in the second."""
-    limit = 5 * BATCH_SIZE
+    limit = 2 * 3 * BATCH_SIZE  # both are at their fourth batch
 
     def tell(progress):
         if progress.samples >= limit:  # and so the run has been told to stop
