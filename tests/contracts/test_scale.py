@@ -26,7 +26,7 @@ from paceline.planner.backups import plan_arrivals, plan_backups
 from paceline.planner.balance import Layer, balance
 from paceline.planner.convergence_model import ConvergenceModel, Curve
 from paceline.planner.experiment_design import candidates, design
-from paceline.planner.failures import availability, expected_s, optimal_interval_s
+from paceline.planner.failures import availability, expected_s
 from paceline.planner.layout_choice import Candidate, choose_layouts
 from paceline.planner.noise_scale import noise_scale, squared_norms
 from paceline.planner.optimum import estimate_optimum
@@ -192,7 +192,6 @@ FUNCTIONS = {
     "time with failures": (
         1, lambda c: [expected_s(100 * c, kills_per_s=0.01 / c, interval_s=10 * c, restart_s=5 * c, checkpoint_s=c)],
     ),
-    "interval of checkpoints": (1, lambda c: [optimal_interval_s(kills_per_s=0.01 / c, checkpoint_s=3 * c)]),
     "availability": (0, lambda c: [availability(kills_per_s=0.01 / c, restart_s=25 * c)]),
     "layouts": (1, _layouts),
     "balance": (0, _balance),

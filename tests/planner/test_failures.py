@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import UsageError
-from paceline.planner.failures import availability, expected_s, optimal_interval_s
+from paceline.planner.failures import availability, expected_s
 
 
 def restarted_s(random, work_s, kills_per_s, interval_s, restart_s, checkpoint_s):
@@ -59,15 +59,6 @@ def test_without_kills_work_takes_its_time_and_its_checkpoints():
     assert expected_s(100.0, kills_per_s=0.0, interval_s=math.inf, restart_s=5.0) == 100.0
     assert expected_s(100.0, kills_per_s=0.0, interval_s=30.0, restart_s=5.0, checkpoint_s=1.0) == 103.0
     assert expected_s(1e6, kills_per_s=1.0, interval_s=math.inf, restart_s=5.0) == math.inf
-
-
-def test_the_best_interval_is_near_youngs():
-    def total(interval_s):
-        return expected_s(1e4, kills_per_s=1e-3, interval_s=interval_s, restart_s=5.0, checkpoint_s=2.0)
-
-    best_s = min((round(1e4 / number, 6) for number in range(20, 1000)), key=total)
-    assert optimal_interval_s(kills_per_s=1e-3, checkpoint_s=2.0) == pytest.approx(best_s, rel=0.05)
-    assert optimal_interval_s(kills_per_s=0.0, checkpoint_s=2.0) == math.inf
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from paceline.study.statistics import (
     log_ratios,
     median_estimate,
     paired_ratio,
-    restricted_mean,
     share_estimate,
 )
 
@@ -152,15 +151,12 @@ def test_arrivals_agree_with_a_published_analysis():
     assert (1 - curve.share).tolist() == pytest.approx([0.857, 0.807, 0.753, 0.690, 0.627, 0.538, 0.448], abs=5e-4)
     assert (curve.median.value, curve.median.low, curve.median.high) == (23, 13, math.inf)  # R's conf.type="log-log"
     assert (curve.count, curve.arrived) == (21, 9)
-    assert restricted_mean(curve, 35) == pytest.approx(23.287, abs=1e-3)
 
 
-def test_the_curve_of_complete_runs_is_the_share_that_arrived_and_its_area_the_mean():
+def test_the_curve_of_complete_runs_is_the_share_that_arrived():
     times = np.random.default_rng(4).exponential(3.0, 40)
     curve = arrival_curve(arrived(times))
     assert curve.share.tolist() == pytest.approx([(at + 1) / 40 for at in range(40)])
-    assert restricted_mean(curve, float(times.max()) + 5) == pytest.approx(times.mean())
-    assert restricted_mean(curve, 2.0) == pytest.approx(np.minimum(times, 2.0).mean())
 
 
 def test_diverged_runs_keep_the_curve_from_reaching_one():
@@ -175,7 +171,6 @@ def test_diverged_runs_keep_the_curve_from_reaching_one():
 def test_where_nobody_arrived_the_median_is_unknown(count):
     curve = arrival_curve(Times(np.full(count, 3.0), np.full(count, np.inf)))
     assert (curve.arrived, curve.median.value, len(curve.at)) == (0, math.inf, 0)
-    assert restricted_mean(curve, 3.0) == 3.0
     assert arrival_curve(arrived([2.0])).median.value == 2.0
 
 

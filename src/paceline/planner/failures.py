@@ -14,7 +14,7 @@ import math
 
 from paceline.errors import UsageError
 
-__all__ = ["availability", "expected_s", "optimal_interval_s"]
+__all__ = ["availability", "expected_s"]
 
 _LARGEST = 700.0  # exp of more is no number
 
@@ -69,17 +69,6 @@ def availability(*, kills_per_s: float, restart_s: float) -> float:
     """
     _check(kills_per_s=kills_per_s, restart_s=restart_s)
     return 1 / (1 + kills_per_s * restart_s)
-
-
-def optimal_interval_s(*, kills_per_s: float, checkpoint_s: float) -> float:
-    """Young's first order: sqrt(2 checkpoint_s / kills_per_s); infinite without kills.
-
-    Args:
-        kills_per_s: of all workers together.
-        checkpoint_s: what one checkpoint costs.
-    """
-    _check(kills_per_s=kills_per_s, checkpoint_s=checkpoint_s)
-    return math.sqrt(2 * checkpoint_s / kills_per_s) if kills_per_s else math.inf
 
 
 def _check(**values: float) -> None:

@@ -26,7 +26,6 @@ __all__ = [
     "log_ratios",
     "median_estimate",
     "paired_ratio",
-    "restricted_mean",
     "share_estimate",
 ]
 
@@ -177,12 +176,6 @@ def arrival_curve(times: Times) -> ArrivalCurve:
 
 def _first(at: np.ndarray, condition: np.ndarray) -> float:
     return float(at[condition.argmax()]) if condition.any() else math.inf
-
-
-def restricted_mean(curve: ArrivalCurve, until: float) -> float:
-    """Mean time until arrival if everybody gave up at `until`: the area above the curve of arrivals up to there."""
-    at = np.minimum(curve.at, until)
-    return float(np.diff(at, prepend=0.0, append=until) @ (1 - np.concatenate([[0.0], curve.share])))
 
 
 def log_ratios(base: Times, other: Times) -> tuple[np.ndarray, np.ndarray]:
