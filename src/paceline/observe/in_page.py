@@ -1,4 +1,4 @@
-"""What a notebook's cell shows of a run: the live table, and at the end the answer, the loss and the figures."""
+"""What a notebook's cell shows of a run: the live table, and at the end the headline, the loss and the figures."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from rich.console import Console, Group
 from rich.text import Text
 
-from paceline.observe.answer import answer
 from paceline.observe.drawing import thin
+from paceline.observe.headline import headline
 from paceline.observe.markup import escape
 from paceline.observe.progress import Progress, render
 from paceline.observe.report import runs_table
@@ -34,10 +34,9 @@ def progress_html(progress: Progress, title: str = "", messages: Sequence[str] =
 
 
 def run_html(run: RunData) -> str:
-    """The answer, the curve of the training loss, and the table of figures, as a piece of HTML without scripts."""
+    """The headline, the curve of the training loss, and the table of figures, as a piece of HTML without scripts."""
     result = {**run.config, **run.result}
-    said = "".join(f"<p>{escape(one)}</p>" for one in answer([result]))
-    return f"<div>{said}{_curve(run)}{runs_table([result])}</div>"
+    return f"<div><p>{escape(headline([result]))}</p>{_curve(run)}{runs_table([result])}</div>"
 
 
 def _curve(run: RunData) -> str:

@@ -1,4 +1,4 @@
-"""One HTML file about one run or several: the answer, the table, the figures, and how to repeat it. Works offline."""
+"""One HTML file about one run or several: a headline, the table, the figures, and how to repeat it. Works offline."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.observe.answer import answer
 from paceline.observe.compare import Column, evaluated_notes, failed, group_runs, run_labels
 from paceline.observe.document import figure_html, write_page
 from paceline.observe.figures import figures, method_colours
+from paceline.observe.headline import caution, headline
 from paceline.observe.markup import (
     cell,
     escape,
@@ -27,8 +27,6 @@ from paceline.records.run_data import RunData
 from paceline.records.summary import FRACTIONS
 
 __all__ = ["runs_table", "write_report"]
-
-_CAUTIONS = ("One run", "Medians of")
 
 
 def write_report(
@@ -57,7 +55,12 @@ def write_report(
         _provenance(runs, command),
     ]
     return write_page(
-        path, title=title or _title(results), answer=_answer(results), body="\n".join(parts), figures=drawn, kind="run"
+        path,
+        title=title or _title(results),
+        answer=paragraphs("answer", [headline(results)]),
+        body="\n".join(parts),
+        figures=drawn,
+        kind="run",
     )
 
 
@@ -70,15 +73,6 @@ def _title(results: Sequence[dict[str, Any]]) -> str:
     tasks = list(dict.fromkeys(str(result.get("task", "a task")) for result in results))
     methods = [group.label for group in group_runs(results)]
     return f"{', '.join(tasks)}: {', '.join(methods[:4])}{' and others' if len(methods) > 4 else ''}"
-
-
-def _answer(results: Sequence[dict[str, Any]]) -> str:
-    first, *others = answer(results)
-    kinds = ["answer", *("why" for _ in others)]
-    kinds = [
-        "caution" if said.startswith(_CAUTIONS) else kind for said, kind in zip([first, *others], kinds, strict=True)
-    ]
-    return "\n".join(paragraphs(kind, [said]) for said, kind in zip([first, *others], kinds, strict=True))
 
 
 _STALENESS, _UNTIL = "staleness (updates)", "time (s) until the loss fell to"
@@ -133,12 +127,12 @@ def runs_table(results: Sequence[dict[str, Any]]) -> str:
         )
     ]
     bold = "Bold: more than 5 % better than the next, among runs that ended well. "
-    averaged = "".join(f" {escape(one)}" for one in evaluated_notes(results))
+    notes = "".join(f" {escape(one)}" for one in [*evaluated_notes(results), caution(results)] if one)
     return (
         f"<h2>Figures of each run</h2>\n{table([*over, '</tr><tr>', *below], rows, kind='figures-table')}\n"
         f"<figcaption>{bold if any(at is not None for at in best) else ''}A dash: not reached or not measured. Training loss:"
         " mean of the last 100 batches applied; times until it was reached count from the start of"
-        f" training.{averaged}</figcaption>"
+        f" training.{notes}</figcaption>"
     )
 
 

@@ -3,8 +3,8 @@ import doctest
 import pytest
 
 from paceline.observe import compare, words
-from paceline.observe.answer import answer
 from paceline.observe.compare import clearly_best, group_runs, run_labels
+from paceline.observe.headline import caution, headline
 
 
 def result(algorithm, time_s=None, *, outcome="converged", **more):
@@ -17,69 +17,67 @@ def test_the_doctests_hold():
     assert doctest.testmod(compare).failed == doctest.testmod(words).failed == 0
 
 
-def test_a_clear_winner_is_named_with_its_ratio_and_a_caution():
-    said = answer([result("hogwild", 20.0), result("leashed", 10.0), result("lockstep", 33.0), result("locked")])
-    assert said[0] == (
-        "leashed reached the target soonest, after 10.0 s. "
-        "hogwild took 2.0 times as long (20.0 s) and lockstep took 3.3 times as long (33.0 s)."
-    )
-    assert said[1] == "locked did not get there."
-    assert said[-1] == "One run each is no proof: repeat with other seeds before you choose."
+def test_a_clear_winner_is_named_with_the_next_and_its_ratio():
+    runs = [result("hogwild", 20.0), result("leashed", 10.0), result("lockstep", 33.0), result("locked")]
+    said = headline(runs)
+    assert said == "leashed reached the target soonest: 10.0 s; the next, hogwild: 20.0 s, 2.0 times as much."
+    assert caution(runs) == "Few runs are no proof: repeat with other seeds before you choose."
 
 
 def test_a_difference_of_a_few_percent_names_no_winner():
-    said = answer([result("hogwild", 10.0, target_loss=0.4), result("leashed", 10.4, target_loss=0.4)])
-    assert said[0] == (
-        "hogwild and leashed reached the target loss of 0.4 at about the same time (10.0 s and 10.4 s): "
+    said = headline([result("hogwild", 10.0, target_loss=0.4), result("leashed", 10.4, target_loss=0.4)])
+    assert said == (
+        "hogwild and leashed reached the target loss of 0.4 soonest, within 5 % of each other (10.0 s): "
         "too close to name a winner."
     )
 
 
 def test_a_diverged_run_wins_nothing_even_if_it_was_fast():
-    said = answer([result("hogwild", 1.0, outcome="diverged", outcome_reason="NaN loss"), result("leashed", 10.0)])
-    assert said[0] == "Only leashed reached the target, after 10.0 s."
-    assert "hogwild diverged: NaN loss." in said
+    said = headline([result("hogwild", 1.0, outcome="diverged", outcome_reason="NaN loss"), result("leashed", 10.0)])
+    assert said == "Only leashed reached the target: 10.0 s."
 
 
 def test_without_a_target_the_deepest_fraction_counts_then_the_loss():
     fractions = [{"0.5": 1.0, "0.25": None}, {"0.5": 2.0, "0.25": 9.0}]
-    said = answer([result(name, time_to_fraction_s=one) for name, one in zip("ab", fractions, strict=True)])
-    assert said[0] == "Only b brought the training loss to 25 % of its start, after 9.00 s."
-    said = answer([result("a", train_loss=0.5), result("b", train_loss=0.3)])
-    assert said[0] == "b ended with the lowest training loss (b 0.300, a 0.500)."
-    said = answer([result("a", train_loss=0.301), result("b", train_loss=0.3)])
-    assert "too close to name a winner" in said[0]
-    assert "cannot be compared" in answer([result("a"), result("b")])[0]
+    said = headline([result(name, time_to_fraction_s=one) for name, one in zip("ab", fractions, strict=True)])
+    assert said == "Only b brought the training loss to 25 % of its start: 9.00 s."
+    said = headline([result("a", train_loss=0.5), result("b", train_loss=0.3)])
+    assert said == "b ended with the lowest training loss: 0.300; the next, a: 0.500, 1.67 times as much."
+    assert "too close to name a winner" in headline([result("a", train_loss=0.301), result("b", train_loss=0.3)])
+    assert "cannot be compared" in headline([result("a"), result("b")])
 
 
 def test_repeats_are_compared_by_their_medians():
     runs = [result("a", time_s, seed=seed) for seed, time_s in enumerate((9.0, 10.0, 99.0))]
     runs += [result("b", time_s, seed=seed) for seed, time_s in enumerate((20.0, 21.0, None))]
-    said = answer(runs)
-    assert said[0] == "a reached the target soonest, after 10.0 s. b took 2.1 times as long (21.0 s)."
-    assert said[-1] == "Medians of 3 runs each."
-    assert answer(runs[:3])[0] == "a: all 3 runs reached the target, after 9.00 s to 99.0 s."
-    assert "repeat with more seeds" in answer([*runs[:2], *runs[3:]])[-1]
+    assert headline(runs) == "a reached the target soonest: 10.0 s; the next, b: 21.0 s, 2.1 times as much."
+    assert caution(runs) == ""
+    assert headline(runs[:3]) == "a reached the target: 10.0 s (median)."
+    assert caution([*runs[:2], *runs[3:]])
 
 
 def test_different_tasks_are_not_compared():
-    assert "cannot be compared" in answer([result("a", 1.0), result("b", 2.0) | {"task": "words"}])[0]
+    assert "cannot be compared" in headline([result("a", 1.0), result("b", 2.0) | {"task": "words"}])
 
 
 @pytest.mark.parametrize(
     ("one", "said"),
     [
-        (result("a", 2.0, steps_to_target=1234), "a with 4 workers reached the target after 2.00 s and 1,234 updates."),
+        (result("a", 2.0, steps_to_target=1234), "a with 4 workers reached the target after 2.00 s."),
         (
             result("a", outcome="stopped", wall_s=9.0, target_loss=0.1, outcome_reason="3 epochs are over."),
             "a with 4 workers ended after 9.00 s without reaching the target loss of 0.1: 3 epochs are over.",
+        ),
+        (
+            result("a", 2.0, outcome="crashed", wall_s=9.0, target_loss=0.1, outcome_reason="no room"),
+            "a with 4 workers crashed after 9.00 s: no room.",
         ),
         (result("a", outcome="crashed", workers=1), "a with 1 worker crashed."),
         ({}, "The run ended."),
     ],
 )
 def test_one_run(one, said):
-    assert answer([one])[0] == said
+    assert headline([one]) == said
 
 
 def test_labels_tell_runs_apart():
@@ -88,7 +86,7 @@ def test_labels_tell_runs_apart():
     assert [group.label for group in group_runs([result("a"), result("a") | {"workers": 8}])] == [
         "a · 4 workers", "a · 8 workers"
     ]  # fmt: skip
-    assert answer([]) == ["There are no runs."]
+    assert (headline([]), caution([])) == ("There are no runs.", "")
 
 
 def test_best_is_only_what_is_clearly_better():
