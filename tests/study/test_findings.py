@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from paceline.errors import UsageError
-from paceline.study.answer import answer
 from paceline.study.findings import compare_everything, compare_levels
+from paceline.study.headline import headline, next_steps
 from paceline.study.trials import METHOD, Trials
 
 from .made_up import make_table
@@ -136,18 +136,18 @@ def test_a_leader_that_lacks_a_level_is_not_said_to_be_best_there():
     frame.loc[frame["factor.algorithm"] == "hogwild", "factor.algorithm"] = "sequential"
     frame.loc[frame["factor.algorithm"] == "sequential", [name for name in frame if name.startswith("time_to_")]] /= 10
     trials = Trials(frame[(frame["factor.algorithm"] != "sequential") | (frame["factor.workers"] == 1)])
-    said = answer(trials, compare_everything(trials, trials.primary))
-    assert said.verdict[0].startswith("sequential won")
-    assert not any("beyond the edge" in one for one in said.next)
+    comparisons = compare_everything(trials, trials.primary)
+    assert headline(trials, comparisons).startswith("sequential won")
+    assert "levels" not in [what for what, *_ in next_steps(trials, comparisons)]
 
 
 def test_a_method_without_any_pair_is_named_and_keeps_the_leader_from_having_won():
     frame = make_table({"locked": 1.0, "hogwild": 1.5, "leashed": 1.2}, workers=(1, 2), batch_sizes=(16,), seeds=12)
     frame.loc[frame["factor.algorithm"] == "hogwild", [name for name in frame if name.startswith("time_to_")]] /= 10
     trials = Trials(frame[(frame["factor.algorithm"] == "leashed") == (frame["factor.workers"] == 1)])
-    said = answer(trials, compare_everything(trials, trials.primary))
-    assert said.verdict[0].startswith("hogwild led")
-    assert "from one of leashed: not compared" in said.verdict[-1]
+    said = headline(trials, compare_everything(trials, trials.primary))
+    assert said.startswith("hogwild led")
+    assert said.endswith("; not compared, as no trials differ in the method alone: leashed.")
 
 
 def test_more_pairs_are_not_asked_for_what_no_number_of_pairs_would_settle():
@@ -156,9 +156,9 @@ def test_more_pairs_are_not_asked_for_what_no_number_of_pairs_would_settle():
         1000.0 + (one == "leashed") * (0.3 + 0.01 * (row % 3)) for row, one in enumerate(frame["factor.algorithm"])
     ]
     trials = Trials(frame)
-    said = answer(trials, compare_everything(trials, trials.primary))
-    assert said.verdict[0].startswith("No winner")
-    assert said.next[-1] == "Nothing on leashed against locked: they are as good as equal here."
+    comparisons = compare_everything(trials, trials.primary)
+    assert headline(trials, comparisons).startswith("No winner")
+    assert next_steps(trials, comparisons)[-1] == ("pairs", "no more", "leashed and locked are as good as equal here")
 
 
 def test_the_verdict_says_which_of_both_never_arrived():
@@ -166,9 +166,9 @@ def test_the_verdict_says_which_of_both_never_arrived():
     table.loc[table["factor.algorithm"] == "hogwild", [name for name in table if name.startswith("time_to_")]] = np.nan
     table.loc[table["factor.algorithm"] == "hogwild", "outcome"] = "diverged"
     trials = Trials(table)
-    said = answer(trials, compare_everything(trials, trials.primary))
-    assert said.verdict[0].startswith("locked won")
-    assert "where hogwild never arrived in most pairs (" in said.verdict[0]
+    said = headline(trials, compare_everything(trials, trials.primary))
+    assert said.startswith("locked won")
+    assert "where hogwild never arrived in most pairs (" in said
 
 
 def test_few_pairs_of_several_settings_are_no_draws_from_one_distribution():
@@ -182,13 +182,12 @@ def test_few_pairs_of_several_settings_are_no_draws_from_one_distribution():
     assert overall(workers=(1, 2), seeds=2) == (4, 4, "none")
 
 
-@pytest.mark.parametrize(("timing_only", "word"), [(True, "fastest"), (False, "soonest")])
-def test_a_throughput_is_fast_and_a_time_is_soon(timing_only, word):
+@pytest.mark.parametrize("timing_only", [True, False])
+def test_a_best_level_that_was_the_last_is_gone_beyond(timing_only):
     frame = make_table(
         {"locked": 1.0, "leashed": 1.4}, workers=(2, 8), batch_sizes=(16,), seeds=8, timing_only=timing_only
     )
     trials = Trials(frame)
-    (said,) = [
-        one for one in answer(trials, compare_everything(trials, trials.primary)).next if "beyond the edge" in one
-    ]
-    assert f"was {word} with" in said
+    steps = next_steps(trials, compare_everything(trials, trials.primary))
+    (level,) = [how for what, how, _ in steps if what == "levels"]
+    assert level == f"beyond {8 if timing_only else 2} workers"

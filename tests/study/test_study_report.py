@@ -41,7 +41,6 @@ def test_the_answer_comes_first_and_the_study_file_last(tmp_path):
     assert asked < verdict < text.index("What to run next") < text.index("Findings") < text.index("All comparisons")
     assert "96 trials" not in text
     assert "144 trials of mnist-mlp: 4 algorithms, workers 1, 2, 4, batch size 64, 512 and 6 seeds each" in text
-    assert "It was clearest at 4 workers: 1." in text
     assert "baseline.algorithm = " in text[text.index("The study file") :]
     assert "2.13.0" in text[text.index("Versions and machine") :]
     assert list(figures_of(page)) == [
@@ -69,9 +68,7 @@ def test_runs_that_did_not_arrive_are_in_the_boxes(tmp_path):
     assert missing["customdata"] == ["3 of 8 did not arrive: 3 diverged"]
     assert box["median"] == [pytest.approx(6.5)]  # 3 4 5 6 | 7 and three that never arrived
     assert box["q3"][0] > 7
-    assert "Did not reach 2.5 % of the initial loss: 3 of 8 of hogwild." in text_of(
-        (tmp_path / "report.html").read_text()
-    )
+    assert re.search(r"hogwild 8 5 .* 3 \(13.7 % to 69.4 %\)", text_of((tmp_path / "report.html").read_text()))
 
 
 @pytest.mark.parametrize(

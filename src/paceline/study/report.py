@@ -12,17 +12,18 @@ import numpy as np
 from paceline.errors import PacelineError, UsageError
 from paceline.observe.document import figure_html, write_page
 from paceline.observe.drawing import Figure
-from paceline.observe.markup import listed, paragraphs, prose
+from paceline.observe.markup import paragraphs
 from paceline.observe.panels import lanes
 from paceline.records.run_data import RunData
-from paceline.study.answer import Conclusions, answer, asked
 from paceline.study.facets import Facets, facets_of
 from paceline.study.findings import Comparison, compare_everything
+from paceline.study.headline import asked, headline
 from paceline.study.map_figures import outcome_figure, staleness_figure, waiting_figure
 from paceline.study.report_parts import (
     comparisons_html,
     findings_html,
     glance_html,
+    next_html,
     provenance_html,
     read_text,
     reading_html,
@@ -64,15 +65,14 @@ def study_page(frame: pd.DataFrame, folder: Path, *, baseline: str | None = None
     study = read_study_file(folder)
     trials = trials_of(frame, study, baseline=baseline)
     comparisons = compare_everything(trials, trials.primary)
-    said = answer(trials, comparisons)
-    drawn, body = [], [glance_html(trials)]
+    drawn, body = [], [glance_html(trials), next_html(trials, comparisons)]
     if len(trials):
         drawn = [*_figures(facets_of(trials)), _lanes(folder, trials, comparisons)]
         drawn = [one for one in drawn if one is not None and one.traces]
         body += [findings_html(comparisons, trials.baseline), *map(figure_html, drawn), comparisons_html(comparisons)]
     body += [reading_html(trials), provenance_html(trials, folder, text)]
     title = str(study.get("name") or folder.resolve().name)
-    header = f"{paragraphs('asked', [asked(trials, study)])}\n{_answer(said)}"
+    header = paragraphs("asked", [asked(trials, study)]) + paragraphs("answer", [headline(trials, comparisons)])
     return write_page(
         folder / "report.html", title=title, answer=header, body="\n".join(body), figures=drawn, kind="study"
     )
@@ -107,18 +107,6 @@ def _figures(facets: Facets) -> list[Figure | None]:
         outcome_figure(facets),
         waiting_figure(facets),
     ]
-
-
-def _answer(said: Conclusions) -> str:
-    first, *others = said.verdict
-    parts = [paragraphs("answer", [first]), paragraphs("why", others)]
-    for name, sentences in (("Where it lost", said.lost), ("Other factors", said.effects), ("Failures", said.outcomes)):
-        if sentences:
-            parts.append(f'<p class="why"><b>{name}.</b> {prose(" ".join(sentences))}</p>')
-    if said.next:
-        parts.append(f'<p class="part">What to run next</p>\n{listed(said.next)}')
-    parts.append(paragraphs("caution", said.caution))
-    return "\n".join(filter(None, parts))
 
 
 def _lanes(folder: Path, trials: Trials, comparisons: Sequence[Comparison]) -> Figure | None:

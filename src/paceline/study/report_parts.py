@@ -14,7 +14,6 @@ from paceline.observe.markup import (
     escape,
     head,
     json_value,
-    listed,
     preformatted,
     row_name,
     settings_table,
@@ -22,12 +21,21 @@ from paceline.observe.markup import (
 )
 from paceline.observe.words import ABSENT, number_text, percent_text
 from paceline.study.facets import estimate_text
-from paceline.study.findings import Comparison, interval_text, times_text
+from paceline.study.findings import FALSE_DISCOVERIES, Comparison, interval_text, times_text
+from paceline.study.headline import next_steps
 from paceline.study.statistics import arrival_curve, median_estimate, share_estimate
 from paceline.study.study_file import dotted
 from paceline.study.trials import METHOD, Trials, level_text
 
-__all__ = ["comparisons_html", "findings_html", "glance_html", "provenance_html", "read_text", "reading_html"]
+__all__ = [
+    "comparisons_html",
+    "findings_html",
+    "glance_html",
+    "next_html",
+    "provenance_html",
+    "read_text",
+    "reading_html",
+]
 
 _MOST_FINDINGS = 12
 _AT_A_GLANCE = (  # name, unit, column, factor
@@ -36,21 +44,6 @@ _AT_A_GLANCE = (  # name, unit, column, factor
     ("waiting", "% of time", "waiting_share", 100),
     ("accuracy", "test, %", "test_accuracy", 100),
 )
-
-
-def findings_html(comparisons: Sequence[Comparison], baseline: str) -> str:
-    """Sentences, the most general first."""
-    if not comparisons:
-        return ""
-    found = [one.leading for one in comparisons if one.found]
-    if not found:
-        return "<h2>Findings</h2>\n<p>There are none: no interval excludes 1 and holds among all comparisons.</p>"
-    found.sort(
-        key=lambda one: (one.factor != METHOD, len(one.where), baseline not in (one.base, one.other), -one.centre)
-    )
-    more = len(found) - _MOST_FINDINGS
-    rest = f"<p>{more} more are in the table of all comparisons.</p>" if more > 0 else ""
-    return f"<h2>Findings</h2>\n{listed(one.sentence for one in found[:_MOST_FINDINGS])}{rest}"
 
 
 def glance_html(trials: Trials) -> str:
@@ -89,13 +82,49 @@ def _median_text(values: np.ndarray) -> str:
     return number_text(float(np.median(known))) if len(known) else ABSENT
 
 
+def next_html(trials: Trials, comparisons: Sequence[Comparison]) -> str:
+    """What to run next, and why."""
+    if not (rows := next_steps(trials, comparisons)):
+        return ""
+    shown = [[row_name(what), cell(how, kind="name"), cell(why, kind="name")] for what, how, why in rows]
+    return f"<h2>What to run next</h2>\n{table([head(one, named=True) for one in ('what', 'how much', 'why')], shown)}"
+
+
+def findings_html(comparisons: Sequence[Comparison], baseline: str) -> str:
+    """The first comparisons that are findings, the most general first."""
+    if not comparisons:
+        return ""
+    found = [one for one in comparisons if one.found]
+    tested = sum(one.testable for one in comparisons)
+    how = (
+        f"{len(found)} of {tested} comparisons are findings: the interval excludes 1, and among all findings at most"
+        f" {100 * FALSE_DISCOVERIES:.0f} % are false on average (Benjamini and Hochberg)."
+        + (f" The first {_MOST_FINDINGS} are shown." if len(found) > _MOST_FINDINGS else "")
+    )
+    found.sort(
+        key=lambda one: (
+            one.factor != METHOD, len(one.where), baseline not in (one.base, one.other), -one.leading.centre,
+        )
+    )  # fmt: skip
+    shown = _comparisons(found[:_MOST_FINDINGS]) if found else ""
+    return f"<h2>Findings</h2>\n{shown}<figcaption>{escape(how)}</figcaption>"
+
+
 def comparisons_html(comparisons: Sequence[Comparison]) -> str:
     """Every comparison, also those that found nothing; folded."""
     if not comparisons:
         return ""
+    ordered = sorted(comparisons, key=lambda one: (one.factor != METHOD, len(one.where)))
+    return (
+        f"<h2>All comparisons</h2>\n<p>Of {escape(comparisons[0].measure.title)}; findings are bold.</p>\n"
+        f"<details><summary>All {len(comparisons)} comparisons as a table</summary>{_comparisons(ordered)}</details>"
+    )
+
+
+def _comparisons(comparisons: Sequence[Comparison]) -> str:
     names, figures = ("sooner", "than", "where"), ("ratio", "95 % interval", "pairs", "both arrived", "adjusted p")
     rows = []
-    for one in sorted(comparisons, key=lambda one: (one.factor != METHOD, len(one.where))):
+    for one in comparisons:
         shown, found = one.leading, "found" if one.found else ""
         where = ", ".join(level_text(factor, level) for factor, level in one.where) or "everywhere"
         known = one.ratio.at_least >= 1 or one.ratio.at_most <= 1
@@ -106,11 +135,7 @@ def comparisons_html(comparisons: Sequence[Comparison]) -> str:
         first, second = (level_text(one.factor, level) for level in (shown.other, shown.base))
         named = [cell(text, kind=f"name {found}") for text in (second, where)]
         rows.append([row_name(first, kind=found), *named, *(cell(text, kind=found) for text in texts)])
-    heads = [*(head(one, named=True) for one in names), *map(head, figures)]
-    return (
-        f"<h2>All comparisons</h2>\n<p>Of {escape(comparisons[0].measure.title)}; findings are bold.</p>\n"
-        f"<details><summary>All {len(comparisons)} comparisons as a table</summary>{table(heads, rows)}</details>"
-    )
+    return table([*(head(one, named=True) for one in names), *map(head, figures)], rows)
 
 
 def _p_text(one: Comparison) -> str:
