@@ -21,9 +21,10 @@ from paceline.advice.pool import Pool
 from paceline.advice.program import Program
 from paceline.advice.programs import load_program
 from paceline.advice.ranking import LogSpread, order, predict, seeds_spread
-from paceline.advice.reasons import close_calls, name, not_asynchronous, nothing_arrives, reasons
+from paceline.advice.reasons import close_calls, how_sure, not_asynchronous, nothing_arrives
 from paceline.advice.scratch import Scratch, WritesElsewhereError
 from paceline.advice.short_runs import ShortRuns, designed
+from paceline.advice.words import name
 from paceline.errors import PacelineError, UsageError
 from paceline.planner.convergence_model import ConvergenceModel
 from paceline.simulator import Cluster
@@ -314,7 +315,7 @@ class _Advising:
         arrives = bool(ranked) and (ranked[0].time_s is not None or ranked[0].at_deadline is not None)
         self._warn(ranked, seeds, arrives, restart_s)
         said = (
-            (*reasons(ranked, self.target, fits, progress, seeds), *self.on_codecs)
+            (how_sure(ranked[0], fits, progress, seeds), *self.on_codecs)
             if arrives
             else (nothing_arrives(ranked, self.target),)
         )

@@ -125,7 +125,7 @@ class Advice:
         ranked: the best first; those that do not arrive at the end.
         measured: short runs that were made here.
         fits: by algorithm.
-        reasons: three sentences that say why the first is first, and one on codecs where they pay; one, where nothing arrives.
+        reasons: how sure the first is, and a sentence on codecs where they pay; one, where nothing arrives.
         not_tried: sentences: what was left out, and why.
         warnings: sentences: extrapolation, close calls, disturbed measurements, that asynchronous SGD gains nothing.
         command: starts the first; "" where nothing arrives.

@@ -1,4 +1,4 @@
-"""Why the first is first, in sentences made of the figures."""
+"""How sure the answer is, and what to mind, in sentences; the table has the figures."""
 
 from __future__ import annotations
 
@@ -7,24 +7,11 @@ from collections.abc import Sequence
 
 from paceline.advice.answer import Candidate, Fit, Prediction, Target
 from paceline.advice.ranking import LogSpread, best_value, value_text
+from paceline.advice.words import name
 from paceline.algorithms import registry
-from paceline.observe.words import counted, seconds_text, whole_percent_text, workers_text
+from paceline.observe.words import counted, few, seconds_text, whole_percent_text
 
-__all__ = ["close_calls", "name", "not_asynchronous", "nothing_arrives", "reasons"]
-
-_FEW = 0.005  # shares below this are called equal
-
-
-def name(candidate: Candidate) -> str:
-    """In a sentence: `leashed with 2 workers`."""
-    return f"{candidate.algorithm} with {workers_text(candidate.workers)}"
-
-
-def reasons(
-    ranked: Sequence[Prediction], target: Target, fits: Sequence[Fit], models: LogSpread | None, seeds: LogSpread | None
-) -> tuple[str, ...]:
-    """Three: why the first is first, what limits others and more workers, and how sure this is."""
-    return (_first(ranked, target), _others(ranked), _sure(ranked[0], fits, models, seeds))
+__all__ = ["close_calls", "how_sure", "not_asynchronous", "nothing_arrives"]
 
 
 def nothing_arrives(ranked: Sequence[Prediction], target: Target) -> str:
@@ -45,9 +32,8 @@ def close_calls(ranked: Sequence[Prediction]) -> list[str]:
     near = [one for one in ranked[1:] if one.time_s is not None and one.time_s.low <= best.time_s.high]
     if not near:
         return []
-    shown = ", ".join(name(one.candidate) for one in near[:3])
-    more = f" and {len(near) - 3} more" if len(near) > 3 else ""
-    return [f"A close call: the intervals of {shown}{more} overlap with that of {name(best.candidate)}."]
+    shown = few([name(one.candidate) for one in near])
+    return [f"A close call: the intervals of {shown} overlap with that of {name(best.candidate)}."]
 
 
 def not_asynchronous(ranked: Sequence[Prediction]) -> list[str]:
@@ -72,59 +58,8 @@ def _is_asynchronous(candidate: Candidate) -> bool:
     return candidate.workers > 1 and not (algorithm.lockstep or algorithm.together)
 
 
-def _first(ranked: Sequence[Prediction], target: Target) -> str:
-    best = ranked[0]
-    late = best.time_s is None or (target.deadline_s is not None and best.time_s.value > target.deadline_s)
-    if best.at_deadline is not None and target.deadline_s is not None and late:
-        what = value_text(target, best.at_deadline.value)
-        return f"{name(best.candidate)} comes closest by the deadline: {what} after {seconds_text(target.deadline_s)}."
-    said = f"{name(best.candidate)} is first: {_figures(best)}"
-    second = next((one for one in ranked[1:] if one.time_s is not None and one.samples_to_target is not None), None)
-    if second is None:
-        return f"{said}; no other candidate arrives."
-    return f"{said}; the next, {name(second.candidate)}: {_figures(second)}."
-
-
-def _figures(one: Prediction) -> str:
-    assert one.time_s is not None
-    if one.samples_to_target is None:
-        return f"it takes {seconds_text(one.time_s.value)}"
-    return (
-        f"{one.samples_to_target.value:,.0f} samples at {one.samples_per_s.value:,.0f} a second take"
-        f" {seconds_text(one.time_s.value)}"
-    )
-
-
-def _others(ranked: Sequence[Prediction]) -> str:
-    """Another algorithm against the first in its two factors, and the first's own with other numbers of workers."""
-    best, said = ranked[0], []
-    arrived = [one for one in ranked[1:] if one.time_s is not None and one.samples_to_target is not None]
-    other = next((one for one in arrived if one.candidate.algorithm != best.candidate.algorithm), None)
-    if other is not None:
-        said.append(f"{name(other.candidate)} needs {_factors(other, best)}")
-    own = sorted(
-        (one for one in arrived if one.candidate.algorithm == best.candidate.algorithm),
-        key=lambda one: one.candidate.workers,
-    )
-    more = next((one for one in own if one.candidate.workers > best.candidate.workers), None)
-    fewer = next((one for one in reversed(own) if one.candidate.workers < best.candidate.workers), None)
-    for one in filter(None, (more, fewer)):
-        said.append(f"{workers_text(one.candidate.workers)} of {best.candidate.algorithm} need {_factors(one, best)}")
-    if not said:
-        return "There is nothing to compare it with."
-    return f"Against the first, {', and '.join(said)}."
-
-
-def _factors(one: Prediction, best: Prediction) -> str:
-    if one.samples_to_target is None or best.samples_to_target is None:
-        return "an unknown number of samples"
-    samples = one.samples_to_target.value / best.samples_to_target.value
-    speed = one.samples_per_s.value / best.samples_per_s.value
-    needed = "as many samples" if abs(samples - 1) < _FEW else f"{samples:.2f} times as many samples"
-    return f"{needed} at {'the same speed' if abs(speed - 1) < _FEW else f'{speed:.2f} times the speed'}"
-
-
-def _sure(best: Prediction, fits: Sequence[Fit], models: LogSpread | None, seeds: LogSpread | None) -> str:
+def how_sure(best: Prediction, fits: Sequence[Fit], models: LogSpread | None, seeds: LogSpread | None) -> str:
+    """What the interval of the first is made of."""
     said = []
     said.append(f"the first was simulated to the target {counted(sum(map(math.isfinite, best.simulated_s)), 'time')}")
     if seeds is not None:

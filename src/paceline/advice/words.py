@@ -9,7 +9,7 @@ from paceline.advice.answer import Advice, Candidate, Circumstances, Prediction,
 from paceline.observe.words import (
     ABSENT,
     SECONDS_IN,
-    joined,
+    few,
     number_text,
     percent_text,
     seconds_text,
@@ -26,6 +26,7 @@ __all__ = [
     "label",
     "measure_name",
     "measure_text",
+    "name",
     "no_time",
     "not_tried",
     "relative_text",
@@ -42,6 +43,11 @@ INTERVAL = f"{whole_percent_text(CONFIDENCE)} interval"
 def label(candidate: Candidate) -> str:
     """One candidate's name: `leashed · 2 workers`."""
     return f"{candidate.algorithm} \N{MIDDLE DOT} {workers_text(candidate.workers)}"
+
+
+def name(candidate: Candidate) -> str:
+    """In a sentence: `leashed with 2 workers`."""
+    return f"{candidate.algorithm} with {workers_text(candidate.workers)}"
 
 
 def measure_name(target: Target) -> str:
@@ -137,7 +143,7 @@ def verdict(advice: Advice) -> str:
         )
     if best.time_s is not None:
         parts.append(f"{_target_text(target)} after {_time_text(best.time_s)}")
-    return f"Take {best.candidate.algorithm} with {workers_text(best.candidate.workers)}: {', and '.join(parts)}."
+    return f"Take {name(best.candidate)}: {', and '.join(parts)}."
 
 
 def remarks(ranked: Sequence[Prediction]) -> list[str]:
@@ -148,25 +154,9 @@ def remarks(ranked: Sequence[Prediction]) -> list[str]:
             if text:
                 said.setdefault(text, []).append(one.candidate)
     return [
-        f"{'* ' if text.startswith('* ') else ''}{_together(of)}: {text.removeprefix('* ').rstrip('.')}."
+        f"{'* ' if text.startswith('* ') else ''}{few(list(map(name, of)))}: {text.removeprefix('* ').rstrip('.')}."
         for text, of in said.items()
     ]
-
-
-def _together(candidates: Sequence[Candidate]) -> str:
-    """`leashed, hogwild and 5 more with 4 or 8 workers`."""
-    counts: dict[str, list[int]] = {}
-    for one in candidates:
-        counts.setdefault(one.algorithm, []).append(one.workers)
-    names: dict[tuple[int, ...], list[str]] = {}
-    for name, of in counts.items():
-        names.setdefault(tuple(sorted(of)), []).append(name)
-    parts = []
-    for of, alike in names.items():
-        shown = alike if len(alike) <= 3 else [*alike[:2], f"{len(alike) - 2} more"]
-        some = joined([str(workers) for workers in of], last=" or ")
-        parts.append(f"{joined(shown)} with {some} worker{'s' if of != (1,) else ''}")
-    return "; ".join(parts)
 
 
 def no_time(one: Prediction) -> str:

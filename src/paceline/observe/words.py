@@ -11,6 +11,7 @@ __all__ = [
     "capital",
     "column_unit",
     "counted",
+    "few",
     "joined",
     "number_text",
     "percent_text",
@@ -31,6 +32,15 @@ def joined(parts: Sequence[str], last: str = " and ") -> str:
     ('a', 'a, b and c')
     """
     return last.join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def few(names: Sequence[str], most: int = 3) -> str:
+    """The first of many in a sentence.
+
+    >>> few(["a", "b", "c", "d", "e"])
+    'a, b, c and 2 more'
+    """
+    return joined([*names[:most], f"{len(names) - most} more"] if len(names) > most else names)
 
 
 def counted(number: int, noun: str) -> str:

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from paceline.observe.words import counted, joined
+from paceline.observe.words import counted, few, joined
 from paceline.study.findings import AS_PRINTED, Comparison, interval_text, times_text
 from paceline.study.statistics import MIN_PAIRS
 from paceline.study.trials import METHOD, NOT_SET, Trials, factor_text, level_text
 
 __all__ = ["asked", "headline", "next_steps"]
 
-_MOST_LISTED = 3
 _MANY_PAIRS = 400
 
 
@@ -50,18 +49,17 @@ def _verdict(trials: Trials, leader: str, overall: list[Comparison]) -> str:
     beaten = sorted((one for one in overall if one.found and one.centre > 1), key=lambda one: one.centre)
     unsure = [one.base for one in overall if one not in beaten]
     unmet = [method for method in trials.methods if method not in {leader, *(one.base for one in overall)}]
-    apart = f"; not compared, as no trials differ in the method alone: {_few(unmet)}" if unmet else ""
+    apart = f"; not compared, as no trials differ in the method alone: {few(unmet)}" if unmet else ""
     if not beaten:
         if len(overall) == 1:
             return f"No winner: {overall[0].sentence.rstrip('.')}{apart}."
         ahead = all(one.centre >= 1 for one in overall) and any(one.centre > 1 for one in overall)
-        why = f"{leader} was not surely ahead of {_few(unsure)}" if ahead else "no method was ahead of all others"
+        why = f"{leader} was not surely ahead of {few(unsure)}" if ahead else "no method was ahead of all others"
         return f"No winner: {why}{apart}."
     did = "trained" if measure.kind == "throughput" else f"reached {measure.goal}"
-    listed = joined([_than(one) for one in beaten[:_MOST_LISTED]])
-    more = f" and ahead of {len(beaten) - _MOST_LISTED} more" if len(beaten) > _MOST_LISTED else ""
-    behind = f"; not surely ahead of {_few(unsure)}" if unsure else ""
-    return f"{leader} {'led' if unsure or unmet else 'won'}: it {did} {listed}{more}{behind}{apart}."
+    ahead_of = few([_than(one) for one in beaten])
+    behind = f"; not surely ahead of {few(unsure)}" if unsure else ""
+    return f"{leader} {'led' if unsure or unmet else 'won'}: it {did} {ahead_of}{behind}{apart}."
 
 
 def _leader(trials: Trials, comparisons: Sequence[Comparison]) -> tuple[str, list[Comparison]]:
@@ -87,11 +85,6 @@ def _than(one: Comparison) -> str:
         return f"where {one.base} never arrived in most pairs {bracket}"
     how = "as many samples per second as" if one.measure.kind == "throughput" else "sooner than"
     return f"{times_text(one.ratio)} {how} {one.base} {bracket}"
-
-
-def _few(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_LISTED
-    return joined(names if more <= 1 else [*names[:_MOST_LISTED], f"{more} others"])
 
 
 def _without_pairs(trials: Trials) -> str:
