@@ -1,33 +1,41 @@
 """What all reports are made of: cells that stay text, legends without repeats, lines on logarithmic axes, words."""
 
 import math
+import re
 
 import pytest
 
+from paceline.observe.document import Cell, Table, markup, settings_table, write_page
 from paceline.observe.drawing import Panels, add_rule, error_bars, log_axis, numbers, thin
-from paceline.observe.markup import cell, head, listed, row_name, settings_table, table
 from paceline.observe.words import capital, column_unit, counted, joined, span_text
 
 HOSTILE = "<b>&\"'"
-ESCAPED = "&lt;b&gt;&amp;&quot;&#x27;"
+ESCAPED = "&lt;b&gt;&amp;&#34;&#39;"
 
 
-def test_text_in_every_part_of_a_table_stays_text():
-    shown = table([head(HOSTILE, HOSTILE)], [[row_name(HOSTILE, below=HOSTILE), cell(HOSTILE, HOSTILE)]])
-    shown += settings_table([(HOSTILE, [HOSTILE])], [HOSTILE]) + listed([HOSTILE])
-    assert HOSTILE not in shown
-    assert shown.count(ESCAPED) == 10
+def shown(table):
+    return markup("observe/cell.html", headline=HOSTILE, curve={}, runs=table, notes=HOSTILE)
+
+
+def test_text_in_every_part_of_a_page_stays_text():
+    every = Cell(HOSTILE, HOSTILE)
+    page = shown(Table([[every, every, HOSTILE]], [every, HOSTILE]))
+    assert HOSTILE not in page
+    assert page.count(ESCAPED) == 10
 
 
 def test_a_setting_that_all_runs_share_is_said_once():
-    rows = [("seed", [0, 1]), ("slow", [{0: 4.0}, {0: 4.0}])]
-    shown = settings_table(rows, ["", "a", "b"])
-    assert "<td>0</td><td>1</td>" in shown
-    assert '<td colspan="2">{&quot;0&quot;: 4.0}</td>' in shown
+    page = shown(settings_table([("seed", [0, 1]), ("slow", [{0: 4.0}, {0: 4.0}])], ["", "a", "b"]))
+    assert re.search(r"<td>0</td>\s*<td>1</td>", page)
+    assert '<td colspan="2">{&#34;0&#34;: 4.0}</td>' in page
 
 
-def test_a_heading_may_have_lines_and_a_unit():
-    assert head("times the\nsoonest", "s", named=True) == '<th class="name">times the<br>soonest<small>s</small></th>'
+def test_numbers_stay_with_their_units_and_specs_break_at_punctuation(tmp_path):
+    page = write_page(
+        tmp_path / "page.html", "observe/page.html", title="x", headline="in 2 s (a_b)", figures=[]
+    ).read_text()
+    assert "in 2&nbsp;s (a_b)" in page
+    assert "hogwild(<wbr>step_<wbr>size=<wbr>1)" in shown(Table([["hogwild(step_size=1)"]]))
 
 
 def test_what_is_drawn_in_several_panels_is_once_in_the_legend():

@@ -1,91 +1,126 @@
-"""The page that reports of one run, of several, of studies and of advice share; its style, script and frame are `report.*`."""
+"""What all reports share: tables as data, and pages from templates; nothing that a user has named becomes markup."""
 
 from __future__ import annotations
 
-import importlib.resources
+import functools
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from string import Template
-from typing import Any
-
-import plotly.offline
+from typing import TYPE_CHECKING, Any
 
 from paceline.observe.drawing import Figure
-from paceline.observe.markup import cell, escape, head, row_name, table
-from paceline.observe.palette import METHODS, Theme, tokens
+from paceline.observe.palette import METHODS, tokens
 from paceline.records.run_data import write_text
 
-__all__ = ["figure_html", "write_page"]
+if TYPE_CHECKING:
+    import jinja2
 
-_MOST_ROWS = 400
+__all__ = ["Cell", "Table", "json_value", "markup", "settings_table", "write_page"]
+
+_MOST_ROWS = 400  # of a figure's table
 
 
-def write_page(path: str | Path, *, title: str, answer: str, body: str, figures: Sequence[Figure], kind: str) -> Path:
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell of a table.
+
+    Args:
+        text: what it says.
+        below: what stands below in small letters: a unit, an interval.
+        kind: in the style sheet.
+        colour: of a small square before it, such as `@method-0`.
+        columns: that it spans.
+        rows: that it spans.
+    """
+
+    text: str
+    below: str = ""
+    kind: str = ""
+    colour: str | None = None
+    columns: int = 1
+    rows: int = 1
+
+
+class Table:
+    """A table, which scrolls sideways where it is too wide.
+
+    Args:
+        rows: cells; the first of each names it.
+        heads: a line of headings, or several.
+        kind: in the style sheet.
+    """
+
+    def __init__(self, rows: Iterable[Sequence[Cell | str]], *heads: Sequence[Cell | str], kind: str = "") -> None:
+        self.rows, self.heads = ([[_cell(one) for one in line] for line in lines] for lines in (rows, heads))
+        self.kind = kind
+
+
+def _cell(one: Cell | str) -> Cell:
+    return one if isinstance(one, Cell) else Cell(one)
+
+
+def settings_table(rows: Iterable[tuple[str, Sequence[Any]]], heads: Sequence[str] = ()) -> Table:
+    """Names and values; values that are the same in all columns are said once."""
+
+    def cells(texts: list[str]) -> list[Cell]:
+        alike = len(set(texts)) == 1
+        return [Cell(texts[0], columns=len(texts))] if alike else [Cell(text) for text in texts]
+
+    lines = [[Cell(name), *cells([json_value(one) for one in values])] for name, values in rows]
+    return Table(lines, *([[Cell(one, kind="name") for one in heads]] if heads else []), kind="settings")
+
+
+def json_value(value: Any) -> str:
+    """A setting: text as it is, all else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+
+
+def write_page(path: str | Path, template: str, *, title: str, figures: Sequence[Figure], **parts: Any) -> Path:
     """Write one self-contained page, about 5 MB, nearly all of it plotly.js.
 
     Args:
         path: the HTML file.
-        title: heading, as text.
-        answer: markup below the heading.
-        body: markup of the rest; each figure in it as `figure_html` makes it.
-        figures: what is drawn.
-        kind: of what it is a report: "run", "study" or "advice", for the style sheet.
+        template: extends `observe/page.html`.
+        title: heading.
+        figures: what is drawn; the template places each by `m.figure`.
+        parts: what else the template shows.
     """
-    page = Template(_resource("report.html")).substitute(
-        title=escape(title),
-        style=_resource("report.css") + _swatch_style(),
-        kind=kind,
-        answer=answer,
-        body=body,
-        plotly=plotly.offline.get_plotlyjs(),
-        figures=_json([_as_json(one) for one in figures]),
-        colours=_json({theme: tokens(theme) for theme in METHODS}),
-        script=_resource("report.js"),
-    )
-    write_text(path, page)
+    import plotly.offline  # at the end of a run, not at its start, as Jinja2
+    from markupsafe import Markup
+
+    colours = {theme: tokens(theme) for theme in METHODS}
+    plotly_js = Markup(plotly.offline.get_plotlyjs())
+    write_text(path, markup(template, title=title, figures=figures, colours=colours, plotly=plotly_js, **parts))
     return Path(path)
 
 
-def figure_html(one: Figure) -> str:
-    """The figure's place on the page, with its downloads, and its table for those who cannot see it."""
-    name = escape(one.name)
-    height = one.height_px + 90
-    return (
-        f'<figure id="{name}"><figcaption><h3>{escape(one.title)}</h3>{escape(one.note)}</figcaption>'
-        f'<div class="plot" id="plot-{name}" style="min-height:{height}px" role="img" '
-        f'aria-label="{escape(one.title)}"></div>'
-        f'<div class="links" id="links-{name}"><a class="csv" href="#{name}">Data (CSV)</a>'
-        f'<a class="png" href="#{name}">Picture (PNG)</a></div>{_same_as_table(one)}</figure>'
+def markup(template: str, **parts: Any) -> str:
+    """A template of the package, filled in."""
+    return _environment().get_template(template).render(**parts)
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    import jinja2
+    from markupsafe import Markup, escape
+
+    loader = jinja2.PackageLoader("paceline", "")
+    found = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-
-
-def _same_as_table(one: Figure) -> str:
-    if not one.table:
-        return ""
-    heads, *rows = one.table
-    shown = table([head(one) for one in heads], [[row_name(row[0]), *map(cell, row[1:])] for row in rows[:_MOST_ROWS]])
-    more = f"<p>{len(rows) - _MOST_ROWS} more rows are in the data.</p>" if len(rows) > _MOST_ROWS else ""
-    return f'<details class="as-table"><summary>The same as a table</summary>{shown}{more}</details>'
-
-
-def _as_json(one: Figure) -> dict[str, Any]:
-    return {name: value for name, value in asdict(one).items() if name != "table"}
-
-
-def _resource(name: str) -> str:
-    return (importlib.resources.files("paceline.observe") / name).read_text(encoding="utf-8")
-
-
-def _json(value: Any) -> str:
-    """JSON for a script element: no text in it can end the element or begin a comment."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _swatch_style() -> str:
-    def rules(theme: Theme) -> str:
-        return "".join(f".method-{index} {{ background: {colour}; }}\n" for index, colour in enumerate(METHODS[theme]))
-
-    return rules("light") + "@media (prefers-color-scheme: dark) {\n" + rules("dark") + "}\n"
+    found.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    found.filters |= {
+        # Numbers stay on one line with their units.
+        "prose": lambda text: Markup(re.sub(r"(\d) (?=(?:s|ms|min|h|%)(?!\w))", r"\1&nbsp;", str(escape(text)))),
+        # A spec may break at its punctuation.
+        "breakable": lambda text: Markup(re.sub(r"([(,=_])", r"\1<wbr>", str(escape(text)))),
+        "as_table": lambda rows, most: Table(rows[1 : most + 1], rows[0]),
+        "drawn": lambda figure: {name: value for name, value in asdict(figure).items() if name != "table"},
+    }
+    found.globals |= {
+        "source": lambda name: Markup(loader.get_source(found, name)[0]),
+        "most_rows": _MOST_ROWS,
+    }
+    return found

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from rich.console import Console, Group
 from rich.text import Text
 
+from paceline.observe.document import markup
 from paceline.observe.drawing import thin
 from paceline.observe.headline import headline
-from paceline.observe.markup import escape
 from paceline.observe.progress import Progress, render
 from paceline.observe.report import runs_table
 from paceline.observe.words import number_text, seconds_text
@@ -36,31 +37,20 @@ def progress_html(progress: Progress, title: str = "", messages: Sequence[str] =
 def run_html(run: RunData) -> str:
     """The headline, the curve of the training loss, and the table of figures, as a piece of HTML without scripts."""
     result = {**run.config, **run.result}
-    return f"<div><p>{escape(headline([result]))}</p>{_curve(run)}{runs_table([result])}</div>"
+    return markup("observe/cell.html", headline=headline([result]), curve=_curve(run), **runs_table([result]))
 
 
-def _curve(run: RunData) -> str:
-    """Mean of the last losses against time, in one line; nothing where there are no losses."""
+def _curve(run: RunData) -> dict[str, Any]:
+    """Mean of the last losses against time, as a line; nothing where there are no losses."""
     curve = loss_curve(run.records, gossip=bool(run.result.get("gossip")))
     usable = np.isfinite(curve.average)
     time_s, loss = curve.time_s[usable], curve.average[usable]
     if len(loss) < 2:
-        return ""
+        return {}
     kept = thin(len(loss), _MAX_POINTS)
     time_s, loss = time_s[kept], loss[kept]
     most_s, highest = float(time_s.max()) or 1.0, float(loss.max()) or 1.0
     x = _MARGIN + (_WIDTH - 2 * _MARGIN) * time_s / most_s
     y = _HEIGHT - _MARGIN - (_HEIGHT - 2 * _MARGIN) * loss / highest
     points = " ".join(f"{across:.1f},{down:.1f}" for across, down in zip(x, y, strict=True))
-    bottom, right = _HEIGHT - _MARGIN, _WIDTH - _MARGIN
-    title = f"Training loss, mean of the last {WINDOW} batches applied, against time"
-    words = 'font-size="12" fill="currentColor"'
-    return (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img" aria-label="{title}">'
-        f'<path d="M{_MARGIN},{_MARGIN}V{bottom}H{right}" fill="none" stroke="currentColor" stroke-opacity="0.4"/>'
-        f'<polyline points="{points}" fill="none" stroke="#3987e5" stroke-width="2"/>'
-        f'<text x="{_MARGIN}" y="20" {words}>{title}</text>'
-        f'<text x="{_MARGIN - 4}" y="{_MARGIN + 8}" text-anchor="end" {words}>{number_text(highest)}</text>'
-        f'<text x="{_MARGIN - 4}" y="{bottom}" text-anchor="end" {words}>0</text>'
-        f'<text x="{right}" y="{bottom + 18}" text-anchor="end" {words}>{seconds_text(most_s)}</text></svg>'
-    )
+    return {"points": points, "highest": number_text(highest), "last": seconds_text(most_s), "window": WINDOW}

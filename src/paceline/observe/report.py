@@ -8,20 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.observe.compare import Column, evaluated_notes, failed, group_runs, run_labels
-from paceline.observe.document import figure_html, write_page
+from paceline.observe.document import Cell, Table, json_value, settings_table, write_page
 from paceline.observe.figures import figures, method_colours
 from paceline.observe.headline import caution, headline
-from paceline.observe.markup import (
-    cell,
-    escape,
-    head,
-    json_value,
-    paragraphs,
-    preformatted,
-    row_name,
-    settings_table,
-    table,
-)
 from paceline.observe.words import ABSENT, number_text
 from paceline.records.run_data import RunData
 from paceline.records.summary import FRACTIONS
@@ -47,20 +36,16 @@ def write_report(
     """
     runs = [_complete(run) for run in runs]
     results = [run.result for run in runs]
-    drawn = figures(runs)
-    parts = [
-        runs_table(results),
-        *map(figure_html, drawn),
-        "" if drawn else "<p>The runs have no step records, so there are no figures.</p>",
-        _provenance(runs, command),
-    ]
+    own = dict.fromkeys(str(result["command"]) for result in results if result.get("command"))
     return write_page(
         path,
+        "observe/run.html",
         title=title or _title(results),
-        answer=paragraphs("answer", [headline(results)]),
-        body="\n".join(parts),
-        figures=drawn,
-        kind="run",
+        headline=headline(results),
+        figures=figures(runs),
+        **runs_table(results),
+        command=command or "\n".join(own),
+        settings=_settings(runs),
     )
 
 
@@ -96,44 +81,37 @@ _COLUMNS = (
 )
 
 
-def runs_table(results: Sequence[dict[str, Any]]) -> str:
-    """The figures of every run; a column that no run has a value for is left out."""
+def runs_table(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of every run, and notes on them; a column that no run has a value for is left out."""
     seeds = len({str(result.get("seed")) for result in results})
     columns = [one for one in _COLUMNS if any(value is not None for value in one.values(results))]
     columns = [one for one in columns if one.name != "seed" or seeds > 1]
-    alone = ' rowspan="2"'
-    over = [head("method", named=True, more=alone), head("outcome", named=True, more=alone)]
-    below = []
+    over, below = [Cell("method", kind="name", rows=2), Cell("outcome", kind="name", rows=2)], []
     for group, members in itertools.groupby(columns, key=lambda one: one.group or one):
         listed = list(members)
         if isinstance(group, str):
-            over.append(f'<th colspan="{len(listed)}"><span>{escape(group)}</span></th>')
-            below += [head(one.name, one.unit) for one in listed]
+            over.append(Cell(group, columns=len(listed)))
+            below += [Cell(one.name, one.unit) for one in listed]
         else:
-            over.append(head(group.name, group.unit, more=alone))
+            over.append(Cell(group.name, group.unit, rows=2))
     best = [one.best(results) for one in columns]
-    columns_texts = [[_text(one, value) for value in one.values(results)] for one in columns]
-    rows = [
-        [
-            row_name(label, colour),
-            _outcome(result),
-            *(
-                cell(texts[row], kind="best" if at == row else "")
-                for texts, at in zip(columns_texts, best, strict=True)
-            ),
-        ]
-        for row, (label, colour, result) in enumerate(
-            zip(run_labels(results), method_colours(results), results, strict=True)
-        )
+    texts = [[_text(one, value) for value in one.values(results)] for one in columns]
+    names = [
+        (Cell(label, colour=colour), _outcome(result))
+        for label, colour, result in zip(run_labels(results), method_colours(results), results, strict=True)
     ]
-    bold = "Bold: more than 5 % better than the next, among runs that ended well. "
-    notes = "".join(f" {escape(one)}" for one in [*evaluated_notes(results), caution(results)] if one)
-    return (
-        f"<h2>Figures of each run</h2>\n{table([*over, '</tr><tr>', *below], rows, kind='figures-table')}\n"
-        f"<figcaption>{bold if any(at is not None for at in best) else ''}A dash: not reached or not measured. Training loss:"
-        " mean of the last 100 batches applied; times until it was reached count from the start of"
-        f" training.{notes}</figcaption>"
-    )
+    rows = [
+        [*first, *(Cell(own[at], kind="best" if one == at else "") for own, one in zip(texts, best, strict=True))]
+        for at, first in enumerate(names)
+    ]
+    notes = [
+        "Bold: more than 5 % better than the next, among runs that ended well." if any(at is not None for at in best) else "",
+        "A dash: not reached or not measured. Training loss: mean of the last 100 batches applied; times until it was reached"
+        " count from the start of training.",
+        *evaluated_notes(results),
+        caution(results),
+    ]  # fmt: skip
+    return {"runs": Table(rows, over, below, kind="figures-table"), "notes": " ".join(filter(None, notes))}
 
 
 def _text(column: Column, value: float | None) -> str:
@@ -144,32 +122,26 @@ def _text(column: Column, value: float | None) -> str:
     return f"{value}" if column.name == "seed" else number_text(value)
 
 
-def _outcome(result: dict[str, Any]) -> str:
+def _outcome(result: dict[str, Any]) -> Cell:
     # A converged run's reason says that it reached its target, as the next columns do.
     reasons = [] if result.get("outcome") == "converged" else [str(result.get("outcome_reason") or "")]
     if lost := result.get("workers_lost"):
         reasons.append(f"lost: worker {', '.join(map(str, lost))}")
-    return cell(
+    return Cell(
         str(result.get("outcome", "unknown")), "; ".join(filter(None, reasons)),
         kind=f"outcome{' bad' if failed(result) else ''}",
     )  # fmt: skip
 
 
-def _provenance(runs: Sequence[RunData], command: str | None) -> str:
-    results = [run.result for run in runs]
-    own = dict.fromkeys(str(result["command"]) for result in results if result.get("command"))
-    settings = [_settings(run) for run in runs]
+def _settings(runs: Sequence[RunData]) -> Table:
+    """The configurations, and what the results add: where they ran, with which versions."""
+    settings = [_settings_of(run) for run in runs]
     names = dict.fromkeys(name for one in settings for name in one)
     rows = [(name, [one.get(name, ABSENT) for one in settings]) for name in names]
-    commands = command or "\n".join(own)
-    return (
-        f"<h2>How to repeat it</h2>\n{preformatted(commands)}"
-        f"<h2>Settings, versions and machine</h2>\n{settings_table(rows, ['', *run_labels(results)])}"
-    )
+    return settings_table(rows, ["", *run_labels([run.result for run in runs])])
 
 
-def _settings(run: RunData) -> dict[str, str]:
-    """The run's configuration, and what its result adds: where it ran, with which versions."""
+def _settings_of(run: RunData) -> dict[str, str]:
     rows = {key: json_value(value) for key, value in run.config.items()}
     rows |= {key: json_value(run.result[key]) for key in ("backend", "seed") if key not in rows and key in run.result}
     for group, name in (("versions", "version"), ("machine", "machine")):

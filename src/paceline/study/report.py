@@ -10,24 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.errors import PacelineError, UsageError
-from paceline.observe.document import figure_html, write_page
+from paceline.observe.document import Table, settings_table, write_page
 from paceline.observe.drawing import Figure
-from paceline.observe.markup import paragraphs
 from paceline.observe.panels import lanes
 from paceline.records.run_data import RunData
 from paceline.study.facets import Facets, facets_of
 from paceline.study.findings import Comparison, compare_everything
-from paceline.study.headline import asked, headline
+from paceline.study.headline import asked, headline, next_steps
 from paceline.study.map_figures import outcome_figure, staleness_figure, waiting_figure
-from paceline.study.report_parts import (
-    comparisons_html,
-    findings_html,
-    glance_html,
-    next_html,
-    provenance_html,
-    read_text,
-    reading_html,
-)
+from paceline.study.report_parts import comparisons_table, environment, findings, glance_table, read_text
 from paceline.study.scaling_figures import efficiency_figure, speedup_figure
 from paceline.study.study_file import dotted
 from paceline.study.time_figures import arrival_figure, box_figure
@@ -65,16 +56,24 @@ def study_page(frame: pd.DataFrame, folder: Path, *, baseline: str | None = None
     study = read_study_file(folder)
     trials = trials_of(frame, study, baseline=baseline)
     comparisons = compare_everything(trials, trials.primary)
-    drawn, body = [], [glance_html(trials), next_html(trials, comparisons)]
-    if len(trials):
-        drawn = [*_figures(facets_of(trials)), _lanes(folder, trials, comparisons)]
-        drawn = [one for one in drawn if one is not None and one.traces]
-        body += [findings_html(comparisons, trials.baseline), *map(figure_html, drawn), comparisons_html(comparisons)]
-    body += [reading_html(trials), provenance_html(trials, folder, text)]
-    title = str(study.get("name") or folder.resolve().name)
-    header = paragraphs("asked", [asked(trials, study)]) + paragraphs("answer", [headline(trials, comparisons)])
+    drawn = [*_figures(facets_of(trials)), _lanes(folder, trials, comparisons)] if len(trials) else []
+    found = [one for one in comparisons if one.found]
     return write_page(
-        folder / "report.html", title=title, answer=header, body="\n".join(body), figures=drawn, kind="study"
+        folder / "report.html",
+        "study/report.html",
+        title=str(study.get("name") or folder.resolve().name),
+        asked=asked(trials, study),
+        headline=headline(trials, comparisons),
+        figures=[one for one in drawn if one is not None and one.traces],
+        glance=glance_table(trials),
+        next_steps=Table(next_steps(trials, comparisons), ("what", "how much", "why"), kind="words"),
+        num_found=len(found),
+        num_tested=sum(one.testable for one in comparisons),
+        findings=comparisons_table(findings(found, trials.baseline)),
+        comparisons=comparisons_table(sorted(comparisons, key=lambda one: (one.factor != METHOD, len(one.where)))),
+        measure=trials.primary,
+        study_file=text.strip(),
+        environment=settings_table((name, [value]) for name, value in environment(trials, folder).items()),
     )
 
 

@@ -10,9 +10,8 @@ from typing import Any
 from paceline.model_parallel.graph.explain import explain, verdict
 from paceline.model_parallel.graph.plan import Plan
 from paceline.model_parallel.graph.schedule import Event
-from paceline.observe.document import figure_html, write_page
+from paceline.observe.document import write_page
 from paceline.observe.drawing import Figure, method_colour, numbers
-from paceline.observe.markup import paragraphs, preformatted
 from paceline.storage.files import write_text
 
 __all__ = ["write_plan_page", "write_plan_trace"]
@@ -23,10 +22,14 @@ def write_plan_page(plan: Plan, path: Path, measured: Sequence[Event] = ()) -> P
     figures = [_graph(plan), _lanes(plan, "simulated", plan.schedule().events)]
     if measured:
         figures.append(_lanes(plan, "measured", measured))
-    body = [*map(figure_html, figures), f"<h2>The plan</h2>\n{preformatted(explain(plan))}"]
-    title = f"{plan.model} on {plan.workers} devices"
-    answer = paragraphs("answer", [verdict(plan)])
-    return write_page(path, title=title, answer=answer, body="\n".join(body), figures=figures, kind="run")
+    return write_page(
+        path,
+        "model_parallel/graph/page.html",
+        title=f"{plan.model} on {plan.workers} devices",
+        headline=verdict(plan),
+        figures=figures,
+        plan=explain(plan),
+    )
 
 
 def write_plan_trace(plan: Plan, path: Path, measured: Sequence[Event] = ()) -> None:
