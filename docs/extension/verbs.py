@@ -18,7 +18,7 @@ def files() -> dict[str, str]:
 def _verb(command: Any, path: str, lines: list[str]) -> None:
     commands = getattr(command, "commands", {})
     if path != "paceline":
-        lines += [f"## {path}", ""]
+        lines += [f"### {path}", ""]
         for paragraph in (command.help or "").split("\n\n"):
             text = " ".join(paragraph.split())
             before, example, after = text.partition("Example: ")

@@ -38,6 +38,15 @@ COMMANDS = [
 ]
 
 
+def blocks_of_directive(text, name):
+    return re.findall(rf"^```\{{{name}\}}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def section(text, title):
+    """A page's section of the second level."""
+    return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
 @pytest.fixture(scope="module")
 def done():
     """Commands that have run: pages share them, and their folders."""
@@ -180,7 +189,9 @@ def test_every_field_that_is_explained_exists(shell, done):
     names = ("served", "by-speed", "late", "timed", "chosen")
     paths = [path, *(shell.folder / "runs" / name / "result.json" for name in names)]
     result = "".join(one.read_text() for one in paths)
-    first_cells = [line.split("|")[1] for line in TEXTS["result_json.md"].splitlines() if line.startswith("| `")]
+    first_cells = [
+        line.split("|")[1] for line in section(TEXTS["files.md"], "result.json").splitlines() if line.startswith("| `")
+    ]
     fields = re.findall(r"`(\w+)`", " ".join(first_cells))
     assert len(fields) > 40
     assert all(f'"{field}"' in result for field in fields)
@@ -206,15 +217,27 @@ def test_messages_that_are_explained_are_those_of_the_code():
         assert any(all(piece in one for piece in pieces) for one in said), message
 
 
-def test_words_that_a_page_sets_apart_are_in_the_glossary():
-    (entries,) = re.findall(r"^```\{glossary\}\n(.*?)^```$", TEXTS["glossary.md"], re.DOTALL | re.MULTILINE)
-    terms = {term for line in entries.splitlines() if line and line[0] != " " for term in line.split(", ")}
-    assert len(terms) > 100
+def test_terms_that_a_page_introduces_are_in_the_glossary():
+    rows = [line for line in TEXTS["glossary.md"].splitlines() if line.startswith("| ")][1:]
+    terms = {term for row in rows for term in row.split(" | ")[0][2:].split(", ")}
+    assert len(terms) > 50
+    assert len(TEXTS["glossary.md"].splitlines()) <= 120
     for page, text in TEXTS.items():
         if page.startswith("concepts/"):
             plain = re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)
             for word in re.findall(r"(?<![*\w])\*([a-z-]+(?: [a-z-]+)?)\*(?!\*)", plain):
                 assert word in terms or word.removesuffix("s") in terms, (page, word)
+
+
+def test_the_navigation_is_short_and_grouped():
+    trees = blocks_of_directive(TEXTS["index.md"], "toctree")
+    entries = [line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")]
+    assert all(":caption:" in tree for tree in trees)
+    assert len(entries) <= 25
+    nested = [line for page, text in TEXTS.items() if page != "index.md" for tree in blocks_of_directive(text, "toctree")
+              for line in tree.splitlines() if line and not line.startswith(":")]  # fmt: skip
+    linked = {*entries, *nested, *(f"concepts/{one}" for one in nested)}
+    assert {page.removesuffix(".md") for page in TEXTS} - {"index"} <= linked
 
 
 def test_versions_and_exports_are_named():
@@ -235,7 +258,7 @@ def test_versions_and_exports_are_named():
 
 
 def test_at_100_mbit_s_every_codec_still_pays():
-    """As which_algorithm.md says, and that two of them stop paying first."""
+    """As slow_network.md says, and that two of them stop paying first."""
     table = (ROOT / "benchmarks" / "results" / "codecs.md").read_text()
     pays_below = {name: float(cells.split("|")[-2].replace(",", ""))
                   for name, cells in re.findall(r"^\| `([^`]+)` (\|.*\|)$", table, re.MULTILINE)

@@ -99,8 +99,8 @@ QUESTIONS = {
     "hogwild lost update": "concepts/memory.html",
     "per-batch schedule": "faq.html",
     "place model unequal workers": "placement.html",
-    "codec slow network": "which_algorithm.html",
-    "batches as large as worker is fast": "concepts/epochs.html",
+    "codec slow network": "slow_network.html",
+    "batch size by worker speed": "concepts/epochs.html",
 }
 
 
@@ -140,12 +140,12 @@ WORDS_PER_S, OPENING_S, TRIAL_S = 230 / 60, 5.0, 120.0
 # A reader's way from the first page: page, heading that its link names, and the last words that the answer needs.
 TRIALS = {
     "which algorithm for four unequal machines": [
-        ("index.html", "", "Which algorithm?"),
+        ("index.html", "", "Choose an algorithm"),
         ("which_algorithm.html", "", "-- train.py"),
     ],
     "how to resume after a crash": [
-        ("index.html", "", "Machines that fail"),
-        ("failures.html", "Resume after a crash started by", "are those of the checkpoint"),
+        ("index.html", "", "Fault tolerance"),
+        ("failures.html", "Resume after a crash started by", "are restored from the checkpoint"),
     ],
     "what staleness is, and how it is counted": [
         ("index.html", "", "how it is counted Staleness"),
@@ -160,20 +160,20 @@ TRIALS = {
         ("concepts/memory.html", "Why hogwild lost an update", "many times slower"),
     ],
     "what to do about a per-batch schedule": [
-        ("index.html", "", "the first one"),
+        ("index.html", "", "first entry"),
         ("faq.html", "", "# the one new line"),
     ],
     "when placing over two unequal workers helps": [
-        ("index.html", "", "A model over unequal devices"),
+        ("index.html", "", "among unequal devices Placement"),
         ("placement.html", "", "simpler and scales further"),
     ],
     "which codec for 100 Mbit/s, and which never": [
-        ("index.html", "", "On a slow network"),
-        ("which_algorithm.html", "On a slow network: which codec", "coding costs more than it saves"),
+        ("index.html", "", "Run on a slow network"),
+        ("slow_network.html", "", "coding takes longer than it saves"),
     ],
-    "how batches are made as large as the worker is fast": [
-        ("index.html", "", "smaller batches Who trains on what"),
-        ("concepts/epochs.html", "Batches as large as each worker is fast", "measures anew"),
+    "how batch sizes follow the workers' speeds": [
+        ("index.html", "", "smaller batches Epochs and batches"),
+        ("concepts/epochs.html", "Batch sizes by worker speed", "measures again"),
     ],
 }
 

@@ -9,14 +9,13 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "public_loops.md"
 FIGURES = json.loads((ROOT / "benchmarks" / "results" / "soak_public_loops.json").read_text(encoding="utf-8"))
 HEAD = """\
-# What well-known loops take
+# Example loops
 
-Loops in the manner of PyTorch's public examples, written from their habits: the files are in `tests/loops/public/`. Each takes
-the two lines (`with pl.attach(model, optimizer) as worker:`, and `worker.batches(loader)` where it has a loader), and what
-stands below it. With one worker each ends exactly where the plain loop does; `make soak` runs each with two worker processes
-under the algorithms named, and asks that they learn nine tenths of what one worker learns, from as many samples: the figures
-are of its last run, and each loop's own measure: a loss, a share of errors, a distance. What other habits take: [Your
-loop](your_loop.md).
+Loops in the manner of PyTorch's public examples (`tests/loops/public/`), and the changes that each needs beyond the two lines
+(`with pl.attach(model, optimizer) as worker:`, and `worker.batches(loader)` if it has a loader). With one worker each ends
+exactly where the plain loop does. `make soak` runs each with two worker processes and requires nine tenths of one worker's
+progress from as many samples. The figures are from its last run, in each loop's own measure: a loss, an error rate, a
+distance. Other habits: [Your loop](your_loop.md).
 """
 
 
@@ -36,7 +35,7 @@ def figures(name):
         found = FIGURES[f"{name} {algorithm}"]
         left = [f"{one:.3f}" for one in (found["untrained"], found["one worker"], max(found["two workers"]))]
         rows.append(f"| `{algorithm}` | {' | '.join(left)} |")
-    return ["| left to learn | untrained | one worker, plain PyTorch | two workers |", "|---|---|---|---|", *rows]
+    return ["| algorithm | untrained | one worker, plain PyTorch | two workers |", "|---|---|---|---|", *rows]
 
 
 def rendered():

@@ -41,7 +41,7 @@ class _VerbsOrProgram(typer.core.TyperGroup):
 
 advise = verbs("Which algorithm, how many workers; which layers to divide; how many backups.", cls=_VerbsOrProgram)
 advise.command(_WITHOUT_VERB, cls=_Unnamed, hidden=True, epilog=page_about("advise"))(training)
-advise.command(epilog=page_about("late_gradients"))(layers)
+advise.command(epilog=page_about("hybrid"))(layers)
 advise.command(epilog=page_about("advise"))(backups)
 
 

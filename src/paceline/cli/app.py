@@ -92,7 +92,7 @@ app.command(epilog=page_about("start"))(doctor)
 app.command(epilog=page_about("method_cards"))(cite)
 app.command(epilog=page_about("placement"))(place)
 app.add_typer(advise, name="advise")
-app.add_typer(plan, name="plan", epilog=page_about("late_gradients"))
+app.add_typer(plan, name="plan", epilog=page_about("advise"))
 app.add_typer(sparse, name="sparse", epilog=page_about("sparse"))
 app.add_typer(study_app, name="study", epilog=page_about("studies"))
 

@@ -9,9 +9,9 @@ from loops.public import datasets, tensors_of
 
 SIZES = {"quick": {"samples": 512, "epochs": 4}, "soak": {"samples": 1500, "epochs": 12}}
 TAKES = {
-    "attach((generator, discriminator), [opt_g, opt_d])": "both models and both optimizers are one run's; every step of one"
-    " of them is a step of the run",
-    "if worker.worker_id == 0:": "every worker runs the whole loop; one prints",
+    "attach((generator, discriminator), [opt_g, opt_d])": "both models and both optimizers belong to one run; each of their"
+    " steps is a step of the run",
+    "if worker.worker_id == 0:": "every worker runs the loop; one prints",
 }
 CODES = 8
 

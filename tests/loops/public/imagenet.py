@@ -14,8 +14,8 @@ SIZES = {
     "soak": {"task": "cifar10-cnn", "samples": 4000, "epochs": 6, "loaders": 2},
 }
 TAKES = {
-    "if worker.worker_id == 0 and right > best:": "every worker runs the whole loop; one writes its file",
-    "if worker.worker_id == 0 and epochs:": "what worker 0 leaves in its model is the run's result, on all workers",
+    "if worker.worker_id == 0 and right > best:": "every worker runs the loop; one writes the file",
+    "if worker.worker_id == 0 and epochs:": "the weights that worker 0 loads become the run's result",
 }
 
 

@@ -12,7 +12,7 @@ SIZES = {
     "soak": {"task": "mnist-cnn", "samples": 8000, "epochs": 5, "batch": 64},
 }
 TAKES = {
-    "if worker.worker_id == 0:": "each worker runs the whole loop, its tests included; one prints",
+    "if worker.worker_id == 0:": "every worker runs the loop, including the tests; one prints",
 }
 
 

@@ -9,11 +9,10 @@ from torch.distributions import Categorical
 
 SIZES = {"quick": {"episodes": 240}, "soak": {"episodes": 500}}
 TAKES = {
-    "range(episodes // worker.num_workers)": "the episodes are the run's, and each worker plays its part of them",
-    "Balance(543 + worker.worker_id)": "a generator of one's own is seeded alike on all workers, and their episodes would"
-    " all begin alike",
-    "worker.mean(running)": "all workers stop after the same episode, as those that go in rounds must",
-    "if worker.worker_id == 0:": "every worker runs the whole loop; one prints",
+    "range(episodes // worker.num_workers)": "each worker plays its part of the run's episodes",
+    "Balance(543 + worker.worker_id)": "a generator with the same seed on all workers would start all their episodes alike",
+    "worker.mean(running)": "all workers stop after the same episode, as lockstep methods require",
+    "if worker.worker_id == 0:": "every worker runs the loop; one prints",
 }
 LONGEST = 50
 

@@ -12,8 +12,8 @@ SIZES = {
     "soak": {"task": "mnist-cnn", "samples": 8000, "epochs": 5},
 }
 TAKES = {
-    "worker.sum(train_loss)": "a worker's sum is over its own batches, and the data set's length is that of all",
-    "if worker.worker_id == 0:": "every worker runs the whole loop; one prints",
+    "worker.sum(train_loss)": "a worker sums over its own batches, but divides by the length of the whole data set",
+    "if worker.worker_id == 0:": "every worker runs the loop; one prints",
 }
 
 

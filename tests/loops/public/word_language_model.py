@@ -15,13 +15,13 @@ SIZES = {
     "soak": {"words": 60_000, "width": 64, "epochs": 5},
 }
 TAKES = {
-    "columns[:, worker.worker_id :: worker.num_workers]": "the state goes on from batch to batch, so that a worker reads"
-    " columns of its own from top to bottom; all columns on all workers would be the same work n times, and a warning says so",
-    "worker.mean(validation_loss(model, held_out))": "workers that divide the rate by 4 or stop do so at the same epoch,"
-    " though each may have a model of its own",
+    "columns[:, worker.worker_id :: worker.num_workers]": "the state continues from batch to batch, so each worker reads"
+    " its own columns from top to bottom; all columns on all workers would repeat the work n times, with a warning",
+    "worker.mean(validation_loss(model, held_out))": "all workers reduce the rate or stop at the same epoch, even if each has"
+    " its own model",
     "worker.report(loss, samples=following.numel())": "the first dimension is time, not samples: without it, two workers with"
-    " half the columns each count twice the samples of one",
-    "if worker.worker_id == 0:": "every worker runs the whole loop; one writes and prints",
+    " half the columns each count twice the samples of one worker",
+    "if worker.worker_id == 0:": "every worker runs the loop; one writes and prints",
     "optimizer = torch.optim.SGD(model.parameters(), lr=20.0)": "the original subtracts gradients from `p.data` by hand; a"
     " run's step is the optimizer's",
 }
