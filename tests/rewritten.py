@@ -1,8 +1,22 @@
-"""Checkpoints that say something else than what a run has written, with checksums that are right."""
+"""Checkpoints and configurations that say something else than what a run has written, with checksums that are right."""
+
+import json
 
 import torch
 
 from paceline.checkpoint import files as checkpoint_files
+from paceline.storage import files
+
+
+def write_checked(path, content):
+    """Writes a JSON file with its checksum."""
+    path.write_text(json.dumps({**content, files.CHECKSUM: files.checksum_of(content)}))
+
+
+def rewrite_json(path, **changed):
+    """Changes entries of a JSON file that has a checksum; an entry that is None goes."""
+    content = files.read_checked_json(path) | changed
+    write_checked(path, {key: value for key, value in content.items() if value is not None})
 
 
 def rewrite(found, name, **changed):

@@ -2,6 +2,8 @@
 
 import pytest
 
+from rewritten import write_checked
+
 BAD = [
     ("--workers 0 -- script.py", "--workers must be 1 or more, not 0"),
     ("--of 0 -- script.py", "--of must be 1 or more, not 0"),
@@ -49,21 +51,24 @@ def test_refused(run, tmp_path, monkeypatch, options, says):
     ("config", "says"),
     [
         ("{", "config.json is damaged"),
-        ('{"task": "digits-mlp", "workers": 2}', "is a run of a task: go on with it by `paceline train --resume old`"),
-        ('{"limit_samples": null, "workers": "many"}', "config.json is damaged: --workers"),
-        ('{"limit_samples": null, "slow": [3]}', "config.json is damaged: slow maps workers to factors"),
-        ('{"limit_samples": null, "workers": 2, "slow": {"4": 2.0}}', "config.json is damaged: slow names worker 4"),
+        ("{}", "config.json is damaged, or an earlier version of Paceline wrote it: its checksum"),
+        ({"task": "digits-mlp", "workers": 2}, "is a run of a task: go on with it by `paceline train --resume old`"),
+        ({"limit_samples": None, "workers": "many"}, "config.json is damaged: --workers"),
+        ({"limit_samples": None, "slow": [3]}, "config.json is damaged: slow maps workers to factors"),
+        ({"limit_samples": None, "workers": 2, "slow": {"4": 2.0}}, "config.json is damaged: slow names worker 4"),
     ],
 )
 def test_what_cannot_go_on_is_refused(run, tmp_path, monkeypatch, config, says):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "old" / "checkpoint").mkdir(parents=True)
-    (tmp_path / "old" / "config.json").write_text(config)
+    path = tmp_path / "old" / "config.json"
+    path.write_text(config) if isinstance(config, str) else write_checked(path, config)
+    before = path.read_text()
     result = run("launch", "script.py:train", "--resume", "old")
     assert result.exit_code == 2
     assert says in result.stderr
     assert result.stderr.count("\n") == 1
-    assert (tmp_path / "old" / "config.json").read_text() == config
+    assert path.read_text() == before
 
 
 def test_a_key_file_is_private_and_never_overwritten(run, tmp_path):

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from paceline.evaluation.goal import Goal
+from rewritten import write_checked
 
 
 def test_what_the_options_mean(run, training, tmp_path):
@@ -61,7 +62,7 @@ def test_outcomes(run, training, outcome, code, shown):
 def test_resume_takes_the_runs_configuration_and_what_is_given_now(run, training, tmp_path):
     old = tmp_path / "old"
     (old / "checkpoint").mkdir(parents=True)
-    (old / "config.json").write_text(json.dumps({"workers": 4, "epochs": 3.0, "seed": 9, "of a newer version": 1}))
+    write_checked(old / "config.json", {"workers": 4, "epochs": 3.0, "seed": 9, "of a newer version": 1})
     assert run("train", "--resume", old, "--steps", "100").exit_code == 0
     (call,) = training.trained
     assert (call.config.workers, call.config.seed, call.config.steps, call.config.epochs) == (4, 9, 100, None)
@@ -73,7 +74,7 @@ def test_resume_takes_the_runs_configuration_and_what_is_given_now(run, training
 def test_a_launched_run_is_resumed_by_launch(run, training, tmp_path):
     (tmp_path / "mine" / "checkpoint").mkdir(parents=True)
     config = {"task": "train", "workers": 2, **dataclasses.asdict(Goal())}
-    (tmp_path / "mine" / "config.json").write_text(json.dumps(config))
+    write_checked(tmp_path / "mine" / "config.json", config)
     result = run("train", "--resume", "mine")
     assert (result.exit_code, training.trained) == (2, [])
     assert "is a run of a function: go on with it by `paceline launch FILE.py:FUNCTION --resume mine`" in result.stderr
@@ -85,5 +86,5 @@ def test_interrupted(run, training, tmp_path):
     assert result.exit_code == 130
     assert result.stderr.endswith("paceline: Stopped.\n")
     (tmp_path / "here" / "checkpoint").mkdir(parents=True)
-    (tmp_path / "here" / "config.json").write_text("{}")
+    write_checked(tmp_path / "here" / "config.json", {})
     assert "paceline train --resume here" in run("train", "--resume", "here").stderr

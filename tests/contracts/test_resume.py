@@ -10,7 +10,7 @@ from contracts.runs import plain_run, run_task
 from contracts.table import ROWS, Row, rows
 from paceline.checkpoint import contents as checkpoint
 from paceline.checkpoint import files as checkpoint_files
-from rewritten import rewrite
+from rewritten import rewrite, rewrite_json
 
 EXACT = {"sgd(weight_decay=0.001)": {"momentum": 0.9, "learning_rate": 0.05}, "adamw": {"learning_rate": 0.002}}
 UNEVEN, BATCHES = {"batch_size": 7}, 206  # in an epoch: three workers divide neither these nor the run's
@@ -118,6 +118,7 @@ def test_a_checkpoint_taken_while_others_are_ahead_or_behind(row, ahead, tmp_pat
     saved = checkpoint.load_parameters(newest)
     changed = {"next_batch": saved.next_batch - ahead} if ahead > 0 else {"version": saved.version + ahead}
     rewrite(newest, checkpoint_files.PARAMETERS, **changed)
+    rewrite_json(newest / "complete.json", events={})  # which are those up to the version before
     run, _ = run_task(row, resume=tmp_path, out=tmp_path, epochs=3)
     batches = np.concatenate([rows["batch"] for rows in run.records.values()])
     missed = {358, 359} if ahead < 0 else set()

@@ -15,6 +15,7 @@ from paceline.checkpoint import files as checkpoint_files
 from paceline.errors import OverrideWarning
 from paceline.records.run_data import RunData, write_events
 from paceline.run.earlier_part import EarlierPart, shift_times
+from rewritten import rewrite_json, write_checked
 
 CONFIG = {"workers": 2, "backend": "threads", "batch_size": 32}
 
@@ -65,10 +66,70 @@ def test_missing_events_are_counted_and_said(algorithm, run):
     change(folder, 1, lambda lines: [*lines[:3], *lines[7:]])
     ended = resumed(folder, algorithm)
     (note,) = ended.result["notes"]
-    assert note.startswith(f"4 updates up to the checkpoint have no event in {folder}, and count as `records_lost`")
+    assert note.startswith(f"4 events up to the checkpoint are not in {folder}: they count as `records_lost`")
     assert (ended.result["records_lost"], ended.result["steps"]) == (4, 60)
     (folder / "events-1.jsonl").unlink()
     assert resumed(folder, algorithm, steps=40).result["records_lost"] == 30, "a resumed run keeps count"
+
+
+TOGETHER = ["lockstep", "all-reduce", "parameter-server"]  # an update has events of several workers
+EVERY = [*TOGETHER, "leashed", "d-psgd", "local-sgd", "diloco", "downpour", "ad-psgd"]
+
+
+@pytest.mark.parametrize("left", [0, 5])
+@pytest.mark.parametrize("algorithm", EVERY)
+def test_events_that_are_cut_off_are_counted(left, algorithm, run):
+    """Also where every update has the event of another worker, or the run is resumed twice."""
+    folder = run(algorithm)
+    change(folder, 1, lambda lines: lines[:left])
+    earlier = EarlierPart.of(folder)
+    (note,) = earlier.notes
+    assert note.startswith(f"{20 - left} events up to the checkpoint are not in {folder}: they count as `records_lost`")
+    first = resumed(folder, algorithm)
+    assert first.result["records_lost"] == 20 - left
+    assert first.result["samples"] == sum(int(rows["samples"].sum()) for rows in first.records.values())
+    (folder / "events-1.jsonl").write_text("")
+    second = resumed(folder, algorithm, steps=40).result
+    assert second["records_lost"] == 30
+    assert second["steps"] == first.result["steps"] + (10 if algorithm in TOGETHER else 20)
+
+
+@pytest.mark.parametrize("algorithm", EVERY)
+def test_what_another_run_has_written_is_refused(algorithm, run, tmp_path):
+    folder, other = run(algorithm), tmp_path / "other"
+    pl.train(pl.TrainConfig(algorithm=algorithm, steps=20, **CONFIG), out=other)
+    for name in ("config.json", "checkpoint", "events-0.jsonl", "events-1.jsonl"):
+        mixed = shutil.copytree(folder, tmp_path / f"with {name}")
+        (shutil.rmtree if name == "checkpoint" else lambda path: path.unlink())(mixed / name)
+        (shutil.copytree if name == "checkpoint" else shutil.copy)(other / name, mixed / name)
+        with pytest.raises(
+            pl.UsageError, match=r"are of two runs: put|has other events of worker [01] than its run wrote"
+        ):
+            resumed(mixed, algorithm)
+
+
+def test_a_run_keeps_its_identity_in_its_folder(run, tmp_path):
+    folder = run("leashed")
+    first = EarlierPart.of(folder).run_id
+    assert first
+    resumed(folder, "leashed")
+    assert EarlierPart.of(folder).run_id == first
+    pl.train(pl.TrainConfig(algorithm="leashed", steps=40, **CONFIG), resume=folder, out=tmp_path / "elsewhere")
+    assert EarlierPart.of(tmp_path / "elsewhere").run_id != first
+
+
+def test_a_configuration_without_one_of_its_fields_is_refused(run):
+    """Whichever it is: the run would go on with the field's default."""
+    folder = run("leashed")
+    config = json.loads((folder / "config.json").read_text())
+    for name in config:
+        for changed in ({}, {name: "other"}):
+            kept = {key: value for key, value in config.items() if key != name}
+            (folder / "config.json").write_text(json.dumps(kept | changed))
+            with pytest.raises(
+                pl.UsageError, match=r"config\.json is damaged, .*: its checksum does not fit what it says"
+            ):
+                EarlierPart.of(folder)
 
 
 @pytest.mark.parametrize("algorithm", ["leashed", "ad-psgd"])
@@ -119,6 +180,14 @@ WRONG = [
     {"initial_loss": "low"},
     {"batches_missed": -1},
     {"batches_missed": True},
+    {"records_lost": None},
+    {"run_id": 3},
+    {"waits": 0},
+    {"events": [1]},
+    {"events": {"one": {"1": [1, 2]}}},
+    {"events": {"0": [1, 2]}},
+    {"events": {"0": {"1": [1]}}},
+    {"events": {"0": {"1": [1, -2]}}},
 ]
 
 
@@ -126,9 +195,7 @@ WRONG = [
 def test_what_no_run_says_is_refused_also_with_a_right_checksum(changed, run):
     folder = run("leashed")
     newest = checkpoint_files.newest(folder / "checkpoint")
-    about = checkpoint_files.describe(newest) | changed
-    digest = checkpoint_files._digest(json.loads(json.dumps(about)))
-    (newest / "complete.json").write_text(json.dumps({**about, "sha256_of_this": digest}))
+    write_checked(newest / "complete.json", checkpoint_files.describe(newest) | changed)
     with pytest.raises(pl.UsageError, match=r"complete\.json lacks what a run to go on with must say"):
         EarlierPart.of(folder)
 
@@ -136,8 +203,7 @@ def test_what_no_run_says_is_refused_also_with_a_right_checksum(changed, run):
 @pytest.mark.parametrize("algorithm", [3, "hogwld", "leashed("])
 def test_an_algorithm_that_there_is_not(algorithm, run):
     folder = run("leashed")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "algorithm": algorithm}))
+    rewrite_json(folder / "config.json", algorithm=algorithm)
     with pytest.raises(pl.UsageError, match=r"config\.json names no algorithm that there is"):
         EarlierPart.of(folder)
 
@@ -145,8 +211,7 @@ def test_an_algorithm_that_there_is_not(algorithm, run):
 def test_a_checkpoint_is_read_by_its_own_algorithm(run):
     """A run resumed with hogwild was killed before its first checkpoint: the checkpoint is still of all-reduce."""
     folder = run("all-reduce")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "algorithm": "hogwild"}))
+    rewrite_json(folder / "config.json", algorithm="hogwild")
     result = resumed(folder, "hogwild").result
     assert "The run goes on with hogwild; until version 20 it was all-reduce." in result["notes"]
     assert result["records_lost"] == 0
@@ -158,9 +223,7 @@ def test_waiting_gradients_of_a_killed_loop_are_not_lost(tmp_path):
     with pytest.warns(OverrideWarning):
         pl.launch(train, workers=2, backend="threads", algorithm=algorithm, limit_samples=120, out=tmp_path)
     whole = EarlierPart.of(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    del config["algorithm"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    rewrite_json(tmp_path / "config.json", algorithm=None)
     killed = EarlierPart.of(tmp_path)
     assert killed.notes == whole.notes == ()
     assert killed.run.result == whole.run.result

@@ -41,7 +41,7 @@ def ready(tmp_path):
     supervisor.written[:] = 7, 9
 
     def look():
-        checkpointer.tick(supervisor, 1.0, 1.0, lambda number: {"samples": 5})
+        checkpointer.tick(supervisor, 1.0, 1.0, lambda number, workers: {"samples": 5})
         return (tmp_path / "20" / "complete.json").exists()
 
     return supervisor, look

@@ -30,6 +30,7 @@ __all__ = [
     "save_parameters",
     "save_server",
     "save_worker",
+    "versions",
 ]
 
 _MOST = 2**62  # batches and versions are counted in 64 bits
@@ -269,12 +270,25 @@ def load_optimizer_state(checkpoint: Path) -> dict[int, dict[str, torch.Tensor]]
     return state["optimizer"]["state"]
 
 
+def versions(checkpoint: Path, workers: list[int]) -> tuple[int, dict[int, int]]:
+    """The version of the shared vector, and of each of these workers' own; the checkpoint need not be complete."""
+    server = checkpoint / "server-0.pt"
+    own = {worker: _peek(checkpoint / f"worker-{worker}.pt").get("version") for worker in workers}
+    shared = _peek(server if server.exists() else checkpoint / PARAMETERS)["version"]
+    return shared, {worker: version for worker, version in own.items() if version is not None}
+
+
 def same_round(checkpoint: Path, workers: list[int]) -> bool:
     """Whether these workers' parts are all there, and have taken equally many batches; the checkpoint need not be complete."""
     paths = [checkpoint / f"worker-{worker}.pt" for worker in workers]
     if not all(path.exists() for path in paths):
         return False
-    return len({tensor_files.load(path, "The checkpoint file")["taken"] for path in paths}) == 1
+    return len({_peek(path)["taken"] for path in paths}) == 1
+
+
+def _peek(path: Path) -> dict[str, Any]:
+    """One part, of which only the numbers are read from the disk."""
+    return tensor_files.load(path, "The checkpoint file", mapped=True)
 
 
 def _is_vector(value: Any) -> bool:

@@ -8,7 +8,6 @@ its own, and no part is read that does not have its own. Numbers n grow; a new c
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import re
 import shutil
@@ -103,7 +102,8 @@ def complete(
     with files.writing(inside):
         digests = {name: (inside / f"{name}{_DIGEST}").read_text() for name in _names(workers, num_servers)}
         content = {"number": number, "workers": workers, **about, "sha256": digests}
-        files.write_text(inside / _COMPLETE, json.dumps({**content, "sha256_of_this": _digest(content)}, indent=2))
+        content[files.CHECKSUM] = files.checksum_of(content)
+        files.write_text(inside / _COMPLETE, json.dumps(content, indent=2))
         files.to_disk(inside)
         files.to_disk(folder)
     for name in digests:  # `is_complete` says from now on what they said
@@ -183,7 +183,7 @@ def describe(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / _COMPLETE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        digest = content.pop("sha256_of_this", None)
+        digest = content.pop(files.CHECKSUM, None)
     except (OSError, ValueError, RecursionError, AttributeError, TypeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is damaged"
         raise UsageError(f"{path} cannot be read: {why}; {_remedy(checkpoint)}.") from error
@@ -192,7 +192,7 @@ def describe(checkpoint: Path) -> dict[str, Any]:
             f"The checkpoint {checkpoint} has no checksums: an earlier version of Paceline wrote it, or it is damaged;"
             f" {_remedy(checkpoint)}."
         )
-    if digest != _digest(content) or not _is_description(content, _number_of(checkpoint)):
+    if digest != files.checksum_of(content) or not _is_description(content, _number_of(checkpoint)):
         raise UsageError(f"{path} is damaged; {_remedy(checkpoint)}.")
     return content
 
@@ -268,10 +268,6 @@ def _remedy(checkpoint: Path) -> str:
 
 def _number_of(checkpoint: Path) -> int:
     return int(checkpoint.name)
-
-
-def _digest(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _names(workers: list[int], num_servers: int) -> list[str]:

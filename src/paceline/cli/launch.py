@@ -166,7 +166,7 @@ def _resumed(resume: Path | None, given: dict[str, Any]) -> dict[str, Any]:
     if resume is None:
         return given
     options.check_resumed(resume)
-    saved = files.read_json(resume / "config.json", {})
+    saved = files.read_checked_json(resume / "config.json")
     if "limit_samples" not in saved:  # what launch writes, of a goal
         raise UsageError(f"--resume {resume} is a run of a task: go on with it by `paceline train --resume {resume}`.")
     found = {name: saved[name] for name in _RESUMED if saved.get(name) is not None}

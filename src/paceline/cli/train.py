@@ -206,7 +206,7 @@ def _resumed(resume: Path, given: dict[str, Any]) -> dict[str, Any]:
     """The configuration of the run to go on with; what the user gave now replaces what it had."""
     path = resume / "config.json"
     options.check_resumed(resume)
-    saved = files.read_json(path, {})
+    saved = files.read_checked_json(path)
     if "limit_samples" in saved:  # what launch writes, of a goal
         raise UsageError(
             f"--resume {resume} is a run of a function: go on with it by `paceline launch FILE.py:FUNCTION --resume {resume}`,"

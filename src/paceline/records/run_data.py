@@ -29,6 +29,7 @@ __all__ = [
     "check_records",
     "read_events",
     "save_events",
+    "write_config",
     "write_events",
     "write_json",
     "write_text",
@@ -78,7 +79,7 @@ class RunData:
         with files.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "result.json").unlink(missing_ok=True)  # until all is written anew
-        write_json(folder / "config.json", self.config)
+        write_config(folder, self.config)
         save_events(folder, self.records)
         write_json(folder / "evaluations.json", self.evaluations)
         write_json(folder / "result.json", self.result)  # last: a folder with a result is complete
@@ -90,8 +91,8 @@ class RunData:
 
         Args:
             folder: the run's.
-            decided: whether gradients that still waited when the run ended are dropped ones; else they have the versions that
-                they would make if it were resumed.
+            decided: whether gradients that still waited when the run ended are dropped ones. False: the run is about to be
+                resumed, in which they have the versions that they would make, and `config.json` must have its checksum.
 
         Raises:
             UsageError: the folder does not exist, holds no run, or a file in it is damaged.
@@ -109,7 +110,10 @@ class RunData:
         evaluations = files.read_json(folder / "evaluations.json", [])
         if not all(isinstance(one, dict) and _is_evaluation(one) for one in evaluations):
             raise UsageError(f"{folder / 'evaluations.json'} is damaged: it holds something else than evaluations.")
-        return cls(files.read_json(folder / "config.json", {}), result, records, evaluations)
+        config = files.read_json(folder / "config.json", {})
+        if files.CHECKSUM in config or not decided:
+            config = files.read_checked_json(folder / "config.json")
+        return cls(config, result, records, evaluations)
 
 
 def _is_evaluation(one: dict[str, Any]) -> bool:
@@ -321,6 +325,12 @@ def _damaged(path: Path, lines: list[str], lines_before: int, dtype: np.dtype[An
         except (ValueError, TypeError, OverflowError, RecursionError):
             return UsageError(f"{path}, line {number} is not an event: {line[:80]!r}.")
     return UsageError(f"{path}: lines {lines_before + 1} to {lines_before + len(lines)} are not events.")
+
+
+def write_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """Write a run's `config.json`, with its checksum."""
+    content = _plain(dict(config))
+    write_json(folder / "config.json", {**content, files.CHECKSUM: files.checksum_of(content)})
 
 
 def write_json(path: str | Path, value: Any) -> None:

@@ -189,14 +189,20 @@ def summarize(
 
 
 def unrecorded(
-    records: Mapping[int, np.ndarray], version: int, *, waits: bool = False, undone: Sequence[tuple[int, int]] = ()
+    records: Mapping[int, np.ndarray],
+    version: int,
+    *,
+    first: int = 0,
+    waits: bool = False,
+    undone: Sequence[tuple[int, int]] = (),
 ) -> int:
     """How many updates there are no records of: a worker that dies between the two takes its record along.
 
     Args:
-        records: worker_id -> all records of the run, of one vector that all workers share; gradients that still wait have the
-            versions that they would make.
+        records: worker_id -> all records since version `first`, of one vector that all workers share; gradients that still
+            wait have the versions that they would make.
         version: that the run has come to.
+        first: version before the first of these updates.
         waits: gradients may be applied later than they come; every one that comes counts as a version.
         undone: first and last versions of updates that a server's death undid, whose workers sent them again.
     """
@@ -204,12 +210,12 @@ def unrecorded(
     rows = rows[rows["applied_version"] >= 1]
     if waits:
         come = np.unique(rows[["applied_version", "gradient_version"]])
-        return max(0, version - len(come) - sum(last - first + 1 for first, last in undone))
+        return max(0, version - first - len(come) - sum(last - begin + 1 for begin, last in undone))
     known = np.zeros(version + 1, bool)
     known[rows["applied_version"][rows["applied_version"] <= version]] = True
-    for first, last in undone:
-        known[first : last + 1] = True
-    return int(version - np.count_nonzero(known[1:]))
+    for begin, last in undone:
+        known[begin : last + 1] = True
+    return int(np.count_nonzero(~known[first + 1 :]))
 
 
 def repeated_batches(records: Mapping[int, np.ndarray]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from paceline.membership.environment import SupervisedEnvironment
 from paceline.memory.placement import placement_registry
 from paceline.observe.progress import Progress
 from paceline.observe.written import write_run
-from paceline.records.run_data import RunData, write_json
+from paceline.records.run_data import RunData, write_config
 from paceline.run.earlier_part import EarlierPart, forget
 from paceline.run.goal_watcher import GoalWatcher
 from paceline.run.loops import Loop
@@ -51,6 +52,7 @@ class Driver:
         self._loop = loop
         self._folder = folder
         self._earlier = earlier
+        self._run_id = (earlier.run_id if earlier.is_in(folder) else "") or secrets.token_hex(8)
         self._initial_loss = loop.task.initial_loss if loop.task is not None else None
         self._on_progress = on_progress
         self._last_progress_s = -math.inf
@@ -97,7 +99,7 @@ class Driver:
         if folder is not None:
             every_s, resumed = loop.config.checkpoint_every_s, self._earlier.checkpoint
             self._checkpointer = Checkpointer(folder / "checkpoint", every_s, resumed)
-            write_json(folder / "config.json", loop.record())
+            write_config(folder, self._record())
             self._earlier.keep(folder)
         supervisor = self._supervisor = self._make_supervisor()
         supervisor.outcome.notes += self._earlier.notes
@@ -169,9 +171,16 @@ class Driver:
         self._watcher.end()
         self._watcher.close()
 
-    def _about_checkpoint(self, number: int) -> dict[str, Any]:
+    def _record(self) -> dict[str, Any]:
+        return self._loop.record() | ({"run_id": self._run_id} if self._folder is not None else {})
+
+    def _about_checkpoint(self, number: int, workers: list[int]) -> dict[str, Any]:
         recording = self._recording
+        assert self._folder is not None
         return {
+            "run_id": self._run_id,
+            **recording.of_events(self._folder / "checkpoint" / str(number), workers),
+            "records_lost": self._earlier.run.result.get("records_lost", 0),
             "samples": self._loop.samples_at(number, recording),
             "elapsed_s": recording.elapsed_s(),
             "started_s": (self.supervisor.started_s or 0.0) - recording.elapsed_before_s,
@@ -186,6 +195,7 @@ class Driver:
     def _finish(self) -> RunData:
         """Writes what has come of it."""
         loop, supervisor, recording = self._loop, self.supervisor, self._recording
+        recording.take()  # what the workers wrote while they ended
         recorded = recording.records()
         records = recording.decided(recorded)
         not_written = self._save_end(records)
@@ -196,7 +206,7 @@ class Driver:
             about=about,
             worst_worker_accuracy=self._watcher.worst_worker_accuracy,
         )
-        run = RunData(loop.record() | (about if loop.task is None else {}), result, records, recording.evaluations)
+        run = RunData(self._record() | (about if loop.task is None else {}), result, records, recording.evaluations)
         if self._folder is not None:
             title = f"{about['task']}: {about['algorithm']}"
             try:

@@ -20,6 +20,7 @@ from paceline.algorithms.server.served import server_rule
 from paceline.checkpoint import contents as checkpoint
 from paceline.checkpoint import files as checkpoint_files
 from paceline.errors import UsageError
+from paceline.records.event_counts import Groups, num_missing, versions_of
 from paceline.records.run_data import RunData, check_records, save_events
 from paceline.records.step_record import RECORD_DTYPE
 from paceline.records.summary import unrecorded
@@ -39,7 +40,8 @@ class EarlierPart:
 
     Args:
         run: with the result's figures as they were at the checkpoint.
-        checkpoint: its folder; None: there is no earlier part.
+        folder: the run's; None: there is no earlier part.
+        checkpoint: its folder.
         saved: its shared part.
         algorithm: of the run at the checkpoint; None: it is not known.
         since: the version at which the run began to use that algorithm.
@@ -47,6 +49,7 @@ class EarlierPart:
     """
 
     run: RunData
+    folder: Path | None = None
     checkpoint: Path | None = None
     saved: checkpoint.Parameters | None = None
     algorithm: Algorithm | None = None
@@ -67,46 +70,46 @@ class EarlierPart:
         run = RunData.load(folder, decided=False)
         newest = checkpoint_files.newest(folder / "checkpoint")
         about, saved = _about(newest), checkpoint.load_parameters(newest)
+        if about["run_id"] != run.config.get("run_id"):
+            raise UsageError(
+                f"The checkpoint {newest} and {folder / 'config.json'} are of two runs: put back the one that was"
+                " exchanged, or start the run again."
+            )
         configured = _algorithm(run.config, folder / "config.json")  # a resumed run may have died before it saved
         algorithm = _algorithm(about, newest / "complete.json") or configured
-        waits = run.config.get("inject_staleness") is not None or (
-            algorithm is not None and algorithm.lets_gradients_wait
-        )
-        records, later, notes, updates = {}, {}, [], {}
+        models = {worker: checkpoint.load_model(newest, worker) for worker in about["workers"]}
+        own = {worker: model[:2] for worker, model in models.items() if model is not None}
+        records, later, notes = {}, {}, []
         for worker, rows in _all_events(folder, run, about["started_s"]).items():
-            made = np.where(rows["applied_version"] > 0, rows["applied_version"], rows["gradient_version"])
-            if waits:  # what waits is in the checkpoint: it counts from when it came
-                made = np.minimum(made, rows["gradient_version"] + 1)
-            own = checkpoint.load_model(newest, worker)
-            is_in = made <= (own[0] if own is not None else saved.version)
+            version, _ = own.get(worker, (saved.version, 0))
+            is_in = versions_of(rows, waits=about["waits"]) <= version
             later[worker], rows = rows[~is_in], rows[is_in]
             records[worker] = _once(rows)
             if len(records[worker]) < len(rows):
                 twice = len(rows) - len(records[worker])
                 notes.append(f"{twice:,} events of worker {worker} in {folder} are there twice, and count once.")
-        for worker in about["workers"]:
-            own = checkpoint.load_model(newest, worker)
-            if own is not None:
-                updates[worker] = own[1]
-        if updates or (algorithm is not None and algorithm.needs.kind in _ONE_EVENT_EACH):
-            _check_made_once(folder, records, own_models=bool(updates), since=about["since"])
-        if updates:
+        gone = _check_events(folder, newest, records, about["events"])
+        versions_of_own = bool(own) or (algorithm is not None and algorithm.in_rounds)
+        if versions_of_own or (algorithm is not None and algorithm.needs.kind in _ONE_EVENT_EACH):
+            _check_made_once(folder, records, versions_of_own=versions_of_own, since=about["since"])
+        if own:
             known = {worker: int(np.count_nonzero(rows["applied_version"] > 0)) for worker, rows in records.items()}
-            lost = sum(max(0, number - known.get(worker, 0)) for worker, number in updates.items())
+            updates_lost = sum(max(0, number - known.get(worker, 0)) for worker, (_, number) in own.items())
         else:
-            lost = unrecorded(records, saved.version, waits=waits)
+            updates_lost = unrecorded(records, saved.version, waits=about["waits"])
+        lost = max(updates_lost, about["records_lost"] + gone)
         if lost:
             notes.append(
-                f"{lost:,} updates up to the checkpoint have no event in {folder}, and count as `records_lost`: workers were"
-                " killed before they wrote them, or a file was changed."
+                f"{lost:,} events up to the checkpoint are not in {folder}: they count as `records_lost`, and their samples do"
+                " not count. Workers were killed before they wrote them, or a file was changed."
             )
         result = {"samples": about["samples"], "wall_s": about["elapsed_s"], "initial_loss": about["initial_loss"]}
-        result["records_lost"] = lost
+        result |= {"records_lost": lost, "updates_lost": updates_lost}
         missed = {batch for batch in _batches(later) if 0 <= batch < saved.next_batch} - _batches(records)
         result["batches_missed"] = about["batches_missed"] + len(missed)
         evaluations = [one for one in run.evaluations if one["elapsed_s"] <= about["elapsed_s"]]
         run = RunData(run.config, result, records, evaluations)
-        return EarlierPart(run, newest, saved, algorithm, about["since"], tuple(notes))
+        return EarlierPart(run, folder, newest, saved, algorithm, about["since"], tuple(notes))
 
     def change_to(self, algorithm: Algorithm | None, workers: int) -> EarlierPart:
         """The part for a run that goes on with this algorithm, or None: with its own; a changed algorithm adds a note.
@@ -151,6 +154,15 @@ class EarlierPart:
         samples = [rows["samples"] for rows in self.run.records.values()]
         return sum(int((one > 0).sum()) for one in samples), sum(int(one.sum()) for one in samples)
 
+    @property
+    def run_id(self) -> str:
+        """What the run's configuration and checkpoints have in common; "" without an earlier part."""
+        return self.run.config.get("run_id", "")
+
+    def is_in(self, folder: Path | None) -> bool:
+        """Whether the run goes on in its own folder."""
+        return folder is not None and self.folder is not None and folder.resolve() == self.folder.resolve()
+
     def keep(self, folder: Path) -> None:
         """Writes the events in their final form, before the spool files are reused.
 
@@ -165,7 +177,7 @@ class EarlierPart:
 
 def forget(folder: Path, earlier: EarlierPart) -> None:
     """Removes what a run that never began has written into its folder, unless that is the one that it was to go on from."""
-    if earlier.checkpoint is not None and folder.resolve() == earlier.checkpoint.parent.parent.resolve():
+    if earlier.is_in(folder):
         return
     for path in [*folder.glob("events-*"), folder / "config.json"]:
         with contextlib.suppress(OSError):
@@ -201,17 +213,16 @@ def _refuse(why: str) -> Any:
 def _about(newest: Path) -> dict[str, Any]:
     """What the checkpoint says of the run so far."""
     about = checkpoint_files.describe(newest)
-    about = {"batches_missed": 0, "since": 0, **about}
-    loss = about.get("initial_loss")
+    loss, events = about.get("initial_loss"), about.get("events")
     is_sound = (
-        type(about.get("samples")) is int
-        and about["samples"] >= 0
+        all(_is_count(about.get(name)) for name in ("samples", "batches_missed", "records_lost", "since"))
         and _is_finite(about.get("elapsed_s"))
         and about["elapsed_s"] >= 0
         and _is_finite(about.get("started_s"))
-        and type(about["batches_missed"]) is int
-        and about["batches_missed"] >= 0
-        and type(about["since"]) is int
+        and isinstance(about.get("run_id"), str)
+        and isinstance(about.get("waits"), bool)
+        and isinstance(events, dict)
+        and all(worker.isdecimal() and _are_groups(groups) for worker, groups in events.items())
         and (loss is None or isinstance(loss, int | float))
     )
     if not is_sound:
@@ -220,6 +231,17 @@ def _about(newest: Path) -> dict[str, Any]:
             " without it."
         )
     return about
+
+
+def _are_groups(groups: Any) -> bool:
+    return isinstance(groups, dict) and all(
+        bits.isdecimal() and isinstance(count, list) and len(count) == 2 and all(map(_is_count, count))
+        for bits, count in groups.items()
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _is_finite(value: Any) -> bool:
@@ -254,13 +276,27 @@ def _once(rows: np.ndarray) -> np.ndarray:
     return rows[np.sort(first)]
 
 
-def _check_made_once(folder: Path, records: Mapping[int, np.ndarray], *, own_models: bool, since: int) -> None:
-    """Refuses a folder in which an update has two events that differ; with `own_models` each worker numbers its own.
+def _check_events(folder: Path, newest: Path, records: Mapping[int, np.ndarray], counts: Mapping[str, Groups]) -> int:
+    """How many of the events that a checkpoint counts are gone; refuses a folder in which they are others."""
+    gone = 0
+    for worker, groups in counts.items():
+        missing = num_missing(records.get(int(worker), np.empty(0, RECORD_DTYPE)), groups)
+        if missing is None:
+            raise UsageError(
+                f"{folder} has other events of worker {worker} than its run wrote up to the checkpoint {newest}: put the run's"
+                " own back, or start the run again."
+            )
+        gone += missing
+    return gone
+
+
+def _check_made_once(folder: Path, records: Mapping[int, np.ndarray], *, versions_of_own: bool, since: int) -> None:
+    """Refuses a folder in which an update has two events that differ; with `versions_of_own`, two of one worker.
 
     Up to version `since` the run had another algorithm, whose updates may have several events.
     """
     applied = [rows["applied_version"][rows["applied_version"] > since] for rows in records.values()]
-    for versions in applied if own_models else [np.concatenate([*applied, np.empty(0, np.int64)])]:
+    for versions in applied if versions_of_own else [np.concatenate([*applied, np.empty(0, np.int64)])]:
         ordered = np.sort(versions)
         twice = ordered[1:][ordered[1:] == ordered[:-1]]
         if len(twice):

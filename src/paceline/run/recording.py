@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from paceline.checkpoint import contents as checkpoint
 from paceline.evaluation.goal import Goal
 from paceline.observe.progress import Progress, WorkerProgress
+from paceline.records.event_counts import EventCounts
 from paceline.records.run_data import RunData
 from paceline.records.step_record import RECORD_DTYPE, without_waiting
 from paceline.records.summary import repeated_batches, unrecorded
@@ -42,6 +45,7 @@ class Recording(RunRecord):
         self.supervisor = supervisor
         self.batches_missed: int = previous.result.get("batches_missed", 0)
         self.elapsed_before_s: float = previous.result.get("wall_s", 0.0)
+        self._events: EventCounts | None = None
         self._num_notes = 0
         self._share_before: float | None = None if previous.result else 0.0
         self._last_rows: list[np.ndarray] = [np.empty(0, RECORD_DTYPE)] * supervisor.num_workers
@@ -68,6 +72,26 @@ class Recording(RunRecord):
         for worker, rows in enumerate(supervisor.spool.fresh):
             if len(rows):
                 self._last_rows[worker] = rows
+                if supervisor.spool.is_on_disk:
+                    self._event_counts().take(worker, self._on_own_time(rows.copy()))
+
+    def of_events(self, path: Path, workers: list[int]) -> dict[str, Any]:
+        """What the checkpoint in `path`, of these workers, says of the events that it contains."""
+        version, own = checkpoint.versions(path, workers)
+        counts = self._event_counts()
+        return {"waits": counts.waits, "events": counts.up_to(lambda worker: own.get(worker, version))}
+
+    def _event_counts(self) -> EventCounts:
+        if self._events is None:  # now the algorithm is known
+            algorithm = self.supervisor.algorithm
+            waits = algorithm is not None and algorithm.lets_gradients_wait
+            self._events = EventCounts(self.previous.records, waits=waits)
+        return self._events
+
+    def _on_own_time(self, rows: np.ndarray) -> np.ndarray:
+        """The same records, in which times count from the run's start."""
+        shift_times(rows, self.elapsed_before_s - (self.supervisor.started_s or 0.0))
+        return rows
 
     def progress(self, *, share_done: float, epoch: int | None) -> Progress:
         """What to show now."""
@@ -121,8 +145,7 @@ class Recording(RunRecord):
         supervisor = self.supervisor
         records = dict(self.previous.records)  # a resumed run may have fewer workers than before
         for worker, rows in supervisor.spool.records().items():
-            shift_times(rows, self.elapsed_before_s - (supervisor.started_s or 0.0))
-            before = self.previous.records.get(worker)
+            before, rows = self.previous.records.get(worker), self._on_own_time(rows)
             records[worker] = np.concatenate([before, rows]) if before is not None else rows
         return records
 
@@ -152,6 +175,7 @@ class Recording(RunRecord):
         if self.gossip and arena is not None:
             distance = arena.shared.consensus_distance(supervisor.parameters(0).x)
             own_models = {"consensus_distance": distance, "worst_worker_accuracy": worst_worker_accuracy}
+        lost, before = self._unrecorded(recorded), self.previous.result
         result = self.figures(
             records,
             outcome,
@@ -163,7 +187,8 @@ class Recording(RunRecord):
             own_models=own_models,
             unresolved_exchanges=arena.load("unresolved_exchanges") if arena is not None else 0,
             delay=arena.load("delay") if arena is not None else 0,
-            records_lost=self._records_lost(recorded),
+            updates_lost=before.get("updates_lost", 0) + lost,
+            records_lost=before.get("records_lost", 0) + lost,
             has_ended_itself=arena is not None and not arena.is_stopped,
         )
         return {
@@ -191,19 +216,18 @@ class Recording(RunRecord):
         delay = arena.load("delay") if arena is not None else 0
         return self.choice_notes(supervisor.algorithm, supervisor.num_workers, delay)
 
-    def _records_lost(self, recorded: Mapping[int, np.ndarray]) -> int:
-        """Updates without a record."""
+    def _unrecorded(self, recorded: Mapping[int, np.ndarray]) -> int:
+        """Updates since the run was resumed, if it was, without a record."""
         supervisor = self.supervisor
         arena, algorithm = supervisor.arena, supervisor.algorithm
         if arena is None or algorithm is None:
             return 0
+        own = {worker: rows[len(self.previous.records.get(worker, ())) :] for worker, rows in recorded.items()}
         if self.gossip:
-            own = [recorded[worker][len(self.previous.records.get(worker, ())) :] for worker in sorted(recorded)]
-            written = [np.count_nonzero(rows["applied_version"] >= 1) for rows in own]
-            lost = sum(max(0, made - int(n)) for made, n in zip(arena.shared.updates(), written, strict=False))
-            return self.previous.result.get("records_lost", 0) + lost
-        undone = [(first, last) for shard, first, last in supervisor.servers.lost if shard == 0]
-        return unrecorded(recorded, arena.shared.version, waits=algorithm.lets_gradients_wait, undone=undone)
+            written = [np.count_nonzero(own[worker]["applied_version"] >= 1) for worker in sorted(own)]
+            return sum(max(0, made - int(n)) for made, n in zip(arena.shared.updates(), written, strict=False))
+        first, undone = arena.load("initial_version"), [lost[1:] for lost in supervisor.servers.lost if lost[0] == 0]
+        return unrecorded(own, arena.shared.version, first=first, waits=algorithm.lets_gradients_wait, undone=undone)
 
 
 def last_s(records: Mapping[int, np.ndarray]) -> float:

@@ -90,6 +90,7 @@ class RunRecord:
         own_models: Mapping[str, float | None],
         unresolved_exchanges: int,
         delay: int,
+        updates_lost: int,
         records_lost: int,
         has_ended_itself: bool,
     ) -> dict[str, Any]:
@@ -106,7 +107,8 @@ class RunRecord:
             own_models: figures of the workers' own models, where they have some.
             unresolved_exchanges: of all workers.
             delay: that the workers' programs have chosen.
-            records_lost: updates without a record.
+            updates_lost: updates without a record.
+            records_lost: records that are missing; of one update, those of several workers may be.
             has_ended_itself: whether nothing has stopped it.
         """
         goal, gossip = self.goal, algorithm is not None and algorithm.gossip
@@ -121,7 +123,7 @@ class RunRecord:
             lockstep=algorithm is not None and algorithm.together,
             gossip=gossip,
         )
-        figures["steps"] += records_lost
+        figures["steps"] += updates_lost
         if outcome.name == "stopped" and figures["time_to_target_s"] is not None:
             outcome.name = "converged"
         if outcome.name == "stopped" and has_ended_itself and not figures["steps"]:

@@ -125,7 +125,7 @@ class SimulationRecord(RunRecord):
         """The run as data."""
         machine, outcome, is_gossip = self._machine, self.outcome, self._algorithm.gossip
         records = self._recorded.by_worker()
-        records_lost = self._records_lost(records)
+        lost = self._unrecorded(records)
         if not is_gossip:
             records = without_waiting(records, machine.shared.version)
         wall_s = max((float(rows["ended_s"][-1]) for rows in records.values() if len(rows)), default=0.0)
@@ -156,7 +156,8 @@ class SimulationRecord(RunRecord):
             own_models=own_models,
             unresolved_exchanges=machine.unresolved_exchanges,
             delay=machine.delay,
-            records_lost=records_lost,
+            updates_lost=lost,
+            records_lost=lost,
             has_ended_itself=machine.all_ended,
         )
         if notes := self.choice_notes(self._algorithm, machine.cluster.workers, machine.delay):
@@ -165,7 +166,7 @@ class SimulationRecord(RunRecord):
             result["shards"] = counts()
         return RunData(config, result, records, self.evaluations)
 
-    def _records_lost(self, records: dict[int, np.ndarray]) -> int:
+    def _unrecorded(self, records: dict[int, np.ndarray]) -> int:
         """Updates without a record: their workers were killed, or the run was stopped, before they had heard of them."""
         shared = self._machine.shared
         if self._algorithm.gossip:

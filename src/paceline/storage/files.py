@@ -19,10 +19,13 @@ from typing import IO, Any
 from paceline.errors import NotWrittenError, UsageError
 
 __all__ = [
+    "CHECKSUM",
+    "checksum_of",
     "clear_unfinished",
     "digest_of",
     "new_file",
     "not_written",
+    "read_checked_json",
     "read_json",
     "replacing",
     "to_disk",
@@ -31,6 +34,7 @@ __all__ = [
     "writing",
 ]
 
+CHECKSUM = "sha256_of_this"  # of JSON files: the key of their own checksum
 _CHUNKS_AT_ONCE = 50_000
 _MAKE_ROOM, _PERMISSION = "make room there", "choose a place that you may write to"
 _REMEDIES = {
@@ -130,6 +134,26 @@ def read_json(path: Path, default: Any) -> Any:
     if not isinstance(value, type(default)):
         raise UsageError(f"{path} is damaged: it holds something else than what a run writes there.")
     return value
+
+
+def checksum_of(content: dict[str, Any]) -> str:
+    """The SHA-256 of what a JSON file says, however it is laid out; `content` has no `CHECKSUM`."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def read_checked_json(path: Path) -> dict[str, Any]:
+    """What a JSON file of ours says that contains its own checksum, which is left out.
+
+    Raises:
+        UsageError: the file cannot be read, is damaged, or has no checksum.
+    """
+    content = read_json(path, {})
+    if content.pop(CHECKSUM, None) != checksum_of(content):
+        raise UsageError(
+            f"{path} is damaged, or an earlier version of Paceline wrote it: its checksum does not fit what it says. Put the"
+            " file back as it was, or start the run again."
+        )
+    return content
 
 
 def new_file(path: Path) -> IO[bytes]:

@@ -56,14 +56,14 @@ def save(path: Path, content: dict[str, Any], *, sync: bool = True) -> str:
         return target.digest.hexdigest()
 
 
-def load(path: Path, what: str) -> dict[str, Any]:
-    """What `save` wrote; nothing in it is ever run.
+def load(path: Path, what: str, *, mapped: bool = False) -> dict[str, Any]:
+    """What `save` wrote; nothing in it is ever run. Elements of `mapped` tensors are read from the file when they are used.
 
     Raises:
         UsageError: it cannot be read; the message begins with `what` it is, and has no remedy and no full stop.
     """
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except OSError as error:
         raise UsageError(f"{what} {path} cannot be read: {error.strerror}") from error
     except Exception as error:  # of a damaged file, PyTorch and pickle raise whatever they come upon

@@ -19,6 +19,9 @@ NO_LAST_STEP = (
     " before it, if there is one."
 )
 
+About = Callable[[int, list[int]], dict[str, Any]]
+"""Gives, by a checkpoint's number and workers, what a resumed run must know besides, as JSON."""
+
 
 class Checkpointer:
     """Keeps the newest complete checkpoint of a run.
@@ -40,10 +43,8 @@ class Checkpointer:
         ] = {}  # by checkpoint: records of each worker when its last part was there
         checkpoint_files.clear(self._folder, keep=self._resumed)
 
-    def tick(
-        self, supervisor: Supervisor, elapsed_s: float, epochs_done: float, about: Callable[[int], dict[str, Any]]
-    ) -> None:
-        """Call after every drain of the records; `about` gives, by number, what a resumed run must know, as JSON."""
+    def tick(self, supervisor: Supervisor, elapsed_s: float, epochs_done: float, about: About) -> None:
+        """Call after every drain of the records."""
         assert supervisor.arena is not None
         running = [worker.worker_id for worker in supervisor.workers if worker.running]
         needed = [worker.worker_id for worker in supervisor.workers] if _needs_all(supervisor) else running
@@ -53,7 +54,7 @@ class Checkpointer:
             if number in supervisor.outcome.left_out:  # a part of it could not be written: room for the next one
                 checkpoint_files.remove(self._folder, number)
             elif self._recorded(supervisor, number, needed, running):
-                self._complete(supervisor, number, needed, about(number), self._resumed)
+                self._complete(supervisor, number, needed, about(number, needed), self._resumed)
         if self._every_s == 0:
             supervisor.arena.store("checkpoint_epoch", -1)
         elif elapsed_s - self._last_s >= self._every_s:
@@ -88,9 +89,7 @@ class Checkpointer:
             supervisor.spool.num_read(worker) > before.get(worker, -1) for worker in running
         )
 
-    def end(
-        self, supervisor: Supervisor, parameters: checkpoint.Parameters, about: Callable[[int], dict[str, Any]]
-    ) -> None:
+    def end(self, supervisor: Supervisor, parameters: checkpoint.Parameters, about: About) -> None:
         """Writes the last checkpoint from what the workers saved when they ended.
 
         Where all workers' parts are needed, it stays incomplete if a worker did not end the last round in time.
@@ -111,7 +110,7 @@ class Checkpointer:
         if _needs_all(supervisor) and not checkpoint.same_round(self._folder / str(number), ended):
             supervisor.outcome.notes.append(NO_LAST_STEP)
             return
-        self._complete(supervisor, number, ended, about(number))
+        self._complete(supervisor, number, ended, about(number, ended))
         if number in left_out:
             raise NotWrittenError(left_out[number])
 

@@ -60,6 +60,11 @@ class Spool:
         """Records that were overwritten before they were read."""
         return sum(ring.lost for ring in self._rings)
 
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether records go into files of the run's folder."""
+        return self._folder is not None
+
     def num_written(self, worker_id: int) -> int:
         """Records that a worker has written, drained or not."""
         return self._rings[worker_id].num_written
