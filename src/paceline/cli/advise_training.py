@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,7 +19,7 @@ from paceline.specs.bounds import PLANNED_WORKERS, SEED, check_workers
 from paceline.storage.folder_lock import run_folder
 
 if TYPE_CHECKING:
-    from paceline.advice.answer import Advice, Circumstances, Target
+    from paceline.advice.answer import Advice
 
 __all__ = ["training"]
 
@@ -103,7 +103,22 @@ def training(
         slow=factors, kills_per_s=kills_per_s, cluster=None if cluster is None else str(cluster)
     )
     with options.out_folder(folder, "advice", options.task_word(program)) as place, run_folder(place):
-        found = _advise(program, target, circumstances, most, specs, budget_s, data, seed, place / "prints.log", yes)
+        from paceline.advice.advise import advise
+
+        with _progress(f"Advice on {program}, with {most} workers at most") as tell:
+            found = advise(
+                program,
+                target=target,
+                max_workers=most,
+                circumstances=circumstances,
+                algorithms=specs,
+                budget_s=budget_s,
+                data=data,
+                seed=seed,
+                log=place / "prints.log",
+                writes_elsewhere=yes,
+                on_progress=tell,
+            )
         page = _write(found, place)
     _show(found, page, as_json=as_json)
     if found.best is None:
@@ -111,29 +126,6 @@ def training(
 
         complain(verdict(found))
         raise typer.Exit(1)
-
-
-def _advise(
-    program: str, target: Target, circumstances: Circumstances, max_workers: int, algorithms: list[str] | None,
-    budget_s: float, data: Path | None, seed: int, log: Path, yes: bool,
-) -> Advice:  # fmt: skip
-    """The engine's answer, with what it is at shown meanwhile."""
-    from paceline.advice.advise import advise
-
-    with _Live(f"Advice on {program}, with {max_workers} workers at most") as live:
-        return advise(
-            program,
-            target=target,
-            max_workers=max_workers,
-            circumstances=circumstances,
-            algorithms=algorithms,
-            budget_s=budget_s,
-            data=data,
-            seed=seed,
-            log=log,
-            writes_elsewhere=yes,
-            on_progress=live.update,
-        )
 
 
 def _check_program(program: str) -> None:
@@ -167,41 +159,27 @@ def _cores() -> int:
     return num_cores()
 
 
-class _Live(AbstractContextManager["_Live"]):
+@contextlib.contextmanager
+def _progress(title: str) -> Iterator[Callable[[str, float], None]]:
     """A bar on a terminal; elsewhere a line for each new thing. On stderr."""
+    say(title)
+    if err().is_terminal and not err().is_dumb_terminal:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    def __init__(self, title: str) -> None:
-        self._console, self._title, self._last, self._bar = err(), title, "", None
+        share, what = TextColumn("{task.percentage:.0f} %"), TextColumn("{task.description}", markup=False)
+        with Progress(BarColumn(), share, TimeElapsedColumn(), what, console=err(), transient=True) as bar:
+            task = bar.add_task("", total=1.0)
+            yield lambda what, share: bar.update(task, completed=share, description=what)
+        return
+    last = ""
 
-    def __enter__(self) -> Self:
-        say(self._title)
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
-            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-            columns = (
-                BarColumn(),
-                TextColumn("{task.percentage:.0f} %"),
-                TimeElapsedColumn(),
-                TextColumn("{task.description}", markup=False),
-            )
-            self._bar = Progress(*columns, console=self._console, transient=True)
-            self._task = self._bar.add_task("", total=1.0)
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def update(self, what: str, share: float) -> None:
-        """What is being done, and the share of all that is done, from 0 to 1."""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=share, description=what)
-        elif what != self._last:
+    def line(what: str, share: float) -> None:
+        nonlocal last
+        if what != last:
             say(f"{100 * share:3.0f} %  {what}")
-        self._last = what
+        last = what
+
+    yield line
 
 
 def _write(advice: Advice, folder: Path) -> Path:
