@@ -25,6 +25,7 @@ from paceline.simulator.hardware.sockets import Sockets
 from paceline.specs.bounds import SIMULATED_WORKERS
 from paceline.storage import files
 from paceline.storage.plain_files import read_table
+from paceline.storage.toml_text import as_toml
 
 __all__ = ["as_table", "as_text", "from_table", "read", "write"]
 
@@ -112,11 +113,7 @@ def as_text(cluster: Cluster, path: Path) -> str:
     if path.suffix == ".json":
         return json.dumps(table, indent=2) + "\n"
     if path.suffix == ".toml":
-        tables = {name: table.pop(name) for name in _TABLES if name in table}
-        lines = [f"{key} = {json.dumps(value)}" for key, value in table.items()]  # numbers, strings and lists agree
-        for name, factors in tables.items():
-            lines += ["", f"[{name}]", *(f"{key} = {factor}" for key, factor in factors.items())]
-        return "\n".join(lines) + "\n"
+        return as_toml(table)
     raise UsageError(f"A cluster file is .toml or .json, not {path.name}.")
 
 
