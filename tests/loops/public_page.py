@@ -11,11 +11,11 @@ FIGURES = json.loads((ROOT / "benchmarks" / "results" / "soak_public_loops.json"
 HEAD = """\
 # Example loops
 
-Loops in the manner of PyTorch's public examples (`tests/loops/public/`), and the changes that each needs beyond the two lines
-(`with pl.attach(model, optimizer) as worker:`, and `worker.batches(loader)` if it has a loader). With one worker each ends
-exactly where the plain loop does. `make soak` runs each with two worker processes and requires nine tenths of one worker's
-progress from as many samples. The figures are from its last run, in each loop's own measure: a loss, an error rate, a
-distance. Other habits: [Your loop](your_loop.md).
+These loops are written like PyTorch's public examples (`tests/loops/public/`). Each section lists the changes beyond the two
+lines (`with pl.attach(model, optimizer) as worker:`, and `worker.batches(loader)` if the loop has a loader). With one worker
+each ends exactly where the plain loop does. `make soak` runs each with two worker processes and requires nine tenths of one
+worker's progress from as many samples. The figures are from its last run, in each loop's own measure: a loss, an error rate,
+a distance. Other habits: [Your loop](your_loop.md).
 """
 
 
