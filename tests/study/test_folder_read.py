@@ -74,7 +74,7 @@ def test_a_damaged_table_without_trials(name, folder):
     for one in {"table.parquet", "table.csv"} - {name}:
         (folder / one).unlink()
     (folder / name).write_bytes(b"\x00\xff")
-    with pytest.raises(UsageError, match=rf"{name} is damaged .*, and there are no trials to write it anew"):
+    with pytest.raises(UsageError, match=rf"{name} is damaged .*, and there are no trials to write it from"):
         load_table(folder)
 
 

@@ -21,7 +21,7 @@ from paceline.simulator import Cluster
 __all__ = ["Budget", "Campaign"]
 
 _HOW_LONG = 1.5  # times the best time so far: how long others are simulated
-_AGAIN = 1.3  # who is within so many times the best is simulated again
+_AGAIN = 1.3  # candidates within this factor of the best are simulated again
 _MOST_AGAIN = 5
 _LONG_AGAIN = 3.0  # times the best time: how long further seeds are
 _FIRST_SHARE = 0.4  # of the time for simulations that those of the first round may take
@@ -112,7 +112,7 @@ class Campaign:
         self._round("each number of workers", others, limit_s=self._limit_s(), limit_samples=cap, until=until)
 
     def longer(self, until: float) -> None:
-        """Again, with as many samples as there is time for: who was cut off before the best time, the closest first."""
+        """Repeats the simulations that were cut off before the best time, longer, the closest first."""
         limit_s = self._limit_s()
         gaps = {one: self._least_gap(one) for one in self.found}
         enough_s = min(self.best_s, 0.999 * (self._target.deadline_s or math.inf))
@@ -152,7 +152,7 @@ class Campaign:
 
     @property
     def best_s(self) -> float:
-        """The best median time so far; infinite: nobody has arrived."""
+        """The best median time so far; infinite if no candidate has arrived."""
         return min((self.time_s(one) for one in self.found), default=math.inf)
 
     def time_s(self, candidate: Candidate) -> float:

@@ -172,7 +172,7 @@ def within_factor(value: float, half: float, *, open_above: bool = False) -> Est
 
 
 def order(predictions: Iterable[Prediction], target: Target) -> tuple[Prediction, ...]:
-    """The best first: soonest; with a deadline, those that meet it, then the best value by then; then who never arrives."""
+    """The best first: the soonest; with a deadline, those that meet it, then by their values; last those that never arrive."""
 
     def key(one: Prediction) -> tuple[float, ...]:
         m = one.candidate.workers

@@ -37,7 +37,7 @@ def close_calls(ranked: Sequence[Prediction]) -> list[str]:
 
 
 def not_asynchronous(ranked: Sequence[Prediction]) -> list[str]:
-    """A sentence where a candidate whose workers wait for each other, or are one, ranks before all that wait for nobody."""
+    """A sentence if a synchronous candidate, or a single worker, ranks before all asynchronous ones."""
     kinds = [_is_asynchronous(one.candidate) for one in ranked]
     if True not in kinds or False not in kinds or kinds.index(True) < kinds.index(False):
         return []

@@ -113,7 +113,7 @@ class TaskProgram:
 
 
 def shared_options(target: Target, slow: Mapping[int, float], restarts: int) -> list[Any]:
-    """What `train` and `launch` both are told of where to end, and of who is slow or dies."""
+    """Options that `train` and `launch` share: the target, slow workers, restarts."""
     options: list[Any] = ["--target-accuracy", f"{target.accuracy:g}"] if target.accuracy is not None else []
     if not options and target.loss is not None:
         options = ["--target-loss", f"{target.loss:g}"]

@@ -75,7 +75,7 @@ def meet_others(environment: WorkerEnvironment) -> Iterator[WorkerGroup]:
 
 
 def _launched(environment: LaunchedEnvironment) -> _Membership:
-    """A worker of torchrun and its like: it has a number."""
+    """A worker that torchrun or a similar launcher has numbered."""
     worker_id, num_workers = environment.worker_id, environment.num_workers
     try:
         store = own_part(common_store(environment, "run `paceline calibrate`"), "calibrate")

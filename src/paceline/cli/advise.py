@@ -18,7 +18,7 @@ _WITHOUT_VERB = "training"
 
 
 class _Unnamed(typer.core.TyperCommand):
-    """The verb that nobody writes: help and errors do not write it, either."""
+    """The default verb, which help and errors do not name."""
 
     class context_class(typer.core.TyperCommand.context_class):  # noqa: N801
         @property

@@ -100,7 +100,7 @@ def table(
     folder: Annotated[Path, typer.Argument(help="Folder of a study, finished or not")],
     as_json: Annotated[bool, typer.Option("--json", help="All rows as JSON, in stdout's last line.")] = False,
 ) -> None:
-    """Write a study's table anew, table.parquet and table.csv, and show the medians of each combination.
+    """Write a study's table again, table.parquet and table.csv, and show the medians of each combination.
 
     Example: paceline study table runs/first
     """

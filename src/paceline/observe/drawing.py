@@ -30,7 +30,7 @@ class Figure:
         columns: of the CSV file: headers.
         rows: of the CSV file: its lines; or
         keys: each column's key in the traces, where they list them.
-        table: the same in words for those who cannot see it: headings, then rows of cells.
+        table: the figure as a table for screen readers: headings, then rows of cells.
         height_px: height.
         legend: whether it has one.
     """

@@ -52,7 +52,7 @@ class Progress:
 
     Args:
         elapsed_s: since the start of training.
-        share_done: from 0 to 1, of whatever limit comes first.
+        share_done: from 0 to 1, of the limit that comes first.
         remaining_s: estimate; None if unknown.
         version: updates applied.
         samples: samples of the applied gradients.

@@ -1,4 +1,4 @@
-"""Who shows a run's progress now and then: not every time that it is told of it, and the last time in any case."""
+"""Progress shown at most every few seconds, and always at the end."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ __all__ = ["Choice", "StepTimeModel", "TimeToLoss"]
 
 
 class StepTimeModel(Protocol):
-    """f(m): a `SystemModel`, or whatever else knows how long a step takes."""
+    """f(m): a `SystemModel`, or another model of a step's time."""
 
     def predict(self, workers: int, size: float = 1.0) -> Estimate:
         """Seconds of a step of so many workers on so much work."""
@@ -82,7 +82,7 @@ class TimeToLoss:
         return Estimate(value=value, low=value * math.exp(-below), high=value * _exp(above), extrapolation=said)
 
     def to_loss(self, loss: float, workers: Iterable[int]) -> list[Choice]:
-        """All numbers of workers, that which is soonest at this loss first; those that never are at the end."""
+        """All numbers of workers, the soonest at this loss first; those that never reach it come last."""
         choices = [Choice(workers=m, estimate=self.time_to(loss, m)) for m in workers]
         return sorted(choices, key=lambda one: (one.estimate.value if one.estimate else math.inf, one.workers))
 

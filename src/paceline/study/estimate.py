@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import statistics
-import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import torch
+import numpy as np
 
+from paceline.calibration.probes import steps
 from paceline.study.design import plan_trials
 from paceline.study.folder import StudyFolder
 from paceline.study.runner import Pace
 from paceline.study.study_file import Study
 from paceline.study.trial import Trial
-from paceline.system.machine import intra_op_threads, num_cores
-from paceline.tasks.base import Task, fetch, keep_data
+from paceline.system.machine import num_cores
+from paceline.tasks.base import Task, keep_data
 from paceline.tasks.load import load_task
 
 __all__ = ["Forecast", "estimate"]
@@ -118,19 +119,9 @@ class _Costs:
         return self._num_samples
 
     def _gradient(self, batch_size: int) -> float:
+        """Seconds of a step with one thread."""
         if batch_size not in self._gradient_s:
-            with intra_op_threads(1):
-                self._gradient_s[batch_size] = self._measured(batch_size)
+            train_set: Any = self._task.load(self._study.data)[0]
+            rows = steps(self._task, train_set, min(batch_size, len(train_set)), at_least=_GRADIENTS, for_s=0.0)
+            self._gradient_s[batch_size] = float(np.median(rows["ended_s"] - rows["started_s"]))
         return self._gradient_s[batch_size]
-
-    def _measured(self, batch_size: int) -> float:
-        train_set = self._task.load(self._study.data)[0]
-        with torch.random.fork_rng(devices=[]):
-            model = self._task.new_model()
-        times_s = []
-        for _ in range(_GRADIENTS):
-            began_s = time.perf_counter()
-            inputs, targets = fetch(train_set, torch.arange(min(batch_size, self._samples)))
-            self._task.loss(model(inputs), targets).backward()
-            times_s.append(time.perf_counter() - began_s)
-        return statistics.median(times_s)

@@ -1,4 +1,4 @@
-"""Who was sooner than whom, by how much and how surely: every comparison of a study, and a plain sentence for each finding."""
+"""Every comparison of a study: which level was sooner, by how much and how surely."""
 
 from __future__ import annotations
 

@@ -50,10 +50,10 @@ class StudyFolder:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Lets nobody else run trials in this folder; the system ends it with the process, however that ends.
+        """Locks the folder against other studies; the lock ends with the process.
 
         Raises:
-            UsageError: somebody does.
+            UsageError: another process holds the lock.
         """
         with locked(self.path):
             with files.writing(self.path):

@@ -19,7 +19,7 @@ class Limits:
     Args:
         epochs: passes over the training data; None with `steps` None: the task's.
         steps: instead: gradients per worker.
-        seconds: of training, virtual ones in the simulator; whatever comes first.
+        seconds: of training, virtual ones in the simulator; the first limit counts.
     """
 
     epochs: float | None = None

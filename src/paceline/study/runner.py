@@ -1,4 +1,4 @@
-"""Runs a study's trials one after the other, each once, whatever happens meanwhile."""
+"""Runs a study's trials one after the other, each once, also over interruptions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class StudyProgress:
         done: trials that have been run, now or earlier.
         total: trials of the study.
         elapsed_s: since this call began.
-        remaining_s: how long the rest will take, from what its like took; None before the first.
+        remaining_s: how long the rest will take, by the trials so far; None before the first.
         trial: the last one.
         outcome: its.
         took_s: on this machine.
@@ -86,7 +86,7 @@ def run_study(
 ) -> StudyEnd:
     """Runs what of a study has not been run yet in this folder, and writes its table.
 
-    May be killed at any instant and called again: complete trials are kept, and the one under way is run anew. A trial that
+    May be killed at any instant and called again: complete trials are kept, and the running one runs again. A trial that
     diverges or crashes is a result. A study that has changed since runs what is new in it.
     Costs: nothing but its trials, and about 10 ms for each; simulated ones run in this process.
 
@@ -123,7 +123,7 @@ class _Running:
         self.folder.check()
         trials, total = self._trials()
         with keep_data(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", OverrideWarning)  # said once, by whoever asked for the study
+            warnings.simplefilter("ignore", OverrideWarning)  # the caller has shown it once
             self._load_data()
             with ended_by_system(), noted() as interruption, self.folder.held():
                 self.folder.begin(self.study)
@@ -250,7 +250,7 @@ class Pace:
     def remaining_s(self, waiting: Iterable[Trial], number: int) -> float | None:
         """What is left: for each trial what its repetitions took, or else the median of all settings.
 
-        The first trial of a study takes seconds more than its like, until the fork server has loaded PyTorch.
+        The first trial of a study takes seconds longer than others, until the fork server has loaded PyTorch.
         """
         if not self._by_setting:
             return None
@@ -261,7 +261,7 @@ class Pace:
 
 
 def _run(trial: Trial) -> RunData:
-    """One run; whatever goes wrong in it is its result."""
+    """One run; an error is its result."""
     try:
         if trial.cluster is None:
             return train(trial.config)

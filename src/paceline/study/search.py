@@ -28,7 +28,7 @@ def search(study: Study, measure: Callable[[list[Trial]], float | None]) -> Iter
     """
     optuna = _optuna()
     design, maker = study.design, TrialMaker(study)
-    maker.make(study.centre, study.seeds[0])  # what nobody can run is said before anything is
+    maker.make(study.centre, study.seeds[0])  # refuses an impossible combination before the first run
     asked = optuna.create_study(direction=design.goal, sampler=optuna.samplers.TPESampler(seed=design.seed))
     return _asked(asked, study, maker, measure)
 

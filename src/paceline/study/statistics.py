@@ -124,7 +124,7 @@ class ArrivalCurve:
     """Which share of runs had arrived by when: Kaplan and Meier's estimate, as arrivals rather than survival.
 
     Args:
-        at: the times at which somebody arrived.
+        at: the times at which runs arrived.
         share: of runs that had arrived by then.
         low: lower limit of it, by the log-log formula.
         high: upper limit.
@@ -146,7 +146,7 @@ def arrival_curve(times: Times) -> ArrivalCurve:
     """When runs arrive. Runs that were stopped are censored then; failed ones stay among those still to arrive.
 
     Censoring a diverged run at its end would mean that, left alone, it would have arrived like the others; the curve
-    would promise that everybody arrives. It is counted as not arriving, so the curve ends at the share that did.
+    would promise that all runs arrive. It is counted as not arriving, so the curve ends at the share that did.
     """
     reached = times.reached
     empty = np.empty(0)
@@ -165,7 +165,7 @@ def arrival_curve(times: Times) -> ArrivalCurve:
     events = np.unique(times.high[reached])
     at = np.searchsorted(curve.quantiles, events)
     survival = curve.probabilities[at]
-    # The formula has no value where nobody or everybody has arrived; between nothing and everything is always true.
+    # The formula has no value where no run or every run has arrived; 0 to 1 is always true.
     low = np.nan_to_num(band.low.probabilities[at], nan=0.0)
     high = np.nan_to_num(band.high.probabilities[at], nan=1.0)
     median = SampleEstimate(
@@ -219,7 +219,7 @@ def paired_ratio(low: np.ndarray, high: np.ndarray, *, one_setting: bool = True)
 
     From `MIN_PAIRS` pairs on, the interval lies between two order statistics: one of `low`, one of `high`. Since no log
     ratio is below its `low` or above its `high`, it covers the median at least as often as it says, for any
-    distribution of times, whatever kept runs from arriving, and also if pairs from several settings with ratios of
+    distribution of times and any reason for not arriving, and also if pairs from several settings with ratios of
     their own are put together. Its p-value is the sign test's, with every undecided pair counted against.
 
     Three to five pairs that all arrived get Student's interval of the mean log ratio, exact if it is normal. Fewer, or

@@ -58,7 +58,7 @@ class Study:
             that lacks the field is tried once, without it.
         settings: what all trials share, by the same names.
         seeds: every combination is tried with each of them; trials with the same seed begin with the same parameters, and
-            see batches in the same order, whatever the method.
+            see batches in the same order under every method.
         targets: percentages of the initial loss, whose times are measured.
         target: which of them counts as converged, and, with `stop_at_target`, ends a trial; None: the smallest.
         stop_at_target: whether a trial ends there.

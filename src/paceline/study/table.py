@@ -95,7 +95,7 @@ def _read_written(path: Path) -> pandas.DataFrame:
         return pandas.read_csv(path, dtype={"trial": str})
     except Exception as error:  # PyArrow and pandas raise what they like at damaged bytes
         raise UsageError(
-            f"{path} is damaged ({first_line(error)}), and there are no trials to write it anew."
+            f"{path} is damaged ({first_line(error)}), and there are no trials to write it from."
         ) from error
 
 

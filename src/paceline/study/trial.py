@@ -56,7 +56,7 @@ class Trial:
 
     @functools.cached_property
     def hash(self) -> str:
-        """Names the trial's folder: equal for equal configurations, whatever study they are from.
+        """Names the trial's folder: equal for equal configurations, also of different studies.
 
         What is as by default is left out, so that an option that Paceline gains later changes no name.
         """
@@ -87,7 +87,7 @@ class Trial:
 
 
 class TrialMaker:
-    """Makes a study's trials, and refuses combinations that nobody can run.
+    """Makes a study's trials, and refuses combinations that cannot run.
 
     Attributes:
         applied: names of factors that some combination has had a use for.
@@ -208,7 +208,7 @@ class TrialMaker:
         elif config.optimizer_state == "shared":
             raise UsageError("optimizer state that workers share is not simulated; leave it per worker.")
         elif config.restarts:
-            raise UsageError("simulated trials have no faults, so nobody is restarted; leave out restarts.")
+            raise UsageError("simulated trials have no faults, so no worker restarts; leave out restarts.")
 
 
 def _plain(value: Any) -> Any:

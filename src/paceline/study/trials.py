@@ -183,7 +183,7 @@ class Trials:
             factor: `METHOD` for methods.
             base: one of its levels.
             other: another.
-            where: levels of other factors that the pairs shall have.
+            where: levels of other factors that the pairs have.
         """
         by_level = self._partners_of(factor)
         if base not in by_level or other not in by_level:
