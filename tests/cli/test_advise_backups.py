@@ -59,7 +59,7 @@ def test_the_table_names_the_best_the_rule_and_how_to_use_it(here):
     code, out, _ = backups("--cluster", here(str(TRACE)), "--noise-scale", "500", "--batch-size", "32")
     assert max(map(len, out.split("Last three")[0].splitlines()[1:])) <= 80
     assert "go as 1 + 15.62 / k (from the noise scale)" in out
-    assert "interval (ms)" in out
+    assert "interval (s)" in out
     assert "\N{HORIZONTAL ELLIPSIS}" not in out
 
 

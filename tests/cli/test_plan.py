@@ -87,7 +87,7 @@ def test_a_run_with_so_many_backups_has_the_steps_that_were_planned(measured_wit
 def test_the_table_names_the_best_and_how_to_use_it(folders):
     code, out, _ = plan(folders["all"], "--max-backups", "9")
     assert code == 0
-    assert "(best)" in out
+    assert "best 6" in out
     assert '--algorithm "parameter-server(mode=sync(backups=' in out
     assert "Within 2 % of it: b = 3 to 9." in out
     steps_fall_for_ever = json.loads(plan(folders["all"], "--json", "--half-efficient", "inf")[1])

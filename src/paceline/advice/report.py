@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from paceline.advice.answer import Advice
@@ -56,7 +57,7 @@ def _row(advice: Advice, row: RankedRow) -> list[Cell]:
     colour = colour_of(advice, one.candidate)
     return [
         Cell(one.candidate.algorithm, workers_text(one.candidate.workers), colour=colour),
-        *(Cell(*each, kind=best) for each in cells),
+        *(replace(each, kind=best) for each in cells),
         Cell(ABSENT if one.staleness is None else f"{one.staleness:.2f}", kind=best),
         Cell("; ".join(filter(None, (one.why_not if one.time_s is None else "", one.extrapolation))), kind="remark"),
     ]

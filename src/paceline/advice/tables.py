@@ -20,24 +20,18 @@ from paceline.advice.words import (
     span_in,
     times_best,
 )
+from paceline.observe.document import Cell
 from paceline.observe.terminal import BEST, figures_table
 from paceline.observe.words import ABSENT, column_unit, percent_text, seconds_text, workers_text
 from paceline.planner.estimate import Estimate
 
-__all__ = ["Cell", "RankedRow", "fit_lines", "ranked_rows", "ranking_table", "ranking_unit"]
+__all__ = ["RankedRow", "fit_lines", "ranked_rows", "ranking_table", "ranking_unit"]
 
 _SHOWN = 14
 
 
-class Cell(NamedTuple):
-    """What a cell says, and what stands below it: an interval, for the most part."""
-
-    text: str
-    below: str = ""
-
-
 class RankedRow(NamedTuple):
-    """A candidate's figures as texts."""
+    """A candidate's figures as texts; below most of them their intervals."""
 
     one: Prediction
     time: Cell

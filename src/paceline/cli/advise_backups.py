@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paceline.planner.order_statistics import Law
     from paceline.simulator.compute import ComputeTime
 
-__all__ = ["NEAR", "backups", "spec_of"]
+__all__ = ["NEAR", "backups", "near_text", "spec_of"]
 
 _TIMES, _WORTH = "The workers' times", "What a gradient is worth"
 NEAR = 0.02  # of the best: other numbers of backups that are worth naming
@@ -174,14 +174,20 @@ def spec_of(row: BackupOption) -> str:
     return f"parameter-server(mode=sync(backups={row.backups}))" if row.backups else "parameter-server"
 
 
+def near_text(plan: BackupPlan) -> str:
+    """Which other numbers of backups are nearly as good."""
+    near = plan.within(NEAR)
+    return f" Within 2 % of it: b = {near[0]}{f' to {near[-1]}' if len(near) > 1 else ' alone'}."
+
+
 def _show(plan: BackupPlan, about: dict[str, Any], *, published: bool) -> None:
     from rich.text import Text
 
     from paceline.observe.terminal import BEST, figures_table
-    from paceline.observe.words import number_text, span_text, whole_percent_text
+    from paceline.observe.words import SECONDS_IN, column_unit, number_text, span_text, whole_percent_text
 
-    least_s = min(row.step_s.value for row in plan.rows)
-    size_s, unit = (1e-3, "ms") if least_s < 1 else (1.0, "s")
+    unit = column_unit(row.step_s.value for row in plan.rows)
+    size_s = SECONDS_IN[unit]
     sampled, spare = plan.sure is not None, about["spare"]
     last = "machines\nx time" if spare else "time to\ntarget"
     heads = ["back-\nups", "ma-\nchines" if spare else "gra-\ndients", f"step\n({unit})"]
@@ -209,8 +215,7 @@ def _show(plan: BackupPlan, about: dict[str, Any], *, published: bool) -> None:
         notes.append(
             f"Without one twentieth of the recorded times or another, the same b is best in {share} of the cases."
         )
-    near = plan.within(NEAR)
-    end = "" if spare else f" Within 2 % of it: b = {near[0]}{f' to {near[-1]}' if len(near) > 1 else ' alone'}."
+    end = "" if spare else near_text(plan)
     console.print(Text("\n".join(notes), style="dim"), soft_wrap=True)
     best = plan.best
     more = f" with {best.machines} workers" if spare else f" --workers {best.machines}"

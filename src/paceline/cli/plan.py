@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.advise_backups import NEAR, spec_of
+from paceline.cli.advise_backups import NEAR, near_text, spec_of
 from paceline.cli.console import out, print_json, verbs
 from paceline.errors import UsageError
 from paceline.specs.bounds import BACKUPS
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["backups", "plan"]
 
 plan = verbs("Choose from what a run has measured.", no_args_is_help=True)
-
-_UNITS_S = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3}
 
 
 @plan.callback()
@@ -104,24 +102,30 @@ def _as_json(run: Path, seen: GradientTimes, choice: BackupPlan, steps: dict[int
 
 
 def _show(seen: GradientTimes, choice: BackupPlan, steps: dict[int, float]) -> None:
-    from rich import box
-    from rich.table import Table
+    from paceline.observe.terminal import BEST, figures_table
+    from paceline.observe.words import SECONDS_IN, column_unit, number_text
 
-    table = Table(
-        "Backups b", "Gradients per step", "Time per step", "Steps", "Total time", "To b = 0", box=box.SIMPLE_HEAD
-    )
-    step_unit = _unit([row.step_s.value for row in choice.rows])
-    total_unit = _unit([row.step_s.value * steps[row.backups] for row in choice.rows])
+    total_s = {row.backups: row.step_s.value * steps[row.backups] for row in choice.rows}
+    step_unit, total_unit = column_unit(row.step_s.value for row in choice.rows), column_unit(total_s.values())
+    heads = [
+        "back-\nups",
+        "gradients\nper step",
+        f"step\n({step_unit})",
+        "steps",
+        f"total\n({total_unit})",
+        "to\nb = 0",
+    ]
+    table = figures_table(None, heads)
     for row in choice.rows:
-        best = row is choice.best
+        best, total = row is choice.best, total_s[row.backups]
         table.add_row(
-            f"{row.backups}{' (best)' if best else ''}",
+            f"{'best ' if best else ''}{row.backups}",
             str(row.gradients),
-            _time(row.step_s.value, step_unit),
+            number_text(row.step_s.value / SECONDS_IN[step_unit]) if math.isfinite(row.step_s.value) else "never",
             f"{steps[row.backups]:,.0f}",
-            _time(row.step_s.value * steps[row.backups], total_unit),
+            number_text(total / SECONDS_IN[total_unit]) if math.isfinite(total) else "never",
             f"{row.time.value:.3f}",
-            style="bold green" if best else None,
+            style=BEST if best else None,
         )
     console = out()
     source = (
@@ -129,16 +133,4 @@ def _show(seen: GradientTimes, choice: BackupPlan, steps: dict[int, float]) -> N
     )
     console.print(f"{seen.num_workers} workers; from {source}.")
     console.print(table)
-    near = choice.within(NEAR)
-    span = f"{near[0]} to {near[-1]}" if len(near) > 1 else f"{near[0]} alone"
-    console.print(f'Best: --algorithm "{spec_of(choice.best)}". Within 2 % of it: b = {span}.', soft_wrap=True)
-
-
-def _unit(column_s: list[float]) -> str:
-    """One unit for a column, in which its least number is 1 or more."""
-    least_s = min(column_s)
-    return next((unit for unit, size_s in _UNITS_S.items() if least_s >= size_s), "ms")
-
-
-def _time(seconds: float, unit: str) -> str:
-    return f"{seconds / _UNITS_S[unit]:,.3f} {unit}" if math.isfinite(seconds) else "never"
+    console.print(f'Best: --algorithm "{spec_of(choice.best)}".{near_text(choice)}', soft_wrap=True)
