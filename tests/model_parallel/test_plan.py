@@ -31,6 +31,30 @@ def test_control_flow_that_depends_on_data_is_refused_with_its_line():
         pl.place(Branching(), X)
 
 
+class Endless(nn.Module):
+    def forward(self, x):
+        return self.forward(x + 1)
+
+
+class Circular(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.child = nn.Linear(8, 8)
+        self.child.parent = self
+
+    def forward(self, x):
+        return self.child(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [(Endless, "Endless has no graph: its forward calls itself"), (Circular, "is its own submodule")],
+)
+def test_recursion_without_an_end_is_refused(model, words):
+    with pytest.raises(pl.UsageError, match=words):
+        pl.place(model(), X)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

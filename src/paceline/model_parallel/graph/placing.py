@@ -245,6 +245,12 @@ def _traced(model: nn.Module, example: Any) -> tuple[Traced, bool]:
     mode = model.training
     try:
         model.train()
+    except RecursionError:
+        raise UsageError(
+            f"A module of {type(model).__name__} is its own submodule, which PyTorch cannot save or copy: keep its parent in a"
+            " tuple, as in self.parent = (parent,)."
+        ) from None
+    try:
         traced = trace(model, example)
         model.eval()
         try:

@@ -157,6 +157,8 @@ def trace_graph(model: nn.Module, defaults: Mapping[str, Any]) -> fx.Graph:
         graph = _Tracer().trace(model, concrete_args=dict(defaults) or None)
     except UsageError:
         raise
+    except RecursionError as error:
+        raise UsageError(f"{type(model).__name__} has no graph: its forward calls itself without an end.") from error
     except Exception as error:  # whatever the user's code makes of values that are not there
         line = _users_line(traceback.extract_tb(error.__traceback__))
         raise UsageError(
