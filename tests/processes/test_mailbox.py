@@ -12,8 +12,9 @@ from torch.distributed import DistNetworkError, TCPStore
 
 from paceline.errors import PeerLostError
 from paceline.ports.ports import Message, PeerBack, PeerLeft, Received
+from paceline.transport.connections import WINDOW
 from paceline.transport.mailbox import ZmqMailbox
-from processes.peers import DEADLINE_S, SILENCE_S, echo
+from processes.peers import DEADLINE_S, SILENCE_S, echo, floods, reads_late
 
 
 class Lobby:
@@ -129,6 +130,26 @@ def test_a_killed_peer_has_left_and_others_go_on(mailbox, start):
     for number in range(20):
         answer_of(mailbox, 2, number, torch.ones(100_000))
     assert mailbox.peers() == {2}
+
+
+def test_a_peer_dies_that_has_sent_more_than_is_read(lobby):
+    """ZeroMQ aborts a process if a connection whose queue is full has ended before it sends a heartbeat."""
+    context, silence_s = multiprocessing.get_context("forkserver"), 4.0
+    ours, theirs = context.Pipe()
+    reader = context.Process(target=reads_late, args=(lobby.port, silence_s, theirs))
+    sender = context.Process(target=floods, args=(lobby.port, silence_s))
+    for process in (reader, sender):
+        process.start()
+    sender.join()
+    assert sender.exitcode == 0
+    reader.join(silence_s / 2)  # two heartbeats
+    assert reader.exitcode is None
+    ours.send("read")
+    assert ours.poll(DEADLINE_S)
+    assert ours.recv() >= WINDOW
+    for process in (reader, sender):
+        process.join()
+        process.close()
 
 
 def test_a_killed_peer_comes_back_to_others_that_do_not_ask_the_store_again(mailbox, start):

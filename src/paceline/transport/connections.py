@@ -24,8 +24,9 @@ from paceline.transport.keys import Keys
 from paceline.transport.local_socket import is_endpoint
 from paceline.transport.wire import Sort, pack
 
-__all__ = ["Dialler", "Peer", "hello_vector", "read_hello"]
+__all__ = ["WINDOW", "Dialler", "Peer", "hello_vector", "read_hello"]
 
+WINDOW = 32  # messages to one peer that it has not said to have taken in
 _MOST_BYTES = 1024  # of a hello's vector
 _HANDSHAKE_S = 1.0  # what a connection that comes about at all needs at most, nearly always
 
@@ -47,6 +48,9 @@ class Peer:
     met: bool = False  # has been here
     ended: bool = False  # its incarnation has said bye
     why_left: str = ""
+    sent: int = 0  # messages on the connection that this worker opened
+    taken: int = 0  # how many of those the peer has taken in, as far as it has said
+    received: int = 0  # messages on the connection that the peer opened
     unsaid: deque[tuple[bytes, memoryview | None]] = field(default_factory=deque)  # until the connection stands
 
     @property
@@ -54,9 +58,14 @@ class Peer:
         """Whether it can be reached."""
         return self.welcomed and bool(self.identity)
 
+    @property
+    def takes_more(self) -> bool:
+        """Whether it can be sent a message now."""
+        return self.here and self.sent - self.taken < WINDOW
+
     def heard(self, identity: bytes, connection: int) -> None:
         """Its hello came on this connection."""
-        self.identity, self.connection = identity, connection
+        self.identity, self.connection, self.received = identity, connection, 0
 
     def forget_incoming(self) -> None:
         """The connection that it opened is gone."""
@@ -108,6 +117,7 @@ class Dialler:
         """
         peer.close_outgoing()
         peer.outgoing = socket = self._context.socket(zmq.DEALER)
+        peer.sent = peer.taken = 0
         peer.dial_number += 1
         peer.dialled_at_s = time.monotonic()
         peer.redial_at_s = peer.dialled_at_s + min(self._peer_deadline_s, HANDSHAKE_DEADLINE_S)
@@ -141,7 +151,7 @@ class Dialler:
         (self._waiting.add if peer.unsaid else self._waiting.discard)(peer.worker_id)
 
     def put(self, peer: Peer, head: bytes, memory: memoryview | zmq.Frame | None = None) -> bool:
-        """Hands one message to ZeroMQ; False: the queue to that peer is full, or its connection is gone."""
+        """Hands one message to ZeroMQ; False: there is no connection to that peer."""
         if peer.outgoing is None:
             return False
         try:

@@ -17,7 +17,6 @@ from paceline.transport.wire import Sort, sort_of
 
 __all__ = ["HANDSHAKE_DEADLINE_S", "Frames", "Inbox", "Lost", "limit"]
 
-HIGH_WATER_MARK = 16  # messages to or from one peer that wait in a socket
 HANDSHAKE_DEADLINE_S = 5.0  # then an unfinished connection is closed, and the peer dialled again
 _LONGEST_S = 1e6  # ZeroMQ counts milliseconds in 32 bits
 _MAX_MESSAGE_BYTES = 1 << 32
@@ -43,14 +42,17 @@ class Lost(NamedTuple):
 
 
 def limit(socket: zmq.Socket, peer_deadline_s: float) -> None:
-    """What both ends of every connection have: a small queue, heartbeats, and a deadline for shaking hands.
+    """What both ends of every connection have: heartbeats, and a deadline for shaking hands.
 
     ZeroMQ's own thread sends and answers the heartbeats, so that a worker in a long computation does not look dead. A
     silent peer is lost after one timeout, or up to one interval (a quarter of it) later.
+
+    Queues have no limit of ZeroMQ's, as senders limit themselves (`WINDOW`). Where one is full, ZeroMQ reads no heartbeats,
+    and if the connection ends then, the next heartbeat aborts the process (libzmq 4.3.5, issue 4364).
     """
     interval_ms = max(1, round(min(peer_deadline_s, _LONGEST_S) * 1e3 / 4))
-    socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
-    socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
     socket.setsockopt(zmq.HEARTBEAT_IVL, interval_ms)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 4 * interval_ms)

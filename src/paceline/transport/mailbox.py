@@ -16,7 +16,7 @@ import zmq
 from paceline.errors import PacelineError, PeerLostError, RunStopped, WorkerLostError, first_line
 from paceline.ports.matching import PendingEvents
 from paceline.ports.ports import Counts, Event, Filter, Message, PeerBack, PeerLeft, Received
-from paceline.transport.connections import Dialler, Peer, hello_vector, read_hello
+from paceline.transport.connections import WINDOW, Dialler, Peer, hello_vector, read_hello
 from paceline.transport.contexts import end_context, uninterrupted
 from paceline.transport.directory import Directory
 from paceline.transport.inbox import Frames, Inbox, Lost
@@ -165,7 +165,8 @@ class ZmqMailbox:
                 self._check_open()
                 if not peer.here and (peer.met or peer.ended):
                     raise PeerLostError(to, peer.why_left)
-                if peer.here and self._dialler.put(peer, head, own):
+                if peer.takes_more and self._dialler.put(peer, head, own):
+                    peer.sent += 1
                     self._counts.messages += 1
                     self._counts.sent_bytes += num_bytes
                     return
@@ -201,9 +202,7 @@ class ZmqMailbox:
             if self._closed.is_set():
                 return
             self._closed.set()
-            with contextlib.suppress(
-                RuntimeError
-            ):  # the store is gone: a worker that has not met this one by now never will
+            with contextlib.suppress(RuntimeError):  # the store is gone: who has not met this worker by now never will
                 self._directory.leave()
             self._inbox.wake()
             self._changed.notify_all()
@@ -259,6 +258,11 @@ class ZmqMailbox:
         match sort:
             case Sort.MESSAGE:
                 self._pending.add(received)
+                peer.received += 1
+                if peer.received % (WINDOW // 2) == 0:
+                    self._dialler.say(peer, Sort.TAKEN, Message("taken", peer.received))
+            case Sort.TAKEN:
+                peer.taken = max(peer.taken, min(received.message.number, peer.sent))
             case Sort.WELCOME:
                 self._welcomed(peer, received.message.number)
             case Sort.BYE:

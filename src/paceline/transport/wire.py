@@ -48,6 +48,7 @@ class Sort(IntEnum):
     HELLO = 1  # the first on every connection
     WELCOME = 2  # a hello has been heard
     BYE = 3  # the last on every connection that is closed in good order
+    TAKEN = 4  # how many messages have been taken in: as many more may be sent
 
 
 _SORTS = {sort.value: sort for sort in Sort}
