@@ -19,6 +19,7 @@ import paceline as pl
 import paceline.worker.memberships.memory
 from free_ports import free_port
 from lazy_copies import LazyCopies
+from paceline.membership.elastic import JoinedRun
 from paceline.membership.join_point import Meeting
 
 CONTEXT: Any = multiprocessing.get_context("forkserver")
@@ -55,6 +56,8 @@ def _train(wishes, folder, connection):
     if wishes.get("on_device"):  # the model counts as one on a device whose copies take their time
         copies = LazyCopies()
         paceline.worker.memberships.memory.device_copies = lambda device: copies
+    if "dies_at" in wishes:
+        setattr(JoinedRun, wishes["dies_at"], lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     torch.manual_seed(os.getpid())  # everyone begins elsewhere: the run begins where worker 0 does
     model = nn.Sequential(nn.Linear(8, wishes.get("width", 4)), nn.BatchNorm1d(wishes.get("width", 4)))
     for one in (model, model[0]):  # what is not trained, and random, too

@@ -7,6 +7,7 @@ from multiprocessing.connection import wait
 
 import pytest
 
+import soak_results
 from paceline.transport.keys import create_keys
 from processes.join_programs import DEADLINE_S, Crew, free_address, placed
 
@@ -23,6 +24,47 @@ def ends(crew, hands):
     results = {hand.worker_id: hand.hear("result") for hand in hands}
     assert all(one["x"] == next(iter(results.values()))["x"] for one in results.values())
     return results
+
+
+def replaced_while_joining(crew, dies_at, kills, is_late):
+    """A worker dies while it joins, so often at the same place; the next one has it, and all train."""
+    hands = crew.start(2 + is_late)
+    if is_late:
+        placed(hands)
+        for one in hands:
+            one.trains_on()
+        hands.pop().signal(signal.SIGKILL)
+    for _ in range(kills):
+        (dying,) = crew.start(1, dies_at=dies_at)
+        dying.process.join(DEADLINE_S)
+        assert dying.process.exitcode == -signal.SIGKILL
+    last = crew.start(1)
+    placed(last if is_late else hands + last)
+    hands += last
+    for one in hands:
+        one.trains_on()
+    assert sorted(one.worker_id for one in hands) == [0, 1, 2]
+    ends(crew, hands)
+
+
+#: Before its mailbox's address is known, and after; of the first workers of a run, and of a late one.
+JOINING = [("meet", False), ("_connect_all", False), ("meet", True), ("_connect_late", True)]
+
+
+@pytest.mark.parametrize(("dies_at", "is_late"), JOINING)
+def test_workers_that_die_while_they_join_are_replaced(crew, dies_at, is_late):
+    replaced_while_joining(crew, dies_at, 1, is_late)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("dies_at", "is_late"), JOINING)
+def test_ten_workers_that_die_while_they_join_are_replaced(crew, dies_at, is_late):
+    """Writes what became of them to PACELINE_SOAK_RESULTS."""
+    replaced_while_joining(crew, dies_at, 10, is_late)
+    what = (
+        f"{'a late' if is_late else 'a first'} worker, killed {'before' if dies_at == 'meet' else 'after'} publishing"
+    )
+    soak_results.keep("soak_join_point", what, {"kills": 10, "replaced": 10})
 
 
 @pytest.mark.parametrize("on_device", [False, True])

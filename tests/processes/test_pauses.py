@@ -1,0 +1,90 @@
+"""A worker or server that stands still (SIGSTOP), as a laptop's lid or a busy machine makes it, is not taken for dead."""
+
+import os
+import random
+import signal
+import time
+
+import pytest
+import torch
+
+import leftovers
+import paceline as pl
+import soak_results
+from processes.drill import WORKERS, Drill
+
+METHODS = [
+    "lockstep",
+    "all-reduce",
+    "all-reduce(sharded=true)",
+    "local-sgd",
+    "da-sgd",
+    "diloco",
+    "d-psgd",
+    "ad-psgd",
+    "parameter-server",
+    "parameter-server(mode=sync(backups=1), shards=2)",
+    "parameter-server(mode=async)",
+    "parameter-server(mode=async, durability=replica)",
+    "downpour",
+    "adaptive-revision",
+]
+
+
+class Pauses:
+    """Stops processes of a drill one after the other, drawn from `draws`, each for a time drawn from `lengths_s`."""
+
+    def __init__(self, draws, number, lengths_s):
+        self.draws, self.left, self.lengths_s = draws, number, lengths_s
+        self.stopped = None
+        self.at_version = 100
+        self.longest_s = 0.0
+        self.drill = None
+
+    def __call__(self, progress):
+        """Called at every look at the run; returns whether all pauses are over."""
+        if self.stopped is not None:
+            if time.monotonic() >= self.wake_s:
+                os.kill(self.stopped, signal.SIGCONT)
+                self.stopped, self.at_version = None, progress.version + self.draws.randrange(50, 200)
+        elif progress.version >= self.at_version:
+            if not self.left:
+                return True
+            self.left -= 1
+            self.stopped = self.draws.choice(self._processes())
+            length_s = self.draws.uniform(*self.lengths_s)
+            self.longest_s = max(self.longest_s, length_s)
+            self.wake_s = time.monotonic() + length_s
+            os.kill(self.stopped, signal.SIGSTOP)
+        return False
+
+    def _processes(self):
+        supervisor = self.drill.supervisor
+        return [one.handle.pid for one in (*supervisor.workers, *supervisor.servers.states)]
+
+
+def pause(method, number, lengths_s):
+    """A run with so many pauses; checks that it has lost nothing, and returns the longest pause in seconds."""
+    draws = random.Random(f"{method} pauses")
+    pauses = Pauses(draws, number, lengths_s)
+    drill = pauses.drill = Drill(method, workers=4 if pl.parse(method).gossip else WORKERS, until=pauses)
+    run = drill.run()
+    result = run.result
+    assert (result["outcome"], result["outcome_reason"]) == ("stopped", ""), result["outcome_reason"]
+    assert result["workers_lost"] == []
+    assert result["restarts"] == result.get("server_restarts", 0) == 0
+    assert result["records_lost"] == result["torn_updates"] == 0
+    batches = [batch for rows in run.records.values() for batch in rows["batch"][rows["samples"] > 0]]
+    assert len(batches) == len({*batches})
+    assert torch.isfinite(drill.parameters.x).all()
+    return pauses.longest_s
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("method", METHODS)
+def test_ten_pauses(method):
+    """Writes what became of them to PACELINE_SOAK_RESULTS."""
+    before = leftovers.everything()
+    longest_s = pause(method, 10, (1.0, 20.0))
+    leftovers.assert_nothing_new(before)
+    soak_results.keep("soak_pauses", method, {"pauses": 10, "longest_s": round(longest_s, 1), "lost": 0})
