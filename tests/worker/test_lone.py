@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import paceline as pl
 from contracts.table import ROWS
+from paceline.worker import lone
 
 SPECS = [row.spec for row in ROWS if row.algorithm == type(row.algorithm)()]
 
@@ -309,6 +310,30 @@ def test_progress_is_right_however_late_it_is_asked_for(loader, every, asks_from
                 seen.append(worker.progress if len(seen) >= asks_from else None)
     assert seen[asks_from:] == expected[asks_from:]
     assert not optimizer._optimizer_step_post_hooks
+
+
+def test_progress_is_right_where_the_optimizers_last_parameter_never_changes():
+    model, _ = made()
+    unused = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([*model.parameters(), *unused.parameters()], lr=0.05)
+    with pl.attach((model, unused), optimizer) as worker:
+        for number, batch in enumerate(worker.batches(DataLoader(samples(), batch_size=8))):
+            loss_of(model, batch).backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        assert worker.progress == 32
+
+
+def test_a_plain_loop_has_one_parameter_looked_at_per_batch(monkeypatch):
+    """So the cost of `attach` does not grow with the model."""
+    model, optimizer = made()
+    looks = []
+    monkeypatch.setattr(lone, "_VERSION", lambda p: looks.append(p) or p._version)
+    with pl.attach(model, optimizer) as worker:
+        at_begin = len(looks)
+        train(model, optimizer, worker.batches(DataLoader(samples(), batch_size=8)))
+    assert len(looks) - at_begin <= len(list(model.parameters())), "at most once, before the first step"
 
 
 @pytest.mark.parametrize("asks_first", [True, False])

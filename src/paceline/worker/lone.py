@@ -31,7 +31,7 @@ _VERSION = attrgetter("_version")  # PyTorch's count of a tensor's changes in pl
 class LoneWorker(Worker):
     """The only worker of its run, which ends with its loop.
 
-    Costs: counting each batch's samples, and about 50 ns per parameter and batch until the loop reads `progress`.
+    Costs: counting each batch's samples, and a look at one parameter until the loop reads `progress`.
 
     Args:
         worker: made of the arguments of `attach`, which it has checked.
@@ -100,7 +100,8 @@ class LoneWorker(Worker):
 class _Samples:
     """Counts the samples of batches, and of steps.
 
-    Recognizes steps by changed parameters until the loop asks for `progress`, and from then on by hooks.
+    Recognizes steps by changed parameters until the loop asks for `progress`, and from then on by hooks. It looks at the
+    optimizer's last parameter, and at all parameters only after a batch in which that one has not changed.
 
     Args:
         model: the loop's.
@@ -112,14 +113,20 @@ class _Samples:
         self._model, self._optimizers, self._undo = model, optimizers, undo
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._given = self._in_steps = 0  # samples of all batches so far, and of those that the loop has stepped on
-        self._num_changes = sum(map(_VERSION, self._parameters))
+        *_, self._watched = (p for one in optimizers for group in one.param_groups for p in group["params"])
+        self._seen = self._watched._version
+        self._num_changes: int | None = self._count_changes()  # None: not counted since the watched one has changed
         self._is_hooked = False
         self._own: OwnBatches | None = None  # of a loop without `worker.batches`
         self._reported: int | None = None  # samples of its present step
 
     def epoch(self, loader: Iterable[Any], *, own: bool) -> Iterator[Any]:
         """Counts the loader's batches."""
-        return map(self._hand_out, iter(loader), _sizes(loader))
+        for batch, size in zip(loader, _sizes(loader), strict=False):
+            if not self._is_hooked:
+                self._look_for_step()
+            self._given += size or length_of(batch) or 1
+            yield batch
 
     def length(self, loader: Any, *, own: bool) -> int:
         return len(loader)
@@ -130,16 +137,17 @@ class _Samples:
             self._own.close()
             self._own = None
 
-    def _hand_out(self, batch: Any, size: int) -> Any:
-        if not self._is_hooked:
-            self._look_for_step()
-        self._given += size or length_of(batch) or 1
-        return batch
-
     def _look_for_step(self) -> None:
-        num_changes = sum(map(_VERSION, self._parameters))
-        if num_changes != self._num_changes:
-            self._num_changes, self._in_steps = num_changes, self._given
+        seen = self._watched._version
+        if seen != self._seen:
+            self._seen, self._num_changes, self._in_steps = seen, None, self._given
+            return
+        before, self._num_changes = self._num_changes, self._count_changes()
+        if before not in (None, self._num_changes):
+            self._in_steps = self._given
+
+    def _count_changes(self) -> int:
+        return sum(map(_VERSION, self._parameters))
 
     def tell(self, samples: int) -> None:
         """Sets how many samples the present step has, as the loop reports."""
@@ -157,10 +165,10 @@ class _Samples:
             UsageError: the loop fetches its own batches, and has made steps before it first asked.
         """
         if not self._is_hooked:
-            before = self._num_changes
+            before = self._seen, self._num_changes
             self._look_for_step()
             if not self._given:
-                if self._num_changes != before:
+                if (self._seen, self._num_changes) != before:
                     raise UsageError(
                         "This loop fetches its own batches, and read worker.progress only after its first step, so samples are"
                         " not counted: ask for it before the loop begins, or use worker.batches(loader)."
