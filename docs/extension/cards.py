@@ -23,14 +23,14 @@ def page(one: Card) -> str:
     lines = [f"# {one.name}", "", one.summary, ""]
     for paragraph in one.about:
         lines += [paragraph, ""]
-    lines += ["## A run of its own", "", f"```{{drawing}} {one.name}", "```", ""]
+    lines += ["## Example run", "", f"```{{drawing}} {one.name}", "```", ""]
     lines += [figures.said_of(one.name), ""]
     for heading, text in one.parts.items():
         lines += [f"## {heading}", "", linked(text), ""]
     lines += [
         "## Spec",
         "",
-        "With every default:",
+        "With all defaults:",
         "",
         "```text",
         one.spec.replace(", ", ",\n    ") if len(one.spec) > 80 else one.spec,
@@ -42,7 +42,7 @@ def page(one: Card) -> str:
         lines += [f"| `{name}` | {text.replace('|', chr(92) + '|')} |" for name, text in one.arguments.items()]
         lines += [""]
     lines += [
-        f"The same in a terminal: `paceline algorithms {one.name}`. How to write a spec: [Specs](../specs.md).",
+        f"In a terminal: `paceline algorithms {one.name}`. Syntax: [Specs](../specs.md).",
         "",
     ]
     return "\n".join(lines)

@@ -13,7 +13,7 @@ def staleness() -> Canvas:
     one = Canvas(
         720,
         236,
-        "A gradient computed at version 4 is applied as version 7: two updates of others came between, so its staleness is 2",
+        "A gradient computed at version 4 is applied as version 7, after two updates of other workers, so its staleness is 2",
     )
     one.text(90, 26, "version", "label end small")
     for number in range(6):
@@ -30,7 +30,7 @@ def staleness() -> Canvas:
     one.box(336, 176, 288, 28, "gradient")
     one.text(440, 74, "applied: version 7", "label strong")
     one.text(440, 91, "staleness = 6 - 4 = 2", "label")
-    one.text(130, 230, "Worker 1 made version 5 and worker 2 version 6 in the meantime.", "label small")
+    one.text(130, 230, "Worker 1 made version 5, worker 2 version 6.", "label small")
     return one
 
 
@@ -46,7 +46,12 @@ def versions() -> Canvas:
     one.arrow((290, 44), (130, 94))
     one.arrow((360, 94), (360, 58))
     one.arrow((594, 94), (432, 44))
-    one.text(360, 172, "One atomic addition gives each update its own number, whoever is faster.", "label small middle")
+    one.text(
+        360,
+        172,
+        "One atomic addition gives each update its own number.",
+        "label small middle",
+    )
     return one
 
 
@@ -56,7 +61,7 @@ def memory() -> Canvas:
     kinds = (
         ("racing", "one vector, all write at once", ("x",), "may be torn; an addition can be lost"),
         ("locked", "one vector behind a lock", ("x, locked",), "consistent; writers wait"),
-        ("slots", "a few vectors, never changed", ("8", "9", "10"), "consistent; nobody waits"),
+        ("slots", "a few vectors, never changed", ("8", "9", "10"), "consistent; no worker waits"),
         ("replicated", "one each, kept equal", ("x", "x", "x"), "equal bit for bit; all wait"),
         ("own models", "one each, averaged", ("x0", "x1", "x2"), "the run's model is their mean"),
         (
@@ -94,9 +99,9 @@ def lost_update() -> Canvas:
 
 
 def ports() -> Canvas:
-    """A program, its ports, and three worlds."""
+    """A program, its ports, and three implementations."""
     one = Canvas(
-        740, 250, "A program sees its ports only; real memory, launchers' messages and the simulator stand behind them"
+        740, 250, "A program sees only its ports, which real memory, launchers' messages or the simulator implement"
     )
     one.box(20, 90, 170, 60, "work(replica, ports)\none worker's program", "marked")
     names = ("shared", "collectives", "mailbox", "clock, random")
@@ -118,8 +123,8 @@ def ports() -> Canvas:
 
 
 def loop() -> Canvas:
-    """How control goes between a user's loop and a program."""
-    one = Canvas(770, 238, "The loop's batch, backward and step each hand control to the program and back")
+    """How control passes between a user's loop and a program."""
+    one = Canvas(770, 238, "The loop's batch and step hand control to the program and back")
     one.text(20, 52, "your loop", "label strong").text(20, 176, "program", "label strong")
     steps = (
         (100, "for x, y in\nworker.batches(loader)"),
@@ -144,12 +149,12 @@ def loop() -> Canvas:
 
 
 def epochs() -> Canvas:
-    """Batches that are claimed, and batches that are dealt out."""
+    """Batches that workers claim, and rounds that they share."""
     one = Canvas(720, 218, "Asynchronous workers claim the next batch; lockstep workers share each round")
-    one.text(20, 24, "asynchronous: each takes the next free batch, the slow one takes fewer", "label small")
+    one.text(20, 24, "asynchronous: each worker takes the next free batch, a slow one takes fewer", "label small")
     for number, worker in enumerate((0, 1, 1, 1, 0, 1, 1, 1, 0, 1)):
         one.box(20 + number * 66, 36, 60, 32, f"{number}: w{worker}", "marked" if worker else "shared")
-    one.text(20, 118, "in lockstep: a round is one batch for each worker, and one update", "label small")
+    one.text(20, 118, "lockstep: a round is one batch for each worker, and one step", "label small")
     for number in range(10):
         one.box(20 + number * 66, 130, 60, 32, f"{number}: w{number % 2}", "marked" if number % 2 else "shared")
         if number % 2 == 0:
@@ -159,7 +164,7 @@ def epochs() -> Canvas:
 
 
 def averaging() -> Canvas:
-    """A pair's average, as two differences."""
+    """An exchange, as two differences."""
     one = Canvas(
         720,
         232,
@@ -174,7 +179,7 @@ def averaging() -> Canvas:
     one.text(462, 118, "answer: +2", "label small")
     one.box(270, 40, 150, 34, "a gradient: x0 = 1.9", "marked")
     one.box(500, 40, 180, 34, "x0 + 2 = 3.9", "marked")
-    one.text(100, 216, "2 + 6 - 0.1 = 3.9 + 4: the sum has changed by the gradient alone.", "label small")
+    one.text(100, 216, "2 + 6 - 0.1 = 3.9 + 4: only the gradient has changed the sum.", "label small")
     return one
 
 
@@ -183,7 +188,7 @@ def servers() -> Canvas:
     one = Canvas(
         720,
         236,
-        "Each worker sends each shard its part of the gradient; a second copy has every update before the worker is answered",
+        "Workers send each shard its part of the gradient; a second copy has every update before the worker gets its answer",
     )
     for number in range(3):
         one.box(20, 20 + number * 70, 130, 46, f"worker {number}", "marked")
@@ -195,12 +200,12 @@ def servers() -> Canvas:
         for worker in range(3):
             one.arrow((150, 43 + worker * 70), (328, y + 26))
     one.text(226, 20, "gradient", "label small middle").text(524, 36, "every update", "label small middle")
-    one.text(360, 226, "A worker is answered once both have its update.", "label small middle")
+    one.text(360, 226, "A worker gets its answer once both have its update.", "label small middle")
     return one
 
 
 def processes() -> Canvas:
-    """Who starts whom on one machine."""
+    """Processes of one machine."""
     one = Canvas(
         720,
         236,
@@ -215,14 +220,14 @@ def processes() -> Canvas:
     one.arrow((120, 90), (228, 46))
     one.arrow((130, 138), (228, 200))
     one.line((505, 168), (505, 178))
-    one.text(20, 166, "sees every death,\nreplaces, ends", "label small")
+    one.text(20, 166, "detects deaths,\nreplaces, ends", "label small")
     one.box(610, 126, 96, 42, "evaluates")
     one.arrow((560, 147), (608, 147))
     return one
 
 
 def joining() -> Canvas:
-    """The join point, and what it is needed for."""
+    """The join point, and connections between workers."""
     one = Canvas(720, 240, "Workers of two machines meet at the join point and then talk to each other directly")
     one.box(290, 14, 140, 46, "join point\nplaces, addresses", "shared")
     one.box(20, 100, 200, 124).text(32, 120, "machine A", "label small")
@@ -234,7 +239,7 @@ def joining() -> Canvas:
             (558, 154 + number * 46), (152, 154 + number * 46)
         )
     one.line((120, 98), (290, 40), kind="dashed").line((600, 98), (430, 40), kind="dashed")
-    one.text(360, 96, "needed to come in,\nnot to go on", "label small middle")
+    one.text(360, 96, "needed to join,\nnot to continue", "label small middle")
     one.text(360, 216, "models, between neighbours", "label small middle")
     return one
 
@@ -244,13 +249,13 @@ def records() -> Canvas:
     one = Canvas(
         740,
         200,
-        "A worker writes rows into a ring in shared memory; the supervisor makes files of them, whole or not at all",
+        "A worker writes rows into a ring in shared memory; the supervisor writes them to files, completely or not at all",
     )
     one.box(16, 60, 130, 50, "worker\none row per step", "marked")
     one.box(190, 60, 150, 50, "ring in the arena\nsurvives the worker", "shared")
     one.box(384, 60, 140, 50, "supervisor\nJSON Lines")
-    one.box(570, 20, 156, 40, "written elsewhere").box(570, 84, 156, 40, "on the disk").box(
-        570, 148, 156, 40, "renamed: there", "shared"
+    one.box(570, 20, 156, 40, "temporary name").box(570, 84, 156, 40, "on the disk").box(
+        570, 148, 156, 40, "renamed", "shared"
     )
     one.arrow((146, 85), (188, 85)).arrow((340, 85), (382, 85)).arrow((524, 76), (568, 42))
     one.arrow((648, 60), (648, 82)).arrow((648, 124), (648, 146))
@@ -259,11 +264,11 @@ def records() -> Canvas:
 
 
 def simulation() -> Canvas:
-    """The scheduler wakes whoever is next."""
+    """The scheduler runs the program whose next event is earliest."""
     one = Canvas(
         740,
         226,
-        "A scheduler runs one program at a time, the one whose next moment comes first, and moves the virtual clock there",
+        "A scheduler runs one program at a time, the one with the earliest next event, and moves the virtual clock there",
     )
     one.text(20, 24, "virtual time", "label small").arrow((110, 20), (720, 20))
     rows = (
@@ -279,7 +284,7 @@ def simulation() -> Canvas:
     one.text(
         110,
         208,
-        "Gradients are computed for real, one program after the other; only their times are made up.",
+        "Gradients are real and computed one after the other; only their times are virtual.",
         "label small",
     )
     return one
@@ -300,8 +305,8 @@ def trials() -> Canvas:
 
 
 def sparse() -> Canvas:
-    """Copies that are merged now and then."""
-    one = Canvas(720, 200, "Each thread adds to a copy of its own, and merges it into the weights now and then")
+    """Copies that are merged from time to time."""
+    one = Canvas(720, 200, "Each thread adds to its own copy and merges it into the weights from time to time")
     one.box(20, 20, 150, 44, "thread 0: rows", "marked").box(20, 120, 150, 44, "thread 1: rows", "marked")
     one.box(240, 20, 150, 44, "its copy").box(240, 120, 150, 44, "its copy")
     one.box(520, 66, 170, 52, "weights", "shared")

@@ -30,16 +30,16 @@ def said_of(name: str) -> str:
     waiting = f"{100 * result['waiting_share']:.0f} % of the workers' time spent waiting"
     return (
         f"`digits-mlp`, {EPOCHS} epochs, {workers}, simulated: {result['wall_s']:.2f} s of virtual time, mean staleness"
-        f" {result['staleness']['mean']:.2f}, {waiting}. The grey curve is one worker's. The learning rate is the task's own"
-        " for all, so this shows who waits for whom, and not which method is best."
+        f" {result['staleness']['mean']:.2f}, {waiting}. The grey curve is one worker's. All methods use the task's learning"
+        " rate, so the figure shows who waits for whom, and not which method is best."
     )
 
 
 def of_run(name: str) -> str:
     """The figure as SVG that takes its colours from the page."""
     one, alone = run(name), run("sequential")
-    title = f"A simulated run of {name}: who computes and who waits, and training loss against virtual time"
-    parts = [_text(LANES[0], 16, "who does what", "title"), _text(LOSS[0], 16, "training loss", "title")]
+    title = f"A simulated run of {name}: timeline of each worker, and training loss against virtual time"
+    parts = [_text(LANES[0], 16, "timeline", "title"), _text(LOSS[0], 16, "training loss", "title")]
     parts += _lanes(one) + _curves(one, alone)
     body = "\n".join(parts)
     return f'<svg class="figure" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}">\n{body}\n</svg>\n'

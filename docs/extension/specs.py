@@ -13,7 +13,7 @@ def files() -> dict[str, str]:
     """One list for each kind of thing that specs name."""
     kinds = {
         "Algorithms": registry,
-        "Back-off, where workers try again": backoff_registry,
+        "Back-off": backoff_registry,
         "Step size by staleness": step_size_registry,
         "Topologies": topology_registry,
         "Outer optimizers": outer_registry,
@@ -32,4 +32,4 @@ def files() -> dict[str, str]:
 
 def _kind(one: object) -> str:
     kind = one.kind  # type: ignore[attr-defined]
-    return {"apply rule": "Servers' rules (`apply`)"}.get(kind, kind[0].upper() + kind[1:])
+    return {"apply rule": "Apply rules (`apply`)"}.get(kind, kind[0].upper() + kind[1:])

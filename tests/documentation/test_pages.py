@@ -14,6 +14,7 @@ from paceline.simulator.cluster import Cluster
 from paceline.study.study_file import read_study
 from paceline.tasks.load import BUILT_IN
 
+from . import sample_sentences
 from .conftest import ROOT
 from .snippets import NOT_RUN, blocks, parse_command, python_blocks, run_python, run_session, sessions
 
@@ -238,6 +239,14 @@ def test_the_navigation_is_short_and_grouped():
               for line in tree.splitlines() if line and not line.startswith(":")]  # fmt: skip
     linked = {*entries, *nested, *(f"concepts/{one}" for one in nested)}
     assert {page.removesuffix(".md") for page in TEXTS} - {"index"} <= linked
+
+
+def test_sentences_are_drawn_from_every_place_without_code():
+    docstrings, errors = sample_sentences.of_code()
+    for texts in (sample_sentences.of_page(ROOT / "README.md"), sample_sentences.of_page(PAGES[0]), docstrings, errors):
+        found = [*sample_sentences.sentences(texts)]
+        assert len(found) > 10
+        assert not [one for one in found if "```" in one]
 
 
 def test_versions_and_exports_are_named():
