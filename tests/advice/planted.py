@@ -124,5 +124,4 @@ class Planted:
             ended_itself=self.ends < min(limit_s * rate, limit_samples) and at is None,
             compute_s=self.batch / rate,
             setup_s=2.0,
-            shape=self.shape(),
         )

@@ -123,11 +123,11 @@ def test_measured_speeds_of_codecs_decide():
 def test_this_machine_before_it_is_measured():
     """Its workers share its memory: no codec pays, whatever its seconds, and none are named."""
     candidates = [Candidate(algorithm="all-reduce", workers=m) for m in (2, 4)]
-    more, why, (why_not,) = weighed(None, 4, OnANetwork(), candidates, None)
+    more, why, (why_not,) = weighed(None, 4, None, candidates, None)
     assert (more, why) == ([], [])
     assert re.search(r"over this machine's memory qsgd takes \d\.\d times as long as what it saves", why_not)
-    assert weighed(None, 4, OnANetwork(), candidates, ["all-reduce"]) == ([], [], [])
-    assert weighed(None, 4, OnANetwork(), [Candidate(algorithm="sequential", workers=1)], None) == ([], [], [])
+    assert weighed(None, 4, None, candidates, ["all-reduce"]) == ([], [], [])
+    assert weighed(None, 4, None, [Candidate(algorithm="sequential", workers=1)], None) == ([], [], [])
 
 
 def test_means_that_hide_behind_computing_are_said_to():

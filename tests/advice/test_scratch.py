@@ -1,5 +1,6 @@
 """Short runs of a user's loop leave the user's files alone: scratch folders, and what is written elsewhere is refused."""
 
+import os
 import pickle
 from pathlib import Path
 
@@ -10,12 +11,13 @@ from paceline.advice.advise import advise
 from paceline.advice.answer import Candidate, Target
 from paceline.advice.loops import LoopProgram
 from paceline.advice.scratch import Confined, Scratch, WritesElsewhereError
-from paceline.errors import UsageError
+from paceline.errors import PacelineError, UsageError
 
 LOOP = """
 import os
 import numpy as np
 import torch
+from torch import save
 import paceline as pl
 
 ELSEWHERE = {elsewhere!r}
@@ -103,6 +105,7 @@ def test_what_is_appended_to_is_a_copy(home):
 
 
 ABSOLUTE = [
+    "save(model.state_dict(), ELSEWHERE + '/model.pt')",
     "torch.save(model.state_dict(), ELSEWHERE + '/model.pt')",
     "open(ELSEWHERE + '/new.txt', 'w')",
     "os.makedirs(ELSEWHERE + '/made')",
@@ -120,7 +123,7 @@ def test_what_is_written_at_absolute_paths_is_refused(home, write):
 
 
 def test_unless_it_is_allowed(home):
-    program(home, ABSOLUTE[0], writes_elsewhere=True).shape()
+    program(home, ABSOLUTE[1], writes_elsewhere=True).shape()
     assert torch.load(home / "model.pt").keys() == {"weight", "bias"}
 
 
@@ -130,11 +133,24 @@ def test_temporary_folders_and_devices_are_free(home):
 
 
 def test_advice_says_it_before_anything_runs(home, monkeypatch):
-    program(home, ABSOLUTE[0])
+    program(home, ABSOLUTE[1])
     monkeypatch.setattr(LoopProgram, "run", lambda *_, **__: pytest.fail("a short run began"))
     with pytest.raises(UsageError, match=r"The loop writes .*model\.pt, outside of the scratch folder"):
         advise("train.py:train", target=Target(loss=0.1), budget_s=60, processes=0)
     assert (home / "model.pt").read_text() == "the user's"
+
+
+def test_the_first_step_is_made_in_another_process(home, monkeypatch):
+    def fails(*_, **__):
+        raise PacelineError("no short run")
+
+    program(home, "print(os.getpid())")
+    monkeypatch.setattr(LoopProgram, "run", fails)
+    log = home.parent / "prints.log"
+    with pytest.raises(UsageError, match="No algorithm could be run here: no short run"):
+        advise("train.py:train", target=Target(loss=0.1), budget_s=60, processes=1, log=log)
+    assert set(log.read_text().split()).isdisjoint({str(os.getpid())})
+    assert log.read_text().startswith("begins\n")
 
 
 def test_nothing_is_guarded_afterwards(home):
@@ -147,7 +163,7 @@ def test_nothing_is_guarded_afterwards(home):
 
 def test_worker_processes_are_confined_too(home):
     """What a short run sends to its workers, called as they do."""
-    one = program(home, at_the_end=ABSOLUTE[0])
+    one = program(home, at_the_end=ABSOLUTE[1])
     with one.scratch.made() as own:
         loop = pickle.loads(pickle.dumps(Confined(one.function(), one.scratch, own)))
         with pytest.raises(WritesElsewhereError):

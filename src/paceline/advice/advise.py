@@ -18,7 +18,7 @@ from paceline.advice.failures import CHECKPOINT_EVERY_S, restarts, with_kills
 from paceline.advice.loops import LoopProgram
 from paceline.advice.machine import this_machine
 from paceline.advice.pool import Pool
-from paceline.advice.program import Program
+from paceline.advice.program import Program, Shape
 from paceline.advice.programs import load_program
 from paceline.advice.ranking import LogSpread, order, predict, seeds_spread
 from paceline.advice.reasons import close_calls, how_sure, not_asynchronous, nothing_arrives
@@ -114,15 +114,14 @@ def _check(target: Target, circumstances: Circumstances, budget_s: float) -> Non
         raise UsageError(f"Kills per second must be a number from 0, not {circumstances.kills_per_s}.")
 
 
-def _written(program: LoopProgram) -> str:
-    """Why the loop must not run, by its first step; what else is wrong with it, its short runs tell."""
+def _tried(program: LoopProgram) -> tuple[Shape | None, str]:
+    """The loop's shape by its first step, or why the loop must not run; its short runs report other errors."""
     try:
-        program.shape()
+        return program.shape(), ""
     except WritesElsewhereError as error:
-        return str(error)
+        return None, str(error)
     except PacelineError:
-        pass
-    return ""
+        return None, ""
 
 
 class _Advising:
@@ -153,6 +152,7 @@ class _Advising:
             if not 0 <= worker < max_workers:
                 raise UsageError(f"Worker {worker} cannot be slow: up to {max_workers} workers count from 0.")
         self.warnings: list[str] = []
+        self._shape: Shape | None = None
         self.trials = ShortRuns(program, target, self.slow if program.knows_slow else {})
         self.measures = given is None
         self._has_slow = program.knows_slow or not self.slow  # whether short runs are as slow as what is asked about
@@ -175,19 +175,25 @@ class _Advising:
         return self._answer(campaign, models)
 
     def _first_step(self, pool: Pool) -> None:
-        """One step of a user's loop, before anything else of it runs: it shows where the loop writes."""
-        scratch = self.program.scratch if isinstance(self.program, LoopProgram) else None
-        if scratch is None or scratch.writes_elsewhere:
+        """One step of a user's loop, in another process, before anything else of it runs: it shows where the loop writes."""
+        if not isinstance(self.program, LoopProgram):
             return
         self._say("Looking where the loop writes")
         ends = (self.budget.at(_SIMULATED), self.budget.at(1.0))
-        for why in pool.map(_written, [self.program], begin_until_s=ends[0], end_until_s=ends[1]):
+        for found in pool.map(_tried, [self.program], begin_until_s=ends[0], end_until_s=ends[1]):
+            self._shape, why = found or (None, "")
             if why:
                 raise UsageError(why)
 
+    def _its_shape(self) -> Shape:
+        if self._shape is None:
+            self._shape = self.program.shape()
+        return self._shape
+
     def _weigh_codecs(self) -> None:
         """Adds methods with codecs where these pay; says why they do, or not."""
-        more, self.on_codecs, not_tried = weighed(self.given, num_cores(), self.program, self.candidates, self.named)
+        shape = self._its_shape() if self.given is not None else None
+        more, self.on_codecs, not_tried = weighed(self.given, num_cores(), shape, self.candidates, self.named)
         self.candidates += more
         self.not_tried += not_tried
 
@@ -269,8 +275,7 @@ class _Advising:
     # Simulations
 
     def _campaign(self, pool: Pool) -> Campaign:
-        shapes = [run.shape for runs in self.trials.runs.values() for run in runs if run.shape is not None]
-        shape = shapes[0] if shapes else self.program.shape()
+        shape = self._its_shape()
         if self.given is not None:
             cluster = self.given
         else:

@@ -9,7 +9,7 @@ import torch
 
 from paceline.advice.answer import Candidate
 from paceline.advice.machine import with_workers
-from paceline.advice.program import Program, Shape
+from paceline.advice.program import Shape
 from paceline.algorithms import registry
 from paceline.compression.codec import Codec, NoCodec
 from paceline.compression.power import Power
@@ -95,7 +95,7 @@ def balance(algorithm: str, cluster: Cluster, shape: Shape, workers: int) -> Bal
 def weighed(
     given: Cluster | None,
     cores: int,
-    program: Program,
+    shape: Shape | None,
     candidates: Sequence[Candidate],
     algorithms: Sequence[str] | None,
 ) -> tuple[list[Candidate], list[str], list[str]]:
@@ -104,7 +104,7 @@ def weighed(
     Args:
         given: the machines; None: this one, which is measured later: by the simulator's constants.
         cores: of this one.
-        program: what is trained.
+        shape: of the program, where the machines are given.
         candidates: that there are.
         algorithms: specs that the user has named, which gain no candidate; None: none.
     """
@@ -113,7 +113,8 @@ def weighed(
     if workers < 2 or not specs or (given is None and algorithms is not None):
         return [], [], []
     cluster = given if given is not None else Cluster(workers=workers, cores=cores)
-    shape = program.shape() if given is not None else Shape(num_parameters=_LONG, batch_size=1)
+    in_seconds = shape is not None
+    shape = shape or Shape(num_parameters=_LONG, batch_size=1)
     found: list[Candidate] = []
     why: list[str] = []
     why_not: list[str] = []
@@ -122,9 +123,9 @@ def weighed(
         if one.pays:
             plain = spec.partition("(")[0]
             found += [Candidate(algorithm=spec, workers=c.workers) for c in candidates if c.algorithm == plain]
-            why.append(words(one, in_seconds=given is not None))
+            why.append(words(one, in_seconds=in_seconds))
         elif algorithms is None:
-            why_not.append(f"Not tried: {spec}: {words(one, in_seconds=given is not None)}")
+            why_not.append(f"Not tried: {spec}: {words(one, in_seconds=in_seconds)}")
         else:
             why.append(f"{spec}: {words(one)}")
     return (found if algorithms is None else []), why, why_not

@@ -48,7 +48,6 @@ class Observed:
         compute_s: mean seconds of a gradient.
         compute_deviation: standard deviation of a gradient's seconds over their mean, without outliers.
         setup_s: what the run took besides training.
-        shape: of the program.
     """
 
     rates: tuple[float, ...] = ()
@@ -64,7 +63,6 @@ class Observed:
     compute_s: float = 0.0
     compute_deviation: float = 0.0
     setup_s: float = 0.0
-    shape: Shape | None = None
 
 
 class Program(Protocol):
@@ -135,7 +133,7 @@ def mean_rate(rates: tuple[float, ...]) -> Estimate:
     return Estimate(value=mean, low=max(0.0, mean - half), high=mean + half)
 
 
-def observed(run: RunData, target: Target, *, real: bool, setup_s: float = 0.0, shape: Shape | None = None) -> Observed:
+def observed(run: RunData, target: Target, *, real: bool, setup_s: float = 0.0) -> Observed:
     """What a run's records and evaluations say about a target."""
     gossip = bool(run.result.get("gossip"))
     records = {worker: rows for worker, rows in run.records.items() if len(rows)}
@@ -161,7 +159,6 @@ def observed(run: RunData, target: Target, *, real: bool, setup_s: float = 0.0, 
         compute_s=float(np.median(computing_s)) if len(computing_s) else 0.0,
         compute_deviation=_deviation(computing_s),
         setup_s=max(0.0, setup_s - wall_s),
-        shape=shape,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import sys
@@ -24,7 +25,6 @@ _WHOLE = {".git", ".venv", "__pycache__", "node_modules"}
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _FREE = ("/dev", "/proc", "/sys")
 _PATHS = {"os.rename": 2, "os.remove": 1, "os.rmdir": 1, "os.mkdir": 1, "os.truncate": 1, "shutil.rmtree": 1}
-_saving: Any = torch.serialization  # a helper of torch.save's opens files in C++, unseen by audit hooks
 
 
 class WritesElsewhereError(UsageError):
@@ -121,23 +121,19 @@ def _guarded(own: Path) -> Iterator[None]:
     if not _is_installed:
         sys.addaudithook(_on_event)
         _is_installed = True
-    before, save = _own, getattr(_saving, "_open_zipfile_writer", None)
+    before, save = _own, torch.save
 
-    def checked(name_or_file: Any, *more: Any) -> Any:
-        if isinstance(name_or_file, str | os.PathLike):
-            _check(os.fspath(name_or_file), _WRITES)
-        assert save is not None
-        return save(name_or_file, *more)
+    @functools.wraps(save)
+    def checked(obj: object, f: Any, *more: Any, **options: Any) -> None:
+        if isinstance(f, str | os.PathLike):
+            _check(os.fspath(f), _WRITES)
+        save(obj, f, *more, **options)
 
-    _own = own.resolve()
-    if save is not None:
-        _saving._open_zipfile_writer = checked
+    _own, torch.save = own.resolve(), checked  # it opens files in C++, unseen by audit hooks
     try:
         yield
     finally:
-        _own = before
-        if save is not None:
-            _saving._open_zipfile_writer = save
+        _own, torch.save = before, save
 
 
 def _on_event(event: str, args: tuple[Any, ...]) -> None:

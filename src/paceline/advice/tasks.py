@@ -60,7 +60,7 @@ class TaskProgram:
         began_s = time.perf_counter()
         run = train(config)
         took_s = time.perf_counter() - began_s
-        return observed(run, target, real=True, setup_s=took_s, shape=self.shape())
+        return observed(run, target, real=True, setup_s=took_s)
 
     def shape(self) -> Shape:
         import torch
