@@ -125,8 +125,6 @@ def _tried(program: LoopProgram) -> tuple[Shape | None, str]:
 
 
 class _Advising:
-    """One call of `advise`."""
-
     def __init__(
         self,
         program: Program,

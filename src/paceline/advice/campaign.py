@@ -1,4 +1,4 @@
-"""Which simulations are made, in which order: everything once and not for long, then the leaders again with other seeds."""
+"""The order of simulations: a short one of each candidate, then the leaders again with other seeds."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Budget:
 
     @property
     def spent(self) -> float:
-        """Share that is gone."""
+        """Share that is spent."""
         return (time.monotonic() - self.began_s) / self.total_s
 
     def at(self, share: float) -> float:
-        """When so large a share will be gone."""
+        """The time at which this share will be spent."""
         return self.began_s + share * self.total_s
 
     def left_s(self, share: float) -> float:
@@ -127,7 +127,7 @@ class Campaign:
         self.skipped = [one for one in self.skipped if one not in self.found]
 
     def _least_gap(self, one: Candidate) -> float:
-        """To the best that its simulations came to; infinite: they arrived, ended by themselves, or ended badly."""
+        """The gap to the target that its simulations left; infinite if they arrived, ended by themselves, or failed."""
         made = self.found[one]
         if any(run.run.reached_s is not None for run in made) or any(
             run.run.ended_itself or run.run.outcome in ("crashed", "diverged") for run in made
@@ -161,11 +161,11 @@ class Campaign:
         return float(np.median(times)) if times else math.inf
 
     def runs(self, candidate: Candidate) -> tuple[Observed, ...]:
-        """Its simulations, in seconds of a machine that is as fast as is known by now."""
+        """Its simulations, in seconds of the machine as measured so far."""
         return tuple(stretched(one.run, self._stretch(candidate)) for one in self.found.get(candidate, []))
 
     def _stretch(self, candidate: Candidate) -> float:
-        """How much slower the machine is than the simulated one, by what has been measured since."""
+        """How much slower the machine is than the simulated one, by later measurements."""
         simulated = self.found[candidate][0].matched_samples_per_s
         if self._rate is None or not math.isfinite(simulated):
             return 1.0
@@ -197,7 +197,7 @@ class Campaign:
         return _HOW_LONG * self.best_s
 
     def _cap(self, jobs: Sequence[Candidate], share: float, until: float) -> int:
-        """Samples that each of these simulations may have in so large a share of what is left."""
+        """Number of samples for each of these simulations, given this share of the remaining time."""
         left_s = self._budget.left_s(until) * share
         sample_s = self._sample_s()
         if not jobs or not sample_s:
@@ -216,7 +216,7 @@ class Campaign:
         return self._guess_s
 
     def _time_one(self, candidate: Candidate, until: float) -> None:
-        """Learns what a gradient takes from a simulation of a few, which is not kept."""
+        """Measure the time of a gradient by a short simulation, which is discarded."""
         ends = (self._budget.at(until), self._budget.at(_GRACE))
         for batches in (1, 50):  # the first loads the data
             job = self._job(candidate, self._seed, math.inf, batches * self._shape.batch_size)
@@ -250,7 +250,7 @@ class Campaign:
                 self.skipped.append(job.candidate)
 
     def _job(self, one: Candidate, seed: int, limit_s: float, limit_samples: int) -> Job:
-        """A simulation on the cluster as fast as was measured, or on that of the candidate's first simulation."""
+        """A simulation at the measured speed, or on the cluster of the candidate's first simulation."""
         if self._target.deadline_s is not None:
             limit_s = min(limit_s, self._target.deadline_s)
         slow = {worker: factor for worker, factor in self._slow.items() if worker < one.workers}

@@ -1,4 +1,4 @@
-"""Which algorithms and numbers of workers are compared where the user names none, and why the others are not."""
+"""The algorithms and numbers of workers that are compared by default, and why others are left out."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def counts(max_workers: int) -> list[int]:
 def candidates(
     max_workers: int, algorithms: Sequence[str] | None = None, *, one_machine: bool = True
 ) -> tuple[list[Candidate], list[str]]:
-    """Everything that is compared, one worker first; and sentences on what is not, and why.
+    """The candidates, one worker first, and sentences on what is left out.
 
     Args:
         max_workers: M, from 1.

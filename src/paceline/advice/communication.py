@@ -1,4 +1,4 @@
-"""Whether a codec pays: what coding a step's mean takes, against the time of the bytes that it saves."""
+"""Whether a codec pays: the time of coding against the time of the bytes that it saves."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Balance:
 
 
 def balance(algorithm: str, cluster: Cluster, shape: Shape, workers: int) -> Balance:
-    """Of `all-reduce` with a codec, by the formulas that the simulator goes by; what hides behind computing is not in it.
+    """The balance of `all-reduce` with a codec by the simulator's formulas, without overlap with computation.
 
     Over a network a mean is a ring's; where all share a machine, their memory's, whose bus they share.
     """

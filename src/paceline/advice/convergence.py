@@ -1,4 +1,4 @@
-"""How many samples every candidate needs: simulations with real gradients, and Hemingway's model where they do not arrive."""
+"""How many samples each candidate needs: simulations with real gradients, and Hemingway's model beyond them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Simulated:
-    """What a job found.
+    """The result of a job.
 
     Args:
         job: which.
@@ -74,7 +74,7 @@ class Simulated:
 
 
 def simulate(job: Job) -> Simulated:
-    """Runs a job; what the program refuses, or dies of, is the outcome "crashed"."""
+    """Run a job; an error of the program is the outcome "crashed"."""
     cluster, rate, began_s = job.cluster, 0.0, time.perf_counter()
     try:
         if job.samples_per_s is not None:
@@ -108,7 +108,7 @@ def gap(target: Target, value: float) -> float:
 
 
 def of_gap(target: Target, value: float) -> float:
-    """The loss or accuracy again."""
+    """The loss or accuracy of a gap."""
     return min(1.0, max(0.0, 1 - value)) if target.accuracy is not None else value
 
 
@@ -136,7 +136,7 @@ def fit(arguments: tuple[Target, Sequence[tuple[int, Observed]]]) -> Convergence
 
 
 def stretched(run: Observed, factor: float) -> Observed:
-    """The same on a machine that takes so many times as long for everything."""
+    """The run on a machine that is slower by this factor."""
     return dataclasses.replace(
         run,
         rates=tuple(rate / factor for rate in run.rates),

@@ -1,4 +1,4 @@
-"""What short runs, simulations and fitted models know of every candidate, brought together."""
+"""The evidence on each candidate from short runs, simulations and fitted models."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def gathered(
     trials: ShortRuns | None,
     trials_have_slow: bool,
 ) -> list[Evidence]:
-    """Everything that is known of each candidate."""
+    """The evidence on each candidate."""
     found = []
     systems: dict[str, SystemModel | None] = {
         algorithm: trials.system(algorithm)
@@ -107,7 +107,7 @@ class _OwnSpeed:
 def _own_speed(
     one: Candidate, campaign: Campaign, trials: ShortRuns | None, trials_have_slow: bool
 ) -> _OwnSpeed | None:
-    """By its short runs; by its simulations only where short runs know nothing of slow workers. None: it has none such.
+    """From its short runs, or from its simulations if short runs had no slow workers; None if there are none.
 
     Where they do know, the simulations of what has not run were matched to the system model, and tell no more than that.
     """
@@ -136,6 +136,6 @@ def _simulated_system(algorithm: str, campaign: Campaign) -> SystemModel | None:
 
 
 def _turned(target: Target, one: Estimate) -> Estimate:
-    """An error rate as an accuracy, whose ends change places."""
+    """An error rate's estimate as an accuracy."""
     value, low, high = (of_gap(target, end) for end in (one.value, one.low, one.high))
     return Estimate(value=value, low=min(low, high), high=max(low, high), extrapolation=one.extrapolation)

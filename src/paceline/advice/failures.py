@@ -1,4 +1,4 @@
-"""What kills of workers add to a predicted time."""
+"""The time that killed workers add to a prediction."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ CHECKPOINT_EVERY_S = 10.0  # as `launch` and `train` do where epochs are not lon
 
 
 def tolerates(algorithm: str) -> bool:
-    """Whether the others go on when a worker is killed."""
+    """Whether the other workers continue when one is killed."""
     return "kill" in registry.build(algorithm).tolerates
 
 
 def with_kills(one: Prediction, *, kills_per_s: float, restart_s: float) -> Prediction:
-    """The prediction with expected times under kills; all else stays what it is without.
+    """The prediction with expected times under kills.
 
     Methods that go on lose a worker's share until it is back; others everything since the last checkpoint.
 

@@ -33,7 +33,7 @@ def colour_of(advice: Advice, candidate: Candidate) -> str | None:
 
 
 def advice_figures(advice: Advice) -> list[Figure]:
-    """Both figures, as far as there is something to draw."""
+    """The figures that have data."""
     return [one for one in (_curves(advice), _arrivals(advice)) if one is not None]
 
 
@@ -80,7 +80,7 @@ def _curves(advice: Advice) -> Figure | None:
 
 
 def _lines(advice: Advice, scale: float, percent: str) -> list[dict[str, Any]]:
-    """The best last, so that they are above all others, and yet first in the legend."""
+    """Lines with the best drawn last, on top, but first in the legend."""
     predicted = [(one, colour_of(advice, one.candidate)) for one in advice.ranked if one.curve]
     coloured = [one.candidate for one, colour in predicted if colour]
     lines: list[dict[str, Any]] = []

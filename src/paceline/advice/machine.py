@@ -1,4 +1,4 @@
-"""The machine that candidates are simulated on: measured here, or from a file; and made as fast as short real runs were."""
+"""The machine to simulate: measured here or read from a file, and matched to the speed of short runs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def this_machine(program: str, shape: Shape, on_progress: Callable[[str], None])
 
 
 def with_workers(cluster: Cluster, workers: int, slow: Mapping[int, float]) -> Cluster:
-    """The same machines with so many workers; those slow or idle ones that are among them are so."""
+    """The same machines with this number of workers, and the slow and idle ones among them."""
     links = tuple(one for one in cluster.link_factors if max(one[:2]) < workers)
     idle = tuple(one for one in cluster.idleness if one[0] < workers)
     found = dataclasses.replace(cluster, workers=workers, slowness=(), idleness=idle, link_factors=links)
@@ -72,7 +72,7 @@ def with_workers(cluster: Cluster, workers: int, slow: Mapping[int, float]) -> C
 def matched(
     program: Program, candidate: Candidate, cluster: Cluster, shape: Shape, samples_per_s: float, deviation: float
 ) -> Cluster:
-    """The cluster with that compute time at which all workers together are as fast as measured.
+    """The cluster with the compute time that gives the measured speed of all workers.
 
     Seconds per sample are nearly a line in the compute time, so secants find it. A machine with fewer cores than workers has
     a longer compute time then. It stays above a fiftieth of what a worker without any overhead would have.

@@ -1,4 +1,4 @@
-"""Simulations in several processes at once: each a pure function of its job, so the order of their ends changes nothing."""
+"""A pool of processes for simulations, with deadlines for starting and for ending jobs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _JOIN_S = 5.0
 
 
 class Pool:
-    """Processes that wait for jobs."""
+    """Processes that end with this one, also if it is killed."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -129,7 +129,6 @@ def _end(process: ForkServerProcess) -> None:
 
 
 def _work(line: Connection) -> None:
-    """A process of a pool."""
     leave_to_supervisor()
     import torch
 

@@ -1,4 +1,4 @@
-"""What is advised on: a program that can be run for real, and simulated, for so long or to a target; and what that shows."""
+"""Programs to advise on, which can run and be simulated, and what their runs show."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_POINTS = 200  # of a curve of losses
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """What of a program decides how long a step takes in a simulation."""
+    """The sizes that determine a step's time in a simulation."""
 
     num_parameters: int
     batch_size: int
@@ -134,7 +134,7 @@ def mean_rate(rates: tuple[float, ...]) -> Estimate:
 
 
 def observed(run: RunData, target: Target, *, real: bool, setup_s: float = 0.0) -> Observed:
-    """What a run's records and evaluations say about a target."""
+    """A run's records and evaluations with regard to a target."""
     gossip = bool(run.result.get("gossip"))
     records = {worker: rows for worker, rows in run.records.items() if len(rows)}
     rows = np.concatenate(list(records.values())) if records else None

@@ -51,7 +51,7 @@ UNKNOWN_SEEDS = LogSpread(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
-    """What is known of a candidate.
+    """The evidence on a candidate.
 
     Args:
         candidate: which.
@@ -205,7 +205,7 @@ def value_at(run: Observed, target: Target, time_s: float) -> float | None:
 
 
 def _of_seeds(seeds: LogSpread | None, number: int) -> LogSpread:
-    """Of one further seed about the median of so many."""
+    """The spread of a further seed about the median of this number of seeds."""
     spread = seeds or UNKNOWN_SEEDS
     return dataclasses.replace(spread, deviation=spread.deviation * math.sqrt(1 + 1 / number))
 

@@ -15,7 +15,7 @@ __all__ = ["close_calls", "how_sure", "not_asynchronous", "nothing_arrives"]
 
 
 def nothing_arrives(ranked: Sequence[Prediction], target: Target) -> str:
-    """One, where no candidate reaches the target: what the best came to."""
+    """What the best candidate came to if none reaches the target."""
     known = [(value, one) for one in ranked if (value := best_value(one, target)) is not None]
     if not known:
         why = next((one.why_not for one in ranked if one.why_not), "nothing could be simulated")
@@ -25,7 +25,7 @@ def nothing_arrives(ranked: Sequence[Prediction], target: Target) -> str:
 
 
 def close_calls(ranked: Sequence[Prediction]) -> list[str]:
-    """A sentence if the first cannot be told from others: their intervals hold its time."""
+    """A sentence if other candidates' intervals overlap with that of the first."""
     best = ranked[0]
     if best.time_s is None:
         return []
@@ -53,7 +53,7 @@ def not_asynchronous(ranked: Sequence[Prediction]) -> list[str]:
 
 
 def _is_asynchronous(candidate: Candidate) -> bool:
-    """Whether its workers' updates are made at once, one by one, of gradients that may be late."""
+    """Whether its workers apply possibly stale gradients one by one."""
     algorithm = registry.build(candidate.algorithm)
     return candidate.workers > 1 and not (algorithm.lockstep or algorithm.together)
 

@@ -1,4 +1,4 @@
-"""Advice as one HTML file that works offline: the verdict, the ranking, the figures, what to mind, and how to start."""
+"""Advice as one offline HTML file: verdict, ranking, figures, warnings, and the command to start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where short runs and simulations of a user's loop work: in a scratch folder, and what they write elsewhere is refused."""
+"""Scratch folders for short runs and simulations of a user's loop, which may not write elsewhere."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _PATHS = {"os.rename": 2, "os.remove": 1, "os.rmdir": 1, "os.mkdir": 1, "os.trun
 
 
 class WritesElsewhereError(UsageError):
-    """The loop is about to write where short runs must not."""
+    """The loop tries to write outside its scratch folder."""
 
 
 @dataclass(frozen=True)
 class Scratch:
-    """Where the calls of a loop work, each in a folder of its own, which looks like the user's.
+    """Working folders for calls of a loop, which look like the user's folder.
 
     Files of the user's folder are there as links, and become copies as they are written to; folders are folders, but for large
     ones. Writing anywhere else is refused, unless it is allowed: temporary folders, caches and devices always are. Not seen
@@ -63,7 +63,7 @@ class Scratch:
 
     @contextlib.contextmanager
     def inside(self, own: Path) -> Iterator[None]:
-        """Works there meanwhile."""
+        """Work in this folder."""
         before = Path.cwd()
         with self.log.open("a", buffering=1) as log, contextlib.redirect_stdout(log):
             os.chdir(own)
@@ -92,7 +92,7 @@ class Confined:
 
 
 def _mirror(home: Path, own: Path, depth: int) -> None:
-    """Makes folders again, and links to files."""
+    """Recreate folders, and link to files."""
     with os.scandir(home) as entries:
         for entry in list(entries):
             place = own / entry.name

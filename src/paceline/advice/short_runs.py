@@ -66,7 +66,7 @@ class ShortRuns:
     def make(
         self, wanted: Sequence[Candidate], *, for_s: float, seed: int, on_begin: Callable[[Candidate], bool]
     ) -> None:
-        """Runs each for so long; `on_begin` says whether there is time for another one."""
+        """Run each for `for_s` seconds as long as `on_begin` allows."""
         for candidate in wanted:
             if not on_begin(candidate):
                 return
@@ -161,7 +161,7 @@ class ShortRuns:
 
     @property
     def setup_s(self) -> float:
-        """What starting workers takes: the median of all runs but the first, which starts more than workers."""
+        """Median time to start workers; the first run is left out, as it also starts the fork server."""
         found = [run.setup_s for runs in self.runs.values() for run in runs]
         return float(np.median(found[1:] or found)) if found else 0.0
 

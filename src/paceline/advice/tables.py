@@ -1,4 +1,4 @@
-"""The ranking's cells, which the terminal and the page share, and what the terminal makes of them, from 80 columns on."""
+"""The ranking's cells, which terminal and page share, and the terminal's table."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _lines(cell: Cell) -> Text:
 
 
 def fit_lines(advice: Advice) -> list[str]:
-    """How far the models were from what they had not seen, an algorithm a line."""
+    """Prediction errors of the models on left-out data, one line per algorithm."""
     lines = []
     what = "loss" if advice.target.accuracy is None else "error rate"
     for one in advice.fits:

@@ -1,4 +1,4 @@
-"""How advice is said: names of candidates and targets, times in one unit, the verdict. Terminal and report share it."""
+"""Texts of advice that terminal and report share: names, targets, times in one unit, the verdict."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def relative_text(times: float | None) -> str:
 
 
 def verdict(advice: Advice) -> str:
-    """What to take, and what it will come to; or that nothing arrives."""
+    """The recommended candidate and its prediction, or that none reaches the target."""
     target, best = advice.target, advice.best
     if best is None:
         why = f": {advice.reasons[0]}" if advice.reasons else "."
@@ -147,7 +147,7 @@ def verdict(advice: Advice) -> str:
 
 
 def remarks(ranked: Sequence[Prediction]) -> list[str]:
-    """Sentences on candidates that do not arrive or lie outside of what was run; those of whom the same is said together."""
+    """Sentences on candidates that do not arrive or are extrapolated, grouped by the reason."""
     said: dict[str, list[Candidate]] = {}
     for one in ranked:
         for text in (one.why_not if one.time_s is None else "", f"* {one.extrapolation}" if one.extrapolation else ""):
@@ -160,10 +160,10 @@ def remarks(ranked: Sequence[Prediction]) -> list[str]:
 
 
 def no_time(one: Prediction) -> str:
-    """For the cell of one without a time: what was tried and does not arrive differs from what there was no time for."""
+    """The cell of a candidate without a time: it does not arrive, or was not measured."""
     return "not reached" if one.simulated_s or one.modelled_s is not None else "not measured"
 
 
 def not_tried(advice: Advice) -> list[str]:
-    """What was left out, without the words that a heading already says."""
+    """What was left out, without the heading's words."""
     return [one.removeprefix("Not tried: ") for one in advice.not_tried]

@@ -197,7 +197,6 @@ class ProcessTeam:
 
 
 def _work(line: Connection, segment: Segment) -> None:
-    """A process of a team."""
     torch.set_num_threads(1)
     while True:
         try:

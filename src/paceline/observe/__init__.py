@@ -1,4 +1,4 @@
-"""What is measured, and how it is shown.
+"""Results of runs, and how they are shown.
 
 `summarize` turns step records into figures, `RunData` keeps a run in a folder. Traces, reports, live progress, tables
 and pictures of lanes are imported from their own modules, since they need Plotly or Rich.

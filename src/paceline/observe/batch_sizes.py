@@ -1,4 +1,4 @@
-"""How the sizes of the workers' batches changed during a run that deals them by speed."""
+"""Batch sizes over time, in runs that set them by worker speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several runs side by side: what to call them, which belong together, and when a difference is clear."""
+"""Comparing runs: their labels, which are repeats of one method, and which differences are clear."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def group_runs(results: Sequence[Mapping[str, Any]]) -> list[Group]:
 
 
 def evaluated_notes(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Sentences on the runs of which not the newest parameters were evaluated."""
+    """One sentence per run whose evaluation did not use the newest parameters."""
     return [
         f"{label}: the accuracy is that of a {result['evaluated']}."
         for label, result in zip(run_labels(results), results, strict=True)
@@ -167,7 +167,7 @@ def clearly_best(values: Sequence[float | None], *, lower: bool) -> int | None:
 
 
 def target_text(result: Mapping[str, Any]) -> str:
-    """The target in words, as far as the result tells it."""
+    """The target of a result as text."""
     parts = []
     if (loss := figure(result, "target_loss")) is not None:
         parts.append(f"loss of {loss:.4g}")

@@ -1,4 +1,4 @@
-"""What all reports share: tables as data, and pages from templates; nothing that a user has named becomes markup."""
+"""What all reports share: tables as data, and pages from templates, which escape all text."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _cell(one: Cell | str) -> Cell:
 
 
 def settings_table(rows: Iterable[tuple[str, Sequence[Any]]], heads: Sequence[str] = ()) -> Table:
-    """Names and values; values that are the same in all columns are said once."""
+    """Names and values; a value that all columns share is one cell."""
 
     def cells(texts: list[str]) -> list[Cell]:
         alike = len(set(texts)) == 1

@@ -1,4 +1,4 @@
-"""What all figures are made of: plain data for plotly.js; colours are names (`@method-0`) that the page resolves."""
+"""Figures as plain data for plotly.js; the page resolves names of colours such as `@method-0`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Figure:
 
 
 class Panels:
-    """Panels below each other with one x axis and a heading each, and what is drawn in them."""
+    """Panels below each other that share an x axis, each with a heading, and their traces."""
 
     def __init__(self, labels: Sequence[str], sizes: Sequence[float], gap_px: float = 34) -> None:
         total = sum(sizes) + gap_px * len(sizes)
@@ -74,11 +74,11 @@ class Panels:
             top -= size
 
     def y(self, panel: int, **settings: Any) -> None:
-        """Sets what the panel's y axis is like."""
+        """Update the panel's y axis."""
         self.layout[f"yaxis{_number(panel)}"] |= settings
 
     def add(self, panel: int, *, legend: str | None = None, **trace: Any) -> None:
-        """Draws a trace in a panel; the first of each `legend`, wherever it is, stands in the figure's legend."""
+        """Add a trace to a panel; the first trace of each `legend` is listed in the figure's legend."""
         shown = {"showlegend": legend is not None and legend not in self._in_legend}
         if legend is not None:
             self._in_legend.add(legend)
@@ -96,7 +96,7 @@ def axis_name(panel: int) -> str:
 
 
 def method_colour(place: int) -> str:
-    """The colour of the method in this place; there are eight, then they begin again."""
+    """The colour of the method at this index; there are eight."""
     return f"@method-{place % len(METHODS['light'])}"
 
 
@@ -108,7 +108,7 @@ def numbers(values: Any, digits: int = 6) -> list[float | None]:
 
 
 def thin(size: int, limit: int) -> np.ndarray:
-    """Places of so many of `size` values, evenly."""
+    """At most `limit` evenly spaced indices of `size` values."""
     return np.unique(np.linspace(0, size - 1, min(size, limit)).astype(np.int64)) if size else np.arange(0)
 
 
@@ -137,7 +137,7 @@ def rows_axis(names: Sequence[str]) -> dict[str, Any]:
 
 
 def error_bars(value: float | Sequence[float], low: Any, high: Any, colour: str | None, **looks: Any) -> dict[str, Any]:
-    """Intervals about values, for `error_x` and `error_y`; an end that is not known has no bar."""
+    """Intervals for `error_x` and `error_y`; an unknown end has no bar."""
     above, below = (
         np.nan_to_num(np.atleast_1d(one), posinf=0.0) for one in (np.subtract(high, value), np.subtract(value, low))
     )
@@ -148,7 +148,7 @@ def error_bars(value: float | Sequence[float], low: Any, high: Any, colour: str 
 def add_rule(
     layout: dict[str, Any], text: str, *, x: float | None = None, y: float | None = None, right: bool = False
 ) -> None:
-    """A dashed line across the figure with words at it: at a height `y`, or at a place `x`."""
+    """Add a dashed line with a label, horizontal at `y` or vertical at `x`."""
     along, across, at = ("x", "y", y) if y is not None else ("y", "x", x)
     assert at is not None
     # Plotly's annotations want the logarithm of a place on a logarithmic axis, its shapes do not.

@@ -1,4 +1,4 @@
-"""When the workers' gradients of a step were ready, from a run's records: what the number of backup workers is chosen from."""
+"""When the workers' gradients were ready in each step of a run; the number of backup workers is chosen from it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DRAWS = 2000
 
 @dataclass(frozen=True, slots=True)
 class GradientTimes:
-    """What a run tells about its workers' times.
+    """The workers' times in a run.
 
     Args:
         times_s: (steps, workers) from a step's beginning to each worker's gradient, and what follows after the last needed.
@@ -37,7 +37,7 @@ class GradientTimes:
 
     @property
     def num_workers(self) -> int:
-        """Machines, backups included."""
+        """Number of workers, with backups."""
         return self.times_s.shape[1]
 
 

@@ -27,7 +27,7 @@ _MAX_POINTS = 400
 
 
 def progress_html(progress: Progress, title: str = "", messages: Sequence[str] = ()) -> str:
-    """The live table as a piece of HTML, below what was to be told."""
+    """The messages and the live table as HTML."""
     console = Console(file=io.StringIO(), record=True, width=_COLUMNS, force_jupyter=False, highlight=False)
     console.print(Group(*map(Text, messages), render(progress, title)))
     frame = '<pre style="line-height: normal; white-space: pre; overflow-x: auto">{code}</pre>'

@@ -1,4 +1,4 @@
-"""Colours: one per method and one per activity, told apart by colour-blind readers, for light and dark pages.
+"""Colours of methods and activities that colour-blind readers can tell apart, for light and dark pages.
 
 Methods use the colours of Okabe and Ito, "Color Universal Design", 2008; the dark variants are lightened until they
 reach a contrast of 4.5 against the dark page. Activities also differ in lightness, so that they survive grey printing.
@@ -38,7 +38,7 @@ SURFACES: dict[Theme, dict[str, str]] = {
 
 
 def tokens(theme: Theme) -> dict[str, str]:
-    """Every colour by the name that figures use for it: `@method-0`, `@wait`, `@text` and so on."""
+    """All colours by the names that figures use, such as `@method-0`, `@wait` and `@text`."""
     named = {f"@method-{index}": colour for index, colour in enumerate(METHODS[theme])}
     named |= {f"@{name}": colour for name, colour in ACTIVITIES[theme].items()}
     named |= {f"@{name}": colour for name, colour in OUTCOMES[theme].items()}

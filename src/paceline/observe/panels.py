@@ -103,7 +103,7 @@ def _shares_of(own: np.ndarray) -> dict[str, float]:
 
 
 def lanes(runs: Sequence[RunData], labels: Sequence[str]) -> Figure | None:
-    """One lane per worker: what it did when, over the same duration of every run."""
+    """One lane per worker with its activities over time; the same duration for every run."""
     shown = _with_records(runs, labels)
     if not shown:
         return None
@@ -140,7 +140,7 @@ def lanes(runs: Sequence[RunData], labels: Sequence[str]) -> Figure | None:
 
 
 def _bars(run: RunData, workers: Sequence[int], window_s: float) -> dict[str, list[tuple[float, float, str, str]]]:
-    """By activity: from when until when, whose, and what for."""
+    """By activity: start, end, worker and hover text."""
     begin_s, by_speed = steady_start_s(run.records), bool(run.result.get("batch_sizes"))
     bars: dict[str, list[tuple[float, float, str, str]]] = {kind: [] for kind in (*_LANE_KINDS, "dropped")}
     for worker in workers:

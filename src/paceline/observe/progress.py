@@ -27,7 +27,7 @@ _MAX_ROWS = 32
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgress:
-    """What one worker did lately.
+    """Recent progress of one worker.
 
     Args:
         worker_id: the worker.
@@ -48,7 +48,7 @@ class WorkerProgress:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a run has come to.
+    """Progress of a run.
 
     Args:
         elapsed_s: since the start of training.
@@ -78,7 +78,7 @@ class Progress:
 
 
 class LiveTable:
-    """Shows the progress it is given, in a `with` block.
+    """Shows progress within a `with` block.
 
     On a terminal the table is redrawn in place, at most four times a second, and messages scroll by above it. Elsewhere
     (a log file, CI) it prints a line about every two seconds, and at once for a message or a new epoch.

@@ -50,7 +50,7 @@ def write_report(
 
 
 def _complete(run: RunData) -> RunData:
-    """What the configuration says counts where the result is silent."""
+    """The run with its configuration filled into its result."""
     return RunData(run.config, {**run.config, **run.result}, run.records, run.evaluations)
 
 

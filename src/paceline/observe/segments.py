@@ -1,4 +1,4 @@
-"""What a worker did when: the amounts in a step record laid out as intervals along its lane."""
+"""Step records laid out as intervals along each worker's lane."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def segments(records: np.ndarray) -> Segments:
 
 
 def steady_start_s(records: Mapping[int, np.ndarray]) -> float:
-    """When every worker has done its first step, which is slow for reasons of its own (caches, lazy initialisation).
+    """When every worker has finished its first step, which caches and lazy initialisation make slow.
 
     Of a run too short for that, its very beginning.
     """
@@ -87,7 +87,7 @@ def steady_start_s(records: Mapping[int, np.ndarray]) -> float:
 
 
 def steady_window_s(runs: Sequence[Mapping[int, np.ndarray]], steps: int) -> float:
-    """A duration worth drawing, the same for all runs: about `steps` steps of the fastest worker of all.
+    """A duration to draw for all runs: about `steps` steps of the fastest worker.
 
     Longer, up to three times, where that is needed to see two steps of the slowest worker.
     """

@@ -51,7 +51,7 @@ def comparison_table(results: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _columns(results: Sequence[Mapping[str, Any]], *, with_workers: bool) -> list[Column]:
-    """Those that some run has a value for."""
+    """The columns for which some run has a value."""
     time = Column(name="target\n(s)", path=("time_to_target_s",), lower=True)
     fraction = _deepest_fraction(results)
     if fraction is not None and not any(value is not None for value in time.values(results)):
@@ -84,7 +84,7 @@ def result_table(result: Mapping[str, Any]) -> Table:
 
 
 def _lines(result: Mapping[str, Any]) -> list[tuple[str, str | None]]:
-    """Names and texts; None: there is nothing to say."""
+    """Names and texts; None leaves the line out."""
 
     def said(key: str, text: Callable[[float], str] = number_text) -> str | None:
         return None if (value := figure(result, key)) is None else text(value)

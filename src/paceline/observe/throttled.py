@@ -15,7 +15,7 @@ __all__ = ["Throttled"]
 
 
 class Throttled(ABC):
-    """Shows progress at most once in `every_s` seconds, and what it was told last as its `with` block ends."""
+    """Shows progress at most once in `every_s` seconds, and the last one at the end of its `with` block."""
 
     def __init__(self, every_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
         self._every_s = every_s
@@ -32,7 +32,7 @@ class Throttled(ABC):
         self._show_last()
 
     def update(self, progress: Progress) -> None:
-        """Shows `progress`, unless another was shown just now."""
+        """Show `progress` if `every_s` seconds have passed."""
         self._last = progress
         if self._now_s() - self._shown_s >= self._every_s:
             self._shown_s = self._now_s()

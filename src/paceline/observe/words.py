@@ -1,4 +1,4 @@
-"""How numbers, times, shares and lists are said: in sentences, in tables and at figures, in a terminal as on a page."""
+"""Numbers, times, shares and lists as text."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def workers_text(num_workers: int) -> str:
 
 
 def capital(text: str) -> str:
-    """The same with a capital letter at its beginning."""
+    """The text with its first letter in upper case."""
     return text[:1].upper() + text[1:]
 
 
@@ -74,7 +74,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def column_unit(values_s: Iterable[float]) -> str:
-    """The unit for a column of times: that of the shortest, in which it is a few up to hundreds."""
+    """The unit for a column of times, chosen by the shortest."""
     least_s = min((value for value in values_s if 0 < value < math.inf), default=1.0)
     return "ms" if least_s < 0.02 else "s" if least_s < 1200 else "min" if least_s < 7200 else "h"
 

@@ -1,4 +1,4 @@
-"""A run's folder at its end: what was recorded, a trace, a report."""
+"""Writing a finished run's folder: records, trace, report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write_run(
     max_traced_workers: int = 256,
     host: dict[str, Any] | None = None,
 ) -> None:
-    """Writes all that a run's folder has at its end.
+    """Write the folder of a finished run.
 
     Args:
         run: as its trace and report show it.

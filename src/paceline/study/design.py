@@ -1,4 +1,4 @@
-"""Which combinations of levels become trials, and in which order they are run."""
+"""Combinations of levels that become trials, and their order."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def plan_trials(study: Study) -> StudyPlan:
 
 
 def check_all_used(study: Study, maker: TrialMaker) -> None:
-    """Refuses a factor that no combination had a use for: most likely its name is misspelt."""
+    """Refuse a factor that no combination uses, which is probably misspelt."""
     for name in study.factors:
         if name not in maker.applied:
             head, _, field = name.partition(".")
@@ -61,7 +61,7 @@ def check_all_used(study: Study, maker: TrialMaker) -> None:
 
 
 def _distinct(study: Study, maker: TrialMaker) -> list[Trial]:
-    """The combinations with the first seed, each once: those that differ in what their algorithm does not have are one."""
+    """The distinct combinations with the first seed; fields that an algorithm lacks make no difference."""
     found: dict[str, Trial] = {}
     wanted, possible = study.design.trials, _num_possible(study)
     if study.design.kind == "grid":
@@ -82,7 +82,7 @@ def _distinct(study: Study, maker: TrialMaker) -> list[Trial]:
 
 
 def _num_possible(study: Study) -> float:
-    """How many combinations there are, of which some may come to the same trial."""
+    """Number of combinations, some of which can be the same trial."""
     return math.prod(math.inf if isinstance(one, Range) else len(one) for one in study.factors.values())
 
 

@@ -1,4 +1,4 @@
-"""How long a study will take: from its own trials where there are some, and else from a few gradients made for the purpose."""
+"""How long a study will take: from its finished trials, or else from a few measured steps."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Forecast:
 
 
 def estimate(study: Study, folder: Path) -> Forecast:
-    """What of a study is left to do in a folder, and how long it will take; runs nothing but a few gradients.
+    """The trials that remain in a folder and how long they will take; runs at most a few steps.
 
     Trials that reach their target early end early, so without earlier trials this is how long it takes at most.
     """
@@ -88,7 +88,7 @@ def estimate(study: Study, folder: Path) -> Forecast:
 
 
 class _Costs:
-    """What a trial costs, from how long gradients take here."""
+    """The time of a trial, from the time of steps on this machine."""
 
     def __init__(self, study: Study) -> None:
         self._study = study

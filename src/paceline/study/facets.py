@@ -1,4 +1,4 @@
-"""How a study is laid out in figures: which factor runs along the axis, which makes panels, and which colour is whose."""
+"""The layout of a study's figures: the factor along the axis, the factor of the panels, and the methods' colours."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Facets:
         return ("solid", "dash", "dot")[self.trials.methods.index(method) // len(METHODS["light"]) % 3]
 
     def rows(self, method: str | None, across: Any = None, down: Any = None) -> np.ndarray:
-        """Numbers of the trials at these levels; None is any."""
+        """Row numbers of the trials at these levels; None matches any level."""
         where = {METHOD: method, self.across: across, self.down: down}
         return np.flatnonzero(self.trials.rows({k: v for k, v in where.items() if k is not None and v is not None}))
 
@@ -83,7 +83,7 @@ class Facets:
         return ["method", *(factor_text(factor) for factor in (self.across, self.down) if factor)]
 
     def names(self, method: str, across: Any, down: Any) -> list[str]:
-        """The cells that say what a table's row is of."""
+        """The cells that name a table's row."""
         return [method, *(level_name(level) for level, factor in ((across, self.across), (down, self.down)) if factor)]
 
     def panel_title(self, down: Any) -> str:
@@ -102,7 +102,7 @@ class Facets:
 
 
 def facets_of(trials: Trials) -> Facets:
-    """Workers along the axis where they vary, else the first factor of numbers; batch sizes or the next factor down."""
+    """Choose axes: workers along x if they vary, else the first numeric factor; panels for batch sizes or the next factor."""
     left = list(trials.others)
     numeric = [name for name in left if all(isinstance(level, int | float) for level in trials.factors[name])]
     across = "workers" if "workers" in left else next(iter([*numeric, *left]), None)

@@ -87,7 +87,7 @@ class Comparison:
 
     @property
     def sentence(self) -> str:
-        """What was found, with its uncertainty, in one plain sentence; also for what is no finding."""
+        """The comparison and its uncertainty as a sentence."""
         one = self.leading
         first, second = level_text(one.factor, one.other), level_text(one.factor, one.base)
         size = times_text(one.ratio)
@@ -114,7 +114,7 @@ class Comparison:
 
 
 def compare_everything(trials: Trials, measure: Measure) -> list[Comparison]:
-    """Every two methods, over all trials and where each other factor is held; every other factor's levels with its first.
+    """Compare all pairs of methods, overall and at each level of other factors, and each factor's levels with its first.
 
     All of them are made at once, so their p-values are adjusted together. Comparisons with too few pairs for an interval
     are returned, too, and cannot be findings.
@@ -127,7 +127,7 @@ def compare_everything(trials: Trials, measure: Measure) -> list[Comparison]:
 def compare_levels(
     trials: Trials, measures: Sequence[Measure], baseline: Any, where: Mapping[str, Any] | None = None
 ) -> list[Comparison]:
-    """Each method with the baseline, in each of the measures, all adjusted together."""
+    """Compare each method with the baseline in each measure; p-values are adjusted together."""
     held = tuple((where or {}).items())
     others = [method for method in trials.methods if method != baseline]
     made = [_compare(trials, measure, METHOD, baseline, other, held) for measure in measures for other in others]

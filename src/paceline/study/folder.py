@@ -1,4 +1,4 @@
-"""A study's folder: what is in it, and how a trial gets there so that a kill at any instant costs at most that trial."""
+"""A study's folder; a kill at any time loses at most the running trial."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StudyFolder:
         self.trials = path / "trials"
 
     def check(self) -> None:
-        """Refuses a folder that holds something else, before anything is run."""
+        """Refuse a folder that holds something else."""
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"{self.path} is a file; name a folder with --out.")
         if not self.path.is_dir() or (self.path / "study.toml").is_file():
@@ -61,7 +61,7 @@ class StudyFolder:
             yield
 
     def begin(self, study: Study) -> None:
-        """Writes down what is about to be run, and removes what a kill has left of a trial or a file."""
+        """Write the study and its environment, and remove the rest of an interrupted trial."""
         write_text(self.path / "study.toml", study.as_text())
         write_json(self.path / "environment.json", {"machine": machine(), "versions": versions()})
         with files.writing(self.trials):
@@ -95,11 +95,11 @@ class StudyFolder:
         return (self.trials / name).is_dir()
 
     def finished(self) -> list[str]:
-        """The hashes of all trials in the folder, whether they belong to the study as it is or not."""
+        """The hashes of all trials in the folder, also of earlier versions of the study."""
         return sorted(path.name for path in self.trials.glob("[0-9a-f]*") if path.is_dir())
 
     def add(self, name: str, write: Callable[[Path], None]) -> None:
-        """Puts a trial into the folder, whose files `write` writes: all of them, or nothing."""
+        """Add a trial, whose files `write` writes, completely or not at all."""
         unfinished = self.trials / f"{_UNFINISHED}{name}"
         try:
             with files.writing(unfinished):

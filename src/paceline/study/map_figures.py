@@ -1,4 +1,4 @@
-"""Figures in cells: how stale updates were, how runs ended, and where time went, for every method at every level."""
+"""Figures of staleness, outcomes and time, for every method at every level."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def outcome_figure(facets: Facets) -> Figure | None:
 
 
 def _when(facets: Facets, rows: np.ndarray) -> str:
-    """At which update runs failed, for hovering."""
+    """The median update at which runs failed, as hover text."""
     step = _median(facets.trials.values("failed_step")[rows])
     return "" if step is None else f", at update {number_text(step)} (median)"
 

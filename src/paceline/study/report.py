@@ -1,4 +1,4 @@
-"""A study's report: one HTML file with what was asked, the answer, the figures, every comparison, and how to repeat it."""
+"""A study's report: one HTML file with the headline, tables, figures, all comparisons, and the study file."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _lanes(folder: Path, trials: Trials, comparisons: Sequence[Comparison]) -> F
 
 
 def read_study_file(folder: Path) -> dict[str, Any]:
-    """What `study.toml` says, nothing if there is none or it is damaged: a report is written from its table all the same."""
+    """The content of `study.toml`; empty if it is missing or damaged, as the report needs only the table."""
     try:
         return tomllib.loads(read_text(folder / "study.toml"))
     except (ValueError, RecursionError):

@@ -30,7 +30,7 @@ _AT_A_GLANCE = (  # name, unit, column, factor
 
 
 def glance_table(trials: Trials) -> Table:
-    """One row per method: what most readers look for."""
+    """One row per method."""
     measure = trials.primary
     timed = measure.kind != "throughput"
     steps = trials.values(trials.measure("steps", measure.percent).column)
@@ -96,7 +96,7 @@ def _p_text(one: Comparison) -> str:
 
 
 def environment(trials: Trials, folder: Path) -> dict[str, str]:
-    """Versions and machine, of the file where there is one; of the table's columns otherwise, with every value that occurs."""
+    """Versions and machine from `environment.json`, or else all values of the table's columns."""
     try:
         known = json.loads(read_text(folder / "environment.json") or "{}")
     except ValueError:

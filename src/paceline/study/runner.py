@@ -102,8 +102,6 @@ def run_study(
 
 
 class _Running:
-    """One call of `run_study`."""
-
     def __init__(self, study: Study, folder: StudyFolder, on_progress: Callable[[StudyProgress], None] | None) -> None:
         self.study = study
         self.folder = folder
