@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from paceline.errors import UsageError
+from paceline.errors import RunStopped, UsageError
 from paceline.evaluation.model import Evaluator
 from paceline.memory import atomics
 from paceline.memory.arena import Arena
-from paceline.memory.waiting import RunStopped, wait_briefly, wake_all
+from paceline.memory.waiting import wait_briefly, wake_all
 from paceline.system.tagged_output import flush_output
 
 __all__ = ["ENDED_THREAD", "NICENESS", "THREAD", "EvaluationChannel", "EvaluationResult"]

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 import torch.distributed as dist
 
-from paceline.memory.waiting import RunStopped
+from paceline.errors import RunStopped
 from paceline.ports.ports import Counts, Event, Filter, Received
 from paceline.transport.concurrency import ThreadConcurrency
 from paceline.transport.keys import Keys

@@ -18,7 +18,6 @@ from paceline.system.machine import num_cores
 
 __all__ = [
     "SLICE_S",
-    "RunStopped",
     "have_core_each",
     "raise_if_stopped",
     "sleep_precisely",

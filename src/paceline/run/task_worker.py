@@ -12,8 +12,8 @@ from paceline.algorithms import registry
 from paceline.data.plan import BatchPlan
 from paceline.data.shared import DatasetHandle, open_dataset
 from paceline.data.sources import BatchClaims, DatasetBatches
+from paceline.errors import RunStopped
 from paceline.membership.environment import SupervisedEnvironment, current_environment
-from paceline.memory.waiting import RunStopped
 from paceline.model_parallel.layouts import layout_of
 from paceline.optim.shared_state import shared_state_of
 from paceline.replica.base import TaskReplica

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from paceline.algorithms import Algorithm, Placed
-from paceline.errors import DivergedError, UsageError, exits_in_order
+from paceline.errors import DivergedError, RunStopped, UsageError, exits_in_order
 from paceline.evaluation.user import Evaluate
 from paceline.loop.gradient_watch import watch_gradients
 from paceline.loop.held_by_one import hold
@@ -26,7 +26,6 @@ from paceline.loop.random_numbers import alike, common_randomness, digests_of_st
 from paceline.loop.same_inputs import SameInputs
 from paceline.membership.environment import WorkerEnvironment, current_environment
 from paceline.membership.final_mean import FinalMean, LeftWeights
-from paceline.memory.waiting import RunStopped
 from paceline.model_parallel.graph.execute import Part
 from paceline.model_parallel.layouts import AnyLayout
 from paceline.optim.several_optimizers import SeveralOptimizers, members_of

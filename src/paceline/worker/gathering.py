@@ -7,14 +7,16 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from paceline.errors import RunStopped, UsageError, WorkerLostError, name_workers
 from paceline.storage.plain_tensors import tensors_from_bytes, tensors_to_bytes
 from paceline.vectors.half_types import sum_type
-from paceline.worker.supervised import WorkerState
+
+if TYPE_CHECKING:
+    from paceline.worker.supervised import WorkerState
 
 __all__ = [
     "Call",

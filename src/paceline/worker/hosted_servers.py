@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from paceline.algorithms.server.served import Served
+from paceline.errors import RunStopped
 from paceline.membership.peers import Peers
 from paceline.memory.arena import Arena
-from paceline.memory.waiting import RunStopped
 from paceline.system.clock import RealClock
 from paceline.transport.keys import Keys
 

@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from paceline.errors import DivergedError, PacelineError, UsageError, WorkerLostError, exits_in_order
+from paceline.errors import DivergedError, PacelineError, RunStopped, UsageError, WorkerLostError, exits_in_order
 from paceline.membership.environment import SupervisedEnvironment, set_environment
 from paceline.memory import failpoints
 from paceline.memory import numa as placement
 from paceline.memory.arena import Arena, ArenaPlan
 from paceline.memory.segment import Segment
-from paceline.memory.waiting import RunStopped, have_core_each, raise_if_stopped, wait_briefly
+from paceline.memory.waiting import have_core_each, raise_if_stopped, wait_briefly
 from paceline.system.interrupts import leave_to_supervisor
 from paceline.system.tagged_output import tagged_output
 from paceline.vectors.sharding import Sharding

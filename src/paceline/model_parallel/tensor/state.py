@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from paceline.errors import UsageError
 from paceline.model_parallel.tensor.layers import cut_modules
@@ -75,6 +73,9 @@ def sharded_state_dict(model: nn.Module) -> dict[str, Tensor]:
     `dcp.load` into that of a model on another mesh fills its parameters. All workers call it together; it makes process
     groups. The optimizer's state is not in it.
     """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard  # which takes half a second
+
     mesh, placed = placements_of(model)
     if mesh.shape.workers == 1:
         return dict(model.state_dict())

@@ -24,11 +24,7 @@ from paceline.membership.environment import (
 from paceline.membership.rendezvous import common_store, own_part, wait_for_readers
 from paceline.vectors.flat import model_words
 from paceline.worker.gathering import Gatherer, StoreGatherer, SupervisedGatherer
-from paceline.worker.memberships.delayed import DelayedMembership
-from paceline.worker.memberships.elastic import ElasticMembership, report
-from paceline.worker.memberships.launched import LaunchedMembership
 from paceline.worker.memberships.membership import Membership
-from paceline.worker.memberships.supervised import SupervisedMembership
 
 __all__ = ["Entry", "SimulatedEnvironment", "enter", "is_plain", "meeting_beside"]
 
@@ -61,23 +57,31 @@ def is_plain(environment: WorkerEnvironment | None, algorithm: Algorithm) -> boo
 
 
 def enter(environment: WorkerEnvironment | None, model: nn.Module, algorithm: Algorithm) -> Entry:
-    """A worker's place in its run; one that is invited is given one now.
+    """A worker's place in its run; one that is invited is given one now. Imports what this kind of run needs.
 
     Raises:
         UsageError: the worker does not fit into the run, or there is no place for it, or it has attached before.
     """
     match environment:
         case None:
+            from paceline.worker.memberships.delayed import DelayedMembership
+
             return Entry(0, 1, DelayedMembership)
         case Invitation():
+            from paceline.worker.memberships.elastic import ElasticMembership, report
+
             run = JoinedRun(environment, algorithm, model_words(model))
             report(run, environment.out, "started")
             return Entry(run.worker_id, run.num_workers, partial(ElasticMembership, run, environment.out))
     algorithm.check(environment.num_workers)
     match environment:
         case LaunchedEnvironment():
+            from paceline.worker.memberships.launched import LaunchedMembership
+
             join: Join = partial(LaunchedMembership, environment)
         case SupervisedEnvironment():
+            from paceline.worker.memberships.supervised import SupervisedMembership
+
             attach_once()
             join = partial(SupervisedMembership, environment)
         case SimulatedEnvironment():
