@@ -15,11 +15,10 @@ from paceline.advice.candidates import ALONE, candidates
 from paceline.advice.communication import weighed
 from paceline.advice.evidence import convergence_models, gathered, progress_spread
 from paceline.advice.failures import CHECKPOINT_EVERY_S, restarts, with_kills
-from paceline.advice.loops import LoopProgram
+from paceline.advice.loops import LoopProgram, load_program
 from paceline.advice.machine import this_machine
 from paceline.advice.pool import Pool
 from paceline.advice.program import Program, Shape
-from paceline.advice.programs import load_program
 from paceline.advice.ranking import LogSpread, order, predict, seeds_spread
 from paceline.advice.reasons import close_calls, how_sure, not_asynchronous, nothing_arrives
 from paceline.advice.scratch import Scratch, WritesElsewhereError

@@ -1,4 +1,4 @@
-"""Users' own loops as programs to give advice on."""
+"""Programs to advise on: users' own loops, or built-in tasks by name."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from paceline.advice.answer import Candidate, Target
-from paceline.advice.program import Observed, Shape, observed
+from paceline.advice.program import Observed, Program, Shape, observed
 from paceline.advice.scratch import Confined, Scratch
-from paceline.advice.tasks import NEVER, shared_options, virtual_rate
+from paceline.advice.tasks import NEVER, TaskProgram, shared_options, virtual_rate
+from paceline.errors import UsageError
 from paceline.simulator import Cluster
+from paceline.specs.file_loop import load_loop
 from paceline.system.machine import intra_op_threads
+from paceline.tasks.load import BUILT_IN
 
-__all__ = ["LoopProgram"]
+__all__ = ["LoopProgram", "load_program"]
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,6 @@ class LoopProgram:
     knows_slow = True
 
     def function(self) -> Any:
-        from paceline.specs.file_loop import load_loop
-
         return load_loop(self.name if self.scratch is None else str(self.scratch.home / self.name))
 
     @contextlib.contextmanager
@@ -117,3 +119,17 @@ class LoopProgram:
         return shlex.join(
             map(str, ["paceline", "launch", self.name, *options, *shared_options(target, slow, restarts)])
         )
+
+
+def load_program(reference: str, data: Path | None = None) -> Program:
+    """A built-in task by name, or a user's loop from `FILE.py:FUNCTION`.
+
+    Raises:
+        UsageError: there is no such thing; a file's message names the line.
+    """
+    if reference in BUILT_IN:
+        return TaskProgram(name=reference, data=data)
+    if data is not None:
+        raise UsageError("A folder with data is for a built-in task; a loop of your own loads its data itself.")
+    load_loop(reference)
+    return LoopProgram(name=reference)

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from paceline.observe.batch_sizes import sizes_of_batches
 from paceline.observe.compare import failed, figure, group_runs, run_labels
 from paceline.observe.drawing import Figure, add_rule, log_axis, method_colour, numbers, thin
-from paceline.observe.panels import lanes, shares, staleness
+from paceline.observe.panels import lanes, shares, sizes_of_batches, staleness
 from paceline.records.run_data import RunData
 from paceline.records.summary import WINDOW, LossCurve, loss_curve
 

@@ -1,4 +1,4 @@
-"""Figures with one panel per run: staleness, shares of time, lanes."""
+"""Figures with one panel per run: staleness, shares of time, lanes, batch sizes."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from paceline.observe.drawing import Figure, Panels, numbers, rows_axis
+from paceline.observe.drawing import Figure, Panels, method_colour, numbers, rows_axis
 from paceline.observe.palette import ACTIVITY_NAMES
 from paceline.observe.segments import KINDS, segments, steady_start_s, steady_window_s
 from paceline.records.run_data import RunData
 
-__all__ = ["lanes", "shares", "staleness"]
+__all__ = ["lanes", "shares", "sizes_of_batches", "staleness"]
 
 _MAX_BARS = 2_500
 _MAX_LANES = 48
 _LANE_PX = 22
+_BATCHES_PX = 110
 _LANE_KINDS = ("gradient", "wait", "apply", "input")
 
 
@@ -162,6 +163,33 @@ def _bars(run: RunData, workers: Sequence[int], window_s: float) -> dict[str, li
                     )
                 )
     return bars
+
+
+def sizes_of_batches(runs: Sequence[RunData], labels: Sequence[str]) -> Figure | None:
+    """One line per worker, in one panel per run that has such batches."""
+    shown = [(run, label) for run, label in zip(runs, labels, strict=True) if run.result.get("batch_sizes")]
+    if not shown:
+        return None
+    panels = Panels([label for _, label in shown], [_BATCHES_PX] * len(shown))
+    for index, (run, label) in enumerate(shown):
+        changes = run.result["batch_sizes"]
+        times_s = [0.0, *(one["elapsed_s"] for one in changes[1:]), max(run.result["wall_s"], changes[-1]["elapsed_s"])]
+        for worker in range(min(len(changes[0]["sizes"]), _MAX_LANES)):
+            sizes = [one["sizes"][worker] for one in changes]
+            panels.add(
+                index, legend=f"worker {worker}", type="scatter", mode="lines", name=f"worker {worker}", meta=label,
+                x=numbers(times_s), y=[*sizes, sizes[-1]], line={"shape": "hv", "color": method_colour(worker)},
+                hovertemplate="%{y} samples<extra>%{fullData.name}</extra>",
+            )  # fmt: skip
+        panels.y(index, title={"text": "samples"}, nticks=4, rangemode="tozero")
+    panels.x["title"] = {"text": "time (s)"}
+    return Figure(
+        "batch-sizes", "How large each worker's batch was",
+        "Samples of a round, dealt out by the workers' measured speeds; short rounds at the ends of epochs are left out."
+        + (f" The first {_MAX_LANES} workers are shown." if len(shown[0][0].records) > _MAX_LANES else ""),
+        panels.traces, panels.layout,
+        ["series", "worker", "time (s)", "samples"], keys=["meta", "name", "x", "y"], height_px=panels.height_px,
+    )  # fmt: skip
 
 
 def _with_records(runs: Sequence[RunData], labels: Sequence[str]) -> list[tuple[RunData, str]]:
