@@ -21,7 +21,7 @@ _JOIN_S = 5.0
 
 
 class Pool:
-    """Processes that end with this one, also if it is killed."""
+    """Processes that wait for jobs; those of `ProcessPoolExecutor` outlive a killed parent, and cannot end one job."""
 
     def __init__(self, size: int) -> None:
         self._size = size
