@@ -1,13 +1,16 @@
 """Starts with a long TMPDIR, in pools of processes, from standard input, and on a machine without loopback."""
 
 import concurrent.futures
+import json
 import multiprocessing
 import os
 import socket
 import subprocess
 import sys
+from functools import partial
 
 import pytest
+import torch
 
 import paceline as pl
 from paceline.membership.join_point import Meeting, MeetingLostError
@@ -44,6 +47,27 @@ def test_the_folder_for_temporary_files_may_have_a_long_path(tmp_path, algorithm
     (tmp_path / "program.py").write_text(PROGRAM.format(algorithm=algorithm))
     ran = run(tmp_path / "program.py", tmpdir=folder)
     assert (ran.returncode, ran.stdout) == (0, "stopped\n"), ran.stderr
+
+
+def attaches(folder):
+    """Leaves what a worker has imported of ours for a short run."""
+    before = {*sys.modules}
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pl.attach(model, optimizer) as worker:
+        for x in worker.batches([torch.ones(2, 2) for _ in range(4)]):
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+    ours = [name for name in {*sys.modules} - before if name.startswith("paceline")]
+    (folder / f"{worker.worker_id}.json").write_text(json.dumps(ours))
+
+
+@pytest.mark.parametrize("algorithm", ["leashed", "all-reduce", "ad-psgd", "parameter-server"])
+def test_the_fork_server_has_loaded_what_workers_need(tmp_path, algorithm):
+    """Two thirds of a second in each worker otherwise."""
+    pl.launch(partial(attaches, tmp_path), workers=2, algorithm=algorithm)
+    assert [json.loads((tmp_path / f"{worker}.json").read_text()) for worker in range(2)] == [[], []]
 
 
 def test_a_program_from_standard_input_is_refused(tmp_path):

@@ -10,7 +10,8 @@ with contextlib.suppress(UsageError):  # the program imports the same modules an
     import torch
 
     import paceline.run.task_worker
-    import paceline.worker.process  # noqa: F401
+    import paceline.worker.attach
+    import paceline.worker.memberships.supervised  # noqa: F401
     from paceline.memory import warm_up
     from paceline.system.interrupts import leave_to_supervisor
 
