@@ -1,6 +1,7 @@
 """All state begins as worker 0's: trained and frozen parameters, buffers of any layout; and buffers are followed by name."""
 
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -108,6 +109,40 @@ def test_frozen_parts_of_other_shapes_are_refused(what, start):
     with pytest.raises(pl.UsageError, match="all workers must build the same model") as raised:
         start(loop, "hogwild")
     raised.value.__traceback__ = None
+
+
+class Fourier(nn.Module):
+    """Its frequencies are attributes, neither parameters nor buffers."""
+
+    def __init__(self, seed):
+        super().__init__()
+        draw = torch.Generator().manual_seed(seed)
+        self.frequencies, self.phases = torch.randn(3, 4, generator=draw), [torch.randn(4, generator=draw)]
+        self.scale = torch.tensor(2.0)
+        self.line = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.line(torch.sin(self.scale * x @ self.frequencies + self.phases[0]))
+
+
+@STARTS
+@pytest.mark.parametrize("algorithm", ["lockstep", "all-reduce", "local-sgd", "d-psgd"])
+@pytest.mark.parametrize("is_seeded", [True, False])
+def test_tensors_that_no_module_has_registered_are_compared(is_seeded, algorithm, start):
+    def loop():
+        model = Fourier(0 if is_seeded else own_id())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with pl.attach(model, optimizer) as worker:
+            for x in worker.batches([torch.ones(2, 3)] * 6):
+                optimizer.zero_grad()
+                model(x).mean().backward()
+                optimizer.step()
+
+    expected = pytest.warns(
+        UserWarning, match=r"models differ in frequencies, phases\[0\], which is neither a parameter"
+    )
+    with nullcontext() if is_seeded else expected:
+        start(loop, algorithm)
 
 
 # Buffers that a loop replaces

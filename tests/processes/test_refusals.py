@@ -1,4 +1,6 @@
-"""`paceline launch` refuses loops that cannot be trained in one sentence with exit code 2, as a function or as a script."""
+"""Every launcher refuses loops that cannot be trained in one sentence, printed once, with exit code 2 and no traceback."""
+
+import os
 
 import pytest
 
@@ -58,6 +60,36 @@ def by_another_optimizer():
     looped(model, sgd(model), "ad-psgd", lambda *_: other.step())
 
 
+def aliased():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight.data = model[0].weight.data
+    looped(model, sgd(model), "ad-psgd")
+
+
+def unfrozen():
+    def step(model, optimizer):
+        optimizer.step()
+        model[0].requires_grad_(True)
+
+    model = made()
+    model[0].requires_grad_(False)
+    looped(model, sgd(model[1]), "ad-psgd", step)
+
+
+def follows_a_measure():
+    model = made()
+    optimizer = sgd(model)
+    with pl.attach(model, optimizer, "ad-psgd") as worker:
+        worker.follow(torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
+
+
+def steps_inside_backward():
+    model = made()
+    optimizer = sgd(model)
+    model[0].weight.register_post_accumulate_grad_hook(lambda p: optimizer.step())
+    looped(model, optimizer, "ad-psgd")
+
+
 def by_worker_0_alone():
     model = made()
     other = sgd(model)
@@ -68,17 +100,23 @@ def by_worker_0_alone():
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
+    if sys.argv[1] == "launch":
+        pl.launch(globals()[sys.argv[2]], workers=2)
+    else:
+        globals()[sys.argv[1]]()
 """
 
 
-def refused(folder, *words):
-    """The refusal, which each worker of a script prints."""
-    done = forked.run(["-m", "paceline", "launch", "--workers", "2", *words], folder, errors=None)
+def refused(folder, *words, **variables):
+    """The one line of errors that a program prints."""
+    done = forked.run([*words], folder, errors=None, env={**os.environ, **variables})
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
-    (said,) = {line for line in done.stderr.splitlines() if line.startswith("paceline: ")}
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("paceline: ")]
     return said
+
+
+LAUNCH = ["-m", "paceline", "launch", "--workers", "2"]
 
 
 @pytest.mark.parametrize(
@@ -90,10 +128,15 @@ def refused(folder, *words):
         ("by_hand", "never called optimizer.step()"),
         ("by_another_optimizer", "steps a SGD that attach was not given"),
         ("by_worker_0_alone", "steps a SGD that attach was not given"),
+        ("aliased", "share memory, as after `b.weight.data = a.weight.data`"),
+        ("unfrozen", "requires a gradient only since attach"),
+        ("follows_a_measure", "ReduceLROnPlateau goes by a measure"),
+        ("steps_inside_backward", "calls step() inside backward"),
     ],
 )
-def test_a_function_and_a_script_are_refused_alike(name, says, tmp_path):
+def test_all_launchers_refuse_alike(name, says, tmp_path):
     (tmp_path / "loops.py").write_text(LOOPS)
-    of_function, of_script = refused(tmp_path, f"loops.py:{name}"), refused(tmp_path, "--", "loops.py", name)
-    assert says in of_script
-    assert of_function == of_script
+    of_function = refused(tmp_path, *LAUNCH, f"loops.py:{name}")
+    assert says in of_function
+    assert refused(tmp_path, *LAUNCH, "--", "loops.py", name) == of_function
+    assert refused(tmp_path, "loops.py", "launch", name) == of_function

@@ -20,6 +20,7 @@ from paceline.run.earlier_part import EarlierPart
 from paceline.run.loops import Loop
 from paceline.specs.bounds import check_run
 from paceline.storage.folder_lock import run_folder
+from paceline.system.uncaught import say_alone
 from paceline.worker.chosen_algorithm import given_algorithm
 from paceline.worker.supervised import check_launch
 
@@ -56,8 +57,8 @@ def launch(
 
     Args:
         train: a function at the top level of a module (any callable with `backend="threads"`). Seeds are its own business:
-            the first worker to attach gives all of them its initial parameters. What it returns is not passed on; let it save
-            what is wanted, or read it from the checkpoint in `out`.
+            all workers begin with worker 0's model. What it returns is not passed on; let it save what is wanted, or read it from
+            the checkpoint in `out`.
         workers: how many.
         algorithm: a spec or an instance; None where `attach` names it, and where a resumed run keeps its own.
         backend: "processes" or "threads".
@@ -91,6 +92,9 @@ def launch(
     Returns:
         The run: records, evaluations, and `result` with outcome `converged`, `stopped` or `diverged`.
 
+    An error of Paceline's that the program does not catch is printed in one line, and the exit code is 2 if the user can correct
+    it.
+
     Raises:
         UsageError: something cannot be launched as asked, or another process writes the folder.
         NotWrittenError: the disk did not take a file; the error's `run` is what was measured, if the run has ended.
@@ -98,6 +102,7 @@ def launch(
         PacelineError: a worker's function raised an exception, whose traceback is in the message; all workers have died; or
             none has made an update.
     """
+    say_alone()
     named = given_algorithm(algorithm)
     if plan is not None:
         named = _placed(plan, named, workers, backend)

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from paceline.run.joined_result import joined_result
 from paceline.storage import files
 from paceline.storage.folder_lock import run_folder
 from paceline.system.interrupts import Interruption, noted
+from paceline.system.uncaught import SAID
 from paceline.worker.supervised import how_ended
 
 __all__ = ["Agent", "free_address", "name_of"]
@@ -89,6 +91,7 @@ class Agent:
     _children: list[_Child] = field(default_factory=list)
     _num_restarted: int = 0
     _locks: tuple[int, ...] = ()
+    _said: str = ""
 
     def run(self) -> RunData | None:
         """Returns when all workers of this machine have ended; what they trained, if they did.
@@ -111,7 +114,7 @@ class Agent:
             where = "Holding" if meeting.holds else "Joining at"
             into = f", into {self.folder}" if self.trains else ""
             self.say(f"{where} {self.address}: {self.workers} of {of} workers start here{into}")
-            with noted() as interruption:
+            with noted() as interruption, tempfile.TemporaryDirectory(prefix="paceline-") as self._said:
                 try:
                     for _ in range(self.workers):
                         self._start(of)
@@ -139,6 +142,7 @@ class Agent:
             "PACELINE_JOIN": self.address,
             "PACELINE_OF": str(of),
             "PACELINE_DEADLINE_S": str(self.deadline_s),
+            SAID: self._said,
         }
         if self.trains:
             environment["PACELINE_OUT"] = str(self.folder.resolve())

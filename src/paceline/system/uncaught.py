@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError, UsageError
 
-__all__ = ["say_alone"]
+__all__ = ["SAID", "say_alone"]
+
+#: In the environment of workers that one agent has started: a folder, in which the first to print an error notes it.
+SAID = "PACELINE_SAID"
 
 
 def say_alone() -> None:
-    """From now on an uncaught error of Paceline's is printed in one line, without a traceback, as on the command line."""
+    """From now on an uncaught error of Paceline's is printed in one line, without a traceback, as on the command line.
+
+    Workers of one agent that end with the same error print it once.
+    """
     before = sys.excepthook
     if getattr(before, "__module__", "") == __name__:
         return
@@ -22,9 +31,20 @@ def say_alone() -> None:
             before(kind, error, trace)
             return
         # Not sys.stderr: torch.distributed's hook replaces it, and prints what it holds only if this returns.
-        if sys.__stderr__ is not None:  # print would take None, a closed stream, for standard output
+        if sys.__stderr__ is not None and not _was_said(str(error)):  # print would take None for standard output
             with contextlib.suppress(OSError):  # a full disk must not change the exit code
                 print(f"paceline: {error}", file=sys.__stderr__, flush=True)
         raise SystemExit(2 if isinstance(error, UsageError) else 1)
 
     sys.excepthook = say
+
+
+def _was_said(sentence: str) -> bool:
+    if folder := os.environ.get(SAID):
+        try:
+            Path(folder, hashlib.blake2b(sentence.encode(), digest_size=16).hexdigest()).touch(exist_ok=False)
+        except FileExistsError:
+            return True
+        except OSError:  # the agent has ended
+            pass
+    return False

@@ -34,9 +34,9 @@ from paceline.replica.grad_scaler import ask_for_every_step
 from paceline.worker.arguments import as_one_model, as_one_optimizer
 from paceline.worker.batches import Batches, WorkerBatches
 from paceline.worker.chosen_algorithm import chosen_algorithm
+from paceline.worker.initial_states import check_states
 from paceline.worker.memberships.entry import Entry, enter, is_plain
 from paceline.worker.memberships.membership import Membership
-from paceline.worker.optimizer_states import check_states
 from paceline.worker.whole_run import WholeRun
 
 __all__ = ["Worker", "attach"]
@@ -195,7 +195,7 @@ class Worker(WholeRun):
         run, members = self._membership, members_of(self._optimizer)
         parameters = run.binding.parameters
         taken = self._restore(run)
-        check_states(run, self.algorithm, self._optimizer)
+        check_states(run, self.algorithm, self._optimizer, self._held)
         self._replica = replica = run.replica(self._optimizer)
         if run.part is None and len(members) == 1:
             replica.evaluates = self.algorithm.closures(self.num_workers)
