@@ -1,10 +1,9 @@
 """Every launcher refuses loops that cannot be trained in one sentence, printed once, with exit code 2 and no traceback."""
 
-import os
-
 import pytest
 
 import forked
+from free_ports import free_port
 
 LOOPS = """
 import sys
@@ -107,13 +106,25 @@ if __name__ == "__main__":
 """
 
 
-def refused(folder, *words, **variables):
-    """The one line of errors that a program prints."""
-    done = forked.run([*words], folder, errors=None, env={**os.environ, **variables})
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    (said,) = [line for line in done.stderr.splitlines() if line.startswith("paceline: ")]
+def refusal(process):
+    """The one line of errors that a program has printed."""
+    output, errors = process.communicate(forked.AGAINST_HANGS_S)
+    assert process.returncode == 2, errors
+    assert "Traceback" not in errors
+    (said,) = [line for line in errors.splitlines() if line.startswith("paceline: ")]
     return said
+
+
+def refused(folder, *words):
+    with forked.Python(words, folder, errors=None) as process:
+        return refusal(process)
+
+
+def refused_as_under_torchrun(folder, name):
+    """What worker 0 of two prints."""
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    with forked.running(["loops.py", name], [{**meeting, "RANK": str(rank)} for rank in range(2)], folder) as workers:
+        return refusal(workers[0])
 
 
 LAUNCH = ["-m", "paceline", "launch", "--workers", "2"]
@@ -140,3 +151,4 @@ def test_all_launchers_refuse_alike(name, says, tmp_path):
     assert says in of_function
     assert refused(tmp_path, *LAUNCH, "--", "loops.py", name) == of_function
     assert refused(tmp_path, "loops.py", "launch", name) == of_function
+    assert says in refused_as_under_torchrun(tmp_path, name)

@@ -87,13 +87,11 @@ def launch(
     after its `with`. Evaluations are made by a process of their own beside worker 0's, and end with that.
 
     Ctrl-C, and SIGTERM where the program leaves that to the system, stop it likewise: parameters, records and result are
-    written, and then the signal takes its course.
+    written, and then the signal takes its course. An error of Paceline's that the program does not catch is printed in one
+    line, and the exit code is 2 if the user can correct it.
 
     Returns:
         The run: records, evaluations, and `result` with outcome `converged`, `stopped` or `diverged`.
-
-    An error of Paceline's that the program does not catch is printed in one line, and the exit code is 2 if the user can correct
-    it.
 
     Raises:
         UsageError: something cannot be launched as asked, or another process writes the folder.
