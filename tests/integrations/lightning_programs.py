@@ -161,6 +161,33 @@ def die(folder):
     tell(folder, trainer, module)
 
 
+class Forgets(Classifier):
+    """`configure_optimizers` leaves out a parameter."""
+
+    def __init__(self):
+        super().__init__(lr=0.3)
+        self.forgotten = torch.nn.Parameter(torch.zeros(3))
+
+    def configure_optimizers(self):
+        kept = [p for p in self.parameters() if p is not self.forgotten]
+        return torch.optim.SGD(kept, lr=0.3)
+
+
+class Unfreezes(Classifier):
+    """A part is unfrozen during training."""
+
+    def __init__(self):
+        super().__init__(lr=0.3)
+        self.part = torch.nn.Parameter(torch.zeros(3), requires_grad=False)
+
+    def on_train_epoch_start(self):
+        self.part.requires_grad_(self.current_epoch == 1)
+
+
+def refused(kind, algorithm=None):
+    fit(PacelineStrategy(algorithm), kind)
+
+
 def launched(program, folder, *arguments, workers, algorithm):
     """What each worker that came to its end has told."""
     run = pl.launch(partial(program, str(folder), *arguments), workers=workers, algorithm=algorithm)

@@ -1,14 +1,17 @@
 """Lightning's Trainer with our strategy, the real package: alone it is the plain Trainer, bit for bit; in a run all learn."""
 
+import ast
 import builtins
 import importlib
 import io
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +26,7 @@ from integrations import lightning_scenarios as scenarios  # noqa: E402
 from integrations.lightning_programs import Classifier, fit, launched, vector  # noqa: E402
 from paceline.integrations.lightning import PacelineStrategy  # noqa: E402
 from paceline.integrations.lightning_parts import bring_together, reduced  # noqa: E402
+from paceline.integrations.lightning_words import in_lightnings_words  # noqa: E402
 from real_data import needs_mnist  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -235,6 +239,73 @@ def test_values_of_workers_that_do_not_wait_are_said_to_be_their_own(tmp_path):
 def test_what_cannot_be_is_one_sentence():
     with pytest.raises(pl.UsageError):
         PacelineStrategy("no such algorithm")
+
+
+# Raised by calls that no module makes: layouts, placed parts, worker.sum and worker.follow, optimizers in a list.
+NOT_REACHED = (
+    "algorithms/shares.py",
+    "loop/schedules.py",
+    "optim/several_optimizers.py",
+    "run",
+    "simulator",
+    "worker/arguments.py",
+    "worker/cut_worker.py",
+    "worker/gathering.py",
+    "worker/lone.py",
+    "worker/placed.py",
+    "worker/whole_run.py",
+)
+ROOMS = (
+    "algorithms",
+    "data",
+    "evaluation",
+    "loop",
+    "membership",
+    "optim",
+    "replica",
+    "supervisor",
+    "vectors",
+    "worker",
+)
+
+
+def sentences(path):
+    """What a file raises, with `...` for what is filled in."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        is_raised = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "UsageError"
+        if is_raised or (isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)):
+            parts = [
+                one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)
+            ]
+            yield "...".join(parts)
+
+
+def test_errors_name_what_the_author_of_a_module_writes():
+    source = Path(pl.__file__).parent
+    ours = re.compile(r"\battach|\bworker\.\w+\(|`with")
+    changed = 0
+    for path in sorted(one for room in ROOMS for one in (source / room).rglob("*.py")):
+        if str(path.relative_to(source)).startswith(NOT_REACHED):
+            continue
+        for sentence in filter(ours.search, sentences(path)):
+            error = pl.UsageError(sentence)
+            in_lightnings_words(error)
+            assert not ours.search(str(error)), (path, str(error))
+            changed += 1
+    assert changed > 10
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (programs.Forgets, "No optimizer that configure_optimizers returned has the parameter .*forgotten"),
+        (programs.Unfreezes, "requires a gradient only since fit has begun.*unfreeze or add it before fit"),
+    ],
+)
+def test_a_refused_module_is_told_what_to_write(kind, says):
+    with pytest.raises(pl.UsageError, match=says) as raised:
+        pl.launch(partial(programs.refused, kind), workers=2, algorithm="all-reduce")
+    assert "attach" not in str(raised.value)
 
 
 class Meeting:

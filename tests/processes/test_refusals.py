@@ -108,7 +108,7 @@ if __name__ == "__main__":
 
 def refusal(process):
     """The one line of errors that a program has printed."""
-    output, errors = process.communicate(forked.AGAINST_HANGS_S)
+    _, errors = process.communicate(forked.AGAINST_HANGS_S)
     assert process.returncode == 2, errors
     assert "Traceback" not in errors
     (said,) = [line for line in errors.splitlines() if line.startswith("paceline: ")]

@@ -18,6 +18,7 @@ from torch import nn
 from paceline.algorithms import Algorithm, parse
 from paceline.errors import RunStopped, UsageError
 from paceline.integrations.lightning_parts import RunSchedule, SharedLoader, bring_together, reduced
+from paceline.integrations.lightning_words import in_lightnings_words
 from paceline.membership.environment import WorkerEnvironment, current_environment
 from paceline.worker.attach import Worker, attach
 from paceline.worker.memberships.entry import meeting_beside
@@ -319,8 +320,9 @@ class PacelineStrategy(ParallelStrategy):
                 vars(callback).update(self.broadcast({name: getattr(callback, name) for name in _OF_FILES}))
 
     def on_exception(self, exception: BaseException) -> None:
-        """Leaves the run as failed."""
+        """Leaves the run as failed; an error of Paceline's names what a module's author writes."""
         super().on_exception(exception)
+        in_lightnings_words(exception)
         self._leave(exception)
 
     def teardown(self) -> None:

@@ -57,8 +57,8 @@ def launch(
 
     Args:
         train: a function at the top level of a module (any callable with `backend="threads"`). Seeds are its own business:
-            all workers begin with worker 0's model. What it returns is not passed on; let it save what is wanted, or read it from
-            the checkpoint in `out`.
+            all workers begin with worker 0's model. What it returns is not passed on; let it save what is wanted, or read it
+            from the checkpoint in `out`.
         workers: how many.
         algorithm: a spec or an instance; None where `attach` names it, and where a resumed run keeps its own.
         backend: "processes" or "threads".
