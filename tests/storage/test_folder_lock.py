@@ -34,7 +34,7 @@ def test_the_second_writer_is_told_which_was_first(tmp_path, monkeypatch):
 def test_what_a_folder_is_left_as(tmp_path):
     with locked(tmp_path / "a" / "made"):
         assert is_empty(tmp_path / "a" / "made")
-    assert not (tmp_path / "a" / "made").exists(), "nothing came into it"
+    assert not (tmp_path / "a").exists(), "nothing came into it"
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / ".report.html.77.tmp").touch()  # of a killed process
     with locked(tmp_path / "there"):

@@ -22,6 +22,7 @@ __all__ = ["is_empty", "locked", "locked_for_reading", "run_folder"]
 _LOCK = ".lock"
 _NO_LOCKS_THERE = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # a file system without them
 _MOST_WORDS = 200
+_MOST_LOST = 10
 
 
 @contextlib.contextmanager
@@ -57,24 +58,33 @@ def locked(folder: Path) -> Iterator[int]:
     """Lets no other process lock or read this folder; the system ends it with the process, however that ends.
 
     Gives a descriptor: a process that has it, too, has locked the folder as well. A folder that was not there is made, and
-    removed if nothing was put into it. What a killed process has left unfinished in it is removed.
+    its parents; they are removed if nothing was put into them. What a killed process has left unfinished in it is removed.
 
     Raises:
         UsageError: another process does, or the folder cannot be written.
     """
-    made = not folder.exists()
+    with _removed_if_empty(folder):
+        try:
+            lock = _locked(folder, fcntl.LOCK_EX)
+        except NotWrittenError as error:
+            raise UsageError(str(error)) from error
+        try:
+            files.clear_unfinished(folder)
+            yield lock
+        finally:
+            _release(folder, lock)
+
+
+@contextlib.contextmanager
+def _removed_if_empty(folder: Path) -> Iterator[None]:
+    """Around the making and use of a folder: it and its parents, if they are new, do not stay empty."""
+    made = [one for one in (folder, *folder.parents) if not one.exists()]
     try:
-        lock = _locked(folder, fcntl.LOCK_EX)
-    except NotWrittenError as error:
-        raise UsageError(str(error)) from error
-    try:
-        files.clear_unfinished(folder)
-        yield lock
+        yield
     finally:
-        _release(folder, lock)
-        if made:
-            with contextlib.suppress(OSError):  # it holds something, as it should
-                folder.rmdir()
+        with contextlib.suppress(OSError):  # one holds something, as it should
+            for one in made:
+                one.rmdir()
 
 
 @contextlib.contextmanager
@@ -103,10 +113,14 @@ def is_empty(folder: Path) -> bool:
 def _locked(folder: Path, kind: int) -> int:
     """A descriptor of the folder's lock, locked."""
     path = folder / _LOCK
+    lost = 0  # how often another process has just removed the parent that it had made
     while True:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and lost < _MOST_LOST:
+                lost += 1
+                continue
             why = error.strerror or type(error).__name__
             raise NotWrittenError(f"{folder} cannot be made ({why}): choose another place.") from error
         with files.writing(folder):
