@@ -38,7 +38,7 @@ OTHER = [
     Cell(["two_optimizers", "in_turn", "sparse_table"], TAKE_ONE, "takes one optimizer, and attach was given 2"),
     Cell(["sparse_table"], ["lockstep", "all-reduce"], "averages dense gradients, but the model has sparse ones"),
     Cell(["skipped_step"], [*SHARED_LOCKSTEP, *OWN_LOCKSTEP], "Worker 1 left out"),
-    Cell(["clamped"], [*SERVED, "leashed"], "would be lost: load weights before attach"),
+    Cell(["clamped", "lookahead"], [*SERVED, "leashed"], "would be lost: load weights before attach"),
     Cell(["unfrozen"], ALL, "attach after unfreezing or adding it"),
     Cell(["head_only"], ALL, "No optimizer that attach was given has the parameter"),
     Cell(["own_checkpoint"], SHARDED, "has the state of this worker's own part alone", True),
@@ -48,6 +48,8 @@ OTHER = [
         [name for name in ALL if name not in ("lockstep", "all-reduce")],
         "LBFGS chooses its steps by the loss",
     ),
+    Cell(["two_phases"], SHARDED, "parameters differ, and this method keeps them equal"),
+    Cell(["two_phases"], ["hogwild", "leashed"], "moves its parameters while a step is under way", True),
     Cell(["sharpness"], SHARDED, "evaluates its closure several times in a step"),
     Cell(["sharpness"], SERVED, "A server cannot apply SharpnessAware"),
 ]

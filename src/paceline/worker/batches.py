@@ -353,7 +353,10 @@ class WorkerBatches:
                 **self._get_share()._asdict(),
             )
         elif self._claims.batches.key != batches.key:
-            raise UsageError("worker.batches was given loaders of different sizes; use it for the training data only.")
+            raise UsageError(
+                "worker.batches was given loaders of different sizes: use it for the training data only, and to make batches"
+                " larger during training, accumulate gradients."
+            )
         self._claims.batches = batches
         return self._claims
 
