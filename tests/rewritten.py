@@ -21,16 +21,20 @@ def rewrite_json(path, **changed):
 
 def rewrite(found, name, **changed):
     """Changes entries of a part of a complete checkpoint; an entry that is None goes."""
+    content = torch.load(found / name, weights_only=True) | changed
+    replace(found, name, {key: value for key, value in content.items() if value is not None})
+
+
+def replace(found, name, content):
+    """Changes all of a part of a complete checkpoint."""
     about = checkpoint_files.describe(found)
     digests = about.pop("sha256")
-    content = torch.load(found / name, weights_only=True) | changed
-    kept = {key: value for key, value in content.items() if value is not None}
     (found / "complete.json").unlink()
     for part, digest in digests.items():
         if part != name:
             (found / f"{part}.sha256").write_text(digest)
     folder, number = found.parent, int(found.name)
-    checkpoint_files.write_part(folder, number, name, kept)
+    checkpoint_files.write_part(folder, number, name, content)
     num_servers = sum(part.startswith("server-") for part in digests)
     rest = {key: value for key, value in about.items() if key not in ("number", "workers")}
     assert checkpoint_files.complete(folder, number, about["workers"], rest, num_servers=num_servers)

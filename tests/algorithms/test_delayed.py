@@ -327,6 +327,7 @@ def test_a_checkpoint_of_another_method_begins_anew_from_the_mean(tmp_path):
         assert run.result["test_accuracy"] > 0.8
 
 
+@pytest.mark.parametrize("workers", [[1], [0, 1]], ids=str)
 @pytest.mark.parametrize(
     "change",
     [
@@ -335,13 +336,18 @@ def test_a_checkpoint_of_another_method_begins_anew_from_the_mean(tmp_path):
         {"flights": 3},
         {"rule": {"anchors": [torch.zeros(3)], "momenta": {}}},
         {"rule": {"anchors": 3}},
+        {"means": {}},
+        {"schedule": [5, "4", 1]},
+        {"of_changes": None},
     ],
 )
-def test_a_damaged_state_is_refused_in_a_sentence(change, tmp_path):
+def test_a_damaged_state_is_refused_in_a_sentence(change, workers, tmp_path):
     algorithm = "diloco(period=5, delay=4, local_weight=0.5)"
     config = {"task": "digits-mlp", "workers": 2, "backend": "threads", "algorithm": algorithm}
     pl.train(pl.TrainConfig(epochs=1, **config), out=tmp_path)
     newest = checkpoint_files.newest(tmp_path / "checkpoint")
-    rewrite(newest, "worker-0.pt", program={**checkpoint.load_program(newest, 0), **change})
-    with pytest.raises(pl.UsageError, match=r"(does|do) not fit this model: resume with the task and the algorithm"):
+    program = {**checkpoint.load_program(newest, 0), **change}
+    for worker in workers:
+        rewrite(newest, f"worker-{worker}.pt", program={key: one for key, one in program.items() if one is not None})
+    with pytest.raises(pl.UsageError, match=r"does not fit this run: of .*\. Resume with the task, the algorithm and"):
         pl.train(pl.TrainConfig(epochs=2, **config), resume=tmp_path)

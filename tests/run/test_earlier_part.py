@@ -15,7 +15,7 @@ from paceline.checkpoint import files as checkpoint_files
 from paceline.errors import OverrideWarning
 from paceline.records.run_data import RunData, write_events
 from paceline.run.earlier_part import EarlierPart, shift_times
-from rewritten import rewrite_json, write_checked
+from rewritten import rewrite, rewrite_json, write_checked
 
 CONFIG = {"workers": 2, "backend": "threads", "batch_size": 32}
 
@@ -251,3 +251,14 @@ def test_a_run_of_before_checksums_is_refused_in_one_sentence(run):
         " again without it."
     )
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("version", [2**40, 2**60])
+def test_a_version_without_end_needs_no_memory(version, run):
+    folder = run("leashed")
+    rewrite(checkpoint_files.newest(folder / "checkpoint"), checkpoint_files.PARAMETERS, version=version)
+    if version < 2**53:
+        assert EarlierPart.of(folder).run.result["records_lost"] == version - 40
+    else:
+        with pytest.raises(pl.UsageError, match=r"parameters\.pt holds what no run writes"):
+            EarlierPart.of(folder)

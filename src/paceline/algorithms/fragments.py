@@ -21,13 +21,14 @@ import torch
 from paceline.algorithms.agreed_gradient import AgreedGradient
 from paceline.algorithms.chosen_delay import ChosenDelay
 from paceline.algorithms.means import Layout, Means, MeanUnderWay
-from paceline.algorithms.merges import Rule, fits
+from paceline.algorithms.merges import Rule
 from paceline.algorithms.same_rounds import SameRounds
 from paceline.compression.codec import Codec, NoCodec
 from paceline.errors import AlgorithmWarning, NoGradient, RunStopped, UsageError
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import ReplicatedParameters
+from paceline.storage.saved_state import check_fits, fits, unfit
 from paceline.vectors.flat import Ranges
 from paceline.vectors.half_types import sum_type
 
@@ -186,9 +187,15 @@ class Averages:
         """Whether a checkpoint is of this method and schedule; `auto` goes on with the delay that was chosen."""
         period, delay, num_fragments = astuple(self._schedule)
         schedule = kept.get("schedule")
-        if kept.get("of_changes") is not self._of_changes or not isinstance(schedule, list) or len(schedule) != 3:
+        if schedule is None and "of_changes" not in kept:  # another method's
             return False
-        is_chosen = delay == "auto" and type(schedule[1]) is int and schedule[1] >= 0
+        is_open = isinstance(schedule, list) and "auto" in schedule
+        like = {"of_changes": bool, "schedule": [int, str if is_open else int, int], "rule": dict}
+        check_fits(kept, like | {"flights": list, "means": list}, _WHAT)
+        schedule = kept["schedule"]
+        if kept["of_changes"] is not self._of_changes:
+            return False
+        is_chosen = delay == "auto" and not is_open and schedule[1] >= 0
         return schedule == [period, schedule[1] if is_chosen else delay, num_fragments]
 
     def _parts(self, x: torch.Tensor) -> list[torch.Tensor]:
@@ -311,29 +318,20 @@ class Averages:
 
     def _load(self, kept: dict[str, Any]) -> None:
         """Goes on from `kept`: what was under way is sent once more, as every worker gives the same to it as before."""
-        rule, flights = kept.get("rule"), kept.get("flights")
-        if (
-            not isinstance(rule, dict)
-            or not isinstance(flights, list)
-            or not all(isinstance(one, dict) for one in flights)
-        ):
-            raise UsageError(_NO_FLIGHT)
-        self._rule.load(rule)
-        self._means.load(kept.get("means"))
-        for one in flights:
-            index, due, sent = one.get("fragment"), one.get("due"), one.get("sent")
-            if type(index) is not int or not 0 <= index < len(self._fragments) or type(due) is not int:
-                raise UsageError(_NO_FLIGHT)
+        self._rule.load(kept["rule"])
+        self._means.load(kept["means"])
+        for one in kept["flights"]:
+            check_fits(one, {"fragment": int, "due": int, "sent": torch.Tensor}, _WHAT)
+            index, due, sent = one["fragment"], one["due"], one["sent"]
+            if not 0 <= index < len(self._fragments):
+                raise unfit(_WHAT, f"fragment {index} is none")
             x = self._part(index)
-            if not any(fits(sent, like) for like in (x, x.to(sum_type(x.dtype)))):
-                raise UsageError(_NO_FLIGHT)
+            if not fits(sent, x):
+                check_fits(sent, x.to(sum_type(x.dtype)), _WHAT)
             self._flights.append(Flight(index, sent, due, self._means.start(index, sent, 0.0)))
 
 
-_NO_FLIGHT = (
-    "The checkpoint holds an average under way that does not fit this model: resume with the task and the algorithm that the"
-    " run was started with."
-)
+_WHAT = "averages under way"
 
 
 def train(

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from paceline.compression.codec import Codec, NoCodec
+from paceline.compression.codec import WHAT, Codec, NoCodec
 from paceline.compression.coded_mean import CodedMean
 from paceline.compression.mean import Mean
 from paceline.ports.ports import Collectives, Handle, Ports
 from paceline.ports.shared import ReplicatedParameters
+from paceline.storage.saved_state import check_fits
 from paceline.vectors.flat import Ranges
 from paceline.vectors.half_types import sum_type
 
@@ -95,9 +96,10 @@ class Means:
         """What codecs remember: of a fragment under way from before it left, as a run that goes on sends it once more."""
         return [self._before.get(index) or one.state() for index, one in enumerate(self._coded or ())]
 
-    def load(self, state: Any) -> None:
-        """Goes on from there, if there are as many fragments."""
-        if self._coded is not None and isinstance(state, list) and len(state) == len(self._coded):
+    def load(self, state: list[dict[str, Any]]) -> None:
+        """Goes on from there, if anything was coded before."""
+        if self._coded is not None and state:
+            check_fits(state, [dict] * len(self._coded), WHAT)
             for one, kept in zip(self._coded, state, strict=True):
                 one.load(kept)
 

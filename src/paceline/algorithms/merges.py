@@ -14,6 +14,7 @@ import torch
 from paceline.compression.codec import Codec, NoCodec
 from paceline.errors import UsageError
 from paceline.optim.outer import Outer
+from paceline.storage.saved_state import check_fits
 from paceline.vectors.half_types import sum_type
 
 __all__ = [
@@ -22,7 +23,6 @@ __all__ = [
     "OfChanges",
     "OuterStep",
     "Rule",
-    "fits",
     "progress_of",
     "refuse_no_progress",
     "rule_of_models",
@@ -31,10 +31,7 @@ __all__ = [
 
 Merge = Literal["paper", "corrected", "cocod"]
 
-_NOT_ITS_STATE = (
-    "The checkpoint holds parameters of the last average that do not fit this model: resume with the task and the algorithm"
-    " that the run was started with."
-)
+_WHAT = "the last average"
 
 
 class Rule(Protocol):
@@ -141,7 +138,8 @@ class OfChanges:
         return {"anchors": list(self._anchors)}
 
     def load(self, state: dict[str, Any]) -> None:
-        self._anchors = _fitting(state.get("anchors"), self._anchors)
+        check_fits(state, self.state(), _WHAT)
+        self._anchors = state["anchors"]
 
 
 class OuterStep:
@@ -188,30 +186,18 @@ class OuterStep:
         Raises:
             UsageError: it is of another model.
         """
-        anchors, momenta = _fitting(state.get("anchors"), self._anchors), state.get("momenta")
-        own = {str(index): one for index, one in enumerate(self._anchors)}
-        if not (isinstance(momenta, dict) and all(fits(one, own.get(key)) for key, one in momenta.items())):
-            raise UsageError(_NOT_ITS_STATE)
-        self._anchors = anchors
+        momenta = {str(index): anchor for index, anchor in enumerate(self._anchors)}
+        found = state.get("momenta")
+        kept = {key: momenta.get(key) for key in found} if isinstance(found, dict) else {}
+        check_fits(state, {"anchors": self._anchors, "momenta": kept}, _WHAT)
+        self._anchors = state["anchors"]
         if self._outer.has_momentum:
-            self._momenta = [momenta.get(key, rest) for key, rest in zip(own, self._momenta, strict=True)]
+            self._momenta = [state["momenta"].get(key, rest) for key, rest in zip(momenta, self._momenta, strict=True)]
 
 
 def rule_of_models(rule: MeanOfModels, codec: Codec, common: Callable[[], list[torch.Tensor]]) -> Rule:
     """The rule itself where models travel as they are; with a codec, of their changes since the parameters of `common`."""
     return rule if isinstance(codec, NoCodec) else OfChanges(rule, common())
-
-
-def _fitting(anchors: Any, own: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Those of a checkpoint, if they are of this model."""
-    if not (isinstance(anchors, list) and len(anchors) == len(own) and all(map(fits, anchors, own))):
-        raise UsageError(_NOT_ITS_STATE)
-    return anchors
-
-
-def fits(one: Any, like: torch.Tensor | None) -> bool:
-    """Whether a value from a file is a vector as `like`."""
-    return isinstance(one, torch.Tensor) and like is not None and one.shape == like.shape and one.dtype == like.dtype
 
 
 def progress_of(period: int, delay: int, local_weight: float) -> float:

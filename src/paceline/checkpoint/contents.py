@@ -13,10 +13,14 @@ from paceline.checkpoint.files import PARAMETERS, describe, load_part, numbers, 
 from paceline.checkpoint.files import end as end_files
 from paceline.checkpoint.state_elsewhere import state_for_checkpoints
 from paceline.errors import UsageError
+from paceline.optim.saved_state import check_state
+from paceline.optim.several_optimizers import members_of
 from paceline.storage import tensor_files
+from paceline.storage.saved_state import check_fits, fits
 
 __all__ = [
     "Parameters",
+    "check_programs",
     "end",
     "load_fitting",
     "load_model",
@@ -33,7 +37,8 @@ __all__ = [
     "versions",
 ]
 
-_MOST = 2**62  # batches and versions are counted in 64 bits
+_OF_WORKERS = {"optimizer", "taken", "random", "random on the GPU", "x", "version", "updates", "program"}
+_MOST = 2**53  # batches and versions; beyond it, files may lose digits
 
 
 @dataclass(frozen=True)
@@ -117,13 +122,21 @@ def load_parameters(checkpoint: Path) -> Parameters:
     if not states:
         return parameters
     x = torch.cat([one["x"] for one in states])
-    if x.shape != parameters.x.shape:
+    if not fits(x, parameters.x):
         raise _unsound(checkpoint, "server-0.pt")
     return replace(parameters, x=x, version=states[0]["version"])
 
 
-def load_fitting(checkpoint: Path, num_elements: int, dtype: torch.dtype, num_workers: int | None = None) -> Parameters:
-    """Reads the shared part for a model with so many elements, of a run that can only go on with so many workers (None: any).
+def load_fitting(
+    checkpoint: Path,
+    num_elements: int,
+    dtype: torch.dtype,
+    buffers: dict[str, torch.Tensor],
+    num_workers: int | None = None,
+) -> Parameters:
+    """Reads the shared part for a model with so many elements, and such buffers.
+
+    `num_workers` are those without which the run cannot go on; None: with any.
 
     Raises:
         UsageError: it is of another model, or of a run with more or fewer workers.
@@ -134,6 +147,7 @@ def load_fitting(checkpoint: Path, num_elements: int, dtype: torch.dtype, num_wo
             f"The checkpoint in {checkpoint} holds {saved.x.numel()} elements of {saved.x.dtype}, this model has"
             f" {num_elements} of {dtype}; resume with the task that the run was started with."
         )
+    check_fits(saved.buffers, buffers, "the model's buffers")
     num_before = len(describe(checkpoint)["workers"])
     if num_workers is not None and num_before != num_workers:
         raise UsageError(
@@ -149,6 +163,8 @@ def load_rule_state(checkpoint: Path, begin: int, end: int) -> dict[str, torch.T
     for name in {name: None for state in states for name in state["rule"]}:
         sizes = [last - first for first, last in (state["range"] for state in states)]
         values = [state["rule"].get(name) for state in states]
+        if not _can_be_put_together(name, values, states):
+            raise _unsound(checkpoint, "server-0.pt")
         kinds = [one is not None and one.dim() == 1 and len(one) == n for one, n in zip(values, sizes, strict=True)]
         if not any(kinds):
             found[name] = next(one for one in values if one is not None)
@@ -162,6 +178,20 @@ def load_rule_state(checkpoint: Path, begin: int, end: int) -> dict[str, torch.T
     return found
 
 
+def _is_of_all(name: str) -> bool:
+    return "." not in name and name != "without_state"
+
+
+def _can_be_put_together(name: str, values: list[torch.Tensor | None], states: list[dict[str, Any]]) -> bool:
+    """Whether all shards have numbers for their elements, one number for all of these, or a row of others; of one type."""
+    found = [(one, state["x"]) for one, state in zip(values, states, strict=True) if one is not None]
+    if _is_of_all(name) and any(any(map(_is_of_all, one["rule"])) and name not in one["rule"] for one in states):
+        return False  # a shard has all of these, or has made no update yet
+    is_row = [one.dim() == 2 and len(one) == 1 for one, _ in found]
+    is_sound = [not one.dim() or one.shape == x.shape for one, x in found]
+    return (all(is_row) or all(is_sound)) and len({one.dtype for one, _ in found}) == 1
+
+
 def _server_states(checkpoint: Path) -> list[dict[str, Any]]:
     """Those of all shards, in the order of their ranges, which make up the vector."""
     states, names = [], parts(checkpoint, "server-")
@@ -169,7 +199,7 @@ def _server_states(checkpoint: Path) -> list[dict[str, Any]]:
         state = load_part(checkpoint, name)
         is_sound = (
             state is not None
-            and state.keys() >= {"range", "x", "version", "rule"}
+            and state.keys() == {"range", "x", "version", "rule"}
             and _is_vector(state["x"])
             and _is_count(state["version"])
             and isinstance(state["range"], list | tuple)
@@ -196,7 +226,9 @@ def _load_worker(checkpoint: Path, worker_id: int) -> dict[str, Any] | None:
         return None
     optimizer, random = state.get("optimizer"), state.get("random")
     is_sound = (
-        isinstance(optimizer, dict)
+        state.keys() <= _OF_WORKERS
+        and len(state.keys() & {"x", "version", "updates"}) in (0, 3)
+        and isinstance(optimizer, dict)
         and isinstance(optimizer.get("state"), dict)
         and isinstance(optimizer.get("param_groups"), list)
         and optimizer["param_groups"]
@@ -221,26 +253,34 @@ def load_worker(
     worker_id: int,
     optimizer: torch.optim.Optimizer,
     expect: Callable[[int], None] = lambda _: None,
+    *,
+    sizes: bool = True,
 ) -> int:
     """Restores one worker's optimizer and random state; returns the batches it had taken (0 for a worker new to the run).
 
     Learning rate and all other settings stay those of `optimizer`: a resumed run may change them, and a loop with a scheduler
     comes to the right one by itself, since it goes through its schedule again. Before, `expect` is called with the number of
-    parameters that the saved optimizer's first group has.
+    parameters that the saved optimizer's first group has. `sizes`: whether workers keep state for whole parameters.
     """
     state = _load_worker(checkpoint, worker_id)
     if state is None:
         return 0
     saved = state["optimizer"]["param_groups"]
+    num_before = len(optimizer.param_groups[0]["params"])
     expect(len(saved[0]["params"]))
+    sizes = sizes and len(optimizer.param_groups[0]["params"]) == num_before  # those of others are not known yet
     settings = state_for_checkpoints(optimizer)["param_groups"]
     if [len(one["params"]) for one in saved] != [len(one["params"]) for one in settings]:
         raise UsageError(
             f"The optimizer saved in {checkpoint} has other groups of parameters than this one; resume with the model and"
             " optimizer that the run was started with."
         )
+    check_state(state["optimizer"]["state"], members_of(optimizer), sizes=sizes)
     optimizer.load_state_dict({**state["optimizer"], "param_groups": settings})
-    torch.set_rng_state(state["random"])
+    try:
+        torch.set_rng_state(state["random"])
+    except RuntimeError as error:
+        raise _unsound(checkpoint, f"worker-{worker_id}.pt") from error
     if "random on the GPU" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["random on the GPU"])
     return state["taken"]
@@ -261,6 +301,20 @@ def load_model(checkpoint: Path, worker_id: int) -> tuple[int, int, torch.Tensor
 def load_program(checkpoint: Path, worker_id: int) -> dict[str, Any] | None:
     """What one worker's program kept of its own; None where it kept nothing, or was not there."""
     return (_load_worker(checkpoint, worker_id) or {}).get("program")
+
+
+def check_programs(checkpoint: Path, *, alike: bool) -> None:
+    """Refuses a checkpoint in which some workers' programs have kept nothing; `alike`: or other things than worker 0's.
+
+    Raises:
+        UsageError: names the first difference from the first worker's.
+    """
+    first, *others = sorted(describe(checkpoint)["workers"])
+    kept = load_program(checkpoint, first)
+    for worker in others:
+        program = load_program(checkpoint, worker)
+        if alike or kept is None or program is None:
+            check_fits(program, kept, f"worker {worker}'s program next to worker {first}'s")
 
 
 def load_optimizer_state(checkpoint: Path) -> dict[int, dict[str, torch.Tensor]]:

@@ -11,8 +11,9 @@ from torch import Tensor
 from paceline.specs.types import check_fields
 from paceline.vectors.half_types import sum_type
 
-__all__ = ["Codec", "Encoded", "NoCodec", "NotFiniteError", "Tuner", "check_payload", "key_of", "share_of"]
+__all__ = ["WHAT", "Codec", "Encoded", "NoCodec", "NotFiniteError", "Tuner", "check_payload", "key_of", "share_of"]
 
+WHAT = "what codecs remember"  # of a checkpoint
 _MASK = 2**64 - 1
 _LONG = 2**20  # elements
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import Codec, Tuner
+from paceline.compression.codec import WHAT, Codec, Tuner
 from paceline.compression.low_rank_mean import LowRankMean
 from paceline.compression.mean import Mean
 from paceline.compression.measured import Moves, measured_moves, moves_of
@@ -27,6 +27,7 @@ from paceline.compression.pieces import Pieces, piece_of
 from paceline.compression.power import Power
 from paceline.errors import AlgorithmWarning, NotFiniteWarning, UsageError
 from paceline.ports.ports import Collectives, Ports
+from paceline.storage.saved_state import check_fits
 from paceline.vectors.flat import Ranges
 from paceline.vectors.half_types import is_finite
 
@@ -242,6 +243,9 @@ class CodedMean:
                     stacklevel=2,
                 )
             return
+        check_fits(state, {"codec": int, "slots": dict, "tuner": self.tuner.state(), "sizes": dict}, WHAT)
+        check_fits(state["sizes"], dict.fromkeys(state["sizes"], float), WHAT)
+        check_fits(state["slots"], dict.fromkeys(state["slots"], dict), WHAT)
         self._kept, self._sizes = dict(state["slots"]), dict(state["sizes"])
         if state["tuner"]:
             self.tuner.load(state["tuner"])

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from paceline.compression.codec import WHAT
 from paceline.compression.mean import Totals
-from paceline.compression.pieces import gaps
+from paceline.compression.pieces import check_slot, gaps
 from paceline.compression.power import Factored, Power, check_rank, factored
 from paceline.ports.ports import Handle
+from paceline.storage.saved_state import check_fits
 from paceline.vectors.flat import Ranges, within
 from paceline.vectors.half_types import is_finite, sum_type
 
@@ -63,9 +65,11 @@ class LowRankMean:
     def load(self, kept: dict[str, Any] | None) -> None:
         if kept is None:
             return
+        check_slot(kept, self.type)
         if "rights" not in kept or kept["memory"].shape != self.memory.shape:
             self.owner.does_not_fit()
             return
+        check_fits(kept["rights"], self.rights, WHAT)
         self.count, self.share = kept["count"], kept["share"]
         self.memory.copy_(kept["memory"])
         self.rights = list(kept["rights"])

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import Codec, Encoded, NotFiniteError, key_of, share_of
+from paceline.compression.codec import WHAT, Codec, Encoded, NotFiniteError, key_of, share_of
 from paceline.compression.mean import Alone, Mean, Totals
 from paceline.errors import UsageError, name_workers
 from paceline.ports.ports import Handle
+from paceline.storage.saved_state import check_fits
 from paceline.vectors.flat import Ranges, within
 from paceline.vectors.half_types import sum_type
 
 if TYPE_CHECKING:
     from paceline.compression.coded_mean import CodedMean
 
-__all__ = ["Pieces", "gaps", "piece_of"]
+__all__ = ["Pieces", "check_slot", "gaps", "piece_of"]
 
 _HEAD = 32  # bytes of a piece before its payload: whose codec; what the worker's vector weighs, and was to weigh; its number
 _STATUS = (
@@ -65,6 +66,7 @@ class Pieces:
         """Goes on from there, if it is of as many workers and of the same elements."""
         if kept is None:
             return
+        check_slot(kept, self._type)
         self.count = kept["count"]
         pairs = [(self.memory, kept["memory"]), (self.second, kept.get("second"))]
         if any((own is None) != (old is None) or (own is not None and own.shape != old.shape) for own, old in pairs):
@@ -266,6 +268,17 @@ class _TimedMean:
         with self._owner.coding(self._moves.decoding + 2, self._vector):
             pass
         return self._totals
+
+
+def check_slot(kept: dict[str, Any], dtype: torch.dtype) -> None:
+    """Refuses what no vector's memories are, of any length and number of workers."""
+    vector, rights = torch.zeros(0, dtype=dtype), kept.get("rights")
+    like: dict[str, Any] = {"count": int, "share": float}
+    if rights is not None:
+        like |= {"memory": vector, "rights": [vector.view(0, 0)] * len(rights) if isinstance(rights, list) else list}
+    else:
+        like |= {name: None if kept.get(name) is None else vector for name in ("memory", "second")}
+    check_fits(kept, like, WHAT, sizes=False)
 
 
 def gaps(ranges: Ranges | None, first: int, length: int) -> list[tuple[int, int]]:

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from paceline.optim.saved_state import check_length
 from paceline.optim.settings import cut_state, raw_step, scaled_step
+from paceline.storage.saved_state import unfit
 from paceline.vectors.flat import Ranges
 
 __all__ = ["FlatParameters"]
@@ -120,7 +122,11 @@ class FlatParameters:
             if max(first, block.start) < min(last, block.stop)
         ]
         parameters = self._loaded or [self._another() for _ in places]
+        if len(parameters) != len(places):
+            raise unfit("the optimizer", f"the state is of {len(parameters)} parameters in place of {len(places)}")
         self._stretches = [_Stretch(one, *place) for one, place in zip(parameters, places, strict=True)]
+        for parameter, elements, *_ in self._stretches:
+            check_length(self.optimizer.state.get(parameter, {}), elements.stop - elements.start)
         if self._shares_state:
             self._apart = self._make(parameters)
             return

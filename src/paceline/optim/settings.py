@@ -8,7 +8,6 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ from paceline.errors import UsageError
 from paceline.vectors.flat import Ranges
 
 __all__ = [
-    "ELEMENTWISE", "FlatOptimizer", "OptimizerSettings", "SettingsGroup", "check_elementwise", "check_linear",
+    "ELEMENTWISE", "OptimizerSettings", "SettingsGroup", "as_vectors", "check_elementwise", "check_linear",
     "check_no_line_search", "check_served", "check_stateless", "cut_state", "is_plain_sgd", "not_linear", "raw_step",
     "scaled_step", "settings_of", "state_of",
 ]  # fmt: skip
@@ -206,7 +205,7 @@ def settings_of(
 def state_of(
     optimizer: torch.optim.Optimizer, ranges: Callable[[nn.Parameter], tuple[int, int] | None], num_elements: int
 ) -> dict[str, torch.Tensor]:
-    """Momentum and the like of an optimizer as `FlatOptimizer.state` has it, for all of the flat vector; nothing: it has none.
+    """Momentum and the like of an optimizer as `as_vectors` has it, for all of the flat vector; nothing: it has none.
 
     Args:
         optimizer: the user's.
@@ -214,10 +213,11 @@ def state_of(
         num_elements: of that vector.
     """
     own = [(ranges(one), optimizer.state.get(one, {})) for group in optimizer.param_groups for one in group["params"]]
-    return _as_vectors([(slice(*where), state) for where, state in own if where is not None], num_elements)
+    return as_vectors([(slice(*where), state) for where, state in own if where is not None], num_elements)
 
 
-def _as_vectors(states: list[tuple[slice, dict[str, Any]]], num_elements: int) -> dict[str, torch.Tensor]:
+def as_vectors(states: list[tuple[slice, dict[str, Any]]], num_elements: int) -> dict[str, torch.Tensor]:
+    """The state of parts of a vector (n,) as vectors (n,), or numbers where one is that of all parts."""
     found: dict[str, torch.Tensor] = {}
     for key in {key: None for _, state in states for key in state}:
         values = [(part, torch.as_tensor(state[key])) for part, state in states if state.get(key) is not None]
@@ -235,119 +235,9 @@ def _as_vectors(states: list[tuple[slice, dict[str, Any]]], num_elements: int) -
     return found
 
 
-class FlatOptimizer:
-    """The optimizer that settings describe, on one part of the flat vector.
-
-    Args:
-        settings: of all of it.
-        x: the part's elements (n,), updated in place.
-        begin: where the part begins.
-    """
-
-    def __init__(self, settings: OptimizerSettings, x: torch.Tensor, begin: int) -> None:
-        self._name = settings.name
-        self._parts: list[tuple[nn.Parameter, slice]] = []
-        self._numbers: list[int] = []  # of the groups that have elements here
-        groups = []
-        for number, group in enumerate(settings.groups):
-            parameters = []
-            for first, last in group.ranges:
-                part = slice(max(first, begin) - begin, min(last, begin + len(x)) - begin)
-                if part.start < part.stop:
-                    parameters.append(nn.Parameter(x[part]))
-                    self._parts.append((parameters[-1], part))
-            if parameters:
-                groups.append({"params": parameters, **dict(group.values)})
-                self._numbers.append(number)
-        self._num_elements = len(x)
-        self._settings: OptimizerSettings | None = None
-        self._optimizer = _BY_NAME[settings.name](groups) if groups else None
-        self._step = raw_step(self._optimizer) if self._optimizer is not None else lambda: None
-
-    def step(
-        self, gradient: torch.Tensor, settings: OptimizerSettings, scale: float = 1.0, missing: Ranges = ()
-    ) -> None:
-        """One step with `gradient` (n,) at the settings' rates, times `scale`; the caller is under no_grad.
-
-        `missing` are elements of this part without a gradient, which make no step.
-
-        Raises:
-            UsageError: the settings are another optimizer's.
-        """
-        if self._optimizer is None:
-            return
-        if settings.name != self._name:
-            raise UsageError(f"The workers have different optimizers: {self._name} and {settings.name}.")
-        if settings is not self._settings or scale != 1.0:
-            for group, number in zip(self._optimizer.param_groups, self._numbers, strict=True):
-                group.update(settings.groups[number].values)
-                group["lr"] = group["lr"] * scale
-            self._settings = settings if scale == 1.0 else None
-        if missing:
-            self._cut({end for own in missing for end in own})
-        for parameter, part in self._parts:
-            if not any(first <= part.start < last for first, last in missing):
-                parameter.grad = gradient[part]
-        self._step()
-        for parameter, _ in self._parts:
-            parameter.grad = None  # its memory is the next message's
-
-    def _cut(self, ends: set[int]) -> None:
-        """Divides the parts within which one of these elements begins something else, and their state."""
-        assert self._optimizer is not None
-        parts, divided = dict(self._parts), []
-        for group in self._optimizer.param_groups:
-            parameters = []
-            for parameter in group["params"]:
-                part = parts[parameter]
-                within = sorted(end for end in ends if part.start < end < part.stop)
-                pieces = list(pairwise([part.start, *within, part.stop]))
-                state = self._optimizer.state.pop(parameter, None) if within else None
-                for first, last in pieces:
-                    own = slice(first - part.start, last - part.start)
-                    one = nn.Parameter(parameter.data[own]) if within else parameter
-                    if state:
-                        self._optimizer.state[one] = cut_state(state, own)
-                    parameters.append(one)
-                    divided.append((one, slice(first, last)))
-            group["params"] = parameters
-        self._parts = divided
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """Copies of momentum and the like, as vectors (n,), without a dimension where it is one number for all.
-
-        Where elements have no state as yet, a vector `without_state` (n,) is 1 for these.
-        """
-        if self._optimizer is None:
-            return {}
-        state = self._optimizer.state
-        return _as_vectors([(part, state.get(parameter, {})) for parameter, part in self._parts], self._num_elements)
-
-    def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Takes over what `state` returned."""
-        if self._optimizer is None or not state:
-            return
-        values = dict(state)
-        without = values.pop("without_state", torch.zeros(self._num_elements))
-        numbers = {key for key, value in self._kind_of_state().items() if not torch.as_tensor(value).dim()}
-        by_element = [without, *(value for key, value in values.items() if key in numbers and value.dim())]
-        self._cut({int(end) + 1 for one in by_element for end in one.diff().nonzero()})
-        for parameter, part in self._parts:
-            if not without[part.start]:
-                for key, value in values.items():
-                    own = slice(part.start, part.start + 1) if key in numbers else part
-                    one = (value[own] if value.dim() else value).clone()
-                    self._optimizer.state[parameter][key] = one.reshape(()) if key in numbers else one
-
-    def _kind_of_state(self) -> dict[str, Any]:
-        """What the optimizer keeps of a parameter: found by a step of a throw-away one."""
-        assert self._optimizer is not None
-        probe = nn.Parameter(torch.zeros(2, dtype=self._parts[0][0].dtype))
-        probe.grad = torch.zeros_like(probe)
-        one = _BY_NAME[self._name]([{**self._optimizer.param_groups[0], "params": [probe]}])
-        with torch.no_grad():
-            raw_step(one)()
-        return one.state[probe]
+def make_optimizer(name: str, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """The optimizer of these settings' `name`."""
+    return _BY_NAME[name](groups)
 
 
 def raw_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:

@@ -211,11 +211,9 @@ def unrecorded(
     if waits:
         come = np.unique(rows[["applied_version", "gradient_version"]])
         return max(0, version - first - len(come) - sum(last - begin + 1 for begin, last in undone))
-    known = np.zeros(version + 1, bool)
-    known[rows["applied_version"][rows["applied_version"] <= version]] = True
-    for begin, last in undone:
-        known[begin : last + 1] = True
-    return int(np.count_nonzero(~known[first + 1 :]))
+    known = [rows["applied_version"], *(np.arange(begin, last + 1) for begin, last in undone)]
+    versions = np.unique(np.concatenate(known))
+    return version - first - int(np.count_nonzero((versions > first) & (versions <= version)))
 
 
 def repeated_batches(records: Mapping[int, np.ndarray]) -> int:

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from paceline.optim.settings import check_elementwise, raw_step
+from paceline.optim.saved_state import check_length, first_state
+from paceline.optim.settings import check_elementwise
 from paceline.ports.ports import Collectives
 from paceline.ports.replica import Piece
 from paceline.vectors.flat import FlatBinding, Ranges
@@ -36,6 +37,7 @@ def cut_flat_state(state: dict[str, Any], num_elements: int, size: int, pieces: 
             state[name] = value.new_zeros(size)
             for first, length, at in pieces:
                 state[name][at : at + length] = value[first : first + length]
+    check_length(state, size)
 
 
 def in_pieces(ranges: Ranges, pieces: Sequence[Piece]) -> dict[tuple[int, int], tuple[int, int]]:
@@ -132,16 +134,12 @@ class OwnedPieces:
         self._spans = []
 
     def _state_kinds(self) -> list[dict[str, Any]]:
-        """By parameter, what state the optimizer makes: found by a step on a throw-away parameter of two elements."""
+        """By parameter, what state the optimizer makes."""
         by_parameter: dict[int, dict[str, Any]] = {}
+        like = torch.zeros(2, dtype=self._binding.dtype, device=self._binding.device)
         for group in self._optimizer.param_groups:
-            probe = nn.Parameter(torch.zeros(2, dtype=self._binding.dtype, device=self._binding.device))
-            probe.grad = torch.zeros_like(probe)
-            make: Any = type(self._optimizer)
-            one = make([{**group, "params": [probe]}])
-            with torch.no_grad():
-                raw_step(one)()
-            by_parameter |= {id(parameter): one.state[probe] for parameter in group["params"]}
+            kinds = first_state(self._optimizer, group, like)
+            by_parameter |= {id(parameter): kinds for parameter in group["params"]}
         return [by_parameter.get(id(parameter), {}) for parameter in self._binding.parameters]
 
     def _cut(self, parameter: nn.Parameter, span: _Span | None) -> None:
@@ -156,6 +154,7 @@ class OwnedPieces:
             if isinstance(value, torch.Tensor) and value.dim() and value.shape == parameter.shape:
                 memory = value.new_empty_strided(value.shape, parameter.stride()).copy_(value)
                 state[name] = memory.as_strided((value.numel(),), (1,))[span.begin : span.end].clone()
+        check_length(state, span.end - span.begin)
 
 
 def _span(offset: int, numel: int, pieces: Sequence[Piece]) -> _Span | None:

@@ -19,9 +19,9 @@ from paceline.algorithms.server.registries import apply_registry
 from paceline.algorithms.server.served import server_rule
 from paceline.checkpoint import contents as checkpoint
 from paceline.checkpoint import files as checkpoint_files
-from paceline.errors import UsageError
+from paceline.errors import NotWrittenError, UsageError
 from paceline.records.event_counts import Groups, num_missing, versions_of
-from paceline.records.run_data import RunData, check_records, save_events
+from paceline.records.run_data import RunData, check_records, save_events, write_config
 from paceline.records.step_record import RECORD_DTYPE
 from paceline.records.summary import unrecorded
 from paceline.storage import files
@@ -30,6 +30,10 @@ from paceline.supervisor.spool import read_spool
 __all__ = ["EarlierPart", "forget", "shift_times"]
 
 _TIMES = ("started_s", "gradient_started_s", "gradient_ended_s", "ended_s")
+_ABOUT = {
+    "number", "workers", "sha256", "run_id", "waits", "events", "records_lost", "samples", "elapsed_s", "started_s",
+    "initial_loss", "batches_missed", "since", "algorithm",
+}  # fmt: skip
 _SPOOL = re.compile(r"events-(0|[1-9]\d{0,8})\.bin", re.ASCII)
 _ONE_EVENT_EACH = ("racing", "locked", "slots")  # kinds of memory where no update is made of several gradients
 
@@ -77,6 +81,8 @@ class EarlierPart:
             )
         configured = _algorithm(run.config, folder / "config.json")  # a resumed run may have died before it saved
         algorithm = _algorithm(about, newest / "complete.json") or configured
+        alike = algorithm is not None and algorithm.lockstep and run.config.get("layout") is None
+        checkpoint.check_programs(newest, alike=alike)
         models = {worker: checkpoint.load_model(newest, worker) for worker in about["workers"]}
         own = {worker: model[:2] for worker, model in models.items() if model is not None}
         records, later, notes = {}, {}, []
@@ -176,10 +182,15 @@ class EarlierPart:
 
 
 def forget(folder: Path, earlier: EarlierPart) -> None:
-    """Removes what a run that never began has written into its folder, unless that is the one that it was to go on from."""
-    if earlier.is_in(folder):
-        return
-    for path in [*folder.glob("events-*"), folder / "config.json"]:
+    """Removes what a run that never began has written into its folder; the one that it was to go on from is as it was."""
+    if earlier.is_in(folder) and earlier.checkpoint is not None:
+        with contextlib.suppress(NotWrittenError):
+            write_config(folder, earlier.run.config)
+            checkpoint_files.clear((folder / "checkpoint").resolve(), keep=earlier.checkpoint.resolve())
+        new = list(folder.glob("events-*.bin"))
+    else:
+        new = [*folder.glob("events-*"), folder / "config.json"]
+    for path in new:
         with contextlib.suppress(OSError):
             path.unlink()
 
@@ -215,11 +226,13 @@ def _about(newest: Path) -> dict[str, Any]:
     about = checkpoint_files.describe(newest)
     loss, events = about.get("initial_loss"), about.get("events")
     is_sound = (
-        all(_is_count(about.get(name)) for name in ("samples", "batches_missed", "records_lost", "since"))
+        about.keys() == _ABOUT
+        and all(_is_count(about.get(name)) for name in ("samples", "batches_missed", "records_lost", "since"))
         and _is_finite(about.get("elapsed_s"))
         and about["elapsed_s"] >= 0
         and _is_finite(about.get("started_s"))
         and isinstance(about.get("run_id"), str)
+        and isinstance(about.get("algorithm"), str)
         and isinstance(about.get("waits"), bool)
         and isinstance(events, dict)
         and all(worker.isdecimal() and _are_groups(groups) for worker, groups in events.items())

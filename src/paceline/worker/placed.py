@@ -17,7 +17,10 @@ from paceline.model_parallel.graph.exchange import Exchange
 from paceline.model_parallel.graph.execute import Part
 from paceline.model_parallel.graph.measured import Recorder
 from paceline.optim.group_options import GroupOptions
+from paceline.optim.saved_state import check_state
+from paceline.optim.several_optimizers import members_of
 from paceline.replica.noted_gradients import NotedGradients
+from paceline.storage.saved_state import fits
 from paceline.worker.arguments import as_one_optimizer
 from paceline.worker.attach import Worker
 from paceline.worker.memberships.membership import Membership
@@ -181,7 +184,7 @@ def _is_sound(program: dict[str, Any], part: Part) -> bool:
         return False
     known = dict((*part.whole.named_parameters(), *part.whole.named_buffers())) | dict(part.named_parameters())
     return all(
-        isinstance(one, torch.Tensor) and (name == "nothing" or (name in known and one.shape == known[name].shape))
+        isinstance(one, torch.Tensor) and (name == "nothing" or (name in known and fits(one, known[name].data)))
         for name, one in values.items()
     )
 
@@ -234,5 +237,6 @@ def _load_part(
                 one.copy_(values[name])
     order = [one for group in optimizer.param_groups for one in group["params"]]
     state = {at: states[names[id(one)]] for at, one in enumerate(order) if names[id(one)] in states}
+    check_state(state, members_of(optimizer))
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
     return taken, calls, settings

@@ -13,6 +13,7 @@ import torch
 from paceline.checkpoint import contents as checkpoint
 from paceline.checkpoint import files as checkpoint_files
 from paceline.errors import NotWrittenError, UsageError
+from paceline.storage.saved_state import check_fits
 from paceline.vectors.flat import FlatBinding
 from paceline.worker.process import NotSaved
 
@@ -56,14 +57,21 @@ class WorkerStorage:
     def checkpoint(self, state: Callable[[], dict[str, Any]], number: int | None) -> None:
         """A worker's checkpoints are its membership's to write."""
 
-    def load_parameters(self, binding: FlatBinding, same_workers: int | None) -> checkpoint.Parameters | None:
+    def load_parameters(
+        self, binding: FlatBinding, buffers: dict[str, torch.Tensor], same_workers: int | None
+    ) -> checkpoint.Parameters | None:
         """What the run goes on from, if it fits the model, and so many workers if they have to be as many; None: nothing."""
         if self._resume is None:
             return None
-        return checkpoint.load_fitting(self._resume, binding.num_elements, binding.dtype, same_workers)
+        return checkpoint.load_fitting(self._resume, binding.num_elements, binding.dtype, buffers, same_workers)
 
     def load_worker(
-        self, optimizer: torch.optim.Optimizer, own_model: Any, expect: Callable[[int], None] = lambda _: None
+        self,
+        optimizer: torch.optim.Optimizer,
+        own_model: Any,
+        expect: Callable[[int], None] = lambda _: None,
+        *,
+        sizes: bool = True,
     ) -> int:
         """Gives the optimizer its state, and the worker's vector what the checkpoint has of it, if every worker had one.
 
@@ -71,6 +79,7 @@ class WorkerStorage:
             optimizer: whose state.
             own_model: the vector.
             expect: called before, with how many parameters the optimizer's first group had.
+            sizes: whether workers keep the optimizer's state for whole parameters.
 
         Returns:
             the batches that the worker had taken.
@@ -84,8 +93,9 @@ class WorkerStorage:
                     "The checkpoint's workers have parts of the model that are another layout's: resume with the layout that"
                     " the run was started with."
                 )
+            check_fits(x, own_model.x, "the worker's model")
             own_model.restore(version, x)
-        return checkpoint.load_worker(self._resume, self._worker_id, optimizer, expect)
+        return checkpoint.load_worker(self._resume, self._worker_id, optimizer, expect, sizes=sizes)
 
     def save(
         self,

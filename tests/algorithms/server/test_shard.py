@@ -14,7 +14,8 @@ from paceline.algorithms.server.rules import ShardRules
 from paceline.algorithms.server.shard import Shard
 from paceline.algorithms.server.user import UserOptimizer
 from paceline.compression.codec import NoCodec
-from paceline.optim.settings import FlatOptimizer, OptimizerSettings, settings_of
+from paceline.optim.flat_optimizer import FlatOptimizer
+from paceline.optim.settings import OptimizerSettings, settings_of
 from paceline.ports.ports import Message, PeerLeft, Received
 from paceline.worker.server_process import ServerStorage
 

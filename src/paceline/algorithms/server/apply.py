@@ -11,8 +11,11 @@ from torch import Tensor
 from paceline.algorithms.server.update import UpdateInfo
 from paceline.specs.bounds import DECAY
 from paceline.specs.types import check_fields
+from paceline.storage.saved_state import check_fits
 
-__all__ = ["SGD", "Applier", "ApplyRule", "Momentum", "StalenessScaled"]
+__all__ = ["SGD", "WHAT", "Applier", "ApplyRule", "Momentum", "StalenessScaled"]
+
+WHAT = "the servers' state"  # of a checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,13 +119,9 @@ class Applier:
         """Take over a snapshot's tensors, by copy.
 
         Raises:
-            ValueError: it is of another rule, or of a shard of another size.
+            UsageError: it is of another rule, or of a shard of another size.
         """
-        if state.keys() != self._state.keys():
-            raise ValueError(f"This snapshot holds {sorted(state)}, where the rule needs {sorted(self._state)}.")
-        for name, own in self._state.items():
-            if state[name].shape != own.shape:
-                raise ValueError(f"'{name}' has shape {tuple(state[name].shape)}, where {tuple(own.shape)} is needed.")
+        check_fits(state, self._state, WHAT)
         for name, own in self._state.items():
             own.copy_(state[name])
 

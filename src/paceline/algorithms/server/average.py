@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
+from paceline.storage.saved_state import check_fits
 from paceline.vectors.half_types import sum_type
 
 if TYPE_CHECKING:
@@ -89,8 +90,11 @@ class SharedAverage:
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Take over what a snapshot has of it, by copy; nothing where the run had no average."""
-        for place, average in enumerate(self._averages):
-            if f"{_PREFIX}{place}.x" in state:
+        own = self.state()
+        found = {name: state[name] for name in own if name in state}
+        if found:
+            check_fits(found, own, "the moving average")
+            for place, average in enumerate(self._averages):
                 x = state[f"{_PREFIX}{place}.x"].reshape(average.x.shape)
                 average.load({"average": x, "average_updates": state[f"{_PREFIX}{place}.updates"]})
 

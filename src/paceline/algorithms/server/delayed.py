@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.server.adaptive_revision import AdaptiveRevision
-from paceline.algorithms.server.apply import SGD, Applier, ApplyRule
+from paceline.algorithms.server.apply import SGD, WHAT, Applier, ApplyRule
 from paceline.algorithms.server.delay import Delay, DelayQueue
 from paceline.algorithms.server.update import UpdateInfo
+from paceline.storage.saved_state import check_fits
 from paceline.vectors.flat import numbered, ranges_of
 
 __all__ = ["Delayed"]
@@ -116,23 +117,29 @@ class _DelayedApplier(Applier):
 
     def load(self, state: dict[str, Tensor]) -> None:
         own = {name: tensor for name, tensor in state.items() if name.startswith("waiting.") or name == "num_put"}
-        if "num_put" not in own:
-            raise ValueError("This snapshot is of a rule without a delay.")
+        vector, info = (
+            torch.empty(self._num_elements, dtype=self._dtype),
+            torch.zeros(1, 2 + len(_NUMBERS), dtype=torch.int64),
+        )
+        kinds = {"gradient": vector, "info": info, "echo": vector, "missing": numbered((), self._num_elements)}
+        num_waiting = sum(name.endswith(".info") for name in own)
+        like: dict[str, Tensor] = {"num_put": torch.tensor(0)}
+        for place in range(num_waiting):
+            has = ("gradient", "info", *(one for one in ("echo", "missing") if f"waiting.{place}.{one}" in own))
+            like |= {f"waiting.{place}.{one}": kinds[one] for one in has}
+        check_fits(own, like, WHAT)
         waiting = []
-        while f"waiting.{len(waiting)}.info" in own:
-            place = f"waiting.{len(waiting)}"
+        for place in (f"waiting.{number}" for number in range(num_waiting)):
             due, n, *values = map(int, own[f"{place}.info"].flatten().tolist())
             echo = own.get(f"{place}.echo")
             one = _Waiting(
-                own[f"{place}.gradient"].to(self._dtype, copy=True),
-                None if echo is None else echo.to(self._dtype, copy=True),
+                own[f"{place}.gradient"].clone(),
+                None if echo is None else echo.clone(),
                 UpdateInfo(
                     **dict(zip(_NUMBERS, values, strict=True)),
                     missing=ranges_of(own.get(f"{place}.missing")),
                 ),
             )
-            if one.gradient.shape != (self._num_elements,):
-                raise ValueError(f"A gradient on hold has {one.gradient.numel()} elements, not {self._num_elements}.")
             waiting.append((due, n, one))
         self._within.load({name: tensor for name, tensor in state.items() if name not in own})
         self._queue.num_put, self._queue.waiting = int(own["num_put"]), waiting

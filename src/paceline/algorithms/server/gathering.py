@@ -13,6 +13,7 @@ from paceline.algorithms.server.held import Held
 from paceline.algorithms.server.noise import NoiseMeter
 from paceline.algorithms.server.update import UpdateInfo
 from paceline.ports.shared import ServedParameters
+from paceline.storage.saved_state import check_fits
 from paceline.vectors.flat import Ranges, numbered, ranges_of
 from paceline.vectors.half_types import sum_type
 
@@ -20,6 +21,8 @@ __all__ = ["Gathering", "Metered", "NoGathering", "Pool", "WorkerTable", "tell_c
 
 _PREFIX = "gathered."  # in a snapshot
 _NOISE = f"{_PREFIX}noise"
+_WHAT = "what servers have gathered"
+_ABOUT = ("incarnation", "worker_id", "sequence", "step")  # of `_numbers`
 
 
 class Gathering(Protocol):
@@ -134,8 +137,13 @@ class _Sum:
         return {f"{name}.x": self.x.clone(), f"{name}.missing": missing, f"{name}.about": numbers}
 
     @classmethod
-    def loaded(cls, state: dict[str, Tensor], name: str, dtype: torch.dtype) -> tuple[_Sum, list[int]]:
-        """What `state` has given: the sum, and what it is about."""
+    def loaded(
+        cls, state: dict[str, Tensor], name: str, dtype: torch.dtype, num_about: int = 0
+    ) -> tuple[_Sum, list[int]]:
+        """What `state` has given: the sum, and so many numbers on what it is about."""
+        x = state.get(f"{name}.x", torch.empty(0))
+        like = {"x": x.view(-1).to(sum_type(dtype)), "missing": numbered((), x.numel()), "about": _row(3 + num_about)}
+        check_fits({key: state.get(f"{name}.{key}") for key in like}, like, _WHAT)
         one = cls.__new__(cls)
         one.x, one.dtype = state[f"{name}.x"].to(sum_type(dtype), copy=True), dtype
         one.missing = ranges_of(state[f"{name}.missing"])
@@ -214,9 +222,9 @@ class Pool:
     def load(self, state: dict[str, Tensor], dtype: torch.dtype) -> None:
         if self._noise is not None and _NOISE in state:
             self._noise.load(state[_NOISE])
-        if f"{_PREFIX}pool.x" not in state:
+        if not any(name.startswith(f"{_PREFIX}pool.") for name in state):
             return
-        self._sum, numbers = _Sum.loaded(state, f"{_PREFIX}pool", dtype)
+        self._sum, numbers = _Sum.loaded(state, f"{_PREFIX}pool", dtype, num_about=len(_ABOUT))
         self._last = _from_numbers(numbers)
 
 
@@ -303,7 +311,7 @@ class WorkerTable:
             for worker, row in rows.items():
                 state |= row.state(f"{_PREFIX}{name}.{worker}")
         if self._stepped is not None:
-            state[f"{_PREFIX}stepped"] = torch.tensor([sorted(self._stepped)])
+            state[f"{_PREFIX}stepped"] = torch.tensor([sorted(self._stepped)], dtype=torch.int64)
         if self._unused is not None:
             state[f"{_PREFIX}unused"] = torch.tensor([_numbers(self._unused)])
         return state
@@ -314,9 +322,12 @@ class WorkerTable:
             for worker in {int(one.removeprefix(begin).split(".")[0]) for one in state if one.startswith(begin)}:
                 rows[worker], _ = _Sum.loaded(state, f"{begin}{worker}", dtype)
         if f"{_PREFIX}stepped" in state:
-            self._stepped = set(map(int, state[f"{_PREFIX}stepped"].flatten().tolist()))
+            stepped = state[f"{_PREFIX}stepped"]
+            check_fits(stepped, _row(stepped.numel()), _WHAT)
+            self._stepped = set(stepped.flatten().tolist())
         if f"{_PREFIX}unused" in state:
-            self._unused = _from_numbers(map(int, state[f"{_PREFIX}unused"].flatten().tolist()))
+            check_fits(state[f"{_PREFIX}unused"], _row(len(_ABOUT)), _WHAT)
+            self._unused = _from_numbers(state[f"{_PREFIX}unused"].flatten().tolist())
 
 
 def tell_choice(gathering: Gathering, shared: ServedParameters) -> None:
@@ -336,6 +347,10 @@ def _add(rows: dict[int, _Sum], one: Held) -> None:
         rows[worker].add(one)
     else:
         rows[worker] = _Sum(one)
+
+
+def _row(length: int) -> Tensor:
+    return torch.zeros(1, length, dtype=torch.int64)
 
 
 def _numbers(one: Held) -> list[int]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.planner.noise_norms import gradient_and_noise
+from paceline.storage.saved_state import check_fits
 from paceline.vectors.half_types import sum_type
 
 __all__ = ["NoiseMeter"]
@@ -93,6 +94,7 @@ class NoiseMeter:
 
     def load(self, state: Tensor) -> None:
         """Takes over what `state` gave, where the workers are as many; a group that had begun is begun anew."""
+        check_fits(state, torch.zeros(1, state.numel() // 2 * 2, dtype=torch.float64), "what servers have measured")
         number, workers, *norms = state.flatten().tolist()
         if workers == self._least:
             self.gradients = int(number)

@@ -7,12 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.compression.codec import Codec, NoCodec, NotFiniteError, key_of, share_of
+from paceline.compression.codec import WHAT, Codec, NoCodec, NotFiniteError, key_of, share_of
 from paceline.compression.feedback import Feedback
 from paceline.compression.measured import moves_in
 from paceline.errors import AlgorithmWarning, NotFiniteWarning
 from paceline.ports.ports import Ports
 from paceline.ports.shared import ServedParameters
+from paceline.storage.saved_state import check_fits
 from paceline.vectors.flat import Ranges, within
 from paceline.vectors.half_types import is_finite
 
@@ -120,6 +121,7 @@ class PushCodec:
                 stacklevel=2,
             )
             return
+        check_fits(state, self._state(), WHAT)
         self._count = state["count"]
         for own, before in zip(self.feedbacks, state["memories"], strict=True):
             if own.memory is not None:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from paceline.algorithms.server.apply import Applier, ApplyRule
 from paceline.algorithms.server.update import UpdateInfo
-from paceline.optim.settings import FlatOptimizer, OptimizerSettings
+from paceline.optim.flat_optimizer import FlatOptimizer
+from paceline.optim.settings import OptimizerSettings
 
 __all__ = ["UserApplier", "UserOptimizer"]
 

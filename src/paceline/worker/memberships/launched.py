@@ -111,7 +111,9 @@ class LaunchedMembership(Membership):
 
     def _read_checkpoint(self, buffers: dict[str, torch.Tensor]) -> int:
         """Gives the model the parameters and buffers that the run goes on from; returns their version."""
-        saved = self._storage.load_parameters(self.binding, self.num_workers if self._algorithm.lockstep else None)
+        saved = self._storage.load_parameters(
+            self.binding, buffers, self.num_workers if self._algorithm.lockstep else None
+        )
         if saved is None:
             return 0
         with torch.no_grad():

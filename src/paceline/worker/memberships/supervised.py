@@ -25,6 +25,7 @@ from paceline.ports.ports import Message
 from paceline.ports.shared import AVERAGE
 from paceline.records.accruals import WithoutSamples
 from paceline.records.step_record import Recorder
+from paceline.storage.saved_state import check_fits
 from paceline.transport.device import device_copies
 from paceline.vectors.flat import FlatBinding
 from paceline.vectors.half_types import sum_type
@@ -175,7 +176,7 @@ class SupervisedMembership(Membership):
         """The parameters that the run starts from, into `x` (P,): the model's own, or the checkpoint's."""
         resume, buffers = self._environment.resume, self._buffers
         saved = self._storage.load_parameters(
-            self._whole_binding, self.num_workers if self._algorithm.lockstep else None
+            self._whole_binding, buffers, self.num_workers if self._algorithm.lockstep else None
         )
         if saved is not None and resume is not None:
             x.copy_(saved.x)
@@ -196,9 +197,9 @@ class SupervisedMembership(Membership):
     def _write_shared_state(self, arena: Arena, saved: dict[int, dict[str, torch.Tensor]]) -> None:
         for name in self._shared_state:
             _, index, key = name.split(" ")
-            value = saved.get(int(index), {}).get(key)
-            if value is not None:
-                arena.extra(name).copy_(value)
+            if int(index) in saved:
+                check_fits({key: saved[int(index)].get(key)}, {key: arena.extra(name)}, "the shared optimizer")
+                arena.extra(name).copy_(saved[int(index)][key])
 
     def _tell(self, arena: Arena) -> None:
         self.tables = SharedTables(arena.extra, self.worker_id)
@@ -213,7 +214,9 @@ class SupervisedMembership(Membership):
 
     def restore(self, optimizer: torch.optim.Optimizer, expect: Callable[[int], None] = lambda _: None) -> int:
         """As of `Membership`; `expect` is called before, with how many parameters the first group had."""
-        return self._environment.taken + self._storage.load_worker(optimizer, self.arena.shared, expect)
+        return self._environment.taken + self._storage.load_worker(
+            optimizer, self.arena.shared, expect, sizes=not self._algorithm.splits_update
+        )
 
     def batches(self) -> BatchShare:
         """As of `Membership`."""

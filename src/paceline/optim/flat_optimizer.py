@@ -1,0 +1,134 @@
+"""An optimizer on a part of the flat vector, made from settings: what servers apply gradients with."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.errors import UsageError
+from paceline.optim.saved_state import kinds_of
+from paceline.optim.settings import OptimizerSettings, as_vectors, cut_state, make_optimizer, raw_step
+from paceline.storage.saved_state import check_fits
+from paceline.vectors.flat import Ranges
+
+__all__ = ["FlatOptimizer"]
+
+
+class FlatOptimizer:
+    """The optimizer that settings describe, on one part of the flat vector.
+
+    Args:
+        settings: of all of it.
+        x: the part's elements (n,), updated in place.
+        begin: where the part begins.
+    """
+
+    def __init__(self, settings: OptimizerSettings, x: torch.Tensor, begin: int) -> None:
+        self._name = settings.name
+        self._parts: list[tuple[nn.Parameter, slice]] = []
+        self._numbers: list[int] = []  # of the groups that have elements here
+        groups = []
+        for number, group in enumerate(settings.groups):
+            parameters = []
+            for first, last in group.ranges:
+                part = slice(max(first, begin) - begin, min(last, begin + len(x)) - begin)
+                if part.start < part.stop:
+                    parameters.append(nn.Parameter(x[part]))
+                    self._parts.append((parameters[-1], part))
+            if parameters:
+                groups.append({"params": parameters, **dict(group.values)})
+                self._numbers.append(number)
+        self._num_elements = len(x)
+        self._settings: OptimizerSettings | None = None
+        self._optimizer = make_optimizer(settings.name, groups) if groups else None
+        self._step = raw_step(self._optimizer) if self._optimizer is not None else lambda: None
+
+    def step(
+        self, gradient: torch.Tensor, settings: OptimizerSettings, scale: float = 1.0, missing: Ranges = ()
+    ) -> None:
+        """One step with `gradient` (n,) at the settings' rates, times `scale`; the caller is under no_grad.
+
+        `missing` are elements of this part without a gradient, which make no step.
+
+        Raises:
+            UsageError: the settings are another optimizer's.
+        """
+        if self._optimizer is None:
+            return
+        if settings.name != self._name:
+            raise UsageError(f"The workers have different optimizers: {self._name} and {settings.name}.")
+        if settings is not self._settings or scale != 1.0:
+            for group, number in zip(self._optimizer.param_groups, self._numbers, strict=True):
+                group.update(settings.groups[number].values)
+                group["lr"] = group["lr"] * scale
+            self._settings = settings if scale == 1.0 else None
+        if missing:
+            self._cut({end for own in missing for end in own})
+        for parameter, part in self._parts:
+            if not any(first <= part.start < last for first, last in missing):
+                parameter.grad = gradient[part]
+        self._step()
+        for parameter, _ in self._parts:
+            parameter.grad = None  # its memory is the next message's
+
+    def _cut(self, ends: set[int]) -> None:
+        """Divides the parts within which one of these elements begins something else, and their state."""
+        assert self._optimizer is not None
+        parts, divided = dict(self._parts), []
+        for group in self._optimizer.param_groups:
+            parameters = []
+            for parameter in group["params"]:
+                part = parts[parameter]
+                within = sorted(end for end in ends if part.start < end < part.stop)
+                pieces = list(pairwise([part.start, *within, part.stop]))
+                state = self._optimizer.state.pop(parameter, None) if within else None
+                for first, last in pieces:
+                    own = slice(first - part.start, last - part.start)
+                    one = nn.Parameter(parameter.data[own]) if within else parameter
+                    if state:
+                        self._optimizer.state[one] = cut_state(state, own)
+                    parameters.append(one)
+                    divided.append((one, slice(first, last)))
+            group["params"] = parameters
+        self._parts = divided
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Copies of momentum and the like, as vectors (n,), without a dimension where it is one number for all.
+
+        Where elements have no state as yet, a vector `without_state` (n,) is 1 for these.
+        """
+        if self._optimizer is None:
+            return {}
+        state = self._optimizer.state
+        return as_vectors([(part, state.get(parameter, {})) for parameter, part in self._parts], self._num_elements)
+
+    def load(self, state: dict[str, torch.Tensor]) -> None:
+        """Takes over what `state` returned."""
+        if self._optimizer is None or not state:
+            return
+        group, (like, _) = self._optimizer.param_groups[0], self._parts[0]
+        kinds = kinds_of(state.keys() - {"without_state"}, self._optimizer, group, like)
+        check_fits(state, self._like(state, kinds), "the servers' state")
+        values = dict(state)
+        without = values.pop("without_state", torch.zeros(self._num_elements))
+        numbers = {key for key, value in kinds.items() if not torch.as_tensor(value).dim()}
+        by_element = [without, *(value for key, value in values.items() if key in numbers and value.dim())]
+        self._cut({int(end) + 1 for one in by_element for end in one.diff().nonzero()})
+        for parameter, part in self._parts:
+            if not without[part.start]:
+                for key, value in values.items():
+                    own = slice(part.start, part.start + 1) if key in numbers else part
+                    one = (value[own] if value.dim() else value).clone()
+                    self._optimizer.state[parameter][key] = one.reshape(()) if key in numbers else one
+
+    def _like(self, state: dict[str, torch.Tensor], kinds: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """What fits as state: of each kind one number for each element, or for all, where the optimizer has one."""
+        like = {}
+        for key, value in ((key, torch.as_tensor(value)) for key, value in kinds.items()):
+            found = state.get(key)
+            is_for_all = not value.dim() and found is not None and not found.dim()
+            like[key] = value.new_empty(() if is_for_all else self._num_elements)
+        return like | ({"without_state": torch.zeros(self._num_elements)} if "without_state" in state else {})

@@ -1,0 +1,92 @@
+"""Saved state of an optimizer, compared with what the optimizer makes itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.optim.settings import raw_step
+from paceline.storage.saved_state import check_fits, unfit
+
+__all__ = ["check_length", "check_state", "first_state", "kinds_of"]
+
+_WHAT = "the optimizer"
+_MOST = {"momentum": 0.9, "amsgrad": True, "centered": True}  # settings with which optimizers keep more
+
+
+def first_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], like: torch.Tensor) -> dict[str, Any]:
+    """An optimizer's state of a parameter like `like` after one step, of a throw-away one with a gradient of zeros.
+
+    Costs memory for a few tensors of that size.
+    """
+    probe = nn.Parameter(torch.zeros_like(like))
+    probe.grad = torch.zeros_like(probe)
+    make: Any = type(optimizer)
+    one = make([{**group, "params": [probe]}])
+    with torch.no_grad():
+        raw_step(one)()
+    return one.state[probe]
+
+
+def kinds_of(
+    names: Iterable[str], optimizer: torch.optim.Optimizer, group: Mapping[str, Any], like: torch.Tensor
+) -> dict[str, Any]:
+    """`first_state`, and what it has of these names under other settings, as a resumed run may change them."""
+    more = {key: value for key, value in _MOST.items() if key in group}
+    most = first_state(optimizer, {**group, **more}, like)
+    return first_state(optimizer, group, like) | {key: most[key] for key in names if key in most}
+
+
+def check_state(saved: Any, optimizers: Sequence[torch.optim.Optimizer], *, sizes: bool = True) -> None:
+    """Refuses saved state, by the parameters' numbers, that these optimizers cannot go on from.
+
+    Of an optimizer that cannot step by itself, such as LBFGS, only the form is checked.
+
+    Args:
+        saved: the `state` of its `state_dict()`.
+        optimizers: built for the same parameters.
+        sizes: whether they are as large as the saved ones; if not, state has one dimension, or theirs.
+
+    Raises:
+        UsageError: names the first difference.
+    """
+    groups = [(one, group) for one in optimizers for group in one.param_groups]
+    places = [(one, group, parameter) for one, group in groups for parameter in group["params"]]
+    check_fits(saved, dict.fromkeys(saved, dict) if isinstance(saved, dict) else dict, _WHAT)
+    for place, state in saved.items():
+        if type(place) is not int or not 0 <= place < len(places):
+            raise unfit(_WHAT, f"the state has besides {place!r}")
+        if state:
+            _check_one(state, *places[place], sizes=sizes)
+
+
+def _check_one(
+    state: dict[str, Any], one: torch.optim.Optimizer, group: Mapping[str, Any], parameter: torch.Tensor, *, sizes: bool
+) -> None:
+    try:
+        kinds = kinds_of(state, one, group, parameter)
+    except Exception:  # of a class of the user's own, whatever it raises
+        return
+    if not sizes:
+        vectors = {value.shape for value in state.values() if isinstance(value, torch.Tensor) and value.dim()}
+        if len(vectors) == 1 and len(shape := vectors.pop()) == 1:
+            kinds = {key: _resized(value, shape) for key, value in kinds.items()}
+    check_fits(state, kinds, _WHAT)
+
+
+def _resized(value: Any, shape: torch.Size) -> Any:
+    return value.new_empty(shape) if isinstance(value, torch.Tensor) and value.dim() else value
+
+
+def check_length(state: Mapping[str, Any], length: int) -> None:
+    """Refuses state of a vector that is of another length.
+
+    Raises:
+        UsageError: names what is.
+    """
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor) and value.dim():
+            check_fits({name: value}, {name: value.new_empty(length)}, _WHAT)
