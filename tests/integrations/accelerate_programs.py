@@ -19,13 +19,14 @@ def digits():
     return TensorDataset(*data[:1440]), TensorDataset(*data[1440:])
 
 
-def made(accumulation):
+def made(accumulation, **of_loader):
     torch.manual_seed(3)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulation)
     model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.5)
     train_set, test_set = digits()
-    loader = DataLoader(train_set, batch_size=40, shuffle=True, generator=torch.Generator().manual_seed(5))
+    of_loader = {"batch_size": 40, "shuffle": True, "generator": torch.Generator().manual_seed(5)} | of_loader
+    loader = DataLoader(train_set, **of_loader)
     return accelerator, *accelerator.prepare(model, optimizer, loader), test_set
 
 
@@ -38,9 +39,9 @@ def epoch(accelerator, model, optimizer, batches):
             optimizer.zero_grad()
 
 
-def plain(accumulation, epochs=3):
+def plain(accumulation, epochs=3, **of_loader):
     """The loop as it was."""
-    accelerator, model, optimizer, loader, _ = made(accumulation)
+    accelerator, model, optimizer, loader, _ = made(accumulation, **of_loader)
     for _ in range(epochs):
         epoch(accelerator, model, optimizer, loader)
     return vector(model)
@@ -64,7 +65,7 @@ def vector(model):
 
 def count_steps(folder):
     """1440 samples are 36 batches, of which 5 make a step: 8 steps an epoch, the last of them with one batch."""
-    accelerator, model, optimizer, loader, _ = made(5)
+    accelerator, model, optimizer, loader, _ = made(5, shuffle=False)
     steps = []
     optimizer.optimizer.register_step_post_hook(lambda *_: steps.append(1))
     with pl.attach(model, optimizer) as worker:

@@ -57,6 +57,9 @@ def test_accumulation_makes_a_step_with_the_last_batch(workers, steps, tmp_path)
     pl.launch(partial(programs.count_steps, str(tmp_path)), workers=workers, algorithm="all-reduce")
     found = told(tmp_path)
     assert [one["steps"] for one in found] == [steps] * workers
+    expected = programs.plain(5, epochs=2, batch_size=40 * workers, shuffle=False)
+    for one in found:
+        torch.testing.assert_close(one["x"], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_script_under_paceline_launch_learns(tmp_path):
