@@ -385,3 +385,13 @@ def test_a_rate_of_samples_is_followed():
 def test_wrong_arguments_are_refused(arguments, message):
     with pytest.raises(pl.UsageError, match=message):
         pl.attach(*made(), **arguments)
+
+
+def test_of_a_wrapper_the_optimizer_inside_is_asked_for():
+    class Lookahead:
+        def __init__(self, inner):
+            self.inner = inner
+
+    model, optimizer = made()
+    with pytest.raises(pl.UsageError, match=r"was given a Lookahead: of a wrapper.*give it the optimizer inside"):
+        pl.attach(model, Lookahead(optimizer))

@@ -53,6 +53,7 @@ _WORDS = {
     ),
     "before the optimizer is made and attach is entered": "in __init__",
     "leave such calls out of the `with`": "leave such calls out of fit",
+    " If that optimizer wraps another, give attach the inner one.": "",
     "call step() of the optimizer that attach was given, and leave": (
         "call step() of an optimizer that configure_optimizers returned, and leave"
     ),

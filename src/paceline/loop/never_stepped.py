@@ -15,7 +15,7 @@ __all__ = ["StepsAwaited"]
 _BATCHES, _PASSES = 2, 10  # with moves: a step may move the parameters, compute there, and put them back
 _SAYS = (
     "The loop has made gradients and never called optimizer.step(), so nothing was trained: call step() of the optimizer that"
-    " attach was given, and leave the parameters to it."
+    " attach was given, and leave the parameters to it. If that optimizer wraps another, give attach the inner one."
 )
 
 

@@ -40,7 +40,8 @@ def as_one_optimizer(
         optimizer = [optimizer]
     if not isinstance(optimizer, list | tuple) or not optimizer or not all(map(_is_optimizer, optimizer)):
         raise UsageError(
-            f"attach needs an optimizer of torch.optim, or a list of them, and was given {_in_words(optimizer)}."
+            f"attach needs an optimizer of torch.optim, or a list of them, and was given {_in_words(optimizer)}: of a wrapper,"
+            " such as Lookahead, give it the optimizer inside."
         )
     members = [unwrapped_optimizer(one) for one in optimizer]
     if len({id(one) for one in members}) < len(members):
