@@ -1,8 +1,10 @@
 """Command lines run where they can do no harm: each in a child of its own, in a folder of its own, within limits."""
 
+import hashlib
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -81,16 +83,17 @@ class Sandbox:
         made += [name for name in before if name not in after]
         return Ended(words, made=tuple(sorted(made)), **{**found, "left": tuple(found["left"])})
 
-    def _litter(self) -> dict[str, tuple[int, int]]:
-        return {f"tmp/{path.name}": (0, 0) for path in (self._folder / "tmp").iterdir()}
+    def _litter(self) -> dict[str, tuple[int, str]]:
+        return {f"tmp/{path.name}": (0, "") for path in (self._folder / "tmp").iterdir()}
 
 
-def _state(folder: Path) -> dict[str, tuple[int, int]]:
+def _state(folder: Path) -> dict[str, tuple[int, str]]:
     """All files but those that Python makes of what it imports, unless its user has told it not to."""
     found = {}
     for path in folder.rglob("*"):
         if "__pycache__" in path.parts:
             continue
-        about = path.lstat()
-        found[str(path.relative_to(folder))] = (0, 0) if path.is_dir() else (about.st_size, about.st_mtime_ns)
+        kind = stat.S_IFMT(path.lstat().st_mode)
+        content = hashlib.sha256(path.read_bytes()).hexdigest() if kind == stat.S_IFREG else ""
+        found[str(path.relative_to(folder))] = (kind, content)
     return found

@@ -11,6 +11,8 @@ import torch
 import leftovers
 import paceline as pl
 import soak_results
+from model_parallel.models import placed, planned
+from paceline.supervisor.supervisor import Supervisor
 from processes.drill import WORKERS, Drill
 
 METHODS = [
@@ -39,7 +41,7 @@ class Pauses:
         self.stopped = None
         self.at_version = 100
         self.longest_s = 0.0
-        self.drill = None
+        self.supervisor = None
 
     def __call__(self, progress):
         """Called at every look at the run; returns whether all pauses are over."""
@@ -59,32 +61,60 @@ class Pauses:
         return False
 
     def _processes(self):
-        supervisor = self.drill.supervisor
-        return [one.handle.pid for one in (*supervisor.workers, *supervisor.servers.states)]
+        return [one.handle.pid for one in (*self.supervisor.workers, *self.supervisor.servers.states)]
 
 
-def pause(method, number, lengths_s):
-    """A run with so many pauses; checks that it has lost nothing, and returns the longest pause in seconds."""
-    draws = random.Random(f"{method} pauses")
-    pauses = Pauses(draws, number, lengths_s)
-    drill = pauses.drill = Drill(method, workers=4 if pl.parse(method).gossip else WORKERS, until=pauses)
-    run = drill.run()
+class Watched(Supervisor):
+    """Tells `pauses` of itself."""
+
+    pauses = None
+
+    def run(self):
+        self.pauses.supervisor = self
+        super().run()
+
+
+def check(run):
+    """Nothing is lost."""
     result = run.result
     assert (result["outcome"], result["outcome_reason"]) == ("stopped", ""), result["outcome_reason"]
     assert result["workers_lost"] == []
     assert result["restarts"] == result.get("server_restarts", 0) == 0
-    assert result["records_lost"] == result["torn_updates"] == 0
+    assert result["records_lost"] == 0
     batches = [batch for rows in run.records.values() for batch in rows["batch"][rows["samples"] > 0]]
     assert len(batches) == len({*batches})
-    assert torch.isfinite(drill.parameters.x).all()
-    return pauses.longest_s
+
+
+@pytest.fixture
+def pauses(monkeypatch, request):
+    """Ten of them; writes what became of them to PACELINE_SOAK_RESULTS."""
+    pauses = Watched.pauses = Pauses(random.Random(request.node.name), 10, (1.0, 20.0))
+    monkeypatch.setattr("paceline.run.driver.Supervisor", Watched)
+    before = leftovers.everything()
+    yield pauses
+    pauses.supervisor = Watched.pauses = None  # it has the run's memory
+    leftovers.assert_nothing_new(before)
+    what = request.node.callspec.params["method"]
+    soak_results.keep("soak_pauses", what, {"pauses": 10, "longest_s": round(pauses.longest_s, 1), "lost": 0})
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("method", METHODS)
-def test_ten_pauses(method):
-    """Writes what became of them to PACELINE_SOAK_RESULTS."""
-    before = leftovers.everything()
-    longest_s = pause(method, 10, (1.0, 20.0))
-    leftovers.assert_nothing_new(before)
-    soak_results.keep("soak_pauses", method, {"pauses": 10, "longest_s": round(longest_s, 1), "lost": 0})
+def test_ten_pauses(method, pauses):
+    drill = Drill(method, workers=4 if pl.parse(method).gossip else WORKERS, until=pauses)
+    run = drill.run()
+    check(run)
+    assert run.result["torn_updates"] == 0
+    assert torch.isfinite(drill.parameters.x).all()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("method", ["a placed model"])
+def test_ten_pauses_of_parts_of_a_model(method, pauses, tmp_path):
+    def look(progress):
+        if pauses(progress):
+            pauses.supervisor.stop()
+
+    run, found = placed("two towers", planned("two towers", 2), tmp_path, loop={"epochs": 100_000}, on_progress=look)
+    check(run)
+    assert all(torch.isfinite(value).all() for _, state in found for value in state.values())
